@@ -1,0 +1,1 @@
+"""Examples -> bundle: one module per pipeline step."""

@@ -1,0 +1,122 @@
+"""Statistics, graphs, index and user rows -> a sealed release bundle with golden requests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from feature_repo.statistics import read_statistics
+from serving.bundle import RankingSettings, load_bundle, seal_bundle
+from serving.recommender import answer_golden, verify_golden
+from serving.retrieval import Quotas
+
+log = logging.getLogger(__name__)
+
+GOLDEN_USERS = 12
+
+
+@dataclass(frozen=True)
+class BundleParams:
+    """Settings of the served path that change the answer."""
+
+    history: int = 300
+    together: int = 200
+    tower: int = 60
+    store: int = 40
+    candidates: int = 500
+    type_penalty: float = 0.95
+
+
+def assemble_bundle(
+    statistics: Path, graphs: Path, index: Path, features: Path, bundle: Path, cut: str, data_hash: str, params: dict[str, Any]
+) -> str:
+    """Put the parts of one release together, record golden answers and seal it.
+
+    Args:
+        statistics: what `fit_statistics` wrote.
+        graphs: what `export_onnx` wrote.
+        index: what `build_index` wrote.
+        features: what `materialize_features` wrote; rows of real users for the golden requests.
+        bundle: the directory to write.
+        cut: ISO 8601 time before which all training data lies.
+        data_hash: hash of the data set all parts were made from.
+        params: fields of `BundleParams`.
+
+    Returns:
+        The bundle id.
+
+    Raises:
+        BundleInvalid: the parts do not fit together.
+    """
+    given = BundleParams(**params)
+    settings = RankingSettings(
+        Quotas(given.history, given.together, given.tower, given.store, given.candidates), given.type_penalty
+    )
+    if bundle.exists():
+        shutil.rmtree(bundle)
+    bundle.mkdir(parents=True)
+    shutil.copytree(statistics, bundle / "statistics")
+    for source, name in (
+        (graphs, "query_tower.onnx"),
+        (graphs, "ranker.onnx"),
+        (graphs, "parity.json"),
+        (index, "index.faiss"),
+    ):
+        shutil.copyfile(source / name, bundle / name)
+    made_from = {"data_hash": data_hash, "params": params}
+    requests = _golden_requests(bundle, features, cut)
+    (bundle / "golden.jsonl").write_text("")
+    seal_bundle(bundle, cut=cut, settings=settings, made_from=made_from)
+    loaded = load_bundle(bundle)
+    for request in requests:
+        request["expected"] = answer_golden(loaded, request["request"], request["history"])
+    (bundle / "golden.jsonl").write_text("".join(json.dumps(request) + "\n" for request in requests))
+    bundle_id = seal_bundle(bundle, cut=cut, settings=settings, made_from=made_from)
+    asked = verify_golden(load_bundle(bundle))
+    log.info("bundle %s, %d golden requests", bundle_id, asked)
+    return bundle_id
+
+
+def _golden_requests(bundle: Path, features: Path, cut: str) -> list[dict[str, Any]]:
+    """Return requests of real users and of nobody, with baskets of best sellers, rare and unknown items."""
+    statistics = read_statistics(bundle / "statistics")
+    rng = np.random.default_rng(0)
+    rows = _latest_rows(features)
+    chosen = rng.choice(len(rows), min(GOLDEN_USERS, len(rows)), replace=False) if rows else []
+    items = statistics.item_ids
+    popular = items[statistics.popular]
+    baskets = [rng.choice(popular, min(size, len(popular)), replace=False).tolist() for size in (1, 2, 3, 5, 8, 13)]
+    baskets += [rng.choice(items, min(4, len(items)), replace=False).tolist(), ["no such item"], []]
+    stores = [None, *statistics.store_ids[:3].tolist()]
+    golden: list[dict[str, Any]] = []
+    for number, basket in enumerate(baskets):
+        users: list[tuple[str | None, bytes | None]] = [(None, None)]
+        if rows:
+            users.append(rows[int(chosen[number % len(chosen)])])
+        for user_id, history in users:
+            request = {"request_id": f"golden-{len(golden)}", "basket": basket, "at": cut, "k": 10}
+            if user_id is not None:
+                request["user_id"] = user_id
+            if (store := stores[number % len(stores)]) is not None:
+                request["store_id"] = store
+            encoded = None if history is None else base64.b64encode(history).decode()
+            golden.append({"request": request, "history": encoded})
+    return golden
+
+
+def _latest_rows(features: Path) -> list[tuple[str, bytes]]:
+    """Return user id and packed history of every user as of the newest snapshot."""
+    table = pq.read_table(features / "user_history", columns=["user_id", "event_timestamp", "history"])
+    if table.num_rows == 0:
+        return []
+    table = table.filter(pc.equal(table["event_timestamp"], pc.max(table["event_timestamp"])))
+    return list(zip(table["user_id"].to_pylist(), table["history"].to_pylist(), strict=True))

@@ -1,0 +1,85 @@
+"""CONTRACT training examples on disk: arrays for the retriever and for the ranker, and their manifest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feature_repo.schema import schema_hash
+
+
+class ContractViolation(Exception):
+    """An artefact on disk is not what the step that reads it expects."""
+
+
+@dataclass(frozen=True)
+class RetrieverExamples:
+    """One row per basket; item codes are shifted by one, 0 is padding."""
+
+    history: np.ndarray  # (b, HISTORY_LENGTH) int32
+    history_weight: np.ndarray  # (b, HISTORY_LENGTH) float16
+    basket: np.ndarray  # (b, width) int32, the whole basket; what is hidden is drawn while training
+
+
+@dataclass(frozen=True)
+class RankerExamples:
+    """Lists of candidates, one list per basket; list i is rows `start[i]:start[i + 1]`."""
+
+    dense: np.ndarray  # (rows, features) float32
+    categorical: np.ndarray  # (rows, 3) int32
+    label: np.ndarray  # (rows,) int8, 1 where the shopper bought the item
+    start: np.ndarray  # (lists + 1,) int64
+
+
+def write_arrays(path: Path, examples: RetrieverExamples | RankerExamples) -> None:
+    """Write each array of the examples as `<name>.npy`."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name, array in vars(examples).items():
+        np.save(path / f"{name}.npy", array, allow_pickle=False)
+
+
+def write_manifest(path: Path, **fields: Any) -> None:
+    """Write the manifest last: a directory without one is half written."""
+    text = json.dumps({"kind": "examples", "schema_hash": schema_hash(), **fields}, indent=1)
+    (path / "manifest.json.part").write_text(text)
+    (path / "manifest.json.part").rename(path / "manifest.json")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of an examples directory.
+
+    Raises:
+        ContractViolation: there is none, or it was written for other features.
+    """
+    file = path / "manifest.json"
+    if not file.is_file():
+        raise ContractViolation(f"{path} holds no finished examples (no manifest.json): run build_examples again")
+    manifest: dict[str, Any] = json.loads(file.read_text())
+    if manifest["schema_hash"] != schema_hash():
+        raise ContractViolation(
+            f"examples in {path} were built for feature schema {manifest['schema_hash']}, "
+            f"this code has {schema_hash()}: run build_examples again"
+        )
+    return manifest
+
+
+def read_retriever_examples(path: Path) -> RetrieverExamples:
+    """Return the retriever's examples, memory-mapped."""
+    read_manifest(path)
+    return RetrieverExamples(**_load(path / "retriever", RetrieverExamples))
+
+
+def read_ranker_examples(path: Path, part: str) -> RankerExamples:
+    """Return the ranker's examples, memory-mapped; `part` is "train" or "calibration"."""
+    read_manifest(path)
+    return RankerExamples(**_load(path / f"ranker_{part}", RankerExamples))
+
+
+def _load(path: Path, kind: type) -> dict[str, np.ndarray]:
+    return {
+        name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in kind.__dataclass_fields__
+    }

@@ -1,0 +1,271 @@
+"""Purchases before the cut -> the statistics directory (item table, bought-together, popularity)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from feature_repo.events import read_dataset
+from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
+
+log = logging.getLogger(__name__)
+
+LEVELS = ("type", "category", "department")
+MIN_BASKETS = 5  # fewer purchases than this and an item is too rare to recommend
+NEIGHBOURS = 200
+POPULAR = 500
+STORE_POPULAR = 100
+DAY = pd.Timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Purchases:
+    """The purchases of a data set as integer columns, sorted by time; one row per basket and item.
+
+    Codes are positions in the sorted distinct ids, so sorting codes sorts ids.
+    """
+
+    item_ids: np.ndarray
+    user_ids: np.ndarray
+    store_ids: np.ndarray
+    basket_ids: np.ndarray
+    item: np.ndarray
+    user: np.ndarray
+    store: np.ndarray
+    basket: np.ndarray
+    at: np.ndarray  # int64 seconds since the epoch
+    paid: np.ndarray  # float64, for the line
+    discount: np.ndarray  # float64, for the line
+    quantity: np.ndarray
+
+    def before(self, cut: pd.Timestamp) -> Purchases:
+        """Return the purchases strictly before the cut; the id arrays stay whole."""
+        end = int(np.searchsorted(self.at, int(cut.timestamp())))
+        rows = {name: getattr(self, name)[:end] for name in _COLUMNS}
+        return Purchases(self.item_ids, self.user_ids, self.store_ids, self.basket_ids, **rows)
+
+
+_COLUMNS = ("item", "user", "store", "basket", "at", "paid", "discount", "quantity")
+
+
+def read_purchases(dataset: Path) -> tuple[Purchases, pd.DataFrame]:
+    """Return a data set's purchases and its item table (indexed by item id)."""
+    data = read_dataset(dataset)
+    return purchases_of(data.events), data.items.set_index("item_id")
+
+
+def purchases_of(events: pd.DataFrame) -> Purchases:
+    """Return the purchase events as integer columns."""
+    bought = events[events["event_type"] == "purchase"]
+    bought = bought.sort_values(["at", "basket_id", "item_id"], kind="stable")
+    coded = {}
+    for name in ("item", "user", "store", "basket"):
+        ids, codes = np.unique(bought[f"{name}_id"].to_numpy(dtype=str), return_inverse=True)
+        coded[name] = (ids, codes.astype(np.int64))
+    quantity = bought["quantity"].to_numpy(np.float64)
+    return Purchases(
+        item_ids=coded["item"][0],
+        user_ids=coded["user"][0],
+        store_ids=coded["store"][0],
+        basket_ids=coded["basket"][0],
+        item=coded["item"][1],
+        user=coded["user"][1],
+        store=coded["store"][1],
+        basket=coded["basket"][1],
+        at=bought["at"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy("datetime64[s]").astype(np.int64),
+        paid=np.nan_to_num(bought["price"].to_numpy(np.float64)) * quantity,
+        discount=np.nan_to_num(bought["discount"].to_numpy(np.float64)) * quantity,
+        quantity=quantity,
+    )
+
+
+def fit_statistics(dataset: Path, statistics: Path, cut: str) -> dict[str, int]:
+    """Write the statistics of all purchases before `cut` (ISO 8601).
+
+    Returns:
+        The number of items in the catalogue, of baskets and of bought-together pairs kept.
+
+    Raises:
+        ValueError: no item was bought often enough before the cut.
+    """
+    purchases, items = read_purchases(dataset)
+    seen = purchases.before(pd.Timestamp(cut))
+    vocabulary = fit_vocabulary(seen, items)
+    fitted = fit(seen, items, vocabulary, pd.Timestamp(cut))
+    write_statistics(statistics, fitted, vocabulary)
+    pairs = int((fitted.neighbours >= 0).sum())
+    log.info("catalogue of %d items, %d bought-together pairs", len(fitted.item_ids), pairs)
+    return {"items": len(fitted.item_ids), "baskets": int(fitted.total_baskets), "pairs": pairs}
+
+
+def fit_vocabulary(seen: Purchases, items: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the names of the types, categories and departments that were sold; 0 is unknown."""
+    sold = items.reindex(seen.item_ids[np.unique(seen.item)])
+    return {
+        level: ["", *sorted(set(_level(sold, level)) - {""})] if level in sold else [""] for level in LEVELS
+    }
+
+
+def _level(items: pd.DataFrame, level: str) -> np.ndarray:
+    if level not in items:
+        return np.full(len(items), "", dtype=object)
+    return items[level].astype(object).fillna("").to_numpy()
+
+
+def fit(
+    seen: Purchases,
+    items: pd.DataFrame,
+    vocabulary: dict[str, list[str]],
+    cut: pd.Timestamp,
+    catalogue_ids: np.ndarray | None = None,
+) -> Statistics:
+    """Return the statistics of the purchases `seen`, all of which happened before `cut`.
+
+    The catalogue is every item with MIN_BASKETS purchases, or the sorted `catalogue_ids` if given.
+    """
+    pairs = np.unique(seen.basket * len(seen.item_ids) + seen.item)
+    baskets_of_item = np.bincount(pairs % len(seen.item_ids), minlength=len(seen.item_ids))
+    catalogue = np.flatnonzero(baskets_of_item >= MIN_BASKETS)
+    if catalogue_ids is not None:
+        catalogue = np.searchsorted(seen.item_ids, catalogue_ids)
+    if len(catalogue) == 0:
+        raise ValueError(
+            f"no item has {MIN_BASKETS} purchases before {cut.isoformat()} "
+            f"({len(seen.item)} purchases seen): move --train-until later or bring more events"
+        )
+    code_of = np.full(len(seen.item_ids), NO_ITEM)
+    code_of[catalogue] = np.arange(len(catalogue))
+    kept = code_of[seen.item] >= 0
+    item = code_of[seen.item[kept]]
+    user, store, basket = seen.user[kept], seen.store[kept], seen.basket[kept]
+    at, paid, quantity = seen.at[kept], seen.paid[kept], seen.quantity[kept]
+    n, end_s = len(catalogue), int(cut.timestamp())
+    recent_4w, recent_13w = at >= end_s - 28 * 86_400, at >= end_s - 91 * 86_400
+
+    table = items.reindex(seen.item_ids[catalogue])
+    categorical = _encode(table, vocabulary)
+    buyers, repeats, intervals = _repeat_purchases(item, user, at, n)
+    presence = _basket_matrix(basket, item, n)
+    together = (presence.T @ presence).tocsr()
+    basket_count = np.asarray(together.diagonal(), np.float32)
+    neighbours, together_count = _neighbours(together, basket_count)
+    units = np.bincount(item, quantity, n)
+    first_at = np.full(n, end_s)
+    np.minimum.at(first_at, item, at)
+    purchases_4w = np.bincount(item[recent_4w], minlength=n)
+    store_ids, store_popular = _store_popular(seen.store_ids, store[recent_13w], item[recent_13w], purchases_4w)
+
+    return Statistics(
+        item_ids=seen.item_ids[catalogue],
+        categorical=categorical,
+        is_private=(_level(table, "brand") == "private").astype(np.float32),
+        price=(np.bincount(item, paid, n) / np.maximum(units, 1)).astype(np.float32),
+        discount_ratio=(
+            np.bincount(item, quantity * (seen.discount[kept] > 0), n) / np.maximum(units, 1)
+        ).astype(np.float32),
+        purchases_4w=purchases_4w.astype(np.float32),
+        purchases_13w=np.bincount(item[recent_13w], minlength=n).astype(np.float32),
+        basket_count=basket_count,
+        buyer_count=buyers,
+        repeat_ratio=(repeats / np.maximum(buyers, 1)).astype(np.float32),
+        interval_days=intervals,
+        age_days=((end_s - first_at) / 86_400).astype(np.float32),
+        neighbours=neighbours,
+        together_count=together_count,
+        type_lift=_type_lift(presence, categorical[:, 0], len(vocabulary["type"])),
+        popular=np.argsort(-purchases_4w, kind="stable")[:POPULAR].astype(np.int32),
+        store_ids=store_ids,
+        store_popular=store_popular,
+        total_baskets=np.float64(presence.shape[0]),
+    )
+
+
+def _encode(items: pd.DataFrame, vocabulary: dict[str, list[str]]) -> np.ndarray:
+    columns = []
+    for level in LEVELS:
+        code = {name: i for i, name in enumerate(vocabulary[level])}
+        columns.append([code.get(name, 0) for name in _level(items, level)])
+    return np.array(columns, np.int32).T.copy()
+
+
+def _basket_matrix(basket: np.ndarray, item: np.ndarray, n: int) -> sparse.csr_matrix:
+    """Return baskets x items, 1 where the basket holds the item."""
+    _, row = np.unique(basket, return_inverse=True)
+    matrix = sparse.csr_matrix((np.ones(len(item), np.float32), (row, item)), shape=(row.max() + 1, n))
+    matrix.data[:] = 1.0  # a basket that names an item twice holds it once
+    return matrix
+
+
+def _neighbours(together: sparse.csr_matrix, basket_count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each item's NEIGHBOURS best partners by count / n_partner^0.3, and those counts.
+
+    The asymmetric exponents beat cosine and lift as a list of complements: dividing by less than
+    the square root keeps staples in, dividing by something keeps milk from being everyone's partner.
+    """
+    n = together.shape[0]
+    width = min(NEIGHBOURS, max(n - 1, 1))
+    neighbours = np.full((n, width), NO_ITEM, np.int32)
+    counts = np.zeros((n, width), np.float32)
+    discount = np.maximum(basket_count, 1) ** -0.3
+    for i in range(n):
+        row = slice(together.indptr[i], together.indptr[i + 1])
+        partner, count = together.indices[row], together.data[row]
+        other = partner != i
+        partner, count = partner[other], count[other]
+        best = np.argsort(-(count * discount[partner]), kind="stable")[:width]
+        neighbours[i, : len(best)], counts[i, : len(best)] = partner[best], count[best]
+    return neighbours, counts
+
+
+def _repeat_purchases(
+    item: np.ndarray, user: np.ndarray, at: np.ndarray, n: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return per item: buyers, buyers with two purchases or more, mean days between their purchases."""
+    order = np.lexsort((at, user, item))
+    item, user, at = item[order], user[order], at[order]
+    new_pair = np.ones(len(item), bool)
+    new_pair[1:] = (item[1:] != item[:-1]) | (user[1:] != user[:-1])
+    pair = np.cumsum(new_pair) - 1
+    pair_item = item[new_pair]
+    purchases = np.bincount(pair)
+    buyers = np.bincount(pair_item, minlength=n).astype(np.float32)
+    repeats = np.bincount(pair_item[purchases > 1], minlength=n)
+    first, last = at[new_pair], at[np.append(np.flatnonzero(new_pair)[1:] - 1, len(at) - 1)]
+    gaps = np.bincount(pair_item, purchases - 1, n)
+    days = np.bincount(pair_item, (last - first) / 86_400, n)
+    mean = days.sum() / max(gaps.sum(), 1)
+    # Shrink towards the catalogue's mean with the weight of three gaps: rare items have few.
+    return buyers, repeats, ((days + 3 * mean) / (gaps + 3)).astype(np.float32)
+
+
+def _type_lift(presence: sparse.csr_matrix, item_type: np.ndarray, types: int) -> np.ndarray:
+    """Return log((pairs + 5) / (expected + 5)), expected if types were independent, (types, types)."""
+    fold = sparse.csr_matrix((np.ones(len(item_type), np.float32), (np.arange(len(item_type)), item_type)),
+                             shape=(len(item_type), types))
+    by_type = (presence @ fold).tocsr()
+    by_type.data[:] = 1.0
+    observed = (by_type.T @ by_type).toarray()
+    count = np.diag(observed).astype(np.float64)
+    expected = np.maximum(count[:, None] * count[None, :] / presence.shape[0], 1e-3)
+    lift = np.log((observed + 5.0) / (expected + 5.0))
+    lift[0, :] = lift[:, 0] = 0.0
+    return lift.astype(np.float16)
+
+
+def _store_popular(
+    store_ids: np.ndarray, store: np.ndarray, item: np.ndarray, popularity: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stores seen and each one's best sellers; small stores lean on the chain's."""
+    known = np.flatnonzero((np.bincount(store, minlength=len(store_ids)) > 0) & (store_ids != ""))
+    width = min(STORE_POPULAR, len(popularity))
+    chain = popularity / max(popularity.sum(), 1)
+    rows = np.empty((len(known), width), np.int32)
+    for row, code in enumerate(known):
+        sold = np.bincount(item[store == code], minlength=len(popularity))
+        rows[row] = np.argsort(-(sold + 500 * chain), kind="stable")[:width]
+    return store_ids[known] if len(known) else np.empty(0, "U1"), rows

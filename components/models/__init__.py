@@ -1,0 +1,1 @@
+"""PyTorch definitions of the retriever and the rankers: tensors in, tensors out, no IO."""

@@ -1,0 +1,1 @@
+"""Event -> feature: the event contract, the features, the feature store."""

@@ -1,0 +1,112 @@
+"""CONTRACT model inputs in order: which feature stands in which column, and the hash of it all.
+
+To add a feature: write its function in `transforms.py` and its line here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from feature_repo import transforms as t
+from feature_repo.transforms import Feature, Query, Rows
+
+DENSE: tuple[Feature, ...] = (
+    t.user_item_count,
+    t.user_item_decayed_15d,
+    t.user_item_decayed_60d,
+    t.user_item_decayed_120d,
+    t.user_item_recency_days,
+    t.user_item_interval_days,
+    t.user_item_due_ratio,
+    t.user_item_rate,
+    t.user_item_rate_since_first,
+    t.user_item_rank,
+    t.user_has_item,
+    t.user_type_decayed_120d,
+    t.user_type_decayed_15d,
+    t.user_type_items,
+    t.user_type_share,
+    t.user_category_decayed_120d,
+    t.user_department_share,
+    t.user_basket_count,
+    t.user_recency_days,
+    t.user_basket_interval_days,
+    t.user_basket_size,
+    t.user_spend_per_line,
+    t.user_discount_ratio,
+    t.user_private_ratio,
+    t.basket_size,
+    t.basket_value,
+    t.basket_known_ratio,
+    t.basket_same_type,
+    t.basket_same_category,
+    t.basket_same_department,
+    t.basket_type_lift_mean,
+    t.basket_type_lift_max,
+    t.together_sum,
+    t.together_mean,
+    t.together_max,
+    t.together_cosine_sum,
+    t.together_cosine_max,
+    t.together_lift_max,
+    t.together_links,
+    t.together_max_if_bought,
+    t.together_times_decayed,
+    t.history_together_sum,
+    t.item_purchases_4w,
+    t.item_purchases_13w,
+    t.item_trend,
+    t.item_buyer_count,
+    t.item_repeat_ratio,
+    t.item_interval_days,
+    t.item_price,
+    t.item_discount_ratio,
+    t.item_is_private,
+    t.item_age_days,
+    t.price_to_user_ratio,
+    t.price_to_basket_ratio,
+)
+DENSE_NAMES: tuple[str, ...] = tuple(feature.__name__ for feature in DENSE)
+CATEGORICAL: tuple[str, ...] = ("type", "category", "department")
+
+
+def schema_hash() -> str:
+    """Return a hash over the inputs and their order; a bundle made for another one is refused."""
+    return hashlib.sha256("\n".join([*DENSE_NAMES, "|", *CATEGORICAL]).encode()).hexdigest()[:16]
+
+
+def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ranker's inputs: dense (n, len(DENSE)) float32 and categorical (n, 3) int64.
+
+    Values that are not finite, or beyond what float32 holds, become 0 and ±1e9: one broken number
+    stays in its own row and never reaches another user's score.
+    """
+    dense = np.empty((len(rows.candidates), len(DENSE)), np.float32)
+    for column, feature in enumerate(DENSE):
+        dense[:, column] = np.clip(feature(rows), -1e9, 1e9)
+    np.nan_to_num(dense, copy=False)
+    return dense, rows.levels.astype(np.int64)
+
+
+HISTORY_LENGTH = 64  # history items the query tower sees, most bought lately first
+BASKET_LENGTH = 40  # basket items it sees, the last ones
+
+
+def tower_inputs(query: Query) -> dict[str, np.ndarray]:
+    """Return the query tower's inputs for one request; item codes are shifted by one, 0 is padding.
+
+    `history` (1, HISTORY_LENGTH) int64, `history_weight` (1, HISTORY_LENGTH) float32 (log of one plus
+    the 60-day decayed count), `basket` (1, BASKET_LENGTH) int64.
+    """
+    weight = query.decayed[:, 1]
+    top = np.argsort(-weight, kind="stable")[:HISTORY_LENGTH]
+    history = np.zeros((1, HISTORY_LENGTH), np.int64)
+    history[0, : len(top)] = query.history.items[top] + 1
+    history_weight = np.zeros((1, HISTORY_LENGTH), np.float32)
+    history_weight[0, : len(top)] = np.log1p(weight[top])
+    basket = np.zeros((1, BASKET_LENGTH), np.int64)
+    last = query.basket[-BASKET_LENGTH:]
+    basket[0, : len(last)] = last + 1
+    return {"history": history, "history_weight": history_weight, "basket": basket}

@@ -1,0 +1,88 @@
+"""CONTRACT the tables fitted on a training window: item table, bought-together, popularity.
+
+Rows are items of the catalogue; an item's row number is its *code*. Everything that says something
+about an item, except what one user or one basket says, comes from here, so that training, evaluation
+and serving look it up in the same arrays. The arrays are memory-mapped `.npy` files, never pickle.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+NO_ITEM = -1
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Arrays over the n items of the catalogue, all counted on events before the cut.
+
+    Prices are in the shop's currency per unit, ages and intervals in days as of the cut.
+    """
+
+    item_ids: np.ndarray  # (n,) str, sorted
+    categorical: np.ndarray  # (n, 3) int32 codes of type, category, department; 0 is unknown
+    is_private: np.ndarray  # (n,) float32, 1 for the shop's own brand
+    price: np.ndarray  # (n,) float32 mean paid
+    discount_ratio: np.ndarray  # (n,) float32 share of units sold at a discount
+    purchases_4w: np.ndarray  # (n,) float32 baskets in the last 4 weeks
+    purchases_13w: np.ndarray  # (n,) float32 baskets in the last 13 weeks
+    basket_count: np.ndarray  # (n,) float32 baskets since the beginning
+    buyer_count: np.ndarray  # (n,) float32 distinct users
+    repeat_ratio: np.ndarray  # (n,) float32 share of buyers who bought on two occasions or more
+    interval_days: np.ndarray  # (n,) float32 mean time between two purchases by one user
+    age_days: np.ndarray  # (n,) float32 since the first sale
+    neighbours: np.ndarray  # (n, K) int32 items most often bought together, NO_ITEM behind the last
+    together_count: np.ndarray  # (n, K) float32 baskets that hold both
+    type_lift: np.ndarray  # (T, T) float16 log of how much likelier a basket with type a also holds type b
+    popular: np.ndarray  # (p,) int32 best sellers of the last 4 weeks, best first
+    store_ids: np.ndarray  # (s,) str, sorted
+    store_popular: np.ndarray  # (s, p) int32 best sellers of each store in the last 13 weeks
+    total_baskets: np.ndarray  # () float64
+
+    @cached_property
+    def code_of(self) -> dict[str, int]:
+        """Item id -> code."""
+        return {item: code for code, item in enumerate(self.item_ids.tolist())}
+
+    @cached_property
+    def store_row(self) -> dict[str, int]:
+        """Store id -> row of `store_popular`."""
+        return {store: row for row, store in enumerate(self.store_ids.tolist())}
+
+    def codes(self, item_ids: list[str] | tuple[str, ...]) -> np.ndarray:
+        """Return the codes of those ids that the catalogue knows, in the order given, int64."""
+        get = self.code_of.get
+        found = [get(item, NO_ITEM) for item in item_ids]
+        codes = np.array(found, np.int64)
+        return codes[codes >= 0]
+
+
+def write_statistics(path: Path, statistics: Statistics, vocabulary: dict[str, list[str]]) -> None:
+    """Write the arrays as one `.npy` file each, and the names behind the categorical codes."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name in (f.name for f in fields(Statistics)):
+        np.save(path / f"{name}.npy", getattr(statistics, name), allow_pickle=False)
+    (path / "vocabulary.json").write_text(json.dumps(vocabulary))
+
+
+def read_statistics(path: Path) -> Statistics:
+    """Return the arrays that `write_statistics` wrote, memory-mapped."""
+    loaded = {}
+    for name in (f.name for f in fields(Statistics)):
+        loaded[name] = np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+    n = len(loaded["item_ids"])
+    for name in ("categorical", "price", "neighbours", "basket_count"):
+        if len(loaded[name]) != n:
+            raise ValueError(f"{path / name}.npy has {len(loaded[name])} rows, the catalogue has {n} items")
+    return Statistics(**loaded)
+
+
+def read_vocabulary(path: Path) -> dict[str, list[str]]:
+    """Return the names behind the categorical codes: type, category, department."""
+    vocabulary: dict[str, list[str]] = json.loads((path / "vocabulary.json").read_text())
+    return vocabulary

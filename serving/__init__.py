@@ -1,0 +1,1 @@
+"""Request -> response -> log: the bundle and the endpoint that answers with it."""

@@ -1,0 +1,205 @@
+"""CONTRACT the release bundle: what a released model is on disk, and the only way to read one.
+
+    manifest.json       written last: a SHA-256 for each file, settings that change the answer, origin
+    query_tower.onnx    history + basket -> query vector
+    ranker.onnx         dense + categorical -> purchase probability
+    index.faiss         item vectors, row number = item code
+    statistics/         item table, bought-together, popularity (feature_repo.statistics)
+    golden.jsonl        requests with the answers this bundle must give
+    parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
+
+Bundles are immutable; the id is a hash over the files and settings, so two bundles with one id answer
+alike. Nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import faiss
+import numpy as np
+import onnxruntime as ort
+
+from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH, schema_hash
+from feature_repo.statistics import Statistics, read_statistics, read_vocabulary
+from serving.errors import BundleInvalid
+from serving.retrieval import Quotas
+
+REQUIRED = ("query_tower.onnx", "ranker.onnx", "index.faiss", "statistics/item_ids.npy", "golden.jsonl")
+# Corrupt indexes may claim huge arrays; these limits bound what Faiss allocates while reading one.
+FAISS_BYTE_LIMIT = 4 << 30
+FAISS_LOOP_LIMIT = 10**8
+
+
+@dataclass(frozen=True)
+class RankingSettings:
+    """Settings that change the answer; they live in the manifest, never in the environment."""
+
+    quotas: Quotas
+    type_penalty: float  # what each earlier item of the same type leaves of a score
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle in memory."""
+
+    path: Path
+    bundle_id: str
+    manifest: dict[str, Any]
+    settings: RankingSettings
+    statistics: Statistics
+    vocabulary: dict[str, list[str]]
+    query_tower: ort.InferenceSession
+    ranker: ort.InferenceSession
+    index: faiss.Index
+
+
+def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: dict[str, Any]) -> str:
+    """Hash the files of a directory, write its manifest last and return the bundle id.
+
+    Args:
+        path: the directory with the bundle's files.
+        cut: ISO 8601 time before which all training data lies.
+        settings: what changes the answer besides the files.
+        made_from: data hash, parameters and parent: kept for the record, part of the id.
+    """
+    (path / "manifest.json").unlink(missing_ok=True)
+    files = {
+        file.relative_to(path).as_posix(): _sha256(file)
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not file.name.endswith(".part")
+    }
+    body = {
+        "kind": "bundle",
+        "cut": cut,
+        "schema_hash": schema_hash(),
+        "settings": {"quotas": vars(settings.quotas), "type_penalty": settings.type_penalty},
+        "made_from": made_from,
+        "files": files,
+    }
+    bundle_id = _bundle_id(body)
+    (path / "manifest.json.part").write_text(json.dumps({"bundle_id": bundle_id, **body}, indent=1, sort_keys=True))
+    (path / "manifest.json.part").rename(path / "manifest.json")
+    return bundle_id
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest after checking that it describes itself truly.
+
+    Raises:
+        BundleInvalid: no manifest, not JSON, not a bundle, or its id does not match its content.
+    """
+    file = path / "manifest.json"
+    if not file.is_file():
+        raise BundleInvalid(f"{path} has no manifest.json: it is no bundle, or a half-written one; build it again")
+    try:
+        manifest: dict[str, Any] = json.loads(file.read_bytes())
+        body = {name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")}
+        found = _bundle_id(body)
+        stated = manifest["bundle_id"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleInvalid(f"{file} is not a bundle manifest ({error.__class__.__name__}: {error})") from error
+    if body["kind"] != "bundle" or found != stated:
+        raise BundleInvalid(f"{file} says it is bundle {stated}, its content is {found}: fetch the bundle again")
+    return manifest
+
+
+def verify_files(path: Path, manifest: dict[str, Any]) -> None:
+    """Compare every file with the manifest.
+
+    Raises:
+        BundleInvalid: a file is missing, changed, unexpected, a link, or outside the bundle.
+    """
+    files: dict[str, str] = manifest["files"]
+    for name, expected in files.items():
+        parts = PurePosixPath(name)
+        file = path / name
+        if parts.is_absolute() or ".." in parts.parts or any((path / p).is_symlink() for p in [name, *map(str, parts.parents)]):
+            raise BundleInvalid(f"the manifest of {path} names a file outside the bundle: refuse it")
+        if not file.is_file():
+            raise BundleInvalid(f"{file} is missing: fetch the bundle again")
+        if (found := _sha256(file)) != expected:
+            raise BundleInvalid(f"{file} has SHA-256 {found[:12]}…, the manifest says {expected[:12]}…: fetch the bundle again")
+    present = {f.relative_to(path).as_posix() for f in path.rglob("*") if f.is_file() or f.is_symlink()}
+    if extra := sorted(present - set(files) - {"manifest.json"}):
+        raise BundleInvalid(f"{path} holds files its manifest does not know: {', '.join(extra[:5])}")
+    if missing := [name for name in REQUIRED if name not in files]:
+        raise BundleInvalid(f"{path} lacks {', '.join(missing)}: assemble the bundle again")
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Return the bundle at `path` after checking manifest, hashes, shapes and schema.
+
+    Golden requests are asked by `serving.recommender.open_recommender`, which needs the whole path.
+
+    Raises:
+        BundleInvalid: naming what was found, what was expected and what to do.
+    """
+    manifest = read_manifest(path)
+    if manifest["schema_hash"] != schema_hash():
+        raise BundleInvalid(
+            f"bundle {manifest['bundle_id']} was built for feature schema {manifest['schema_hash']}, "
+            f"this code computes {schema_hash()}: serve it with the code it was built with, or train again"
+        )
+    verify_files(path, manifest)
+    faiss.set_deserialization_vector_byte_limit(FAISS_BYTE_LIMIT)
+    faiss.set_deserialization_loop_limit(FAISS_LOOP_LIMIT)
+    try:
+        statistics = read_statistics(path / "statistics")
+        vocabulary = read_vocabulary(path / "statistics")
+        tower, ranker = _session(path / "query_tower.onnx"), _session(path / "ranker.onnx")
+        index = faiss.read_index(str(path / "index.faiss"))
+        given = dict(manifest["settings"])
+        settings = RankingSettings(Quotas(**given.pop("quotas")), **given)
+    except (ValueError, TypeError, KeyError, OSError, RuntimeError, EOFError) as error:
+        raise BundleInvalid(f"bundle {path} can't be read ({error.__class__.__name__}: {error})") from error
+    bundle = Bundle(path, manifest["bundle_id"], manifest, settings, statistics, vocabulary, tower, ranker, index)
+    _check_shapes(bundle)
+    return bundle
+
+
+def _check_shapes(bundle: Bundle) -> None:
+    items = len(bundle.statistics.item_ids)
+    expected = {
+        "query_tower.onnx": {"history": HISTORY_LENGTH, "history_weight": HISTORY_LENGTH, "basket": BASKET_LENGTH},
+        "ranker.onnx": {"dense": len(DENSE_NAMES), "categorical": len(CATEGORICAL)},
+    }
+    for session, (name, inputs) in zip((bundle.query_tower, bundle.ranker), expected.items(), strict=True):
+        found = {i.name: i.shape[-1] for i in session.get_inputs()}
+        if found != inputs:
+            raise BundleInvalid(f"{name} takes inputs {found}, expected {inputs}: export it again")
+    width = bundle.query_tower.get_outputs()[0].shape[-1]
+    if bundle.index.ntotal != items or bundle.index.d != width:
+        raise BundleInvalid(
+            f"index.faiss holds {bundle.index.ntotal} vectors of dimension {bundle.index.d}, "
+            f"expected {items} of dimension {width}: build the index again"
+        )
+    if bundle.index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise BundleInvalid("index.faiss measures distance, expected inner product: build the index again")
+    for name in ("neighbours", "popular", "store_popular"):
+        codes = np.asarray(getattr(bundle.statistics, name))
+        if codes.size and (codes.max() >= items or codes.min() < -1):
+            raise BundleInvalid(f"statistics/{name}.npy names items outside the catalogue of {items}: fit it again")
+
+
+def _session(file: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    # One thread a call: requests run beside each other, and idle ORT threads would spin on their cores.
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    return ort.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _bundle_id(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,273 @@
+"""Two KServe models -> a KServe `ModelServer` on given sockets, with what a public door needs.
+
+KServe's own server listens on every interface, writes three lines per request, echoes input in error
+bodies, logs a traceback for each mistake of a client and lets anyone unload a model. The subclass here
+keeps its protocols and models and replaces just that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import orjson
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from grpc_interceptor import AsyncExceptionToStatusInterceptor
+from kserve import Model, ModelServer
+from kserve.errors import InvalidInput, ModelNotFound, ModelNotReady, ServerNotReady, UnsupportedProtocol
+from kserve.protocol.dataplane import DataPlane
+from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from kserve.protocol.grpc.servicer import InferenceServicer
+from kserve.protocol.rest.server import metrics_handler
+from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
+from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
+
+from serving.limits import Limits
+from serving.metrics import count_rejected
+from serving.settings import Settings
+
+# Routes of KServe's that are not offered: they come first in the application, and say 404.
+_HIDDEN = ("/v2/repository/{rest:path}", "/v1/models/{name}:explain", "/v2/models/{name}/versions/{rest:path}")
+_FIELDS = frozenset({"id", "parameters", "inputs", "outputs", "name", "shape", "datatype", "data"})
+_REFUSALS: dict[type[Exception], tuple[int, grpc.StatusCode, str]] = {
+    InvalidInput: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
+    UnsupportedProtocol: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
+    ModelNotFound: (404, grpc.StatusCode.NOT_FOUND, "unknown_model"),
+    ModelNotReady: (503, grpc.StatusCode.UNAVAILABLE, "not_ready"),
+    ServerNotReady: (503, grpc.StatusCode.UNAVAILABLE, "not_ready"),
+    NotImplementedError: (404, grpc.StatusCode.UNIMPLEMENTED, "not_offered"),
+}
+_MESSAGES = {
+    "unknown_model": "no such model: this endpoint has checkout and ranker",
+    "not_ready": "not ready",
+    "not_offered": "not offered here",
+}
+_log = logging.getLogger(__name__)
+
+
+class Endpoint(ModelServer):
+    """Serves models on one HTTP and one gRPC port until told to stop, then drains."""
+
+    def __init__(self, settings: Settings, http_socket: socket.socket) -> None:
+        logging.getLogger("kserve").addHandler(logging.NullHandler())  # else KServe configures its own
+        super().__init__(workers=1, enable_latency_logging=False, grace_period=int(settings.grace_s))
+        self.dataplane = _DataPlane(model_registry=self.registered_models)
+        self._settings = settings
+        self._http_socket = http_socket
+        self._stopping: asyncio.Task[None] | None = None
+
+    def start(self, models: list[Model], on_ready: Callable[[str, str], None] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT.
+
+        Args:
+            models: the models, ready to answer.
+            on_ready: called with the HTTP and the gRPC address once both listen.
+        """
+        self._register_and_check_atleast_one_model_is_ready(models)
+        app = build_app(self.dataplane, self.model_repository_extension, self._settings)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            ws="none",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=self.grace_period,
+            timeout_keep_alive=self.timeout_keep_alive,
+        )
+        self._http = _HttpServer(config)
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(self._run(app, on_ready))
+
+    def stop(self, sig: int) -> None:
+        """Turn readiness off and drain; a second signal does not wait for requests in flight."""
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._drain())
+        else:
+            self._http.force_exit = True
+
+    async def _run(self, app: Limits, on_ready: Callable[[str, str], None] | None) -> None:
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(sig, self.stop, sig)
+        self._grpc, grpc_address = self._open_grpc()
+        await _warm(app)
+        gc.collect()
+        gc.freeze()  # a full collection over what the libraries hold would stop requests for 100 ms and more
+        await self._grpc.start()
+        serving = asyncio.create_task(self._http.serve(sockets=[self._http_socket]))
+        while not self._http.started and not serving.done():
+            await asyncio.sleep(0.005)
+        if self._http.started and on_ready is not None:
+            on_ready(f"http://{_address(self._http_socket)}", grpc_address)
+        await serving
+        if self._stopping is not None:
+            await self._stopping
+
+    async def _drain(self) -> None:
+        self.dataplane.draining = True
+        await asyncio.sleep(self._settings.drain_s)
+        self._http.should_exit = True
+        await self._grpc.stop(self._settings.grace_s)
+
+    def _open_grpc(self) -> tuple[grpc.aio.Server, str]:
+        limit = self._settings.body_limit_bytes
+        server = grpc.aio.server(
+            interceptors=(_Statuses(),),
+            options=[
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.so_reuseport", 0),  # else two processes could share the port, each getting some requests
+            ],
+        )
+        add_GRPCInferenceServiceServicer_to_server(
+            _Servicer(self.dataplane, self.model_repository_extension), server
+        )
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        port = server.add_insecure_port(f"{host}:{self._settings.grpc_port}")
+        return server, f"{host}:{port}"
+
+
+def build_app(dataplane: DataPlane, extension: Any, settings: Settings) -> Limits:
+    """Return the ASGI application: KServe's V1 and V2 routes, /metrics and /healthz behind `Limits`."""
+    app = FastAPI(
+        docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, default_response_class=_Json
+    )
+    for path in _HIDDEN:
+        app.add_api_route(path, _hidden, methods=["GET", "POST", "PUT", "DELETE"])
+    app.add_api_route("/", dataplane.live)
+    app.add_api_route("/metrics", metrics_handler)
+    register_v1_endpoints(app, dataplane, extension)
+    register_v2_endpoints(app, dataplane, extension)
+    async def healthz() -> dict[str, str]:
+        if not await dataplane.ready():
+            raise ServerNotReady()
+        return {"status": "ready"}
+
+    app.add_api_route("/healthz", healthz)
+    for error in _REFUSALS:
+        app.add_exception_handler(error, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_schema)
+    app.add_exception_handler(HTTPException, _refuse_route)
+    app.add_exception_handler(404, _refuse_route)
+    app.add_exception_handler(405, _refuse_route)
+    app.add_exception_handler(Exception, _broken)
+    return Limits(app, settings)
+
+
+class _Json(JSONResponse):
+    """A response written by orjson."""
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+class _DataPlane(DataPlane):
+    """KServe's, ready when every model is and the process is not about to stop."""
+
+    draining = False
+
+    async def ready(self) -> bool:
+        models = self.model_registry.get_models().values()
+        return not self.draining and bool(models) and all(model.ready for model in models)
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn's, leaving the signals to `Endpoint`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Servicer(InferenceServicer):
+    """KServe's, without its model repository: what serves is decided by the registry, not by a caller."""
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        raise NotImplementedError
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+
+class _Statuses(AsyncExceptionToStatusInterceptor):
+    """An exception -> a gRPC status: a client's fault is counted, only ours are logged."""
+
+    async def handle_exception(self, ex: Exception, request_or_iterator: Any, context: Any, method_name: str) -> None:
+        found = next((r for kind, r in _REFUSALS.items() if isinstance(ex, kind)), None)
+        if found is None:
+            _log.error("gRPC %s failed", method_name, exc_info=ex)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+        _, status, reason = found
+        count_rejected(reason)
+        await context.abort(status, _MESSAGES.get(reason, str(ex)))
+
+
+async def _hidden() -> None:
+    raise HTTPException(404)
+
+
+async def _refuse(_: Request, error: Exception) -> _Json:
+    status, _status, reason = next(r for kind, r in _REFUSALS.items() if isinstance(error, kind))
+    count_rejected(reason)
+    return _Json({"error": _MESSAGES.get(reason, str(error))}, status)
+
+
+async def _refuse_schema(_: Request, error: Exception) -> _Json:
+    """Name the place that breaks the V2 schema, and nothing that was sent."""
+    assert isinstance(error, RequestValidationError)
+    count_rejected("schema")
+    places = {".".join(str(p) for p in e["loc"] if p in _FIELDS or isinstance(p, int)) or "body" for e in error.errors()}
+    listed = ", ".join(sorted(places)[:5])
+    return _Json({"error": f"not an Open Inference Protocol request; look at: {listed}"}, 422)
+
+
+async def _refuse_route(_: Request, error: Exception) -> _Json:
+    status = getattr(error, "status_code", 404)
+    count_rejected("route" if status in (404, 405) else "http")
+    detail = {404: "no such path", 405: "method not allowed here"}.get(status, "bad request")
+    return _Json({"error": detail}, status, headers=getattr(error, "headers", None))
+
+
+async def _broken(_: Request, error: Exception) -> _Json:
+    return _Json({"error": "internal error"}, 500)  # uvicorn logs the traceback
+
+
+async def _warm(app: Limits) -> None:
+    """Send an empty body's worth of requests through the whole HTTP stack, so that the first caller finds it built."""
+    body = b'{"instances": []}'
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/models/checkout:predict",
+        "raw_path": b"/v1/models/checkout:predict",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-length", str(len(body)).encode())],
+        "client": None,
+        "server": None,
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        pass
+
+    await app(scope, receive, send)
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

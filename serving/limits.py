@@ -1,0 +1,125 @@
+"""An HTTP request as it arrives -> one whose body is short, complete and JSON, or a refusal.
+
+Stands in front of the KServe application, so that nothing is parsed before its size is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+from serving.metrics import count_rejected
+from serving.settings import Settings
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Ways to announce something else than one JSON document: CloudEvents, and V2's binary tensors.
+_DROPPED = (b"content-type", b"inference-header-content-length", b"content-encoding")
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+class _Gone(Exception):
+    """The client went away before its body was here."""
+
+
+class Limits:
+    """ASGI middleware: bounds the length of a body, the time it takes to arrive, and what it may be."""
+
+    def __init__(self, app: App, settings: Settings) -> None:
+        self._app = app
+        self._limit = settings.body_limit_bytes
+        self._timeout_s = settings.body_timeout_ms / 1e3
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with its body read and checked, or answer it here."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read(scope, receive)
+            _check(scope, body)
+        except _Refused as refused:
+            count_rejected(refused.reason)
+            await _answer(send, refused.status, str(refused), close=refused.status == 408)
+        except _Gone:
+            count_rejected("client_gone")
+        else:
+            await self._app(_as_json(scope), _replay(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._collect(_announced(scope), receive)
+        except TimeoutError as error:
+            message = f"the body did not arrive within {self._timeout_s:g} s"
+            raise _Refused(408, "body_timeout", message) from error
+
+    async def _collect(self, announced: int | None, receive: Receive) -> bytes:
+        too_large = _Refused(413, "body_too_large", f"the body is longer than {self._limit} bytes")
+        if announced is not None and announced > self._limit:
+            raise too_large
+        chunks, length = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            chunk = message.get("body", b"")
+            length += len(chunk)
+            if length > self._limit:
+                raise too_large
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+
+def _announced(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value)  # the HTTP parser has refused anything but digits
+    return None
+
+
+def _check(scope: Scope, body: bytes) -> None:
+    if any(name == b"inference-header-content-length" for name, _ in scope["headers"]):
+        raise _Refused(400, "binary_tensors", "binary tensors are not read over REST: send JSON, or use gRPC")
+    try:
+        # orjson refuses NaN, infinite numbers, lone surrogates and deep nesting; the JSON module that
+        # the V2 routes use behind this would accept some of them.
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise _Refused(400, "not_json", "the body is not JSON (UTF-8, finite numbers, moderate nesting)") from error
+
+
+def _as_json(scope: Scope) -> Scope:
+    kept = [(name, value) for name, value in scope["headers"] if name not in _DROPPED and not name.startswith(b"ce-")]
+    return {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed
+
+
+async def _answer(send: Send, status: int, message: str, *, close: bool) -> None:
+    body = orjson.dumps({"error": message})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,284 @@
+"""CONTRACT one record per response: answers in, Parquet segments out; a reader for monitoring.
+
+The request never waits for the log: `append` puts the record on a bounded queue and a thread writes
+it. What does not fit or cannot be written is dropped and counted. The log holds user ids, because
+erasure and replay need them; text logs never do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from serving.metrics import LOG_RECORDS
+from serving.schemas import Request, Response
+
+_TIME = pa.timestamp("us", "UTC")
+_STRINGS = pa.list_(pa.string())
+RECORD_SCHEMA = pa.schema(
+    {
+        "request_id": pa.string(),
+        "user_id": pa.string(),
+        "basket": _STRINGS,
+        "store_id": pa.string(),
+        "at": _TIME,
+        "k": pa.int32(),
+        "bundle_id": pa.string(),
+        "rung": pa.string(),
+        "degraded_reason": pa.string(),
+        "item_ids": _STRINGS,
+        "scores": pa.list_(pa.float32()),
+        "sources": _STRINGS,
+        "features": pa.list_(pa.float32()),  # the items' rows one after the other; see `feature_rows`
+        "stage_ms": pa.map_(pa.string(), pa.float32()),
+        "answered_at": _TIME,
+    }
+)
+FEATURE_NAMES_KEY = b"feature_names"  # file metadata: a JSON list
+_CHUNK = 64  # records turned into columns at a time; each turn holds the interpreter for ~0.5 ms
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One answer: what was asked, what was answered, and the features the ranker saw.
+
+    `features` has one row per returned item, in the response's order, (len(items), F); it has no
+    rows when a fallback answered. `answered_at` is in seconds since the epoch (UTC).
+    """
+
+    request: Request
+    response: Response
+    features: np.ndarray
+    answered_at: float
+
+
+def records_to_table(records: Sequence[Record], feature_names: Sequence[str]) -> pa.Table:
+    """Return the records as a table of RECORD_SCHEMA, the feature names in its metadata."""
+    requests = [record.request for record in records]
+    responses = [record.response for record in records]
+    columns = {
+        "request_id": [response.request_id for response in responses],
+        "user_id": [request.user_id for request in requests],
+        "basket": _lists([request.basket for request in requests], pa.string()),
+        "store_id": [request.store_id for request in requests],
+        "at": _times([request.at for request in requests]),
+        "k": [request.k for request in requests],
+        "bundle_id": [response.bundle_id for response in responses],
+        "rung": [response.rung for response in responses],
+        "degraded_reason": [response.degraded_reason for response in responses],
+        "item_ids": _lists([[item.item_id for item in r.items] for r in responses], pa.string()),
+        "scores": _lists([[item.score for item in r.items] for r in responses], pa.float32()),
+        "sources": _lists([[item.source for item in r.items] for r in responses], pa.string()),
+        "features": _features([record.features for record in records], len(feature_names)),
+        "stage_ms": pa.array([list(r.stage_ms.items()) for r in responses], RECORD_SCHEMA.field("stage_ms").type),
+        "answered_at": _times([record.answered_at for record in records]),
+    }
+    return pa.table(columns, schema=_schema(feature_names))
+
+
+def read_log(directory: Path, since: datetime | None = None, until: datetime | None = None) -> pa.Table:
+    """Return the records answered in [since, until), oldest first; an empty log is an empty table.
+
+    Segments written under another feature schema are brought to the newest one's: features are
+    matched by name, and one that a segment lacks is NaN there.
+    """
+    bounds = [("answered_at", op, at) for op, at in ((">=", since), ("<", until)) if at is not None]
+    segments = [pq.read_table(path, filters=bounds or None) for path in sorted(directory.glob("*.parquet"))]
+    if not segments:
+        return records_to_table([], [])
+    names = feature_names(segments[-1])
+    return pa.concat_tables([_with_features(segment, names) for segment in segments]).sort_by("answered_at")
+
+
+def feature_names(table: pa.Table) -> list[str]:
+    """Return the names of the columns of `feature_rows(table)`."""
+    names: list[str] = json.loads((table.schema.metadata or {}).get(FEATURE_NAMES_KEY, b"[]"))
+    return names
+
+
+def feature_rows(table: pa.Table) -> np.ndarray:
+    """Return the feature rows of all returned items, (items, F) float32, in the table's order."""
+    flat = pc.list_flatten(table["features"]).to_numpy()
+    return np.asarray(flat, np.float32).reshape(-1, max(len(feature_names(table)), 1))
+
+
+class PredictionLog:
+    """Writes records to Parquet segments under one directory, from a thread of its own.
+
+    A segment appears under its name when it holds `segment_records` records, is `segment_s` seconds
+    old, or the log is closed; until then it has a hidden temporary name that readers do not see.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        feature_names: Sequence[str],
+        *,
+        queue_records: int = 8_192,
+        segment_records: int = 10_000,
+        segment_s: float = 60.0,
+        poll_s: float = 0.25,
+    ) -> None:
+        self.directory = directory
+        self.written = 0
+        self.dropped = 0
+        self._names = tuple(feature_names)
+        # A deque and a nap, not a Queue: waking a thread on every request would have it fight for the
+        # interpreter with the request that comes next.
+        self._queue: deque[Record] = deque()
+        self._limits = (queue_records, segment_records, segment_s, poll_s)
+        self._segment: _Segment | None = None
+        self._closing = threading.Event()
+        self._numbers = itertools.count()
+        self._thread = threading.Thread(target=self._run, name="prediction-log", daemon=True)
+        self._thread.start()
+
+    def append(self, record: Record) -> None:
+        """Hand one record over; returns at once, and drops it when the queue is full or closed."""
+        if len(self._queue) >= self._limits[0] or self._closing.is_set():
+            self._drop(1)
+        else:
+            self._queue.append(record)
+
+    def close(self) -> None:
+        """Write what is queued and wait until it is on disk."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._limits[3]):
+            self._write_queued()
+        self._write_queued()
+        self._finish_segment()
+
+    def _write_queued(self) -> None:
+        while self._queue:
+            chunk = [self._queue.popleft() for _ in range(min(_CHUNK, len(self._queue)))]
+            self._write(chunk)
+            time.sleep(0)
+        if self._segment and time.monotonic() - self._segment.opened_at >= self._limits[2]:
+            self._finish_segment()
+
+    def _write(self, chunk: list[Record]) -> None:
+        try:
+            table = records_to_table(chunk, self._names)
+            if self._segment is None:
+                self._segment = _Segment(self.directory, next(self._numbers), table.schema)
+            self._segment.write(table)
+        except OSError as error:
+            self._abandon_segment(error, len(chunk))
+        except Exception:  # the edge of the thread: one bad record must not end the log
+            _log.exception("prediction log: %d records could not be written", len(chunk))
+            self._drop(len(chunk))
+        if self._segment and self._segment.rows >= self._limits[1]:
+            self._finish_segment()
+
+    def _finish_segment(self) -> None:
+        if self._segment is None:
+            return
+        try:
+            self._segment.publish()
+        except OSError as error:
+            self._abandon_segment(error, 0)
+        else:
+            self.written += self._segment.rows
+            LOG_RECORDS.labels("written").inc(self._segment.rows)
+            self._segment = None
+
+    def _abandon_segment(self, error: OSError, unwritten: int) -> None:
+        lost = unwritten
+        if self._segment is not None:
+            lost += self._segment.rows
+            self._segment.discard()
+            self._segment = None
+        self._drop(lost)
+        _log.warning("prediction log: %d records lost, cannot write to %s: %s", lost, self.directory, error)
+
+    def _drop(self, records: int) -> None:
+        self.dropped += records
+        LOG_RECORDS.labels("dropped").inc(records)
+
+
+class _Segment:
+    """One Parquet file while it is written: a hidden name first, its own name when complete."""
+
+    def __init__(self, directory: Path, number: int, schema: pa.Schema) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        self._path = directory / f"{stamp}-{os.getpid()}-{number:06d}.parquet"
+        self._temporary = directory / f".{self._path.name}.tmp"
+        self._writer = pq.ParquetWriter(self._temporary, schema, compression="zstd", compression_level=1)
+        self.opened_at = time.monotonic()
+        self.rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table)
+        self.rows += len(table)
+
+    def publish(self) -> None:
+        self._writer.close()
+        os.replace(self._temporary, self._path)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):  # closing writes the footer, which the full disk refuses too
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+
+def _schema(names: Sequence[str]) -> pa.Schema:
+    return RECORD_SCHEMA.with_metadata({FEATURE_NAMES_KEY: json.dumps(list(names)).encode()})
+
+
+def _times(seconds: list[float]) -> pa.Array:
+    return pa.array(np.round(np.array(seconds, np.float64) * 1e6).astype(np.int64)).cast(_TIME)
+
+
+def _lists(rows: Sequence[Sequence[object]], kind: pa.DataType) -> pa.Array:
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return pa.ListArray.from_arrays(offsets, pa.array(list(itertools.chain.from_iterable(rows)), kind))
+
+
+def _features(rows: Iterable[np.ndarray], width: int) -> pa.Array:
+    # reshape refuses rows of another width instead of running them into each other
+    flat = [np.asarray(row, np.float32).reshape(len(row), width).ravel() if len(row) else _NO_VALUES for row in rows]
+    offsets = np.zeros(len(flat) + 1, np.int32)
+    np.cumsum([len(row) for row in flat], out=offsets[1:])
+    return pa.ListArray.from_arrays(offsets, np.concatenate(flat) if flat else _NO_VALUES)
+
+
+_NO_VALUES = np.empty(0, np.float32)
+
+
+def _with_features(table: pa.Table, names: list[str]) -> pa.Table:
+    own = feature_names(table)
+    if own == names:
+        return table
+    place = {name: column for column, name in enumerate(own)}
+    source = feature_rows(table)
+    aligned = np.full((len(source), len(names)), np.nan, np.float32)
+    for column, name in enumerate(names):
+        if name in place:
+            aligned[:, column] = source[:, place[name]]
+    counts = np.asarray(pc.list_value_length(table["features"]).to_numpy()) // max(len(own), 1)
+    rows = np.split(aligned, np.cumsum(counts)[:-1]) if len(counts) else []
+    where = table.schema.get_field_index("features")
+    replaced = table.set_column(where, RECORD_SCHEMA.field("features"), _features(rows, len(names)))
+    return replaced.replace_schema_metadata(_schema(names).metadata)

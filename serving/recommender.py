@@ -1,0 +1,234 @@
+"""Request -> response: the whole path from basket to ten items, with no server around it.
+
+    prepare   the user's row, candidates from every source, one row of features per candidate
+    rank      one purchase probability per candidate
+    finish    the list: diversity, reasons, the log record
+
+Everything that belongs to one request travels in `Prepared`; nothing is kept on `self`, because one
+recommender answers all requests.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feature_repo.aggregates import empty_history, unpack
+from feature_repo.schema import DENSE_NAMES, model_inputs
+from feature_repo.transforms import Query, Rows
+from serving.availability import Availability
+from serving.bundle import Bundle, load_bundle
+from serving.errors import BundleInvalid, FeaturesUnavailable
+from serving.online_features import MemoryStore, OnlineStore, UserRow
+from serving.prediction_log import PredictionLog, Record
+from serving.ranking import rank
+from serving.reranking import rerank
+from serving.retrieval import SOURCES, Candidates, FaissTower, build_query, retrieve
+from serving.schemas import Recommendation, Request, Response, parse_request
+
+log = logging.getLogger(__name__)
+
+GOLDEN_TOLERANCE = 1e-4  # of a probability: other processors round differently
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One request on its way: what was retrieved for it and what the ranker will see."""
+
+    request: Request
+    query: Query
+    candidates: Candidates
+    dense: np.ndarray  # (n, features) float32
+    categorical: np.ndarray  # (n, 3) int64
+    degraded_reason: str | None
+    stage_ms: dict[str, float]
+    ready_at: float  # perf_counter when the ranker may start
+
+
+class Recommender:
+    """Answers requests with one bundle and one online store."""
+
+    def __init__(
+        self, bundle: Bundle, store: OnlineStore, log: PredictionLog | None = None, availability: Path | None = None
+    ) -> None:
+        """Take the bundle, the store of user rows, the prediction log, and the file of excluded items."""
+        self.bundle = bundle
+        self._store = store
+        self._log = log
+        self._availability = Availability(availability, bundle.statistics)
+        self._tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
+
+    def recommend(self, request: Request) -> Response:
+        """Answer one request."""
+        prepared = self.prepare(request)
+        return self.finish(prepared, self.rank(prepared.dense, prepared.categorical))
+
+    def prepare(self, request: Request) -> Prepared:
+        """Read the user's row, retrieve candidates and compute their features."""
+        began = time.perf_counter()
+        statistics = self.bundle.statistics
+        history, degraded_reason = self._read_history(request.user_id)
+        query = build_query(statistics, request.basket, history, request.at)
+        read = time.perf_counter()
+        row = None if request.store_id is None else statistics.store_row.get(request.store_id)
+        store = None if row is None else statistics.store_popular[row]
+        candidates = retrieve(query, store, self.bundle.settings.quotas, self._tower, self._availability.excluded())
+        retrieved = time.perf_counter()
+        dense, categorical = model_inputs(Rows(query, candidates.codes))
+        ready = time.perf_counter()
+        stage_ms = {"features": (read - began + ready - retrieved) * 1e3, "retrieval": (retrieved - read) * 1e3}
+        return Prepared(request, query, candidates, dense, categorical, degraded_reason, stage_ms, ready)
+
+    def _read_history(self, user_id: str | None) -> tuple[Any, str | None]:
+        if user_id is None:
+            return empty_history(), None
+        try:
+            row = self._store.read(user_id)
+            return (empty_history() if row is None else unpack(row.history)), None
+        except (FeaturesUnavailable, ValueError) as error:
+            log.warning("answering without the user's history: %s", error)
+            return empty_history(), "features_unavailable"
+
+    def rank(self, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
+        """Return one purchase probability per candidate, (n,) float32."""
+        return rank(self.bundle.ranker, dense, categorical)
+
+    def finish(self, prepared: Prepared, scores: np.ndarray) -> Response:
+        """Choose the items to show and say why; write the log record."""
+        ranked = time.perf_counter()
+        codes = prepared.candidates.codes
+        types = self.bundle.statistics.categorical[codes, 0]
+        rows, shown = rerank(scores, types, prepared.request.k, self.bundle.settings.type_penalty)
+        items = tuple(
+            Recommendation(
+                str(self.bundle.statistics.item_ids[codes[row]]),
+                float(score),
+                SOURCES[prepared.candidates.source[row]],
+                self._reason(prepared, int(row)),
+            )
+            for row, score in zip(rows.tolist(), shown.tolist(), strict=True)
+        )
+        done = time.perf_counter()
+        stage_ms = {
+            **prepared.stage_ms,
+            "ranking": (ranked - prepared.ready_at) * 1e3,
+            "reranking": (done - ranked) * 1e3,
+        }
+        stage_ms["total"] = sum(stage_ms.values())
+        degraded_reason = prepared.degraded_reason
+        response = Response(
+            request_id=prepared.request.request_id,
+            items=items,
+            bundle_id=self.bundle.bundle_id,
+            rung="full" if items or prepared.request.k == 0 else "empty",
+            degraded=degraded_reason is not None,
+            degraded_reason=degraded_reason,
+            stage_ms=stage_ms,
+        )
+        if self._log is not None:
+            self._log.append(Record(prepared.request, response, prepared.dense[rows], time.time()))
+        return response
+
+    def fallback(self, request: Request, reason: str) -> Response:
+        """Answer from best sellers alone, needing neither store nor models: the last rungs of the ladder."""
+        began = time.perf_counter()
+        statistics = self.bundle.statistics
+        row = None if request.store_id is None else statistics.store_row.get(request.store_id)
+        ranked = statistics.popular if row is None else statistics.store_popular[row]
+        barred = np.concatenate([statistics.codes(request.basket), self._availability.excluded()])
+        codes = ranked[~np.isin(ranked, barred)][: request.k]
+        source = "popular" if row is None else "store"
+        buyers = max(float(statistics.total_baskets), 1.0)
+        items = tuple(
+            Recommendation(
+                str(statistics.item_ids[code]), float(statistics.basket_count[code]) / buyers, source, _POPULAR[source]
+            )
+            for code in codes.tolist()
+        )
+        took = (time.perf_counter() - began) * 1e3
+        rung = "empty" if not items else "segment" if source == "store" else "popular"
+        response = Response(
+            request.request_id, items, self.bundle.bundle_id, rung, True, reason, {"fallback": took, "total": took}
+        )
+        if self._log is not None:
+            self._log.append(Record(request, response, np.empty((0, len(DENSE_NAMES)), np.float32), time.time()))
+        return response
+
+    def _reason(self, prepared: Prepared, row: int) -> str:
+        query, code = prepared.query, int(prepared.candidates.codes[row])
+        source = SOURCES[prepared.candidates.source[row]]
+        if source == "history":
+            at = int(np.searchsorted(query.history.items, code))
+            times = int(query.history.count[at])
+            days = int(max(query.at - int(query.history.last_at[at]), 0) // 86_400)
+            return f"bought {times} {'time' if times == 1 else 'times'} before, last {days} days ago"
+        if source == "together":
+            partner = self._strongest_partner(query, code)
+            return f"often bought together with {self.bundle.statistics.item_ids[partner]}"
+        return _POPULAR[source]
+
+    def _strongest_partner(self, query: Query, code: int) -> int:
+        """Return the basket item that speaks most for `code`."""
+        statistics = self.bundle.statistics
+        basket = query.basket
+        count = np.where(statistics.neighbours[basket] == code, statistics.together_count[basket], 0).max(1)
+        return int(basket[np.argmax(count / np.maximum(statistics.basket_count[basket], 1) ** 0.7)])
+
+
+_POPULAR = {
+    "tower": "fits this basket and shopper",
+    "store": "popular in this store",
+    "popular": "popular now",
+}
+
+
+def open_recommender(
+    bundle_path: Path, store: OnlineStore, log: PredictionLog | None = None, availability: Path | None = None
+) -> Recommender:
+    """Load a bundle, ask it its golden requests, and return a recommender that is warm.
+
+    Raises:
+        BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
+    """
+    bundle = load_bundle(bundle_path)
+    verify_golden(bundle)
+    return Recommender(bundle, store, log, availability)
+
+
+def verify_golden(bundle: Bundle) -> int:
+    """Ask the golden requests and compare; return how many there were.
+
+    Raises:
+        BundleInvalid: naming the request, the answer and what was expected.
+    """
+    records = [json.loads(line) for line in (bundle.path / "golden.jsonl").read_text().splitlines()]
+    if not records:
+        raise BundleInvalid(f"{bundle.path / 'golden.jsonl'} holds no request: assemble the bundle again")
+    for record in records:
+        answer = answer_golden(bundle, record["request"], record["history"])
+        expected = record["expected"]
+        same = [item for item, _ in answer] == [item for item, _ in expected]
+        close = same and all(abs(a[1] - e[1]) <= GOLDEN_TOLERANCE for a, e in zip(answer, expected, strict=True))
+        if not close:
+            raise BundleInvalid(
+                f"bundle {bundle.bundle_id} answers golden request {record['request']['request_id']} with {answer[:3]}…, "
+                f"recorded was {expected[:3]}…: the models or this code are not those it was built with"
+            )
+    return len(records)
+
+
+def answer_golden(bundle: Bundle, request: dict[str, Any], history: str | None) -> list[tuple[str, float]]:
+    """Return item ids and scores for one golden request; `history` is a packed row in base64, or None."""
+    store = MemoryStore()
+    parsed = parse_request(request, now=0.0, default_id="golden")
+    if history is not None and parsed.user_id is not None:
+        store.write(parsed.user_id, UserRow(base64.b64decode(history), 0.0))
+    response = Recommender(bundle, store).recommend(parsed)
+    return [(item.item_id, round(item.score, 6)) for item in response.items]

@@ -1,0 +1,118 @@
+"""A query -> candidate items from several sources, each candidate naming the source that found it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from feature_repo.aggregates import UserHistory
+from feature_repo.schema import tower_inputs
+from feature_repo.statistics import Statistics
+from feature_repo.transforms import Query
+
+SOURCES = ("history", "together", "tower", "store", "popular")
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """How many candidates each source may bring, and how many are ranked in all."""
+
+    history: int = 300
+    together: int = 200
+    tower: int = 60
+    store: int = 40
+    total: int = 500
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Distinct items to rank, none of them in the basket."""
+
+    codes: np.ndarray  # (n,) int64
+    source: np.ndarray  # (n,) int8, index into SOURCES of the first source that brought the item
+
+
+class Tower(Protocol):
+    """Finds items near the query's vector."""
+
+    def search(self, query: Query, k: int) -> np.ndarray:
+        """Return the codes of up to k items, nearest first, int64."""
+
+
+def build_query(
+    statistics: Statistics, basket: tuple[str, ...], history: UserHistory, at: float
+) -> Query:
+    """Return the query for a basket of item ids and a user's history with item ids or codes.
+
+    Items the catalogue does not know are left out of both; the basket keeps its full size.
+    """
+    if history.items.dtype.kind in "US":
+        get = statistics.code_of.get
+        codes = np.array([get(item, -1) for item in history.items.tolist()], np.int64)
+    else:
+        codes = history.items
+    return Query(statistics, at, statistics.codes(basket), len(basket), restrict(history, codes))
+
+
+def restrict(history: UserHistory, codes: np.ndarray) -> UserHistory:
+    """Return the history over catalogue codes, sorted; rows whose code is -1 are dropped.
+
+    Item ids are sorted in the catalogue, so a history sorted by id stays sorted by code.
+    """
+    known = codes >= 0
+    return replace(
+        history,
+        items=codes[known],
+        count=history.count[known],
+        decayed=history.decayed[known],
+        first_at=history.first_at[known],
+        last_at=history.last_at[known],
+    )
+
+
+def retrieve(
+    query: Query, store: np.ndarray | None, quotas: Quotas, tower: Tower | None = None, excluded: np.ndarray | None = None
+) -> Candidates:
+    """Return up to `quotas.total` candidates: the user's own items, partners of the basket, neighbours
+    of the query vector, best sellers of the store, and best sellers of the chain to fill up.
+
+    Args:
+        query: the request.
+        store: best sellers of the request's store, codes best first, or None.
+        quotas: how many of each.
+        tower: the two-tower search; None leaves it out.
+        excluded: codes that must not be offered (out of stock, banned).
+    """
+    together = query.together
+    popular = query.statistics.popular.astype(np.int64)
+    found = [
+        query.history.items[np.argsort(query.history_rank)[: quotas.history]],
+        together.codes[np.argsort(-together.sum, kind="stable")[: quotas.together]],
+        np.empty(0, np.int64) if tower is None else tower.search(query, quotas.tower),
+        np.empty(0, np.int64) if store is None else store[: quotas.store].astype(np.int64),
+        popular,
+    ]
+    codes = np.concatenate(found)
+    source = np.repeat(np.arange(len(SOURCES), dtype=np.int8), [len(part) for part in found])
+    barred = query.basket if excluded is None else np.concatenate([query.basket, excluded])
+    first = np.sort(np.unique(codes, return_index=True)[1])
+    first = first[~np.isin(codes[first], barred)][: quotas.total]
+    return Candidates(codes[first], source[first])
+
+
+class FaissTower:
+    """The query tower (ONNX) in front of a Faiss index over the item tower's vectors."""
+
+    def __init__(self, session: Any, index: Any, items: int) -> None:
+        """Take an onnxruntime session, a Faiss inner-product index, and the catalogue's size."""
+        self._session = session
+        self._index = index
+        self._items = items
+
+    def search(self, query: Query, k: int) -> np.ndarray:
+        """Return the codes of up to k items, nearest first; Faiss's -1 and unknown codes are dropped."""
+        vector = self._session.run(["vector"], tower_inputs(query))[0]
+        codes = self._index.search(vector, k)[1][0]
+        return codes[(codes >= 0) & (codes < self._items)]

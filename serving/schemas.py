@@ -1,0 +1,132 @@
+"""CONTRACT request, recommendation, response: what the checkout sends and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from serving.errors import InvalidRequest
+
+MAX_BASKET = 500  # lines; a longer basket is refused
+MAX_K = 100  # items in one answer; a larger k is cut to this
+DEFAULT_K = 10
+MAX_ID_LENGTH = 128  # characters
+FIELDS = frozenset({"request_id", "user_id", "basket", "store_id", "at", "k"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question from the checkout; `at` is the time it is asked, seconds since the epoch (UTC)."""
+
+    basket: tuple[str, ...]
+    at: float
+    user_id: str | None = None
+    store_id: str | None = None
+    k: int = DEFAULT_K
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One item of the answer: its purchase probability, the source that found it, and why it is here."""
+
+    item_id: str
+    score: float
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The answer: items best first, the bundle that gave it, and the rung of the ladder it came from."""
+
+    request_id: str
+    items: tuple[Recommendation, ...]
+    bundle_id: str
+    rung: str = "full"
+    degraded: bool = False
+    degraded_reason: str | None = None
+    stage_ms: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the response as plain JSON types."""
+        return {
+            "request_id": self.request_id,
+            "items": [
+                {"item_id": i.item_id, "score": round(i.score, 6), "source": i.source, "reason": i.reason}
+                for i in self.items
+            ],
+            "bundle_id": self.bundle_id,
+            "degraded": self.degraded,
+            "degraded_reason": self.degraded_reason,
+            "rung": self.rung,
+            "stage_ms": {stage: round(ms, 3) for stage, ms in self.stage_ms.items()},
+        }
+
+
+def parse_request(raw: object, *, now: float, default_id: str) -> Request:
+    """Check one decoded JSON request line and return it as a `Request`.
+
+    Args:
+        raw: the decoded JSON value.
+        now: the time used when `at` is absent, seconds since the epoch.
+        default_id: the id used when `request_id` is absent.
+
+    Raises:
+        InvalidRequest: naming the field and what was expected, never the value.
+    """
+    if not isinstance(raw, Mapping):
+        raise InvalidRequest("a request is a JSON object")
+    if unknown := sorted(set(map(str, raw)) - FIELDS):
+        raise InvalidRequest(f"{len(unknown)} unknown field(s); a request has {', '.join(sorted(FIELDS))}")
+    if "basket" not in raw:
+        raise InvalidRequest("basket is missing: a list of item ids, which may be empty")
+    basket = raw["basket"]
+    if not isinstance(basket, list) or not all(isinstance(item, str) for item in basket):
+        raise InvalidRequest("basket must be a list of item ids (strings)")
+    if len(basket) > MAX_BASKET:
+        raise InvalidRequest(f"basket has {len(basket)} lines, at most {MAX_BASKET} are allowed")
+    for item in basket:
+        _check_id("basket", item)
+    k = raw.get("k", DEFAULT_K)
+    if not isinstance(k, int) or isinstance(k, bool):
+        raise InvalidRequest("k must be a whole number")
+    if k < 0:
+        raise InvalidRequest("k must be 0 or more")
+    return Request(
+        basket=tuple(dict.fromkeys(basket)),
+        at=_time(raw.get("at"), now),
+        user_id=_optional_id(raw, "user_id"),
+        store_id=_optional_id(raw, "store_id"),
+        k=min(k, MAX_K),
+        request_id=_optional_id(raw, "request_id") or default_id,
+    )
+
+
+def _optional_id(raw: Mapping[str, Any], name: str) -> str | None:
+    value = raw.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be a string")
+    _check_id(name, value)
+    return value
+
+
+def _check_id(name: str, value: str) -> None:
+    if not value or len(value) > MAX_ID_LENGTH or not value.isprintable():
+        raise InvalidRequest(f"{name} ids are 1 to {MAX_ID_LENGTH} printable characters")
+
+
+def _time(value: object, now: float) -> float:
+    if value is None:
+        return now
+    if not isinstance(value, str):
+        raise InvalidRequest("at must be an ISO 8601 time, for example 2017-12-05T18:30:00Z")
+    try:
+        parsed = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise InvalidRequest("at must be an ISO 8601 time, for example 2017-12-05T18:30:00Z") from error
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,145 @@
+"""Environment -> `Settings`: what changes the endpoint's speed or place, never its answers.
+
+What changes an answer stands in the bundle's manifest. This is the only module that reads the
+environment; it does so once, when a process starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+PREFIX = "RECO_"
+
+
+class SettingInvalid(ValueError):
+    """A variable of the environment has a value that its setting cannot take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Each field is read from the variable RECO_<FIELD>, for example RECO_HTTP_PORT."""
+
+    home: Path = Path(".reco")  # where champion, online store and log live
+    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 in a container
+    http_port: int = 8080  # 0 lets the system choose; the start line tells which
+    grpc_port: int = 8081  # likewise
+    store_url: str = ""  # online store; empty means the SQLite file under home
+    availability_file: Path | None = None  # items out of stock or banned; empty means availability.json under home
+    deadline_ms: float = 50.0  # an answer that takes longer steps down the ladder
+    body_limit_bytes: int = 262_144  # a longer request is refused with 413
+    body_timeout_ms: float = 1_000.0  # a body that takes longer to arrive is refused with 408
+    drain_s: float = 0.0  # time between readiness off and the door shut, for load balancers to notice
+    grace_s: float = 20.0  # time that requests in flight get to finish after that
+    log: bool = True  # keep the prediction log
+    log_dir: Path | None = None  # empty means prediction_log under home
+    log_segment_s: float = 60.0  # a log segment becomes readable after this time
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read each field from its variable; unset and empty ones keep their default.
+
+        Raises:
+            SettingInvalid: naming the variable, what was found and what was expected.
+        """
+        environ = os.environ if environ is None else environ
+        given = {}
+        for name, (expected, parse) in _PARSERS.items():
+            if text := environ.get(variable(name), "").strip():
+                try:
+                    given[name] = parse(text)
+                except ValueError as error:
+                    found = f"a {text.partition(':')[0]!r} URL" if name == "store_url" else repr(text)
+                    raise SettingInvalid(f"{variable(name)} is {found}; expected {expected}") from error
+        return cls(**given)
+
+    def to_env(self) -> dict[str, str]:
+        """Return the whole environment for a child process that shall have these settings."""
+        own = {variable(f.name): _text(getattr(self, f.name)) for f in fields(self)}
+        return {**os.environ, **own}
+
+    @property
+    def online_store_url(self) -> str:
+        """Where the online store is."""
+        return self.store_url or f"sqlite:///{(self.home / 'online_store.db').absolute()}"
+
+    @property
+    def availability_path(self) -> Path:
+        """Where the list of items that must not be offered is; the file need not exist."""
+        return self.availability_file or self.home / "availability.json"
+
+    @property
+    def prediction_log_dir(self) -> Path:
+        """Where the prediction log is."""
+        return self.log_dir or self.home / "prediction_log"
+
+
+def variable(field: str) -> str:
+    """Return the name of the environment variable of a field."""
+    return PREFIX + field.upper()
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the RECO_ variables that name no setting: most likely misspelt, and without effect."""
+    environ = os.environ if environ is None else environ
+    return sorted(name for name in environ if name.startswith(PREFIX) and name[len(PREFIX) :].lower() not in _PARSERS)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _whole(low: int, high: int) -> tuple[str, Callable[[str], int]]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return f"a whole number from {low} to {high}", parse
+
+
+def _number(low: float, high: float) -> tuple[str, Callable[[str], float]]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:  # also refuses nan
+            raise ValueError(text)
+        return value
+
+    return f"a number from {low:g} to {high:g}", parse
+
+
+def _switch(text: str) -> bool:
+    found = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}.get(text.lower())
+    if found is None:
+        raise ValueError(text)
+    return found
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("sqlite:///", "redis://", "rediss://", "memory:")):
+        raise ValueError(text)
+    return text
+
+
+_PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "home": ("a directory", Path),
+    "host": ("an address to listen on", str),
+    "http_port": _whole(0, 65_535),
+    "grpc_port": _whole(0, 65_535),
+    "store_url": ("sqlite:///PATH, redis://HOST:PORT or memory:", _url),
+    "availability_file": ("a file", Path),
+    "deadline_ms": _number(1, 60_000),
+    "body_limit_bytes": _whole(1_024, 64 << 20),
+    "body_timeout_ms": _number(10, 600_000),
+    "drain_s": _number(0, 600),
+    "grace_s": _number(0, 600),
+    "log": ("on or off", _switch),
+    "log_dir": ("a directory", Path),
+    "log_segment_s": _number(0.1, 86_400),
+}
