@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import pandas as pd
 from components.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
 from components.fit_statistics import Purchases, fit, read_purchases
 from feature_repo.aggregates import UserHistory, empty_history, fold
-from feature_repo.schema import DENSE_NAMES, model_inputs, tower_inputs
+from feature_repo.schema import DENSE_NAMES, HISTORY_LENGTH, model_inputs, tower_inputs
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
 from feature_repo.transforms import Query, Rows
 from serving.retrieval import Quotas, restrict, retrieve
@@ -43,6 +44,7 @@ class ExampleParams:
     windows: int = 5
     negatives: int = 60  # per list, drawn from the retrieved candidates
     masks: int = 1  # lists made from one basket, each hiding other items
+    anonymous_ratio: float = 0.1  # lists built as if the shopper were unknown, so that the model knows strangers
     calibration_ratio: float = 0.1  # users whose last window is kept for calibration, all candidates
     seed: int = 0
 
@@ -146,6 +148,7 @@ def build_examples(dataset: Path, statistics: Path, examples: Path, cut: str, pa
         "ranker_rows": len(train.label),
         "calibration_lists": len(calibration.start) - 1,
     }
+    shutil.rmtree(windows)
     write_manifest(examples, cut=cut, bases=[base.isoformat() for base in bases], **counts)
     return counts
 
@@ -157,7 +160,7 @@ def _build_share(
     seen, users, statistics_path, windows_path, starts, end_s, params = job
     final = _Window(read_statistics(statistics_path), seen.item_ids)
     windows = [_Window(read_statistics(windows_path / str(i)), seen.item_ids) for i in range(len(starts))]
-    quotas = Quotas()
+    quotas, nobody = Quotas(), empty_history(np.int64)
     rng = np.random.default_rng([params.seed, int(users[0]) if len(users) else 0])
     held_out = np.random.default_rng(params.seed).random(len(seen.user_ids)) < params.calibration_ratio
     retriever: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -170,7 +173,8 @@ def _build_share(
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
         for _ in range(1 if calibrates else params.masks):
-            one = _ranker_list(windows[window], basket, seen.store_ids, quotas, rng, None if calibrates else params.negatives)
+            asked = replace(basket, history=nobody) if rng.random() < params.anonymous_ratio else basket
+            one = _ranker_list(windows[window], asked, seen.store_ids, quotas, rng, None if calibrates else params.negatives)
             if one is not None:
                 lists[calibrates].append(one)
     return _stack(retriever), _stack_lists(lists[False]), _stack_lists(lists[True])
@@ -180,7 +184,7 @@ class _Window:
     """Statistics with the map from dataset item codes to their catalogue codes."""
 
     def __init__(self, statistics: Statistics, item_ids: np.ndarray) -> None:
-        self.statistics = Statistics(**{name: np.asarray(value) for name, value in vars(statistics).items()})
+        self.statistics = statistics
         at = np.minimum(np.searchsorted(statistics.item_ids, item_ids), len(statistics.item_ids) - 1)
         self.code = np.where(self.statistics.item_ids[at] == item_ids, at, -1)
 
@@ -228,8 +232,6 @@ def _ranker_list(
 
 
 def _stack(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> RetrieverExamples:
-    from feature_repo.schema import HISTORY_LENGTH
-
     if not rows:
         return RetrieverExamples(
             np.empty((0, HISTORY_LENGTH), np.int32),

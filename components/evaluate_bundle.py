@@ -178,8 +178,8 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     log.info("%d test baskets from %s to %s", len(tasks), start.date(), end.date())
     store = MemoryStore()
     recommender = Recommender(bundle, store)
-    served, pairs, records = _serve(recommender, store, tasks, progress=True)
-    baselines = _baseline_tallies(recommender, store, tasks)
+    baselines = {name: Tally.empty() for name in BASELINES}
+    served, pairs, records = _serve(recommender, store, tasks, baselines)
     boot = Bootstrap([task.user_id for task in tasks])
     frozen_history = _histories_at(purchases, int(start.timestamp()))
     frozen_tasks = [replace(task, history=frozen_history.get(task.user_id, empty_history())) for task in tasks]
@@ -266,25 +266,41 @@ Pair = tuple[np.ndarray, np.ndarray]  # probability and label of every candidate
 
 
 def _serve(
-    recommender: Recommender, store: MemoryStore, tasks: list[Task], progress: bool = False
+    recommender: Recommender, store: MemoryStore, tasks: list[Task], baselines: dict[str, Tally] | None = None
 ) -> tuple[Tally, list[Pair], list[Record]]:
-    """Ask every task through the served path; k is the largest that may be asked for."""
+    """Ask every task through the served path, and the baselines beside it; k is the largest one may ask."""
     tally, pairs, records = Tally.empty(), [], []
-    code_of = recommender.bundle.statistics.code_of
+    bundle = recommender.bundle
+    tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
     keep = max(1, len(tasks) // REFERENCE_RECORDS)
     began = time.perf_counter()
     for number, (task, prepared) in enumerate(_prepared(recommender, store, tasks)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         response = recommender.finish(prepared, scores)
-        ranked = np.array([code_of[item.item_id] for item in response.items], np.int64)
+        ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
         tally.add(ranked, task)
+        if baselines is None:
+            continue
+        _rank_baselines(baselines, bundle, tower, task, prepared)
         pairs.append((scores, np.isin(prepared.candidates.codes, task.hidden)))
         if number % keep == 0:
             records.append(_record(prepared, response, ranked))
-        if progress and (number + 1) % 2_000 == 0:
+        if (number + 1) % 2_000 == 0:
             each = (time.perf_counter() - began) / (number + 1)
             log.info("%d of %d answered, %.0f s to go", number + 1, len(tasks), each * (len(tasks) - number - 1))
     return tally, pairs, records
+
+
+def _rank_baselines(
+    tallies: dict[str, Tally], bundle: Bundle, tower: FaissTower, task: Task, prepared: Prepared
+) -> None:
+    row = bundle.statistics.store_row.get(task.store_id)
+    best = None if row is None else bundle.statistics.store_popular[row]
+    for name, baseline in BASELINES.items():
+        scores = baseline(prepared.query, best, tower)
+        scores[prepared.query.basket] = -np.inf
+        top = np.argpartition(-scores, min(MAX_K, len(scores) - 1))[:MAX_K]
+        tallies[name].add(top[np.argsort(-scores[top], kind="stable")], task)
 
 
 def _prepared(recommender: Recommender, store: MemoryStore, tasks: list[Task]) -> Iterator[tuple[Task, Prepared]]:
@@ -303,22 +319,6 @@ def _record(prepared: Prepared, response: Any, ranked: np.ndarray) -> Record:
         prepared.dense[rows],
         prepared.request.at,
     )
-
-
-def _baseline_tallies(recommender: Recommender, store: MemoryStore, tasks: list[Task]) -> dict[str, Tally]:
-    tallies = {name: Tally.empty() for name in BASELINES}
-    bundle = recommender.bundle
-    tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
-    for task, prepared in _prepared(recommender, store, tasks):
-        query = prepared.query
-        row = bundle.statistics.store_row.get(task.store_id)
-        best = None if row is None else bundle.statistics.store_popular[row]
-        for name, baseline in BASELINES.items():
-            scores = baseline(query, best, tower)
-            scores[query.basket] = -np.inf
-            top = np.argpartition(-scores, min(MAX_K, len(scores) - 1))[:MAX_K]
-            tallies[name].add(top[np.argsort(-scores[top], kind="stable")], task)
-    return tallies
 
 
 def _summary(tally: Tally, boot: Bootstrap, items: int) -> dict[str, Any]:

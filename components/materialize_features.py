@@ -19,17 +19,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import redis
 
 from components.fit_statistics import MIN_BASKETS, Purchases, read_purchases
 from feature_repo.aggregates import UserHistory, empty_history, fold, pack
 from serving.online_features import JOIN_KEY, PROJECT
+
+if TYPE_CHECKING:
+    from feast import FeatureStore
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +89,10 @@ def materialize_features(
 
     Raises:
         ValueError: no purchase happened before the cut, or the URL is not one of Redis.
+        ConnectionError: Redis cannot be reached.
     """
+    if online_store:
+        _connection_string(online_store)  # a URL that cannot work fails before the work
     cut_s = int(pd.Timestamp(cut).timestamp())
     purchases, _ = read_purchases(dataset)
     if len(purchases.at) == 0 or purchases.at[0] >= cut_s:
@@ -210,8 +218,21 @@ def item_table(purchases: Purchases, at: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=ITEM_COLUMNS)
 
 
+def check_point_in_time(snapshots: Path) -> None:
+    """Refuse user snapshots that know the moment they are stamped with, or a later one.
+
+    Raises:
+        ValueError: naming how many rows leak.
+    """
+    table = pq.read_table(snapshots, columns=["event_timestamp", "last_basket_at"])
+    leaks = int(pc.sum(pc.greater_equal(table["last_basket_at"], table["event_timestamp"])).as_py() or 0)
+    if leaks:
+        raise ValueError(f"{leaks} of {table.num_rows} rows of {snapshots} know a basket of their future")
+
+
 def _publish_offline(features: Path, offline_store: Path) -> None:
     """Copy the views into the home, each file in one step."""
+    check_point_in_time(features / "user_history" / "snapshots.parquet")
     for view in VIEWS:
         target = offline_store / view / "snapshots.parquet"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -220,37 +241,53 @@ def _publish_offline(features: Path, offline_store: Path) -> None:
         os.replace(temporary, target)
 
 
+def feature_store(home: Path, online_store: str = "", state: Path | None = None) -> FeatureStore:
+    """Return Feast's own view of the stores under `home`, for joins, reads and materialisation.
+
+    Args:
+        home: the directory that `materialize_features` was given.
+        online_store: a redis:// URL; empty for SQLite.
+        state: directory of `registry.db` and `online_store.db` when it is not `home`.
+
+    Raises:
+        ValueError: the URL is not one of Redis, or holds what Feast cannot express.
+    """
+    from feast import FeatureStore, RepoConfig
+
+    root = home.absolute()
+    state = state or root
+    online = {"type": "sqlite", "path": str(state / "online_store.db")}
+    if online_store:
+        online = {"type": "redis", "connection_string": _connection_string(online_store)}
+    return FeatureStore(
+        config=RepoConfig(
+            project=PROJECT,
+            provider="local",
+            registry=str(state / "registry.db"),
+            offline_store={"type": "duckdb"},
+            online_store=online,
+            entity_key_serialization_version=3,
+            repo_path=root,
+        )
+    )
+
+
 def _publish_online(root: Path, cut_s: int, redis_url: str) -> dict[str, int]:
     """Materialise the rows as of the cut with Feast, in place of whatever was there."""
-    with tempfile.TemporaryDirectory(prefix=".feast-", dir=root) as workspace, _quiet_feast():
-        from feast import FeatureStore, RepoConfig
-
+    with tempfile.TemporaryDirectory(prefix=".feast-", dir=root) as workspace, quiet_feast():
         from feature_repo.feature_definitions import definitions
 
-        registry, online = Path(workspace) / "registry.db", Path(workspace) / "online_store.db"
+        # Feast never lets an older row replace a newer one, so an earlier cut needs an empty store.
+        fresh = Path(workspace)
+        store = feature_store(root, redis_url, fresh)
         if redis_url:
             _delete_rows(redis_url)
-            online_config = {"type": "redis", "connection_string": _connection_string(redis_url)}
-        else:
-            # Feast never lets an older row replace a newer one, so an earlier cut needs a new file.
-            online_config = {"type": "sqlite", "path": str(online)}
-        store = FeatureStore(
-            config=RepoConfig(
-                project=PROJECT,
-                provider="local",
-                registry=str(registry),
-                offline_store={"type": "duckdb"},
-                online_store=online_config,
-                entity_key_serialization_version=3,
-                repo_path=root,
-            )
-        )
         cut = datetime.fromtimestamp(cut_s, UTC)
         store.apply([*definitions(root / "offline_store")])
         store.materialize(cut - timedelta(seconds=1), cut)
-        os.replace(registry, root / "registry.db")
+        os.replace(fresh / "registry.db", root / "registry.db")
         if not redis_url:
-            os.replace(online, root / "online_store.db")
+            os.replace(fresh / "online_store.db", root / "online_store.db")
     return {
         name: _rows_at(root / "offline_store" / view / "snapshots.parquet", cut)
         for name, view in (("users", VIEWS[0]), ("items", VIEWS[1]))
@@ -258,8 +295,8 @@ def _publish_online(root: Path, cut_s: int, redis_url: str) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _quiet_feast() -> Iterator[None]:
-    """Keep Feast's prints out of the command's answer and its look-ups out of the log."""
+def quiet_feast() -> Iterator[None]:
+    """Keep Feast's prints out of the command's answer, and its look-ups and warnings out of the log."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         import feast  # noqa: F401  (seconds, needed only here; it sets warning filters of its own)
@@ -313,6 +350,10 @@ def _delete_rows(url: str) -> None:
             found = [key for key in scanned if key[_id_end(key, len(prefix)) :] == PROJECT.encode()]
             for first in range(0, len(found), 10_000):
                 client.unlink(*found[first : first + 10_000])
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        host, port = urlsplit(url).hostname, urlsplit(url).port or 6379
+        reason = type(error).__name__
+        raise ConnectionError(f"the online store at {host}:{port} cannot be reached: {reason}") from error
     finally:
         client.close()
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 from components.checkpoint import read_checkpoint, write_checkpoint
 from components.examples import RankerExamples, read_ranker_examples
 from components.models.dlrm import Dlrm
+from feature_repo.statistics import read_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,6 @@ def train_ranker(examples: Path, statistics: Path, checkpoint: Path, params: dic
         ContractViolation: the examples are missing or of another schema.
         ValueError: no list holds a purchase.
     """
-    from feature_repo.statistics import read_vocabulary
-
     settings = RankerParams(**params)
     torch.manual_seed(settings.seed)
     data = read_ranker_examples(examples, "train")

@@ -59,10 +59,8 @@ def item_statistics_view(offline_store: Path) -> FeatureView:
         ttl=FOREVER,
         schema=[
             Field(name="item_id", dtype=String),
-            Field(name="purchases_4w", dtype=Int64, description="Baskets that held it in the last 4 weeks."),
-            Field(
-                name="purchases_13w", dtype=Int64, description="Baskets that held it in the last 13 weeks."
-            ),
+            Field(name="purchases_4w", dtype=Int64, description="Baskets with it in the last 4 weeks."),
+            Field(name="purchases_13w", dtype=Int64, description="Baskets with it in the last 13 weeks."),
             Field(name="price", dtype=Float32, description="Mean paid per unit, in currency."),
             Field(name="discount_ratio", dtype=Float32, description="Share of units sold at a discount."),
             Field(name="buyer_count", dtype=Int64, description="Distinct users who bought it."),
@@ -81,16 +79,22 @@ def _source(view: str, offline_store: Path) -> FileSource:
     )
 
 
-def definitions(offline_store: Path) -> list[Project | Entity | FeatureView | FeatureService]:
-    """Return every object of the repository, its views reading from `offline_store`."""
-    views = [user_history_view(offline_store), item_statistics_view(offline_store)]
-    service = FeatureService(
+def checkout_service(*views: FeatureView) -> FeatureService:
+    """Return what the recommender knows about a user and an item when a basket is scanned."""
+    return FeatureService(
         name="checkout",
         features=[*views],
-        description="What the recommender knows about a user and an item when a basket is scanned.",
+        description="A user's history and an item's statistics, as of the basket's time.",
     )
-    return [project, user, item, *views, service]
 
 
-# Feast takes the objects of the module itself: these are the ones `feast apply` registers.
-user_history, item_statistics, checkout = definitions(OFFLINE_STORE)[3:]
+def definitions(offline_store: Path) -> list[Project | Entity | FeatureView | FeatureService]:
+    """Return every object of the repository, its views reading from `offline_store`."""
+    views = user_history_view(offline_store), item_statistics_view(offline_store)
+    return [project, user, item, *views, checkout_service(*views)]
+
+
+# Feast takes the objects of the module itself: these are the ones that `feast apply` registers.
+user_history = user_history_view(OFFLINE_STORE)
+item_statistics = item_statistics_view(OFFLINE_STORE)
+checkout = checkout_service(user_history, item_statistics)

@@ -69,6 +69,7 @@ DENSE: tuple[Feature, ...] = (
     t.price_to_basket_ratio,
 )
 DENSE_NAMES: tuple[str, ...] = tuple(feature.__name__ for feature in DENSE)
+LIMIT = 1e9  # no feature of a sane shop is larger
 CATEGORICAL: tuple[str, ...] = ("type", "category", "department")
 
 
@@ -83,9 +84,10 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     Values that are not finite, or beyond what float32 holds, become 0 and ±1e9: one broken number
     stays in its own row and never reaches another user's score.
     """
-    dense = np.empty((len(rows.candidates), len(DENSE)), np.float32)
-    for column, feature in enumerate(DENSE):
-        dense[:, column] = np.clip(feature(rows), -1e9, 1e9)
+    columns = np.empty((len(DENSE), len(rows.candidates)))  # float64: 1e308 must not overflow on the way
+    for row, feature in zip(columns, DENSE, strict=True):
+        row[:] = feature(rows)
+    dense = np.clip(columns, -LIMIT, LIMIT).T.astype(np.float32, order="C")
     np.nan_to_num(dense, copy=False)
     return dense, rows.levels.astype(np.int64)
 

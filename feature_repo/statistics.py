@@ -74,7 +74,8 @@ def read_statistics(path: Path) -> Statistics:
     """Return the arrays that `write_statistics` wrote, memory-mapped."""
     loaded = {}
     for name in (f.name for f in fields(Statistics)):
-        loaded[name] = np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        # A plain view of the mapped pages: indexing the memmap class itself costs microseconds a time.
+        loaded[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
     n = len(loaded["item_ids"])
     for name in ("categorical", "price", "neighbours", "basket_count"):
         if len(loaded[name]) != n:

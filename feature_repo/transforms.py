@@ -38,23 +38,22 @@ class Together:
 
 def bought_together(statistics: Statistics, codes: np.ndarray, weights: np.ndarray | None = None) -> Together:
     """Return the partners of `codes`, (b,) int64, each link scaled by `weights`, (b,)."""
-    partner = statistics.neighbours[codes].ravel()
-    kept = partner >= 0
-    order = np.argsort(partner[kept], kind="stable")
-    partner = partner[kept][order].astype(np.int64)
+    count = statistics.together_count[codes]  # (b, K)
+    if weights is not None:
+        count = count * weights.astype(np.float32)[:, None]
+    flat = statistics.neighbours[codes].ravel()
+    order = np.argsort(flat)  # groups the links by partner; NO_ITEM comes first
+    order = order[np.searchsorted(flat, 0, sorter=order) :]
+    partner = flat[order].astype(np.int64)
     if len(partner) == 0:
         empty = np.empty(0, np.float32)
         return Together(np.empty(0, np.int64), empty, empty, empty, empty, empty, empty)
-    width = statistics.neighbours.shape[1]
-    source = np.repeat(codes, width)[kept][order]
-    count = statistics.together_count[codes].ravel()[kept][order]
-    if weights is not None:
-        count = count * np.repeat(weights.astype(np.float32), width)[kept][order]
     powers = _powers(statistics)
-    directed = count * powers[0][source] * powers[1][partner]
-    cosine = count * powers[2][source] * powers[2][partner]
-    lift = count * powers[3][source] * powers[3][partner] * np.float32(statistics.total_baskets)
-    start = np.flatnonzero(np.r_[True, partner[1:] != partner[:-1]])
+    by_source = [(count * power[codes][:, None]).ravel()[order] for power in (powers[0], powers[2], powers[3])]
+    directed = by_source[0] * powers[1][partner]
+    cosine = by_source[1] * powers[2][partner]
+    lift = by_source[2] * powers[3][partner] * np.float32(statistics.total_baskets)
+    start = np.flatnonzero(np.concatenate([[True], partner[1:] != partner[:-1]]))
     return Together(
         codes=partner[start],
         sum=np.add.reduceat(directed, start),
@@ -62,7 +61,7 @@ def bought_together(statistics: Statistics, codes: np.ndarray, weights: np.ndarr
         cosine_sum=np.add.reduceat(cosine, start),
         cosine_max=np.maximum.reduceat(cosine, start),
         lift_max=np.maximum.reduceat(lift, start),
-        links=np.diff(np.r_[start, len(partner)]).astype(np.float32),
+        links=np.diff(start, append=len(partner)).astype(np.float32),
     )
 
 

@@ -14,7 +14,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import orjson
@@ -37,7 +37,11 @@ from serving.metrics import count_rejected
 from serving.settings import Settings
 
 # Routes of KServe's that are not offered: they come first in the application, and say 404.
-_HIDDEN = ("/v2/repository/{rest:path}", "/v1/models/{name}:explain", "/v2/models/{name}/versions/{rest:path}")
+_HIDDEN = (
+    "/v2/repository/{rest:path}",
+    "/v1/models/{name}:explain",
+    "/v2/models/{name}/versions/{rest:path}",
+)
 _FIELDS = frozenset({"id", "parameters", "inputs", "outputs", "name", "shape", "datatype", "data"})
 _REFUSALS: dict[type[Exception], tuple[int, grpc.StatusCode, str]] = {
     InvalidInput: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
@@ -125,7 +129,10 @@ class Endpoint(ModelServer):
             interceptors=(_Statuses(),),
             options=[
                 ("grpc.max_receive_message_length", limit),
-                ("grpc.so_reuseport", 0),  # else two processes could share the port, each getting some requests
+                (
+                    "grpc.so_reuseport",
+                    0,
+                ),  # else two processes could share the port, each getting some requests
             ],
         )
         add_GRPCInferenceServiceServicer_to_server(
@@ -147,6 +154,7 @@ def build_app(dataplane: DataPlane, extension: Any, settings: Settings) -> Limit
     app.add_api_route("/metrics", metrics_handler)
     register_v1_endpoints(app, dataplane, extension)
     register_v2_endpoints(app, dataplane, extension)
+
     async def healthz() -> dict[str, str]:
         if not await dataplane.ready():
             raise ServerNotReady()
@@ -191,24 +199,28 @@ class _HttpServer(uvicorn.Server):
 class _Servicer(InferenceServicer):
     """KServe's, without its model repository: what serves is decided by the registry, not by a caller."""
 
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
 
 class _Statuses(AsyncExceptionToStatusInterceptor):
     """An exception -> a gRPC status: a client's fault is counted, only ours are logged."""
 
-    async def handle_exception(self, ex: Exception, request_or_iterator: Any, context: Any, method_name: str) -> None:
-        found = next((r for kind, r in _REFUSALS.items() if isinstance(ex, kind)), None)
-        if found is None:
-            _log.error("gRPC %s failed", method_name, exc_info=ex)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
-        _, status, reason = found
-        count_rejected(reason)
-        await context.abort(status, _MESSAGES.get(reason, str(ex)))
+    async def handle_exception(
+        self, ex: Exception, request_or_iterator: Any, context: Any, method_name: str
+    ) -> NoReturn:
+        _, status, reason = next(
+            (r for kind, r in _REFUSALS.items() if isinstance(ex, kind)), (500, grpc.StatusCode.INTERNAL, "")
+        )
+        if reason:
+            count_rejected(reason)
+            await context.abort(status, _MESSAGES.get(reason, str(ex)))
+        _log.error("gRPC %s failed", method_name, exc_info=ex)
+        await context.abort(status, "internal error")
+        raise AssertionError("abort raises")
 
 
 async def _hidden() -> None:
@@ -225,7 +237,10 @@ async def _refuse_schema(_: Request, error: Exception) -> _Json:
     """Name the place that breaks the V2 schema, and nothing that was sent."""
     assert isinstance(error, RequestValidationError)
     count_rejected("schema")
-    places = {".".join(str(p) for p in e["loc"] if p in _FIELDS or isinstance(p, int)) or "body" for e in error.errors()}
+    places = {
+        ".".join(str(p) for p in e["loc"] if p in _FIELDS or isinstance(p, int)) or "body"
+        for e in error.errors()
+    }
     listed = ", ".join(sorted(places)[:5])
     return _Json({"error": f"not an Open Inference Protocol request; look at: {listed}"}, 422)
 
@@ -242,7 +257,7 @@ async def _broken(_: Request, error: Exception) -> _Json:
 
 
 async def _warm(app: Limits) -> None:
-    """Send an empty body's worth of requests through the whole HTTP stack, so that the first caller finds it built."""
+    """Send no requests through the whole HTTP stack, so that the first caller finds it built."""
     body = b'{"instances": []}'
     scope = {
         "type": "http",

@@ -99,11 +99,17 @@ def _check(scope: Scope, body: bytes) -> None:
         # the V2 routes use behind this would accept some of them.
         orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise _Refused(400, "not_json", "the body is not JSON (UTF-8, finite numbers, moderate nesting)") from error
+        raise _Refused(
+            400, "not_json", "the body is not JSON (UTF-8, finite numbers, moderate nesting)"
+        ) from error
 
 
 def _as_json(scope: Scope) -> Scope:
-    kept = [(name, value) for name, value in scope["headers"] if name not in _DROPPED and not name.startswith(b"ce-")]
+    kept = [
+        (name, value)
+        for name, value in scope["headers"]
+        if name not in _DROPPED and not name.startswith(b"ce-")
+    ]
     return {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
 
 

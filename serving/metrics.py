@@ -13,8 +13,12 @@ BUCKETS_S = (
 )
 MAX_LABELS = 32  # values that one label may take; later ones are counted as "other"
 
-STAGE_SECONDS = Histogram("reco_stage_seconds", "Time spent in one stage of an answer", ["stage"], buckets=BUCKETS_S)
-ANSWER_SECONDS = Histogram("reco_answer_seconds", "Time from a checked request to its answer", buckets=BUCKETS_S)
+STAGE_SECONDS = Histogram(
+    "reco_stage_seconds", "Time spent in one stage of an answer", ["stage"], buckets=BUCKETS_S
+)
+ANSWER_SECONDS = Histogram(
+    "reco_answer_seconds", "Time from a checked request to its answer", buckets=BUCKETS_S
+)
 RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["rung", "degraded_reason"])
 REJECTED = Counter("reco_rejected", "Requests refused because of what the caller sent", ["reason"])
 LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by what became of them", ["outcome"])

@@ -171,7 +171,7 @@ def open_store(url: str) -> OnlineStore:
         return MemoryStore()
     # The URL itself may hold a password: only its scheme is named.
     raise ValueError(
-        f"no online store for a {scheme!r} URL: use sqlite:///PATH, redis://HOST:PORT/DB, rediss:// or memory:"
+        f"no online store for a {scheme!r} URL: use sqlite:///PATH, redis://HOST:PORT/DB or memory:"
     )
 
 

@@ -95,7 +95,7 @@ def respond(
     columns: Mapping[str, tuple[str, list[Any]]],
     parameters: dict[str, str | bool | int],
 ) -> InferResponse:
-    """Return the columns (name -> datatype, values) as output tensors, or those of them that were asked for."""
+    """Return columns (name -> datatype, values) as output tensors: all, or those that were asked for."""
     wanted = [output.name for output in request.request_outputs or ()] or list(columns)
     if not set(wanted) <= set(columns):
         raise InvalidInput(f"unknown output; this model has {', '.join(columns)}")
@@ -127,7 +127,8 @@ def _values(tensor: InferInput) -> np.ndarray:
         # What JSON brings may be of any type; numpy would turn "7", 2.9 and true into numbers.
         if tensor.data and np.asarray(tensor.data).dtype.kind not in _KINDS[tensor.datatype]:
             raise InvalidInput(f"input {tensor.name} holds data that is not {tensor.datatype}")
-        values: np.ndarray = tensor.as_numpy()
+        with np.errstate(over="ignore"):  # beyond float32 becomes infinite, which the model refuses
+            values: np.ndarray = tensor.as_numpy()
     except (ValueError, TypeError, OverflowError, struct.error) as error:
         raise InvalidInput(f"input {tensor.name}: shape and data do not fit together") from error
     return values

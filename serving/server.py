@@ -20,6 +20,9 @@ from pathlib import Path
 from serving.errors import BundleInvalid, FeaturesUnavailable
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
 
+# How long a request may wait for the interpreter while the log's thread has it; Python's own 5 ms is
+# longer than a whole answer takes.
+SWITCH_S = 0.0005
 EXIT_CHECK, EXIT_USAGE, EXIT_CONFLICT = 1, 2, 4
 _log = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ def serve(bundle_path: Path, settings: Settings) -> None:
         from serving.transformer import Checkout
 
         faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
+        sys.setswitchinterval(SWITCH_S)
         store = open_store(settings.online_store_url)
         cleanup.callback(store.close)
         log = None
@@ -114,7 +118,9 @@ class Seldom(logging.Filter):
     def __init__(self, every_s: float = 1.0) -> None:
         super().__init__()
         self._every_s = every_s
-        self._last: dict[tuple[str, int], tuple[float, int]] = {}  # place -> time of its last line, held back since
+        self._last: dict[
+            tuple[str, int], tuple[float, int]
+        ] = {}  # place -> time of its last line, held back since
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Say whether the line appears; the next one that does tells how many were held back."""
@@ -152,7 +158,9 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise SettingInvalid(f"{variable('host')} is {host!r}; expected an address of this machine") from error
+        raise SettingInvalid(
+            f"{variable('host')} is {host!r}; expected an address of this machine"
+        ) from error
     bound = socket.socket(family, kind)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -160,7 +168,8 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
     except OSError as error:
         bound.close()
         raise PortTaken(
-            f"cannot listen on {host}:{port} ({error.strerror}): stop what listens there, or set {variable(field)}"
+            f"cannot listen on {host}:{port} ({error.strerror}): "
+            f"stop what listens there, or set {variable(field)} to another port"
         ) from error
     return bound
 

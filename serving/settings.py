@@ -28,7 +28,9 @@ class Settings:
     http_port: int = 8080  # 0 lets the system choose; the start line tells which
     grpc_port: int = 8081  # likewise
     store_url: str = ""  # online store; empty means the SQLite file under home
-    availability_file: Path | None = None  # items out of stock or banned; empty means availability.json under home
+    availability_file: Path | None = (
+        None  # items out of stock or banned; empty means availability.json under home
+    )
     deadline_ms: float = 50.0  # an answer that takes longer steps down the ladder
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
     body_timeout_ms: float = 1_000.0  # a body that takes longer to arrive is refused with 408
@@ -85,7 +87,9 @@ def variable(field: str) -> str:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the RECO_ variables that name no setting: most likely misspelt, and without effect."""
     environ = os.environ if environ is None else environ
-    return sorted(name for name in environ if name.startswith(PREFIX) and name[len(PREFIX) :].lower() not in _PARSERS)
+    return sorted(
+        name for name in environ if name.startswith(PREFIX) and name[len(PREFIX) :].lower() not in _PARSERS
+    )
 
 
 def _text(value: object) -> str:

@@ -95,7 +95,9 @@ class Checkout(Model):
                 raws, envelope = [_from_tensors(payload)], payload
             else:
                 raws, envelope = _instances(payload), None
-            asked = Asked([Turn(request, time.perf_counter()) for request in _parse(raws, default_id)], envelope)
+            asked = Asked(
+                [Turn(request, time.perf_counter()) for request in _parse(raws, default_id)], envelope
+            )
         except InvalidRequest as error:
             raise InvalidInput(str(error)) from error
         if asked.turns:
@@ -103,7 +105,10 @@ class Checkout(Model):
         return asked
 
     async def predict(
-        self, payload: Asked, headers: dict[str, str] | None = None, response_headers: dict[str, str] | None = None
+        self,
+        payload: Asked,
+        headers: dict[str, str] | None = None,
+        response_headers: dict[str, str] | None = None,
     ) -> Asked:
         """Score the candidates.
 
@@ -121,7 +126,10 @@ class Checkout(Model):
         return payload
 
     async def postprocess(
-        self, result: Asked, headers: dict[str, str] | None = None, response_headers: dict[str, str] | None = None
+        self,
+        result: Asked,
+        headers: dict[str, str] | None = None,
+        response_headers: dict[str, str] | None = None,
     ) -> dict[str, Any] | InferResponse:
         """Make the list and write it as the protocol wants it."""
         responses = [self._finish(turn) for turn in result.turns]
@@ -162,17 +170,19 @@ class Checkout(Model):
             return
         try:
             act()
-        except Exception:  # the edge of the process: no fault of ours may become a 500
+        except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
             _log.exception("%s failed; answered by the fallback", stage)
             turn.response = self._fallback(turn.request, f"{stage}_error")
 
     def _fallback(self, request: Request, reason: str) -> Response:
         try:
             return self._recommender.fallback(request, reason)
-        except Exception:
+        except Exception:  # noqa: BLE001 - likewise
             _log.exception("the fallback failed; answered with an empty list")
             bundle_id = self._recommender.bundle.bundle_id
-            return Response(request.request_id, (), bundle_id, rung="empty", degraded=True, degraded_reason=reason)
+            return Response(
+                request.request_id, (), bundle_id, rung="empty", degraded=True, degraded_reason=reason
+            )
 
 
 def _default_id(headers: Mapping[str, str] | None) -> str:
@@ -184,7 +194,9 @@ def _instances(body: object) -> list[Any]:
     if not isinstance(body, Mapping) or set(body) != {"instances"} or not isinstance(body["instances"], list):
         raise InvalidRequest('the body must be {"instances": [request, ...]} and nothing else')
     if len(body["instances"]) > MAX_INSTANCES:
-        raise InvalidRequest(f"instances has {len(body['instances'])} requests, at most {MAX_INSTANCES} are allowed")
+        raise InvalidRequest(
+            f"instances has {len(body['instances'])} requests, at most {MAX_INSTANCES} are allowed"
+        )
     return body["instances"]
 
 

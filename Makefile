@@ -1,0 +1,52 @@
+# The commands people and CI use. `make` alone prints the list.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO_HOME := .reco/demo
+# Workers of the test run; each one is a process with its own copy of the libraries.
+WORKERS ?= 2
+
+.PHONY: help setup run test check serve demo clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## make .venv and install the pinned packages (the targets below do this by themselves)
+
+run: $(READY) ## train on real baskets, promote the champion, show one recommendation
+	$(BIN)/reco run
+	$(BIN)/reco recommend --user 1228 --basket 1041453,995242 --store 406 --at 2017-12-05T18:30:00Z -k 5
+
+test: $(READY) ## every test that needs no GPU and no cluster: fast lane and slow lane
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not gpu and not cluster"
+
+check: $(READY) ## format, lint, types, layers, workflows, fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/actionlint
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+
+serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
+	$(BIN)/reco serve
+
+demo: $(READY) ## the whole line on a toy shop in a minute or two: train, promote, recommend, drift
+	$(BIN)/reco --home $(DEMO_HOME) run --data toy --fast
+	$(BIN)/reco --home $(DEMO_HOME) recommend --basket toy-0,toy-2 -k 5
+	$(BIN)/reco --home $(DEMO_HOME) drift
+
+clean: ## remove .venv and caches; models and data in .reco stay (delete that folder yourself)
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.reco/*' -prune -exec rm -rf {} +
+
+# The stamp makes set-up cost nothing the second time; a changed lock or pyproject.toml repeats it.
+$(READY): requirements.lock pyproject.toml
+	@.ci/set-up $(VENV)
+	@touch $@

@@ -1,0 +1,102 @@
+"""A challenger's evaluation (and the champion's) -> passed, or `GateFailed` naming metric, got, needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+HEADLINE = "ndcg_at_10"
+
+
+@dataclass(frozen=True)
+class GateParams:
+    """What a challenger must reach; each number stands with its reason."""
+
+    # The blend of own purchases and bought-together needs no training: a model must earn its keep.
+    over_blend: float = 1.2
+    # Below this, candidate sources and ranker add nothing worth their milliseconds to plain vector search.
+    over_two_tower: float = 2.0
+    # Two trainings on the same data differ by about half a per cent: a loss of one per cent is not noise.
+    over_champion: float = 0.99
+
+
+class GateFailed(Exception):
+    """A challenger is not good enough; nothing was changed."""
+
+    exit_code = 1
+
+    def __init__(self, metric: str, got: float | None, need: float, reason: str, more: int = 0) -> None:
+        """Take what was measured (None: missing), what is needed, and why."""
+        found = "missing" if got is None else f"{got:.4f}"
+        also = f" ({more} more checks failed)" if more else ""
+        super().__init__(f"{metric} is {found}, needed {need:.4f}: {reason}; bundle not promoted{also}")
+        self.metric, self.got, self.need = metric, got, need
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of the gate."""
+
+    metric: str
+    got: float | None
+    need: float
+    reason: str
+
+    @property
+    def passed(self) -> bool:
+        """A missing or non-finite metric never passes."""
+        return self.got is not None and math.isfinite(self.got) and self.got >= self.need
+
+
+def compare(
+    evaluation: Mapping[str, Any], champion: Mapping[str, Any] | None, params: GateParams | None = None
+) -> list[Check]:
+    """Return every check of the gate, passed or not.
+
+    Args:
+        evaluation: the challenger's evaluation.json.
+        champion: the champion's on the same test window; None when there is no champion yet.
+        params: what is needed.
+    """
+    params = params or GateParams()
+    got = _metric(evaluation.get("served"), HEADLINE)
+    checks = [
+        # Nothing found at all means the path is broken, whatever the baselines do on this data.
+        Check(name, _metric(evaluation.get("served"), name), 1e-6, "the served path must find something")
+        for name in (HEADLINE, "recall_at_20")
+    ]
+    for baseline, ratio in (("blend", params.over_blend), ("two_tower", params.over_two_tower)):
+        value = _metric((evaluation.get("baselines") or {}).get(baseline), HEADLINE)
+        need = math.inf if value is None else gain(value, ratio)
+        against = "not in its evaluation" if value is None else f"it reaches {value:.4f} in the same run"
+        checks.append(Check(f"{HEADLINE} against {baseline}", got, need, f"{ratio:g} x better than {baseline}, {against}"))
+    if champion is not None:
+        value = _metric(champion.get("served"), HEADLINE)
+        need = -math.inf if value is None else params.over_champion * value
+        reason = f"{params.over_champion:g} x the champion's {value or 0:.4f} on the same test window"
+        checks.append(Check(f"{HEADLINE} against champion", got, need, reason))
+    return checks
+
+
+def gain(baseline: float, ratio: float) -> float:
+    """Return the value that is `ratio` times better than a baseline between 0 and 1.
+
+    Better by 1.2 means the metric times 1.2 or, once a baseline is so good that this cannot be reached,
+    what is missing to 1 divided by 1.2: whichever is nearer.
+    """
+    return min(baseline * ratio, 1 - (1 - baseline) / ratio)
+
+
+def enforce(checks: list[Check]) -> None:
+    """Raise `GateFailed` for the first check that failed."""
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        first = failed[0]
+        raise GateFailed(first.metric, first.got, first.need, first.reason, len(failed) - 1)
+
+
+def _metric(found: Any, name: str) -> float | None:
+    value = found.get(name) if isinstance(found, Mapping) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,41 @@
+"""A step's JSON parameters -> its frozen dataclass; an unknown or mistyped key is an error that names it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+Params = TypeVar("Params")
+
+
+def read_params(kind: type[Params], given: Mapping[str, Any]) -> Params:
+    """Return `kind` built from `given`, with its defaults for what is not given.
+
+    Numbers in a JSON parameter reach a local step as floats (they travel as protobuf numbers): a whole
+    one becomes an int again where the field is an int.
+
+    Raises:
+        TypeError: naming the key, what was found and what was expected.
+    """
+    known = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: _value(kind, known, name, value) for name, value in given.items()})
+
+
+def _value(kind: type, known: dict[str, Any], name: str, value: Any) -> Any:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+        raise TypeError(f"{kind.__name__} has no parameter {name!r}: {hint}")
+    default = known[name]
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        expected: tuple[type, ...] = (type(default),)
+        value = tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
+    else:
+        expected = (int,) if isinstance(default, int) else (int, float)
+    if expected == (int,) and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
+        raise TypeError(f"{kind.__name__}.{name} is {value!r}, expected {expected[-1].__name__} like {default!r}")
+    return value

@@ -1,0 +1,320 @@
+"""Tracking URI + model name -> registered versions, their aliases and the history of promotions.
+
+MLflow's alias is last-writer-wins and keeps no history: every promotion is also written down as a tag of
+the registered model, numbered, before the alias moves. `promote_bundle` says how the two are kept in step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+CHALLENGER, CHAMPION = "challenger", "champion"
+ARTIFACT = "bundle"  # where a bundle lies among its run's artifacts
+MODEL_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
+PROMOTION_TAG = "promotion."
+HEALTH_TIMEOUT_S = 5.0
+# MLflow is configured through its environment alone, and reads part of it while it is imported.
+MLFLOW_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # the default of 7 waits minutes for a registry that is down
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+}
+
+
+class RegistryRefused(ValueError):
+    """A tracking URI, model name or version that this registry does not take."""
+
+    exit_code = 2
+
+
+class RegistryUnreachable(Exception):
+    """The registry does not answer; nothing was changed, and the same call may be made again."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Version:
+    """One registered bundle."""
+
+    version: str
+    bundle_id: str
+    aliases: tuple[str, ...]
+    cut: str
+    created_at: float  # seconds since the epoch
+    size_bytes: int
+    metrics: Mapping[str, float]
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """One line of the history: which version became champion, after which, and how."""
+
+    number: int
+    action: str  # promote | rollback
+    version: str
+    bundle_id: str
+    previous: str  # version; empty for the first
+    at: str
+
+
+def default_tracking_uri(home: Path) -> str:
+    """Return the registry that needs no server: SQLite and plain files under home."""
+    return f"sqlite:///{(home / 'mlflow.db').absolute()}"
+
+
+class Registry:
+    """The versions of one model."""
+
+    def __init__(self, tracking_uri: str, model_name: str) -> None:
+        """Connect.
+
+        Raises:
+            RegistryRefused: the name or URI is not one we take.
+            RegistryUnreachable: nothing answers there.
+        """
+        if not MODEL_NAME.match(model_name):
+            raise RegistryRefused(f"model name {model_name!r}: expected lower-case letters, digits and '-', at most 63")
+        self.model_name = model_name
+        self.tracking_uri = tracking_uri
+        self._artifacts = _artifact_location(tracking_uri)
+        self._client = _client(tracking_uri)
+
+    # ------------------------------------------------------------------------------------- versions
+
+    def versions(self) -> list[Version]:
+        """Return every version, newest first."""
+        with _reached(self.tracking_uri):
+            aliases = self._aliases()
+            found = []
+            token = None
+            while True:
+                page = self._client.search_model_versions(f"name = '{self.model_name}'", page_token=token)
+                found += [_version(entry, aliases) for entry in page]
+                if not (token := page.token):
+                    return sorted(found, key=lambda version: -int(version.version))
+
+    def version(self, name: str) -> Version:
+        """Return a version by its number or its alias.
+
+        Raises:
+            RegistryRefused: there is no such version; the message names those there are.
+        """
+        known = self.versions()
+        for version in known:
+            if name == version.version or name in version.aliases:
+                return version
+        some = ", ".join([version.version for version in known[:8]]) or "none: run `reco run`"
+        aliases = ", ".join(sorted({alias for version in known for alias in version.aliases})) or "none"
+        raise RegistryRefused(f"{self.model_name} has no version {name!r}; versions: {some}; aliases: {aliases}")
+
+    def version_of(self, bundle_id: str) -> str | None:
+        """Return the version that holds a bundle, if it is registered."""
+        return next((version.version for version in self.versions() if version.bundle_id == bundle_id), None)
+
+    def add(
+        self, bundle: Path, tags: Mapping[str, str], params: Mapping[str, str], metrics: Mapping[str, float]
+    ) -> str:
+        """Store a bundle with what is known of it, and return its new version.
+
+        The run is found again by its bundle id when an earlier attempt stopped between run and version.
+        """
+        with _reached(self.tracking_uri):
+            run_id = self._run(bundle, tags, params, metrics)
+            if not self._exists():
+                self._client.create_registered_model(self.model_name)
+            version = self._client.create_model_version(
+                self.model_name, f"runs:/{run_id}/{ARTIFACT}", run_id, tags=dict(tags), await_creation_for=0
+            )
+        return str(version.version)
+
+    def download(self, version: Version, destination: Path) -> Path:
+        """Copy a version's bundle to `destination` and return where it lies."""
+        import mlflow.artifacts
+
+        with _reached(self.tracking_uri):
+            return Path(
+                mlflow.artifacts.download_artifacts(
+                    run_id=version.run_id,
+                    artifact_path=ARTIFACT,
+                    dst_path=str(destination),
+                    tracking_uri=self.tracking_uri,
+                )
+            )
+
+    # ------------------------------------------------------------------------- aliases and history
+
+    def alias(self, name: str) -> str | None:
+        """Return the version an alias points at."""
+        with _reached(self.tracking_uri):
+            return self._aliases().get(name)
+
+    def point(self, alias: str, version: str) -> None:
+        """Let an alias point at a version."""
+        with _reached(self.tracking_uri):
+            self._client.set_registered_model_alias(self.model_name, alias, version)
+
+    def unpoint(self, alias: str) -> None:
+        """Remove an alias."""
+        with _reached(self.tracking_uri):
+            self._client.delete_registered_model_alias(self.model_name, alias)
+
+    def history(self) -> list[Promotion]:
+        """Return all promotions and rollbacks, oldest first."""
+        with _reached(self.tracking_uri):
+            if not self._exists():
+                return []
+            tags = self._client.get_registered_model(self.model_name).tags
+        entries = [Promotion(**json.loads(text)) for key, text in tags.items() if key.startswith(PROMOTION_TAG)]
+        return sorted(entries, key=lambda entry: entry.number)
+
+    def write(self, entry: Promotion) -> None:
+        """Write a line of the history."""
+        with _reached(self.tracking_uri):
+            self._client.set_registered_model_tag(self.model_name, _tag(entry), json.dumps(asdict(entry)))
+
+    def forget(self, entry: Promotion) -> None:
+        """Take back a line whose promotion never came to pass."""
+        with _reached(self.tracking_uri):
+            self._client.delete_registered_model_tag(self.model_name, _tag(entry))
+
+    # --------------------------------------------------------------------------------------- inside
+
+    def _aliases(self) -> dict[str, str]:
+        if not self._exists():
+            return {}
+        found = self._client.get_registered_model(self.model_name).aliases
+        return {str(alias): str(version) for alias, version in found.items()}
+
+    def _exists(self) -> bool:
+        return bool(self._client.search_registered_models(f"name = '{self.model_name}'"))
+
+    def _run(
+        self, bundle: Path, tags: Mapping[str, str], params: Mapping[str, str], metrics: Mapping[str, float]
+    ) -> str:
+        from mlflow.entities import Metric, Param
+
+        experiment = self._experiment()
+        done = self._client.search_runs(
+            [experiment], f"tags.bundle_id = '{tags['bundle_id']}' and attributes.status = 'FINISHED'", max_results=1
+        )
+        if done:
+            return str(done[0].info.run_id)
+        run = self._client.create_run(experiment, tags=dict(tags), run_name=tags["bundle_id"])
+        run_id = str(run.info.run_id)
+        at = run.info.start_time
+        self._client.log_batch(
+            run_id,
+            metrics=[Metric(name, value, at, 0) for name, value in metrics.items()],
+            params=[Param(name, value[:6000]) for name, value in params.items()],
+        )
+        self._client.log_artifacts(run_id, str(bundle), ARTIFACT)
+        self._client.set_terminated(run_id)
+        return run_id
+
+    def _experiment(self) -> str:
+        found = self._client.get_experiment_by_name(self.model_name)
+        if found is not None:
+            return str(found.experiment_id)
+        # The default experiment of a fresh database points at the working directory of the moment.
+        return str(self._client.create_experiment(self.model_name, artifact_location=self._artifacts))
+
+
+def _artifact_location(tracking_uri: str) -> str | None:
+    """Return where artifacts go: beside a SQLite file; a server decides for itself."""
+    if tracking_uri.startswith("sqlite:///") and len(tracking_uri) > len("sqlite:///"):
+        return (Path(tracking_uri.removeprefix("sqlite:///")).absolute().parent / "mlflow").as_uri()
+    if tracking_uri.startswith(("http://", "https://")):
+        return None
+    scheme = tracking_uri.partition(":")[0]
+    raise RegistryRefused(f"tracking URI with scheme {scheme!r}: expected sqlite:///PATH or http(s)://HOST:PORT")
+
+
+def _client(tracking_uri: str) -> MlflowClient:
+    for name, value in MLFLOW_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if tracking_uri.startswith("sqlite:///"):
+        Path(tracking_uri.removeprefix("sqlite:///")).absolute().parent.mkdir(parents=True, exist_ok=True)
+    else:
+        _ask_health(tracking_uri)
+    from mlflow.tracking import MlflowClient
+
+    with _reached(tracking_uri):
+        return MlflowClient(tracking_uri, tracking_uri)
+
+
+def _ask_health(tracking_uri: str) -> None:
+    """Fail in seconds when nothing answers; MLflow's own client would go on trying for minutes."""
+    try:
+        with urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S):
+            pass
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise RegistryRefused(
+                f"MLflow at {_shown(tracking_uri)} answers {error.code}: give credentials in MLFLOW_TRACKING_USERNAME "
+                "and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; 403 also means an unknown Host header"
+            ) from error
+    except OSError as error:
+        raise _unreachable(tracking_uri, error) from error
+
+
+@contextmanager
+def _reached(tracking_uri: str) -> Iterator[None]:
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import OperationalError
+
+    try:
+        yield
+    except OperationalError as error:
+        raise _unreachable(tracking_uri, error) from error
+    except MlflowException as error:
+        if isinstance(error.__context__, OSError) or error.error_code == "TEMPORARILY_UNAVAILABLE":
+            raise _unreachable(tracking_uri, error) from error
+        raise
+
+
+def _unreachable(tracking_uri: str, error: Exception) -> RegistryUnreachable:
+    cause = str(getattr(error, "reason", None) or error).splitlines()[0]
+    return RegistryUnreachable(
+        f"no registry at {_shown(tracking_uri)} ({cause}): start it or correct the tracking URI; "
+        "nothing was changed, so the same command may simply be run again"
+    )
+
+
+def _shown(tracking_uri: str) -> str:
+    """Return the URI without the user and password it may hold."""
+    return re.sub(r"//[^/@]*@", "//", tracking_uri)
+
+
+def _version(entry: Any, aliases: Mapping[str, str]) -> Version:
+    tags = entry.tags
+    return Version(
+        version=str(entry.version),
+        bundle_id=tags.get("bundle_id", ""),
+        aliases=tuple(sorted(alias for alias, version in aliases.items() if version == str(entry.version))),
+        cut=tags.get("cut", ""),
+        created_at=entry.creation_timestamp / 1e3,
+        size_bytes=int(tags.get("size_bytes", 0)),
+        metrics={key[7:]: float(value) for key, value in tags.items() if key.startswith("metric.")},
+        run_id=entry.run_id,
+    )
+
+
+def _tag(entry: Promotion) -> str:
+    return f"{PROMOTION_TAG}{entry.number:06d}"

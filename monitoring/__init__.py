@@ -1,0 +1,1 @@
+"""Log -> drift verdict, report."""

@@ -1,0 +1,185 @@
+"""The prediction log or the events of two windows -> tables of the columns that are watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from feature_repo.events import Dataset
+from serving.prediction_log import feature_names, feature_rows
+
+CLOSED_BELOW = 0.25  # a day with fewer baskets than this share of the median day is a closed day
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of time, `since` included, `until` excluded; None is open."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @classmethod
+    def parse(cls, since: str, until: str, timezone: str = "UTC") -> Window:
+        """Read ISO 8601 times; one without an offset is local, a date is its midnight, "" is open.
+
+        Raises:
+            ValueError: a text is no time, or the window ends before it begins.
+        """
+        window = cls(_time(since, timezone), _time(until, timezone))
+        if window.since and window.until and window.since >= window.until:
+            raise ValueError(f"the window ends ({until}) before it begins ({since}): swap the two times")
+        return window
+
+    def holds(self, at: pd.Series) -> np.ndarray:
+        """Return which of the times lie in the window."""
+        inside = np.ones(len(at), bool)
+        if self.since is not None:
+            inside &= (at >= self.since).to_numpy()
+        if self.until is not None:
+            inside &= (at < self.until).to_numpy()
+        return inside
+
+    def to_dict(self) -> dict[str, str | None]:
+        """Return both ends as ISO 8601 text."""
+        ends = {"since": self.since, "until": self.until}
+        return {name: None if at is None else at.isoformat() for name, at in ends.items()}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The same columns in both windows; rows that name the same `unit` are not independent."""
+
+    current: pd.DataFrame
+    reference: pd.DataFrame
+    unit: str = ""  # the column that names the basket or request of a row; "" when each row is its own
+
+
+def purchases(data: Dataset, window: Window) -> pd.DataFrame:
+    """Return the purchases of a window with each item's category and department."""
+    events = data.events
+    inside = window.holds(events["at"]) & (events["event_type"] == "purchase").to_numpy()
+    columns = ["at", "item_id", "basket_id", "store_id", "price", "discount", "quantity"]
+    items = data.items.reindex(columns=["item_id", "category", "department"])
+    return events.loc[inside, columns].merge(items, on="item_id", how="left")
+
+
+def event_tables(current: pd.DataFrame, reference: pd.DataFrame, timezone: str) -> list[Table]:
+    """Return what is watched in purchases: by line, by basket, and the weekdays that were open in both."""
+    baskets = [_baskets(events, timezone) for events in (current, reference)]
+    return [
+        Table(_lines(current), _lines(reference), "basket_id"),
+        Table(*(frame.drop(columns="date") for frame in baskets), unit="basket_id"),
+        Table(*_open_weekdays(*baskets), unit="basket_id"),
+    ]
+
+
+def log_tables(current: pa.Table, reference: pa.Table) -> list[Table]:
+    """Return what is watched in the log: per returned item its features and score, per request the rest."""
+    return [
+        Table(_answers(current), _answers(reference), "request"),
+        Table(_requests(current), _requests(reference)),
+    ]
+
+
+def _time(text: str, timezone: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"'{text}' is no time: write it as 2017-11-20 or 2017-11-20T05:00:00Z") from error
+    return at if at.tzinfo else at.replace(tzinfo=ZoneInfo(timezone))
+
+
+def _lines(events: pd.DataFrame) -> pd.DataFrame:
+    frame = events.reindex(columns=["basket_id", "category", "department"])
+    return frame.assign(item_price=events["price"]) if "price" in events else frame
+
+
+def _baskets(events: pd.DataFrame, timezone: str) -> pd.DataFrame:
+    lines = pd.DataFrame(
+        {
+            "basket_id": events["basket_id"],
+            "basket_size": 1.0,
+            "basket_value": events["price"] * events["quantity"],
+            "discounted_line_ratio": (events["discount"] > 0).astype(float),
+            "store_id": events["store_id"],
+            "at": events["at"],
+        }
+    )
+    how = {
+        "basket_size": "sum",
+        "basket_value": "sum",
+        "discounted_line_ratio": "mean",
+        "store_id": "first",
+        "at": "first",
+    }
+    baskets = lines.groupby("basket_id", sort=False, as_index=False).agg(how)
+    local = pd.to_datetime(baskets.pop("at"), utc=True).dt.tz_convert(timezone)
+    return baskets.assign(hour=local.dt.strftime("%H"), date=local.dt.normalize())
+
+
+def _open_weekdays(*frames: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return baskets with their weekday, from equally many open days of each weekday.
+
+    A Monday on which the shop was closed is no change in what shoppers do, and a window of ten days has
+    some weekdays twice: both would look like drift. Only weekdays that both windows saw open are compared.
+    """
+    days = [_open_days(frame["date"]) for frame in frames]
+    common = set.intersection(*(set(day.dayofweek) for day in days))
+    sampled = []
+    for frame, open_days in zip(frames, days, strict=True):
+        by_weekday = [open_days[open_days.dayofweek == weekday] for weekday in sorted(common)]
+        equally_many = min((len(dates) for dates in by_weekday), default=0)
+        kept = {date for dates in by_weekday for date in dates[len(dates) - equally_many :]}
+        rows = frame.loc[frame["date"].isin(kept), ["basket_id", "date"]]
+        sampled.append(rows.assign(weekday=rows["date"].dt.strftime("%a")).drop(columns="date"))
+    return sampled
+
+
+def _open_days(date: pd.Series) -> pd.DatetimeIndex:
+    baskets = date.value_counts().sort_index()
+    return pd.DatetimeIndex(baskets.index[baskets >= CLOSED_BELOW * baskets.median()])
+
+
+def _answers(records: pa.Table) -> pd.DataFrame:
+    names = feature_names(records)
+    items = pc.list_value_length(records["item_ids"]).to_numpy().astype(np.int64)
+    values = pc.list_value_length(records["features"]).to_numpy().astype(np.int64)
+    ranked = (items > 0) & (values == items * len(names))  # a fallback's answers have no features
+    records = records.filter(pa.array(ranked))
+    frame = pd.DataFrame(feature_rows(records), columns=names) if names else pd.DataFrame()
+    return frame.assign(
+        score=pc.list_flatten(records["scores"]).to_numpy(),
+        source=pc.list_flatten(records["sources"]).to_pandas(),
+        request=np.repeat(np.arange(len(records)), items[ranked]),
+    )
+
+
+def _requests(records: pa.Table) -> pd.DataFrame:
+    return records.select(["rung", "store_id"]).to_pandas()
+
+
+def bundle_purchases(bundle: Path) -> pd.DataFrame:
+    """Return the purchases that a bundle holds as its reference.
+
+    Raises:
+        FileNotFoundError: the bundle was not evaluated.
+    """
+    return _reference(bundle, "reference_events.parquet").to_pandas()
+
+
+def bundle_log(bundle: Path) -> pa.Table:
+    """Return the prediction-log records that a bundle holds as its reference.
+
+    Raises:
+        FileNotFoundError: the bundle was not evaluated.
+    """
+    return _reference(bundle, "reference_log.parquet")

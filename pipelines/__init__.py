@@ -1,0 +1,1 @@
+"""The graphs people launch, and the `reco` command."""

@@ -1,0 +1,69 @@
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serving.online_features import HISTORY, JOIN_KEY, PROJECT, VIEW
+
+FEATURE_REPO = Path(__file__).parents[2] / "feature_repo"
+
+
+def test_feature_store_yaml_agrees_with_the_code_that_reads_the_store() -> None:
+    settings = yaml.safe_load((FEATURE_REPO / "feature_store.yaml").read_text())
+    assert settings["project"] == PROJECT
+    assert settings["entity_key_serialization_version"] == 3
+    assert settings["offline_store"]["type"] == "duckdb"
+    assert settings["online_store"]["type"] == "sqlite"
+
+
+def test_feature_store_yaml_shows_redis_with_time_outs_and_without_retries() -> None:
+    text = (FEATURE_REPO / "feature_store.yaml").read_text()
+    line = next(line for line in text.splitlines() if "connection_string" in line)
+    assert "socket_timeout=0.01,socket_connect_timeout=0.01,retry=null" in line
+
+
+def test_feastignore_leaves_the_definitions_alone_and_nothing_else() -> None:
+    lines = (line.split("#")[0].strip() for line in (FEATURE_REPO / ".feastignore").read_text().splitlines())
+    ignored = {path.name for pattern in lines if pattern for path in FEATURE_REPO.glob(pattern)}
+    modules = {path.name for path in FEATURE_REPO.glob("*.py")}
+    assert modules - ignored == {"feature_definitions.py"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_views_are_what_serving_and_the_snapshots_say() -> None:
+    from components.materialize_features import ITEM_COLUMNS, USER_COLUMNS
+    from feature_repo.feature_definitions import checkout, item_statistics, user_history
+
+    assert user_history.name == VIEW
+    assert user_history.join_keys == [JOIN_KEY]
+    assert HISTORY in {feature.name for feature in user_history.features}
+    for view, columns in ((user_history, USER_COLUMNS), (item_statistics, ITEM_COLUMNS)):
+        declared = [*view.join_keys, "event_timestamp", *(feature.name for feature in view.features)]
+        assert declared == columns.names
+        assert all(feature.description for feature in view.features)
+    assert [projection.name for projection in checkout.feature_view_projections] == [VIEW, "item_statistics"]
+
+
+@pytest.mark.slow
+def test_feast_apply_works_on_a_fresh_clone(tmp_path: Path) -> None:
+    clone = tmp_path / "feature_repo"
+    shutil.copytree(FEATURE_REPO, clone, ignore=shutil.ignore_patterns("__pycache__"))
+    feast = Path(sys.executable).with_name("feast")
+    for _ in range(2):  # and again on what the first left
+        applied = subprocess.run(
+            [feast, "apply"],
+            cwd=clone,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert applied.returncode == 0, applied.stderr
+    assert {path.name for path in (tmp_path / ".reco").iterdir()} == {"registry.db", "online_store.db"}
+    listed = subprocess.run([feast, "feature-views", "list"], cwd=clone, capture_output=True, text=True)
+    assert "user_history" in listed.stdout
+    assert "item_statistics" in listed.stdout

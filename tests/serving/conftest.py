@@ -1,0 +1,281 @@
+"""A small bundle with graphs of known arithmetic, an online store in Feast's layout, a running endpoint."""
+
+import contextlib
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from feature_repo.aggregates import UserHistory, empty_history, fold, pack
+from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH
+from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
+from serving.bundle import RankingSettings, load_bundle, seal_bundle
+from serving.online_features import entity_key
+from serving.recommender import answer_golden
+from serving.retrieval import Quotas
+from serving.settings import Settings
+
+CUT = datetime(2017, 11, 27, 5, tzinfo=UTC)
+ITEMS, TYPES, STORES, WIDTH = 240, 12, 3, 8
+
+
+def build_statistics(items: int = ITEMS) -> tuple[Statistics, dict[str, list[str]]]:
+    """Item 10 goes with 11, 12, ...; smaller codes sell better; type = code modulo TYPES."""
+    rng = np.random.default_rng(7)
+    code = np.arange(items)
+    sold = (5_000.0 / (code + 10)).astype(np.float32) + 5
+    neighbours = np.full((items, 20), NO_ITEM, np.int32)
+    for step in range(1, 11):
+        neighbours[:, step - 1] = np.where(code + step < items, code + step, NO_ITEM)
+    together = np.where(neighbours >= 0, np.float32(12) - np.arange(1, 21, dtype=np.float32).clip(max=11), 0)
+    categorical = np.stack([code % TYPES + 1, code % 4 + 1, code % 2 + 1], axis=1).astype(np.int32)
+    vocabulary = {
+        "type": ["", *(f"type {n}" for n in range(TYPES))],
+        "category": ["", *(f"category {n}" for n in range(4))],
+        "department": ["", "grocery", "household"],
+    }
+    shuffled = [np.roll(code, -3 * store)[:100] for store in range(STORES)]
+    statistics = Statistics(
+        item_ids=np.array([f"{1_000_000 + n}" for n in code]),
+        categorical=categorical,
+        is_private=(code % 3 == 0).astype(np.float32),
+        price=rng.uniform(1, 9, items).astype(np.float32),
+        discount_ratio=rng.uniform(0, 0.5, items).astype(np.float32),
+        purchases_4w=sold / 10,
+        purchases_13w=sold / 4,
+        basket_count=sold,
+        buyer_count=sold / 2,
+        repeat_ratio=rng.uniform(0, 1, items).astype(np.float32),
+        interval_days=rng.uniform(5, 60, items).astype(np.float32),
+        age_days=rng.uniform(30, 700, items).astype(np.float32),
+        neighbours=neighbours,
+        together_count=together.astype(np.float32),
+        type_lift=rng.normal(0, 1, (TYPES + 1, TYPES + 1)).astype(np.float16),
+        popular=code[:120].astype(np.int32),
+        store_ids=np.array([f"store-{n}" for n in range(STORES)]),
+        store_popular=np.stack(shuffled).astype(np.int32),
+        total_baskets=np.array(4_000.0),
+    )
+    return statistics, vocabulary
+
+
+def _save(nodes: list, inputs: list, output: tuple, weights: dict[str, np.ndarray], file: Path) -> None:
+    import onnx
+    from onnx import helper, numpy_helper
+
+    graph = helper.make_graph(
+        nodes,
+        file.stem,
+        [helper.make_tensor_value_info(*spec) for spec in inputs],
+        [helper.make_tensor_value_info(*output)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(model)
+    file.write_bytes(model.SerializeToString())
+
+
+def write_graphs(items: int, path: Path) -> None:
+    """Query = mean basket vector + weighted history vector; score = sigmoid(w . tanh(features) + bias)."""
+    from onnx import TensorProto, helper
+
+    rng = np.random.default_rng(3)
+    vectors = rng.normal(0, 1, (items + 1, WIDTH)).astype(np.float32)
+    vectors[0] = 0
+    flat = faiss.IndexFlatIP(WIDTH)
+    flat.add(vectors[1:])
+    faiss.write_index(flat, str(path / "index.faiss"))
+    axes = {"one": np.array([1], np.int64), "two": np.array([2], np.int64)}
+    _save(
+        [
+            helper.make_node("Gather", ["table", "basket"], ["now_rows"]),
+            helper.make_node("ReduceMean", ["now_rows", "one"], ["now"], keepdims=0),
+            helper.make_node("Gather", ["table", "history"], ["past_rows"]),
+            helper.make_node("Unsqueeze", ["history_weight", "two"], ["weight"]),
+            helper.make_node("Mul", ["past_rows", "weight"], ["weighted"]),
+            helper.make_node("ReduceMean", ["weighted", "one"], ["past"], keepdims=0),
+            helper.make_node("Add", ["now", "past"], ["vector"]),
+        ],
+        [
+            ("history", TensorProto.INT64, ["n", HISTORY_LENGTH]),
+            ("history_weight", TensorProto.FLOAT, ["n", HISTORY_LENGTH]),
+            ("basket", TensorProto.INT64, ["n", BASKET_LENGTH]),
+        ],
+        ("vector", TensorProto.FLOAT, ["n", WIDTH]),
+        {"table": vectors, **axes},
+        path / "query_tower.onnx",
+    )
+    weight = rng.normal(0, 0.2, (len(DENSE_NAMES), 1)).astype(np.float32)
+    weight[DENSE_NAMES.index("user_has_item")] = 3.0  # what was bought before comes first
+    bias = rng.normal(-2, 0.3, (TYPES + 1,)).astype(np.float32)
+    _save(
+        [
+            helper.make_node("Tanh", ["dense"], ["squashed"]),
+            helper.make_node("MatMul", ["squashed", "w"], ["column"]),
+            helper.make_node("Squeeze", ["column", "one"], ["linear"]),
+            helper.make_node("Slice", ["categorical", "zero", "one", "one"], ["type_column"]),
+            helper.make_node("Squeeze", ["type_column", "one"], ["type"]),
+            helper.make_node("Gather", ["bias", "type"], ["type_bias"]),
+            helper.make_node("Add", ["linear", "type_bias"], ["logit"]),
+            helper.make_node("Sigmoid", ["logit"], ["score"]),
+        ],
+        [
+            ("dense", TensorProto.FLOAT, ["n", len(DENSE_NAMES)]),
+            ("categorical", TensorProto.INT64, ["n", len(CATEGORICAL)]),
+        ],
+        ("score", TensorProto.FLOAT, ["n"]),
+        {"w": weight, "bias": bias, "zero": np.array([0], np.int64), "one": axes["one"]},
+        path / "ranker.onnx",
+    )
+
+
+def build_bundle(path: Path, items: int = ITEMS) -> Path:
+    """Write and seal a bundle whose golden answers are its own."""
+    path.mkdir(parents=True)
+    statistics, vocabulary = build_statistics(items)
+    write_statistics(path / "statistics", statistics, vocabulary)
+    write_graphs(items, path)
+    settings = RankingSettings(Quotas(), 0.95)
+    (path / "golden.jsonl").write_text("")
+    seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
+    bundle = load_bundle(path)
+    request = {"request_id": "golden-0", "basket": ["1000010"], "at": CUT.isoformat(), "k": 10}
+    expected = answer_golden(bundle, request, None)
+    (path / "golden.jsonl").write_text(
+        json.dumps({"request": request, "history": None, "expected": expected}) + "\n"
+    )
+    seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
+    return path
+
+
+def history_of(baskets: list[list[str]]) -> UserHistory:
+    """One basket a week, the last one a week before the cut."""
+    history = empty_history()
+    for week, basket in enumerate(reversed(baskets), start=1):
+        at = int(CUT.timestamp()) - (len(baskets) + 1 - week) * 7 * 86_400
+        history = fold(history, at, np.array(sorted(basket)), 10.0 * len(basket), 1.0)
+    return history
+
+
+def write_store(file: Path, users: dict[str, UserHistory]) -> None:
+    """Write rows as Feast's SQLite online store holds them."""
+    with contextlib.closing(sqlite3.connect(file)) as store, store:
+        store.execute(
+            "CREATE TABLE checkout_user_history (entity_key BLOB, feature_name TEXT, value BLOB,"
+            " vector_value BLOB, event_ts timestamp, created_ts timestamp,"
+            " PRIMARY KEY(entity_key, feature_name))"
+        )
+        for user, history in users.items():
+            packed = pack(history)
+            value = b"\x0a" + _varint(len(packed)) + packed
+            row = (entity_key(user), "history", value, int(CUT.timestamp()))
+            store.execute("INSERT INTO checkout_user_history VALUES (?, ?, ?, NULL, ?, NULL)", row)
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value >= 0x80:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])
+
+
+USERS = {
+    "u1": [["1000005", "1000050"], ["1000005", "1000051", "1000120"], ["1000005", "1000010"]],
+    "u2": [["1000200", "1000201"]] * 4,
+}
+
+
+@pytest.fixture(scope="session")
+def toy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_bundle(tmp_path_factory.mktemp("bundles") / "toy")
+
+
+@pytest.fixture(scope="session")
+def toy_store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("store") / "online_store.db"
+    write_store(file, {user: history_of(baskets) for user, baskets in USERS.items()})
+    return f"sqlite:///{file}"
+
+
+@dataclass
+class Running:
+    """An endpoint in a process of its own."""
+
+    process: subprocess.Popen
+    http: str
+    grpc: str
+    ready: dict
+    settings: Settings
+    stderr: list[str]  # its lines so far
+    reader: threading.Thread
+
+
+StartEndpoint = Callable[..., Running]
+
+
+def start(bundle: Path, settings: Settings, timeout_s: float = 60) -> Running:
+    """Start `python -m serving.server` on ports that the system chooses and wait for its ready line."""
+    settings = replace(settings, http_port=0, grpc_port=0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "serving.server", "--bundle", str(bundle)],
+        env=settings.to_env(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines: list[str] = []
+    found = threading.Event()
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            if '"event": "ready"' in line:
+                found.set()
+        found.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    found.wait(timeout_s)
+    ready = [json.loads(line) for line in lines if '"event": "ready"' in line]
+    if not ready:
+        process.kill()
+        pytest.fail("the endpoint did not start:\n" + "".join(lines))
+    return Running(process, ready[0]["http"], ready[0]["grpc"], ready[0], settings, lines, reader)
+
+
+@pytest.fixture(scope="session")
+def start_endpoint() -> Iterator[StartEndpoint]:
+    """Start endpoints that end with the session, by their process id."""
+    started: list[Running] = []
+
+    def begin(bundle: Path, settings: Settings) -> Running:
+        started.append(start(bundle, settings))
+        return started[-1]
+
+    yield begin
+    for running in started:
+        if running.process.poll() is None:
+            running.process.kill()
+        running.process.wait()
+        running.reader.join()
+        if running.process.stderr:
+            running.process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def endpoint(
+    toy_bundle: Path, toy_store: str, start_endpoint: StartEndpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Running:
+    """One endpoint for all tests that only ask it something; its deadline is long, this machine is busy."""
+    home = tmp_path_factory.mktemp("home")
+    settings = Settings(home=home, store_url=toy_store, deadline_ms=30_000.0, log_segment_s=0.5)
+    return start_endpoint(toy_bundle, settings)

@@ -1,0 +1,110 @@
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+import pytest
+
+from serving.limits import Limits
+from serving.settings import Settings
+
+SETTINGS = Settings(body_limit_bytes=1_024, body_timeout_ms=50.0)
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with what came through: the headers and the body."""
+    body = (await receive())["body"] if scope["method"] != "GET" else b""
+    headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send(
+        {"type": "http.response.body", "body": orjson.dumps({"headers": headers, "body": body.decode()})}
+    )
+
+
+def ask(
+    chunks: Iterable[bytes], *, headers: dict[str, str] | None = None, method: str = "POST", ends: bool = True
+) -> tuple[int, dict[str, Any]]:
+    """Send the chunks; `ends=False` leaves the body open for ever. Status 0 means no answer was given."""
+    waiting = list(chunks)
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if waiting:
+            chunk = waiting.pop(0)
+            return {"type": "http.request", "body": chunk, "more_body": bool(waiting) or not ends}
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    scope = {"type": "http", "method": method, "path": "/", "headers": raw}
+    asyncio.run(Limits(echo, SETTINGS)(scope, receive, send))
+    if not sent:
+        return 0, {}
+    return sent[0]["status"], orjson.loads(sent[1]["body"])
+
+
+def test_a_good_body_goes_through_whole_and_as_json() -> None:
+    status, answer = ask(
+        [b'{"a"', b": 1}"], headers={"Content-Type": "text/plain", "CE-Id": "7", "X-Request-Id": "r"}
+    )
+    assert status == 200
+    assert answer == {
+        "body": '{"a": 1}',
+        "headers": {"x-request-id": "r", "content-type": "application/json"},
+    }
+
+
+def test_a_get_goes_through_untouched() -> None:
+    assert ask([], method="GET")[0] == 200
+
+
+@pytest.mark.parametrize("announced", [True, False], ids=["announced", "chunked"])
+def test_a_long_body_is_refused(announced: bool) -> None:
+    chunks = [b" " * 600, b" " * 600]
+    status, answer = ask(chunks, headers={"content-length": "1200"} if announced else {}, ends=False)
+    assert status == 413
+    assert answer == {"error": "the body is longer than 1024 bytes"}
+
+
+def test_a_body_that_does_not_end_is_refused() -> None:
+    assert ask([b"{"], ends=False)[0] == 408
+
+
+def test_a_client_that_goes_away_gets_no_answer() -> None:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Limits(echo, SETTINGS)({"type": "http", "method": "POST", "headers": []}, receive, send))
+    assert sent == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"k": NaN}',
+        b'{"k": Infinity}',
+        b'{"k": 1e400}',
+        b'"\\ud800"',
+        b"\xff\xfe",
+        b"[" * 1_000 + b"1",
+    ],
+    ids=["empty", "cut", "nan", "infinity", "1e400", "surrogate", "not utf-8", "deep"],
+)
+def test_what_is_not_json_is_refused(body: bytes) -> None:
+    status, answer = ask([body])
+    assert status == 400
+    assert answer["error"].startswith("the body is not JSON")
+
+
+def test_binary_tensors_are_refused() -> None:
+    assert ask([b"{}"], headers={"Inference-Header-Content-Length": "2"})[0] == 400

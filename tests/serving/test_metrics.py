@@ -1,0 +1,27 @@
+from prometheus_client import REGISTRY
+
+from serving import metrics
+
+
+def test_a_label_takes_only_so_many_values() -> None:
+    seen = {metrics.bounded("rejected", f"reason {n}") for n in range(200)}
+    assert len(seen) <= metrics.MAX_LABELS + 1
+    assert "other" in seen
+
+
+def test_a_reason_loses_its_detail() -> None:
+    assert metrics.bounded("degraded_reason", "features: user 17 is gone") == "features"
+
+
+def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
+    def value(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(name, labels) or 0.0
+
+    answers = value("reco_responses_total", rung="full", degraded_reason="none")
+    stage = value("reco_stage_seconds_sum", stage="ranking")
+    total = value("reco_answer_seconds_count")
+    metrics.count_response("full", None, {"ranking": 2.0, "total": 3.0})
+    assert value("reco_responses_total", rung="full", degraded_reason="none") == answers + 1
+    assert value("reco_stage_seconds_sum", stage="ranking") - stage == 0.002
+    assert value("reco_answer_seconds_count") == total + 1
+    assert not value("reco_stage_seconds_count", stage="total")

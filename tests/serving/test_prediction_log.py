@@ -1,0 +1,162 @@
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from serving.prediction_log import (
+    RECORD_SCHEMA,
+    PredictionLog,
+    Record,
+    feature_names,
+    feature_rows,
+    read_log,
+    records_to_table,
+)
+from serving.schemas import Recommendation, Request, Response
+
+NAMES = ("recency_days", "count")
+NOON = datetime(2017, 12, 5, 12, tzinfo=UTC)
+
+
+def record(number: int = 0, items: int = 2, names: tuple[str, ...] = NAMES, rung: str = "full") -> Record:
+    shown = tuple(Recommendation(f"i{n}", 0.5 / (n + 1), "history", "bought before") for n in range(items))
+    request = Request(("a", "b"), NOON.timestamp(), "user-7", None, 10, f"r{number}")
+    response = Response(f"r{number}", shown, "bundle-1", rung, False, None, {"ranking": 1.5, "total": 2.5})
+    features = np.arange(items * len(names), dtype=np.float32).reshape(items, len(names)) + number
+    return Record(request, response, features, NOON.timestamp() + number)
+
+
+def wait_for(condition: object, timeout_s: float = 5.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    table = records_to_table([record(3), record(4, items=0, rung="empty")], NAMES)
+    assert table.schema.equals(RECORD_SCHEMA)
+    assert feature_names(table) == list(NAMES)
+    first, second = table.to_pylist()
+    assert first == {
+        "request_id": "r3",
+        "user_id": "user-7",
+        "basket": ["a", "b"],
+        "store_id": None,
+        "at": NOON,
+        "k": 10,
+        "bundle_id": "bundle-1",
+        "rung": "full",
+        "degraded_reason": None,
+        "item_ids": ["i0", "i1"],
+        "scores": [0.5, 0.25],
+        "sources": ["history", "history"],
+        "features": [3.0, 4.0, 5.0, 6.0],
+        "stage_ms": [("ranking", 1.5), ("total", 2.5)],
+        "answered_at": NOON + timedelta(seconds=3),
+    }
+    assert (second["item_ids"], second["features"]) == ([], [])
+    np.testing.assert_array_equal(feature_rows(table), [[3, 4], [5, 6]])
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="reshape"):
+        records_to_table([record(items=2, names=("one",))], NAMES)
+
+
+def test_what_is_appended_is_read_back_in_order_and_between_times(tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path / "log", NAMES, segment_records=50)
+    for number in range(130):
+        log.append(record(number))
+    log.close()
+    assert (log.written, log.dropped) == (130, 0)
+    assert len(list((tmp_path / "log").glob("*.parquet"))) == 3  # whole chunks of 64: 64, 64, 2
+    whole = read_log(tmp_path / "log")
+    assert whole["request_id"].to_pylist() == [f"r{n}" for n in range(130)]
+    assert feature_rows(whole).shape == (260, 2)
+    part = read_log(tmp_path / "log", NOON + timedelta(seconds=10), NOON + timedelta(seconds=20))
+    assert part["request_id"].to_pylist() == [f"r{n}" for n in range(10, 20)]
+
+
+def test_an_empty_log_is_an_empty_table(tmp_path: Path) -> None:
+    assert len(read_log(tmp_path / "never written")) == 0
+    PredictionLog(tmp_path / "log", NAMES).close()
+    assert read_log(tmp_path / "log").schema.equals(RECORD_SCHEMA)
+
+
+def test_a_segment_appears_when_its_time_is_over(tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path, NAMES, segment_s=0.05, poll_s=0.01)
+    log.append(record())
+    wait_for(lambda: list(tmp_path.glob("*.parquet")))
+    assert not list(tmp_path.glob(".*.tmp"))
+    log.close()
+    assert len(read_log(tmp_path)) == 1
+
+
+def test_a_full_queue_drops_and_counts_and_never_waits(tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path, NAMES, queue_records=10, poll_s=60.0)
+    began = time.perf_counter()
+    for number in range(1_000):
+        log.append(record(number))
+    assert time.perf_counter() - began < 1.0
+    log.close()
+    assert (log.written, log.dropped) == (10, 990)
+    log.append(record())
+    assert log.dropped == 991
+
+
+def test_a_disk_that_takes_nothing_costs_records_not_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "log"
+    place.write_text("a file where the directory should be")
+    log = PredictionLog(place, NAMES, poll_s=0.01)
+    log.append(record(0))
+    wait_for(lambda: log.dropped == 1)
+    place.unlink()  # space again
+    log.append(record(1))
+    log.close()
+    assert (log.written, log.dropped) == (1, 1)
+    assert "1 records lost" in caplog.text
+    assert "user-7" not in caplog.text
+
+
+def test_a_disk_that_fills_up_leaves_no_half_segment(tmp_path: Path) -> None:
+    """A directory that vanishes under an open segment fails at its rename, as a full disk does."""
+    log = PredictionLog(tmp_path / "log", NAMES, poll_s=0.01)
+    log.append(record(0))
+    wait_for(lambda: list((tmp_path / "log").glob(".*.tmp")))
+    next((tmp_path / "log").glob(".*.tmp")).unlink()
+    log.append(record(1))
+    log.close()
+    assert (log.written, log.dropped) == (0, 2)
+    assert list((tmp_path / "log").iterdir()) == []
+
+
+def test_one_bad_record_does_not_end_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = PredictionLog(tmp_path, NAMES, poll_s=0.01)
+    log.append(record(items=2, names=("one",)))
+    wait_for(lambda: log.dropped == 1)
+    log.append(record(1))
+    log.close()
+    assert (log.written, log.dropped) == (1, 1)
+
+
+def test_segments_of_an_older_feature_schema_are_matched_by_name(tmp_path: Path) -> None:
+    pq.write_table(
+        records_to_table([record(0, names=("count", "gone"))], ("count", "gone")), tmp_path / "1.parquet"
+    )
+    pq.write_table(records_to_table([record(1)], NAMES), tmp_path / "2.parquet")
+    table = read_log(tmp_path)
+    assert feature_names(table) == list(NAMES)
+    np.testing.assert_array_equal(feature_rows(table), [[np.nan, 0], [np.nan, 2], [1, 2], [3, 4]])
+
+
+def test_closing_ends_the_thread(tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path, NAMES)
+    log.close()
+    assert "prediction-log" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,244 @@
+"""The source tree as it stands -> what import-linter cannot say about it: thin steps, light imports."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+STEPS = [path for path in MODULES if path.name == "steps.py"]
+
+# The environment is read in one place per process: the endpoint's settings, and the command's state folder.
+READS_ENVIRONMENT = {"serving/settings.py", "pipelines/cli.py"}
+# Package markers hold no logic to test.
+WITHOUT_TESTS = {"__init__.py"}
+# Part of the feature repository, but never of the endpoint: Feast's objects and the synthetic shop.
+NOT_SERVED = {"feature_repo/feature_definitions.py"}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def body(function: ast.FunctionDef) -> list[ast.stmt]:
+    """The statements of a function without its docstring."""
+    return function.body[1:] if ast.get_docstring(function) else function.body
+
+
+def calls(path: Path) -> list[tuple[str, ast.Call]]:
+    """Each call in the file with the dotted name it calls."""
+    return [(ast.unparse(node.func), node) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level names of everything that the file imports, at its top or inside a function."""
+    found: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def declared(*extras: str) -> set[str]:
+    """The distributions that pyproject.toml asks for: base and the named extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [
+        *project["dependencies"],
+        *(x for extra in extras for x in project["optional-dependencies"][extra]),
+    ]
+    return {canonical(re.split(r"[\[<>=;~! ]", line)[0]) for line in lines}
+
+
+def canonical(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+# ------------------------------------------------------------------------------------------- the files
+
+
+def test_each_module_says_what_it_is_for() -> None:
+    """One line at the top: what comes in, what goes out."""
+    assert not [name(path) for path in MODULES if not ast.get_docstring(tree(path))]
+
+
+def test_each_module_has_its_test_module() -> None:
+    missing = []
+    for path in MODULES:
+        package, *folders, file = path.relative_to(ROOT).parts
+        expected = ROOT.joinpath("tests", package, *folders, f"test_{file}")
+        if file not in WITHOUT_TESTS and not expected.exists():
+            missing.append(expected.relative_to(ROOT).as_posix())
+    assert not missing
+
+
+def test_no_module_is_a_drawer() -> None:
+    drawers = {"utils.py", "common.py", "helpers.py", "base.py", "manager.py", "core.py"}
+    assert not [name(path) for path in MODULES if path.name in drawers]
+
+
+def test_packages_export_nothing() -> None:
+    """A package that imported its steps would fail inside a step, where KFP hides its decorators."""
+    assert not [name(path) for path in MODULES if path.name == "__init__.py" and imported(path)]
+
+
+def test_no_file_of_ours_runs_what_it_reads() -> None:
+    """Pickles execute code: no module reads or writes one, numpy's and torch's included."""
+    found = [
+        name(path)
+        for path in MODULES
+        if imported(path) & {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+    ]
+    for path in MODULES:
+        for called, node in calls(path):
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            if keywords.get("allow_pickle", "False") != "False":
+                found.append(f"{name(path)}:{node.lineno} allow_pickle")
+            if called == "torch.load" and keywords.get("weights_only") != "True":
+                found.append(f"{name(path)}:{node.lineno} torch.load without weights_only=True")
+    assert not found
+
+
+def test_the_environment_is_read_in_its_two_places() -> None:
+    names = {"os.environ", "os.environb", "os.getenv"}
+    found = [
+        f"{name(path)}:{node.lineno}"
+        for path in MODULES
+        if name(path) not in READS_ENVIRONMENT
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in names
+    ]
+    assert not found
+
+
+def test_nothing_points_out_of_the_repository() -> None:
+    """A clone has only what is committed: no path above the root, no machine's own folder, no stray index."""
+    words = re.compile(
+        r"\.\./shared|/work/|file:///|/opt/(pypi|wheels)|https?://[^\s\"')]*(pypi|artifactory|nexus)"
+    )
+    files = [*MODULES, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("*.lock"), ROOT / "Makefile"]
+    files += [
+        *(ROOT / ".ci").iterdir(),
+        *(ROOT / ".github").rglob("*.yml"),
+        *(ROOT / "feature_repo").glob("*.yaml"),
+    ]
+    found = [
+        f"{name(path)}: {match[0]}" for path in files for match in words.finditer(path.read_text("utf-8"))
+    ]
+    assert not found
+
+
+# ------------------------------------------------------------------------------------------- the steps
+
+
+def decorated(path: Path) -> list[ast.FunctionDef]:
+    functions = [node for node in tree(path).body if isinstance(node, ast.FunctionDef)]
+    return [function for function in functions if function.decorator_list]
+
+
+@pytest.mark.parametrize("path", STEPS, ids=name)
+def test_a_step_hands_over_and_nothing_else(path: Path) -> None:
+    """Only the decorated function's own source reaches the cluster: logic inside it would go untested."""
+    steps = decorated(path)
+    assert steps, f"{name(path)} holds no step"
+    for step in steps:
+        statements = [s for s in body(step) if not isinstance(s, ast.Import | ast.ImportFrom)]
+        owners = [
+            s
+            for s in body(step)
+            if isinstance(s, ast.ImportFrom) and (s.module or "").split(".")[0] in PACKAGES
+        ]
+        assert len(owners) == 1, f"{name(path)}: {step.name} imports {len(owners)} modules of ours, not one"
+        assert len(statements) <= 2, (
+            f"{name(path)}: {step.name} has {len(statements)} statements, at most two"
+        )
+
+
+@pytest.mark.parametrize("path", STEPS, ids=name)
+def test_a_step_has_the_name_of_its_function_and_module(path: Path) -> None:
+    for step in decorated(path):
+        owners = [
+            s
+            for s in body(step)
+            if isinstance(s, ast.ImportFrom) and (s.module or "").split(".")[0] in PACKAGES
+        ]
+        names = {alias.name for owner in owners for alias in owner.names}
+        assert step.name in names, f"{name(path)}: {step.name} calls {names}"
+
+
+# ----------------------------------------------------------------------------------------- the libraries
+
+
+def test_each_library_is_declared() -> None:
+    """What the endpoint imports stands in the base dependencies; the rest may come from the extra `train`."""
+    owners = packages_distributions()
+    ours = set(sys.stdlib_module_names) | set(PACKAGES)
+    missing = []
+    for path in MODULES:
+        allowed = declared("cpu") if is_served(path) else declared("cpu", "train")
+        for library in imported(path) - ours:
+            if not {canonical(owner) for owner in owners.get(library, [library])} & allowed:
+                missing.append(f"{name(path)}: {library}")
+    assert not missing
+
+
+def is_served(path: Path) -> bool:
+    """Whether the endpoint's image holds what this module needs."""
+    return path.parts[len(ROOT.parts)] in {"serving", "feature_repo"} and name(path) not in NOT_SERVED
+
+
+HEAVY = ("torch", "kfp", "mlflow", "evidently", "feast", "onnx", "kserve", "pandas", "duckdb", "matplotlib")
+
+
+def loaded_by(module: str, **environment: str) -> set[str]:
+    """The top-level modules in a fresh interpreter after `import module`."""
+    program = f"import sys, {module}; print(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return set(done.stdout.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "may_load"),
+    [("serving.recommender", set()), ("serving.schemas", set()), ("pipelines.cli", set())],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_light_module_stays_light(module: str, may_load: set[str]) -> None:
+    assert not loaded_by(module) & (set(HEAVY) - may_load)
+
+
+@pytest.mark.slow
+def test_the_endpoint_loads_nothing_of_the_training_side() -> None:
+    """kserve itself brings pandas; feast, torch and the others would cost seconds and hundreds of MB."""
+    assert not loaded_by("serving.transformer") & (set(HEAVY) - {"kserve", "pandas"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["components", "monitoring"])
+def test_plain_modules_import_under_the_kfp_runtime(package: str) -> None:
+    """Inside a step KFP hides its decorators: a plain module that needs them fails there."""
+    plain = [p for p in (ROOT / package).rglob("*.py") if p.name not in {"steps.py", "__init__.py"}]
+    modules = [name(path)[:-3].replace("/", ".") for path in plain]
+    assert "kfp" not in loaded_by(", ".join(modules), _KFP_RUNTIME="true")

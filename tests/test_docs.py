@@ -1,0 +1,139 @@
+"""README and Makefile -> are they true: commands, options, targets, settings, links and files exist."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import Field, fields
+from importlib.metadata import metadata
+from pathlib import Path
+
+import click
+import pytest
+
+from pipelines.cli import main
+from serving.schemas import parse_request
+from serving.settings import Settings, variable
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split())  # type: ignore[index]
+
+
+def commands(
+    group: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Each command of `reco` with the words that call it, groups opened."""
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for word in group.list_commands(context):
+            command = group.get_command(context, word)
+            assert command is not None, word
+            yield from commands(command, (*path, word))
+    else:
+        yield path, group
+
+
+COMMANDS = dict(commands(main))
+
+
+def command_lines() -> list[list[str]]:
+    """Every call of `reco` in the README's and the Makefile's code, as words."""
+    shell = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)) + "\n" + MAKEFILE
+    lines = re.findall(
+        r"^\s*@?(?:\.venv/bin/|\$\(BIN\)/)?reco +(.*)$", shell.replace("\\\n", " "), re.MULTILINE
+    )
+    return [line.split("#")[0].split() for line in lines]
+
+
+def options(command: click.Command) -> set[str]:
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {
+        "--help"
+    }
+
+
+def test_the_code_blocks_call_reco_as_it_is() -> None:
+    lines = command_lines()
+    assert len(lines) >= 5
+    for words in lines:
+        # Options of `reco` itself come before the command: `reco --home DIR run`.
+        while words and words[0].startswith("-"):
+            assert words[0] in options(main), words
+            words = words[2:]
+        called = max((path for path in COMMANDS if tuple(words[: len(path)]) == path), key=len, default=None)
+        assert called, f"no command: reco {' '.join(words)}"
+        given = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert given <= options(COMMANDS[called]), f"reco {' '.join(words)}"
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_each_command_stands_in_the_readme_and_explains_itself(path: tuple[str, ...]) -> None:
+    assert f"`reco {' '.join(path)}" in README
+    command = COMMANDS[path]
+    assert command.get_short_help_str(limit=200), f"reco {' '.join(path)} has no help"
+    silent = [p.name for p in command.params if isinstance(p, click.Option) and not p.help and not p.hidden]
+    assert not silent, f"reco {' '.join(path)}: options without help"
+
+
+def test_each_target_of_the_makefile_explains_itself() -> None:
+    explained = set(re.findall(r"^([a-z]+):.*## \S", MAKEFILE, re.MULTILINE))
+    assert explained == TARGETS
+
+
+def test_the_readme_names_only_targets_that_exist() -> None:
+    named = set(re.findall(r"(?:`|^)make ([a-z]+)", README, re.MULTILINE))
+    assert {"run", "serve", "test", "check", "demo"} <= named <= TARGETS
+
+
+@pytest.mark.parametrize("field", fields(Settings), ids=lambda field: field.name)
+def test_each_setting_stands_in_the_readme_with_its_default(field: Field[object]) -> None:
+    row = re.search(rf"^\| `{variable(field.name)}` \| (.*?) \| (.+) \|$", README, re.MULTILINE)
+    assert row, f"{variable(field.name)} has no row in README's table of settings"
+    assert row[1].strip("` ").replace(" ", "") == shown(field.default), (
+        f"{variable(field.name)}: {field.default!r}"
+    )
+
+
+def shown(default: object) -> str:
+    """A default as the README writes it: a switch is on or off, nothing is nothing, 50.0 is 50."""
+    match default:
+        case None:
+            return ""
+        case bool():
+            return "on" if default else "off"
+        case float():
+            return f"{default:g}"
+        case _:
+            return str(default)
+
+
+def test_the_readme_names_no_setting_that_is_gone() -> None:
+    assert set(re.findall(r"RECO_[A-Z_]+", README)) <= {variable(field.name) for field in fields(Settings)}
+
+
+def test_the_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    assert not [link for link in links if "://" not in link and not (ROOT / link).exists()]
+
+
+def test_the_files_that_the_readme_names_exist() -> None:
+    named = re.findall(
+        r"`((?:feature_repo|serving|components|monitoring|pipelines|tests|infra)/[\w./]*)`", README
+    )
+    assert named
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_request_of_the_readme_is_a_request() -> None:
+    body = re.search(r"-d '(.*?)'", README, re.DOTALL)
+    assert body
+    for instance in json.loads(body[1])["instances"]:
+        assert parse_request(instance, now=0.0, default_id="").basket
+
+
+def test_the_changelog_tells_of_this_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert re.search(rf"^## \[({re.escape(version)}|Unreleased)\]", changelog, re.MULTILINE)
+    assert metadata("checkout-recommender")["Version"] == version, "installed copy is stale: make setup"
