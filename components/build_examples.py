@@ -35,6 +35,7 @@ WINDOW = pd.Timedelta(weeks=4)
 BASKET_WIDTH = 64  # items of one basket the retriever trains on
 MIN_BASKET_ITEMS = 4  # smaller baskets have nothing to hide and still say what the shopper is after
 HIDDEN_RATIO = 0.2
+SHARES = 8  # users are split into as many, whatever the machine: the same seed gives the same examples
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,8 @@ def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Ba
     Baskets of one user that share a timestamp all see the history before it: no feature may know what
     happened at the very moment it is asked.
     """
-    order = np.lexsort((purchases.item, purchases.basket, purchases.at, purchases.user))
-    if users is not None:
-        order = order[np.isin(purchases.user[order], users)]
+    rows = np.arange(len(purchases.at)) if users is None else np.flatnonzero(np.isin(purchases.user, users))
+    order = rows[np.lexsort((purchases.item[rows], purchases.basket[rows], purchases.at[rows], purchases.user[rows]))]
     basket = purchases.basket[order]
     bounds = np.flatnonzero(np.r_[True, basket[1:] != basket[:-1], True]) if len(basket) else np.zeros(1, int)
     user, at = purchases.user[order], purchases.at[order]
@@ -127,14 +127,13 @@ def build_examples(dataset: Path, statistics: Path, examples: Path, cut: str, pa
         write_statistics(windows / str(done), fit(seen.before(base), items, vocabulary, base), vocabulary)
         log.info("window %d of %d: statistics before %s", done + 1, len(bases), base.date())
 
-    workers = min(os.cpu_count() or 1, 4)
     users = np.random.default_rng(settings.seed).permutation(len(purchases.user_ids))
     starts = [int(base.timestamp()) for base in bases]
     jobs = [
         (seen, share, statistics, windows, starts, int(end.timestamp()), settings)
-        for share in np.array_split(users, workers)
+        for share in np.array_split(users, SHARES)
     ]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, SHARES), mp_context=get_context("spawn")) as pool:
         parts = list(pool.map(_build_share, jobs))
     retriever = _concatenate([part[0] for part in parts])
     train = _concatenate_lists([part[1] for part in parts])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,14 @@ from serving.errors import BundleInvalid
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class NothingToCompare(Exception):
     """The champion was evaluated on other weeks, and no data set is at hand to evaluate it on these."""
 
     exit_code = 2
-    champion: str
 
-    def __str__(self) -> str:
-        """Say how to give what is missing."""
-        return (
-            f"champion {self.champion} was evaluated on another test window: give the data set the challenger "
+    def __init__(self, champion: str) -> None:
+        super().__init__(
+            f"champion {champion} was evaluated on another test window: give the data set the challenger "
             "was evaluated on (reco promote --dataset DIR), so that both are measured on the same weeks"
         )
 
@@ -113,6 +110,8 @@ def rollback(tracking_uri: str, model_name: str, home: str, dry_run: bool = Fals
         registry = Registry(tracking_uri, model_name)
         now = _settle(registry)
         stack = _stack(registry.history())
+        if now is not None and stack[-1:] != [now]:
+            stack.append(now)  # somebody moved the alias by hand
         if now is None or len(stack) < 2:
             raise NoChampion(f"{model_name} has no champion before {now or 'the first'}: there is nothing to go back to")
         try:

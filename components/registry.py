@@ -145,18 +145,27 @@ class Registry:
         return str(version.version)
 
     def download(self, version: Version, destination: Path) -> Path:
-        """Copy a version's bundle to `destination` and return where it lies."""
-        import mlflow.artifacts
+        """Copy a version's bundle to `destination` and return where it lies.
 
-        with _reached(self.tracking_uri):
-            return Path(
-                mlflow.artifacts.download_artifacts(
-                    run_id=version.run_id,
-                    artifact_path=ARTIFACT,
-                    dst_path=str(destination),
-                    tracking_uri=self.tracking_uri,
-                )
+        Raises:
+            RegistryUnreachable: the artifact store does not give it.
+        """
+        from mlflow.artifacts import download_artifacts
+        from mlflow.exceptions import MlflowException
+
+        try:
+            found = download_artifacts(
+                run_id=version.run_id,
+                artifact_path=ARTIFACT,
+                dst_path=str(destination),
+                tracking_uri=self.tracking_uri,
             )
+        except (MlflowException, OSError) as error:
+            raise RegistryUnreachable(
+                f"the files of version {version.version} cannot be fetched from the artifact store of "
+                f"{_shown(self.tracking_uri)} ({str(error).splitlines()[0]}); nothing was changed"
+            ) from error
+        return Path(found)
 
     # ------------------------------------------------------------------------- aliases and history
 

@@ -133,10 +133,11 @@ def _calibrate(model: Dlrm, data: RankerExamples) -> dict[str, float]:
         log.warning("no purchases to calibrate on: probabilities stay as trained")
         return {"calibration_slope": 1.0, "calibration_intercept": 0.0}
     with torch.no_grad():
-        z = model.logits(torch.from_numpy(np.array(data.dense)), torch.from_numpy(data.categorical.astype(np.int64)))
-    x = np.stack([z.double().numpy(), np.ones(len(z))], axis=1)
+        logits = model.logits(torch.from_numpy(np.array(data.dense)), torch.from_numpy(data.categorical.astype(np.int64)))
+    z = logits.double().numpy()
+    x = np.stack([z, np.ones(len(z))], axis=1)
     y = data.label.astype(np.float64)
-    weights = np.array([1.0, np.log(max(y.mean(), 1e-6)) - np.log(np.exp(z.double()).mean())])
+    weights = np.array([1.0, np.log(y.mean()) - np.log(np.exp(z).mean())])
     for _ in range(50):
         p = 1 / (1 + np.exp(-x @ weights))
         hessian = (x * (p * (1 - p))[:, None]).T @ x + 1e-6 * np.eye(2)

@@ -32,7 +32,10 @@ class Codes:
     def histogram(self, name: str) -> Histogram:
         """Return how many rows fall into each bin."""
         return Histogram(
-            name, self.labels, _count(self.current, len(self.labels)), _count(self.reference, len(self.labels))
+            name,
+            self.labels,
+            _count(self.current, len(self.labels)),
+            _count(self.reference, len(self.labels)),
         )
 
 
@@ -153,7 +156,9 @@ def _encode_numbers(current: np.ndarray, reference: np.ndarray) -> Codes:
     values = np.unique(known)
     few = len(values) <= FEW_VALUES
     upper = values if few else np.unique(np.quantile(known, [*QUANTILES, 1], method="inverted_cdf"))
-    edges = np.concatenate([[np.nextafter(values[0], -np.inf)], upper])  # bin i holds edges[i-1] < x <= edges[i]
+    edges = np.concatenate(
+        [[np.nextafter(values[0], -np.inf)], upper]
+    )  # bin i holds edges[i-1] < x <= edges[i]
     return Codes(_number_labels(values[0], upper, few), _place(current, edges), _place(reference, edges))
 
 
@@ -164,7 +169,9 @@ def _place(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 def _number_labels(smallest: float, upper: np.ndarray, few: bool) -> tuple[str, ...]:
     lower = [smallest, *upper[:-1]]
-    inner = [f"{high:.6g}" if few else f"{low:.6g} to {high:.6g}" for low, high in zip(lower, upper, strict=True)]
+    inner = [
+        f"{high:.6g}" if few else f"{low:.6g} to {high:.6g}" for low, high in zip(lower, upper, strict=True)
+    ]
     return _distinct([f"below {smallest:.6g}", *inner, f"above {upper[-1]:.6g}"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,8 +12,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from feature_repo.events import Dataset
+from feature_repo.schema import CATEGORICAL
+from feature_repo.statistics import read_statistics, read_vocabulary
+from serving.bundle import read_manifest
 from serving.prediction_log import feature_names, feature_rows
 
 CLOSED_BELOW = 0.25  # a day with fewer baskets than this share of the median day is a closed day
@@ -60,6 +65,12 @@ class Table:
     reference: pd.DataFrame
     unit: str = ""  # the column that names the basket or request of a row; "" when each row is its own
 
+    def only(self, columns: Sequence[str]) -> Table:
+        """Return the table with just these columns, as far as it has them."""
+        frames = (self.current, self.reference)
+        current, reference = (frame[[name for name in frame if name in (*columns, self.unit)]] for frame in frames)
+        return Table(current, reference, self.unit)
+
 
 def purchases(data: Dataset, window: Window) -> pd.DataFrame:
     """Return the purchases of a window with each item's category and department."""
@@ -70,20 +81,42 @@ def purchases(data: Dataset, window: Window) -> pd.DataFrame:
     return events.loc[inside, columns].merge(items, on="item_id", how="left")
 
 
-def event_tables(current: pd.DataFrame, reference: pd.DataFrame, timezone: str) -> list[Table]:
+@dataclass(frozen=True)
+class EventFrames:
+    """The purchases of one window, by line and by basket."""
+
+    lines: pd.DataFrame
+    baskets: pd.DataFrame
+
+    @classmethod
+    def of(cls, events: pd.DataFrame, timezone: str) -> EventFrames:
+        """Bring purchases (see `purchases`) into the columns that are watched; hours and days are local."""
+        lines = events[["basket_id", "category", "department"]].assign(item_price=events["price"])
+        return cls(lines, _baskets(events, timezone))
+
+
+def event_tables(current: EventFrames, reference: EventFrames) -> list[Table]:
     """Return what is watched in purchases: by line, by basket, and the weekdays that were open in both."""
-    baskets = [_baskets(events, timezone) for events in (current, reference)]
+    days = _open_weekdays(current.baskets, reference.baskets)
+    baskets = [frames.baskets.drop(columns="date") for frames in (current, reference)]
     return [
-        Table(_lines(current), _lines(reference), "basket_id"),
-        Table(*(frame.drop(columns="date") for frame in baskets), unit="basket_id"),
-        Table(*_open_weekdays(*baskets), unit="basket_id"),
+        Table(current.lines, reference.lines, "basket_id"),
+        Table(baskets[0], baskets[1], "basket_id"),
+        Table(days[0], days[1], "basket_id"),
     ]
 
 
-def log_tables(current: pa.Table, reference: pa.Table) -> list[Table]:
-    """Return what is watched in the log: per returned item its features and score, per request the rest."""
+def log_tables(current: pa.Table, reference: pa.Table, category_of: Mapping[str, str]) -> list[Table]:
+    """Return what is watched in the log: of each returned item, of each basket item, of each request.
+
+    Args:
+        current: the records of the window.
+        reference: the records it is compared with.
+        category_of: the category of each item, see `bundle_categories`.
+    """
     return [
         Table(_answers(current), _answers(reference), "request"),
+        Table(_basket_items(current, category_of), _basket_items(reference, category_of), "request"),
         Table(_requests(current), _requests(reference)),
     ]
 
@@ -96,11 +129,6 @@ def _time(text: str, timezone: str) -> datetime | None:
     except ValueError as error:
         raise ValueError(f"'{text}' is no time: write it as 2017-11-20 or 2017-11-20T05:00:00Z") from error
     return at if at.tzinfo else at.replace(tzinfo=ZoneInfo(timezone))
-
-
-def _lines(events: pd.DataFrame) -> pd.DataFrame:
-    frame = events.reindex(columns=["basket_id", "category", "department"])
-    return frame.assign(item_price=events["price"]) if "price" in events else frame
 
 
 def _baskets(events: pd.DataFrame, timezone: str) -> pd.DataFrame:
@@ -163,6 +191,15 @@ def _answers(records: pa.Table) -> pd.DataFrame:
     )
 
 
+def _basket_items(records: pa.Table, category_of: Mapping[str, str]) -> pd.DataFrame:
+    items = pc.list_flatten(records["basket"]).to_pandas()
+    lengths = pc.list_value_length(records["basket"]).to_numpy().astype(np.int64)
+    # An item that the catalogue does not know has no category: the share without a value tells how many.
+    return pd.DataFrame(
+        {"basket_category": items.map(category_of), "request": np.repeat(np.arange(len(records)), lengths)}
+    )
+
+
 def _requests(records: pa.Table) -> pd.DataFrame:
     return records.select(["rung", "store_id"]).to_pandas()
 
@@ -183,3 +220,22 @@ def bundle_log(bundle: Path) -> pa.Table:
         FileNotFoundError: the bundle was not evaluated.
     """
     return _reference(bundle, "reference_log.parquet")
+
+
+def bundle_categories(bundle: Path) -> dict[str, str]:
+    """Return the category of each item that a bundle's catalogue holds."""
+    statistics = read_statistics(bundle / "statistics")
+    names = read_vocabulary(bundle / "statistics")["category"]
+    codes = statistics.categorical[:, CATEGORICAL.index("category")]
+    return {
+        item: names[code] for item, code in zip(statistics.item_ids.tolist(), codes.tolist(), strict=True)
+    }
+
+
+def _reference(bundle: Path, name: str) -> pa.Table:
+    manifest = read_manifest(bundle)
+    if name not in manifest["files"]:
+        raise FileNotFoundError(
+            f"bundle {manifest['bundle_id']} holds no {name}: evaluate it first, or name a reference window"
+        )
+    return pq.read_table(bundle / name)

@@ -164,9 +164,8 @@ def build_app(dataplane: DataPlane, extension: Any, settings: Settings) -> Limit
     for error in _REFUSALS:
         app.add_exception_handler(error, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_schema)
-    app.add_exception_handler(HTTPException, _refuse_route)
-    app.add_exception_handler(404, _refuse_route)
-    app.add_exception_handler(405, _refuse_route)
+    for status in (400, 404, 405):
+        app.add_exception_handler(status, _refuse_route)
     app.add_exception_handler(Exception, _broken)
     return Limits(app, settings)
 

@@ -4,6 +4,7 @@ It imports numpy only. torch, kfp, mlflow, feast, evidently and kserve cost seco
 imports what it needs.
 """
 
+import fcntl
 import os
 import sys
 
@@ -58,3 +59,47 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "reco-home"
     monkeypatch.setenv("RECO_HOME", str(home))
     return home
+
+
+@pytest.fixture(scope="session")
+def toy_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The straight line on the toy shop, built once for all test workers: dataset/ ... evaluated/, cut.txt.
+
+    Read-only: a test that changes a file copies it first.
+    """
+    root = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.getbasetemp()
+    line = root / "toy_line"
+    with (root / "toy_line.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (line / "cut.txt").exists():
+            build_toy_line(line)
+    return line
+
+
+def build_toy_line(line: Path) -> None:
+    """Run every step from the toy shop's events to the evaluated bundle, as plain functions."""
+    from components.assemble_bundle import assemble_bundle
+    from components.build_examples import build_examples
+    from components.build_index import build_index
+    from components.evaluate_bundle import evaluate_bundle
+    from components.export_onnx import export_onnx
+    from components.fit_statistics import fit_statistics
+    from components.ingest_events import ingest_events
+    from components.materialize_features import materialize_features
+    from components.train_ranker import train_ranker
+    from components.train_retriever import train_retriever
+
+    line.mkdir(parents=True)
+    cut = ingest_events("toy", line / "dataset")
+    fit_statistics(line / "dataset", line / "statistics", cut)
+    materialize_features(line / "dataset", line / "features", cut, str(line / "home"))
+    build_examples(line / "dataset", line / "statistics", line / "examples", cut, {"windows": 3})
+    train_retriever(line / "examples", line / "statistics", line / "retriever", {"epochs": 3})
+    train_ranker(line / "examples", line / "statistics", line / "ranker", {"epochs": 3})
+    export_onnx(line / "retriever", line / "ranker", line / "examples", line / "graphs")
+    build_index(line / "retriever", line / "index")
+    assemble_bundle(
+        line / "statistics", line / "graphs", line / "index", line / "features", line / "bundle", cut, "toy", {}
+    )
+    evaluate_bundle(line / "bundle", line / "dataset", line / "evaluated")
+    (line / "cut.txt").write_text(cut)

@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
+from components.ingest_events import ingest_events
+from feature_repo.events import EVENT_SCHEMA
 from pipelines.cli import main
 from serving.schemas import parse_request
 from serving.settings import Settings, variable
@@ -130,6 +132,16 @@ def test_the_request_of_the_readme_is_a_request() -> None:
     assert body
     for instance in json.loads(body[1])["instances"]:
         assert parse_request(instance, now=0.0, default_id="").basket
+
+
+def test_the_purchases_of_the_readme_keep_the_contract(tmp_path: Path) -> None:
+    example = re.search(r"```csv\n(.*?)```", README, re.DOTALL)
+    assert example
+    (tmp_path / "events.csv").write_text(example[1], encoding="utf-8")
+    cut = ingest_events(str(tmp_path), tmp_path / "dataset", max_quarantine_ratio=0, train_until="2026-03-09")
+    assert cut == "2026-03-09T00:00:00Z"
+    named = set(re.findall(r"`(\w+)`", re.search(r"\| column \| meaning \|.*?\n\n", README, re.DOTALL)[0]))  # type: ignore[index]
+    assert set(EVENT_SCHEMA.names) <= named
 
 
 def test_the_changelog_tells_of_this_version() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.build_examples import replay
 from components.fit_statistics import fit, fit_vocabulary, purchases_of
 from components.materialize_features import (
     USER_COLUMNS,
@@ -167,6 +169,17 @@ def test_the_check_catches_a_leak(late_s: int, tmp_path: Path) -> None:
     pq.write_table(table.set_column(1, USER_COLUMNS.field("event_timestamp"), stamps), path)
     with pytest.raises(ValueError, match="know a basket of their future"):
         check_point_in_time(path)
+
+
+def test_a_snapshot_is_the_history_that_training_replays() -> None:
+    purchases = purchases_of(events_of(shop(users=4)))
+    replayed = list(replay(purchases))
+    tables = user_tables(purchases, sorted({basket.at for basket in replayed}))
+    rows = pa.concat_tables(tables).to_pylist()
+    found = {(row["user_id"], row["event_timestamp"].timestamp()): row["history"] for row in rows}
+    for basket in replayed:
+        named = dataclasses.replace(basket.history, items=purchases.item_ids[basket.history.items])
+        assert found.get((purchases.user_ids[basket.user], basket.at), pack(empty_history())) == pack(named)
 
 
 def test_scalars_agree_with_the_history_they_stand_beside() -> None:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import faiss
+import httpx
 import numpy as np
 import pytest
 
@@ -279,3 +280,9 @@ def endpoint(
     home = tmp_path_factory.mktemp("home")
     settings = Settings(home=home, store_url=toy_store, deadline_ms=30_000.0, log_segment_s=0.5)
     return start_endpoint(toy_bundle, settings)
+
+
+@pytest.fixture(scope="session")
+def client(endpoint: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=endpoint.http, timeout=10) as client:
+        yield client

@@ -1,15 +1,9 @@
 """The endpoint as a client sees it: real HTTP and gRPC against a process of its own."""
 
 import json
-import shutil
-import signal
 import socket
-import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +11,9 @@ import httpx
 import numpy as np
 import pytest
 
-from feature_repo.schema import DENSE_NAMES
 from serving.online_features import open_store
-from serving.prediction_log import feature_names, feature_rows, read_log
 from serving.recommender import Recommender, open_recommender
 from serving.schemas import MAX_K, parse_request
-from serving.settings import Settings
 
 pytestmark = pytest.mark.slow
 
@@ -30,12 +21,6 @@ V1 = "/v1/models/checkout:predict"
 V2 = "/v2/models/checkout/infer"
 AT = "2017-12-05T18:30:00Z"
 MARK = "PRIVATE-17"  # stands in bad requests and may stand in no answer
-
-
-@pytest.fixture(scope="module")
-def client(endpoint: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=endpoint.http, timeout=10) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +185,13 @@ def test_a_bad_v2_request_is_the_clients_fault(
     check_refusal(answer)
 
 
+def test_a_v2_body_that_is_nested_deeply_is_the_clients_fault(client: httpx.Client) -> None:
+    for depth in (500, 1_010, 100_000):  # within, between and beyond the limits of the two JSON parsers
+        answer = client.post(V2, content=b'{"inputs": ' + b"[" * depth + b"]" * depth + b"}")
+        assert answer.status_code in (400, 422)
+        check_refusal(answer)
+
+
 def test_bodies_of_5_mb_are_refused_and_the_connection_lives(client: httpx.Client) -> None:
     body = b'{"instances": [{"basket": ["' + b"7" * 5_000_000 + b'"]}]}'
 
@@ -217,7 +209,8 @@ def test_bodies_of_5_mb_are_refused_and_the_connection_lives(client: httpx.Clien
 
 
 def test_a_body_that_stops_arriving_is_cut_off(endpoint: Any) -> None:
-    with connect(endpoint.http) as slow:
+    host, port = endpoint.http.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as slow:
         slow.sendall(b"POST /v1/models/checkout:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         answer = b"".join(iter(lambda: slow.recv(1_000), b""))  # until the server hangs up
         assert answer.startswith(b"HTTP/1.1 408")
@@ -413,5 +406,3 @@ def test_grpc_refuses_what_is_the_clients_fault(stub: Any) -> None:
     request.inputs[0].datatype = MARK
     assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
     assert stub.ModelInfer(grpc_request(basket=[]), timeout=5).outputs
-
-

@@ -1,6 +1,7 @@
-"""The endpoint as a client sees it: real HTTP and gRPC against a process of its own."""
+"""The process: it starts with a good bundle or says why not, and stops without losing a request."""
 
 import json
+import logging
 import shutil
 import signal
 import socket
@@ -8,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,29 +18,12 @@ import numpy as np
 import pytest
 
 from feature_repo.schema import DENSE_NAMES
-from serving.online_features import open_store
 from serving.prediction_log import feature_names, feature_rows, read_log
-from serving.recommender import Recommender, open_recommender
-from serving.schemas import MAX_K, parse_request
+from serving.server import Seldom
 from serving.settings import Settings
 
-pytestmark = pytest.mark.slow
-
 V1 = "/v1/models/checkout:predict"
-V2 = "/v2/models/checkout/infer"
 AT = "2017-12-05T18:30:00Z"
-MARK = "PRIVATE-17"  # stands in bad requests and may stand in no answer
-
-
-@pytest.fixture(scope="module")
-def client(endpoint: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=endpoint.http, timeout=10) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
@@ -50,436 +33,20 @@ def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
     return prediction
 
 
-def without_times(response: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in response.items() if name != "stage_ms"}
-
-
-GOOD: dict[str, dict[str, Any]] = {
-    "known user": {"user_id": "u1", "basket": ["1000005"], "k": 10},
-    "unknown user": {"user_id": "nobody", "basket": ["1000005"]},
-    "no user": {"basket": ["1000005", "1000010"], "store_id": "store-1"},
-    "unknown store": {"basket": ["1000005"], "store_id": "nowhere"},
-    "empty basket": {"basket": []},
-    "empty basket of a known user": {"user_id": "u2", "basket": []},
-    "basket of unknown items": {"basket": ["no such item", "⚡", "1000005 "]},
-    "basket of 200": {"user_id": "u1", "basket": [str(1_000_000 + n) for n in range(200)], "k": 10},
-    "the same item twice": {"basket": ["1000005", "1000005"]},
-    "k = 0": {"user_id": "u1", "basket": ["1000005"], "k": 0},
-    "k = 10^6": {"user_id": "u1", "basket": ["1000005"], "k": 1_000_000},
-    "a time with an offset": {"user_id": "u1", "basket": [], "at": "2017-12-05T13:30:00-05:00"},
-    "a time long ago": {"user_id": "u1", "basket": [], "at": "0001-01-01T00:00:00+14:00"},
-    "a time far ahead": {"user_id": "u1", "basket": [], "at": "9999-12-31T23:59:59Z"},
-}
-
-
-@pytest.mark.parametrize("request_", GOOD.values(), ids=GOOD.keys())
-def test_the_endpoint_answers_as_the_recommender_does(
-    client: httpx.Client, recommender: Recommender, request_: dict[str, Any]
-) -> None:
-    request = {"request_id": "same", "at": AT, **request_}
-    answer = ask(client, request)
-    expected = recommender.recommend(parse_request(request, now=0.0, default_id="")).to_dict()
-    assert without_times(answer) == without_times(expected)
-    assert len(answer["items"]) == min(request.get("k", 10), MAX_K)
-    assert not {item["item_id"] for item in answer["items"]} & set(request["basket"])
-    assert (answer["degraded"], answer["degraded_reason"]) == (False, None)
-    assert set(answer["stage_ms"]) >= {"features", "retrieval", "ranking", "reranking", "total"}
-
-
-def test_an_absent_request_id_is_given_one(client: httpx.Client) -> None:
-    first, second = (ask(client, {"basket": []})["request_id"] for _ in range(2))
-    assert first != second
-    answer = client.post(V1, json={"instances": [{"basket": []}] * 3}, headers={"x-request-id": "till-4"})
-    assert [p["request_id"] for p in answer.json()["predictions"]] == ["till-4", "till-4-1", "till-4-2"]
-
-
-def test_several_instances_are_answered_one_by_one(client: httpx.Client) -> None:
-    requests = [
-        {"request_id": name, "at": AT, **request} for name, request in GOOD.items() if name.isprintable()
-    ]
-    answer = client.post(V1, json={"instances": requests})
-    alone = [ask(client, request) for request in requests]
-    assert [without_times(p) for p in answer.json()["predictions"]] == [without_times(p) for p in alone]
-    assert client.post(V1, json={"instances": []}).json() == {"predictions": []}
-
-
-def instance(**fields: Any) -> bytes:
-    return json.dumps({"instances": [{"basket": [], **fields}]}).encode()
-
-
-BAD_V1 = {
-    "no body": b"",
-    "cut": b'{"instances": [',
-    "not an object": b"[1]",
-    "no instances": b'{"inputs": []}',
-    "instances no list": b'{"instances": {}}',
-    "another field": b'{"instances": [], "' + MARK.encode() + b'": 1}',
-    "instance no object": b'{"instances": ["' + MARK.encode() + b'"]}',
-    "too many instances": json.dumps({"instances": [{"basket": []}] * 65}).encode(),
-    "deep": b'{"instances": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
-    "deep but not too deep to read": b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}",
-    "k NaN": b'{"instances": [{"basket": [], "k": NaN}]}',
-    "k 1e400": b'{"instances": [{"basket": [], "k": 1e400}]}',
-    "k 2.5": instance(k=2.5),
-    "k text": instance(k=MARK),
-    "k true": instance(k=True),
-    "k negative": instance(k=-1),
-    "k huge": instance(k=2**70),
-    "unknown field": instance(**{MARK: 1}),
-    "user a number": instance(user_id=7),
-    "user empty": instance(user_id=""),
-    "user with NUL": instance(user_id="a\x00" + MARK),
-    "user lone surrogate": b'{"instances": [{"basket": [], "user_id": "\\ud800"}]}',
-    "basket missing": b'{"instances": [{}]}',
-    "basket text": instance(basket=MARK),
-    "basket of numbers": instance(basket=[1]),
-    "basket of 501": instance(basket=["1"] * 501),
-    "item of 10^5 characters": instance(basket=["7" * 100_000]),
-    "at no time": instance(at=MARK),
-    "at a number": instance(at=5),
-}
-
-
-@pytest.mark.parametrize("body", BAD_V1.values(), ids=BAD_V1.keys())
-def test_a_bad_request_is_the_clients_fault(client: httpx.Client, body: bytes) -> None:
-    answer = client.post(V1, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    check_refusal(answer)
-    assert ask(client, {"basket": []})["items"]
-
-
-def check_refusal(answer: httpx.Response) -> None:
-    assert set(answer.json()) == {"error"}
-    assert len(answer.content) < 300
-    assert MARK not in answer.text
-
-
-def tensors(**inputs: Any) -> dict[str, Any]:
-    """V2 inputs from values, BYTES unless they are numbers."""
-    made = []
-    for name, value in inputs.items():
-        values = value if isinstance(value, list) else [value]
-        datatype = "INT32" if values and isinstance(values[0], int) else "BYTES"
-        made.append({"name": name, "datatype": datatype, "shape": [len(values)], "data": values})
-    return {"inputs": made}
-
-
-BASKET = tensors(basket=[])["inputs"][0]
-BAD_V2 = {
-    "no inputs": ({}, 422),
-    "inputs no list": ({"inputs": MARK}, 422),
-    "shape missing": ({"inputs": [{"name": MARK, "datatype": "BYTES", "data": []}]}, 422),
-    "parameters of a wrong type": ({"inputs": [], "parameters": {MARK: [1]}}, 422),
-    "basket missing": (tensors(k=3), 400),
-    "unknown input": (tensors(basket=[], **{MARK: ["x"]}), 400),
-    "input twice": ({"inputs": [BASKET, BASKET]}, 400),
-    "unknown output": ({"inputs": [BASKET], "outputs": [{"name": MARK}]}, 400),
-    "unknown datatype": ({"inputs": [{**BASKET, "datatype": MARK}]}, 400),
-    "other datatype": ({"inputs": [{**BASKET, "datatype": "FP32"}]}, 400),
-    "half precision": ({"inputs": [{**BASKET, "datatype": "FP16", "shape": [1], "data": [1.0]}]}, 400),
-    "shape and data differ": ({"inputs": [{**BASKET, "shape": [3]}]}, 400),
-    "shape negative": ({"inputs": [{**BASKET, "shape": [-1]}]}, 400),
-    "shape overflows": ({"inputs": [{**BASKET, "shape": [2**60, 16]}]}, 400),
-    "shape empty": ({"inputs": [{**BASKET, "shape": []}]}, 400),
-    "two users": (tensors(basket=[], user_id=["u1", "u2"]), 400),
-    "ragged": ({"inputs": [{**BASKET, "shape": [2], "data": [["1"], "2"]}]}, 400),
-    "k text": ({"inputs": [BASKET, {"name": "k", "datatype": "INT32", "shape": [1], "data": ["7"]}]}, 400),
-    "k 2.5": ({"inputs": [BASKET, {"name": "k", "datatype": "INT32", "shape": [1], "data": [2.5]}]}, 400),
-    "k too large for its type": (tensors(basket=[], k=2**40), 400),
-    "basket of numbers": ({"inputs": [{**BASKET, "shape": [1], "data": [5]}]}, 400),
-    "basket of null": ({"inputs": [{**BASKET, "shape": [1], "data": [None]}]}, 400),
-}
-
-
-@pytest.mark.parametrize(("body", "status"), BAD_V2.values(), ids=BAD_V2.keys())
-def test_a_bad_v2_request_is_the_clients_fault(
-    client: httpx.Client, body: dict[str, Any], status: int
-) -> None:
-    answer = client.post(V2, json=body)
-    assert answer.status_code == status, answer.text
-    check_refusal(answer)
-
-
-def test_bodies_of_5_mb_are_refused_and_the_connection_lives(client: httpx.Client) -> None:
-    body = b'{"instances": [{"basket": ["' + b"7" * 5_000_000 + b'"]}]}'
-
-    def chunks() -> Iterator[bytes]:
-        for at in range(0, len(body), 65_536):
-            yield body[at : at + 65_536]
-
-    for content in (body, chunks()):
-        began = time.perf_counter()
-        answer = client.post(V1, content=content)
-        assert answer.status_code == 413
-        check_refusal(answer)
-        assert time.perf_counter() - began < 2.0
-    assert ask(client, {"basket": []})["items"]
-
-
-def test_a_body_that_stops_arriving_is_cut_off(endpoint: Any) -> None:
-    with connect(endpoint.http) as slow:
-        slow.sendall(b"POST /v1/models/checkout:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        answer = b"".join(iter(lambda: slow.recv(1_000), b""))  # until the server hangs up
-        assert answer.startswith(b"HTTP/1.1 408")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", V1, 404),
-        ("GET", V2, 405),
-        ("POST", f"/v1/models/{MARK}:predict", 404),
-        ("POST", f"/v2/models/{MARK}/infer", 404),
-        ("GET", f"/v2/models/{MARK}", 404),
-        ("POST", "/v1/models/checkout:explain", 404),
-        ("POST", "/v2/repository/models/checkout/unload", 404),
-        ("POST", "/v2/repository/models/checkout/load", 404),
-        ("POST", "/v2/models/checkout/versions/1/infer", 404),
-        ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
-        ("GET", f"/{MARK}", 404),
-        ("PUT", V1, 405),
-    ],
-)
-def test_what_is_not_offered(client: httpx.Client, method: str, path: str, status: int) -> None:
-    content = json.dumps(tensors(basket=[])).encode() if method != "GET" else None
-    answer = client.request(method, path, content=content)
-    assert answer.status_code == status
-    check_refusal(answer)
-    assert client.get("/v2/models/checkout/ready").json() == {"name": "checkout", "ready": True}
-
-
-def test_health_readiness_and_metadata(client: httpx.Client) -> None:
-    for path in (
-        "/",
-        "/healthz",
-        "/v1/models/checkout",
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/ranker/ready",
-    ):
-        assert client.get(path).status_code == 200, path
-    told = client.get("/v2/models/checkout").json()
-    texts = dict.fromkeys(("basket", "user_id", "store_id", "at", "request_id"), "BYTES")
-    assert {i["name"]: i["datatype"] for i in told["inputs"]} == texts | {"k": "INT32"}
-    assert {o["name"] for o in told["outputs"]} == {"item_id", "score", "source", "reason"}
-
-
-def columns(answer: dict[str, Any]) -> list[tuple[str, float, str, str]]:
-    by_name = {output["name"]: output["data"] for output in answer["outputs"]}
-    return list(zip(*(by_name[name] for name in ("item_id", "score", "source", "reason")), strict=True))
-
-
-def rows(prediction: dict[str, Any]) -> list[tuple[str, Any, str, str]]:
-    return [
-        (i["item_id"], pytest.approx(i["score"], abs=1e-6), i["source"], i["reason"])
-        for i in prediction["items"]
-    ]
-
-
-SAME: dict[str, Any] = {
-    "request_id": "r9",
-    "user_id": "u1",
-    "basket": ["1000005", "1000031"],
-    "store_id": "store-2",
-    "at": AT,
-    "k": 7,
-}
-
-
-def test_v2_gives_the_same_items(client: httpx.Client) -> None:
-    answer = client.post(V2, json=tensors(**SAME)).json()
-    assert columns(answer) == rows(ask(client, SAME))
-    assert answer["id"] == "r9"
-    parameters = answer["parameters"]
-    assert (parameters["rung"], parameters["degraded"], parameters["degraded_reason"]) == ("full", False, "")
-    assert parameters["bundle_id"] == ask(client, SAME)["bundle_id"]
-    assert json.loads(parameters["stage_ms"])["total"] > 0
-
-
-def test_v2_with_no_items_and_with_chosen_outputs(client: httpx.Client) -> None:
-    empty = client.post(V2, json=tensors(basket=[], k=0)).json()
-    assert {o["name"]: (o["shape"], o["data"]) for o in empty["outputs"]} == dict.fromkeys(
-        ("item_id", "score", "source", "reason"), ([0], [])
-    )
-    chosen = client.post(V2, json={**tensors(basket=[], k=3), "outputs": [{"name": "item_id"}]}).json()
-    assert [output["name"] for output in chosen["outputs"]] == ["item_id"]
-
-
-def ranker_inputs(dense: list[list[float]], categorical: list[list[int]]) -> dict[str, Any]:
-    return {
-        "inputs": [
-            {
-                "name": "dense",
-                "datatype": "FP32",
-                "shape": list(np.shape(dense)),
-                "data": np.ravel(dense).tolist(),
-            },
-            {
-                "name": "categorical",
-                "datatype": "INT64",
-                "shape": list(np.shape(categorical)),
-                "data": np.ravel(categorical).tolist(),
-            },
-        ]
-    }
-
-
-def test_the_ranker_scores_the_rows_it_is_given(client: httpx.Client, recommender: Recommender) -> None:
-    prepared = recommender.prepare(parse_request(SAME, now=0.0, default_id=""))
-    dense, categorical = prepared.dense[:5], prepared.categorical[:5]
-    body = ranker_inputs(dense.tolist(), categorical.tolist())
-    (output,) = client.post("/v2/models/ranker/infer", json=body).json()["outputs"]
-    assert output["data"] == pytest.approx(recommender.rank(dense, categorical).tolist(), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("dense", "categorical"),
-    [
-        ([[0.0] * len(DENSE_NAMES)], [[-1, 0, 0]]),
-        ([[0.0] * len(DENSE_NAMES)], [[0, 0, 10**9]]),
-        ([[0.0] * len(DENSE_NAMES)], [[0, 0, 0], [0, 0, 0]]),
-        ([[0.0, 1.0]], [[0, 0, 0]]),
-        ([[1e39] * len(DENSE_NAMES)], [[0, 0, 0]]),
-    ],
-    ids=["code -1", "code too large", "row counts differ", "width", "beyond float32"],
-)
-def test_the_ranker_refuses_rows_that_would_break_a_batch(
-    client: httpx.Client, dense: list[list[float]], categorical: list[list[int]]
-) -> None:
-    answer = client.post("/v2/models/ranker/infer", json=ranker_inputs(dense, categorical))
-    assert answer.status_code == 400
-    check_refusal(answer)
-
-
-def test_the_ranker_speaks_v2_only(client: httpx.Client) -> None:
-    assert client.post("/v1/models/ranker:predict", json={"instances": []}).status_code == 400
-
-
-def test_metrics(client: httpx.Client) -> None:
-    ask(client, {"basket": []})
-    client.post(V1, content=b"{")
-    text = client.get("/metrics").text
-    assert 'reco_stage_seconds_bucket{le="0.0001",stage="ranking"}' in text
-    assert 'reco_responses_total{degraded_reason="none",rung="full"}' in text
-    assert 'reco_rejected_total{reason="not_json"}' in text
-    assert f'reco_bundle_info{{bundle_id="{ask(client, {"basket": []})["bundle_id"]}"}} 1.0' in text
-    assert MARK not in text
-    assert "u1" not in text
-    own = [line for line in text.splitlines() if line.startswith("reco_rejected_total")]
-    assert len(own) < 40
-
-
-# ------------------------------------------------------------------------------------------- gRPC
-
-
-@pytest.fixture(scope="module")
-def stub(endpoint: Any) -> Iterator[Any]:
-    import grpc
-    from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
-
-    with grpc.insecure_channel(endpoint.grpc) as channel:
-        yield GRPCInferenceServiceStub(channel)
-
-
-def grpc_request(raw: bool = False, model: str = "checkout", **inputs: Any) -> Any:
-    from kserve.protocol.grpc.grpc_predict_v2_pb2 import ModelInferRequest
-
-    request = ModelInferRequest(model_name=model)
-    for tensor in tensors(**inputs)["inputs"]:
-        added = request.inputs.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
-        data = [v.encode() if isinstance(v, str) else v for v in tensor["data"]]
-        if raw:
-            parts = [
-                len(v).to_bytes(4, "little") + v if isinstance(v, bytes) else np.int32(v).tobytes()
-                for v in data
-            ]
-            request.raw_input_contents.append(b"".join(parts))
-        elif tensor["datatype"] == "BYTES":
-            added.contents.bytes_contents.extend(data)
-        else:
-            added.contents.int_contents.extend(data)
-    return request
-
-
-def status_of(call: Any, request: Any) -> str:
-    import grpc
-
-    with pytest.raises(grpc.RpcError) as raised:
-        call(request, timeout=5)
-    assert MARK not in str(raised.value.details())
-    assert len(raised.value.details()) < 300
-    return raised.value.code().name
-
-
-@pytest.mark.parametrize("raw", [False, True], ids=["typed", "raw"])
-def test_grpc_gives_the_same_items(stub: Any, client: httpx.Client, raw: bool) -> None:
-    from kserve.protocol.infer_type import InferResponse
-
-    answer = stub.ModelInfer(grpc_request(raw=raw, **SAME), timeout=5)
-    decoded = {o.name: o.as_numpy().tolist() for o in InferResponse.from_grpc(answer).outputs}
-    texts = [[v.decode() for v in decoded[name]] for name in ("item_id", "source", "reason")]
-    found = list(zip(texts[0], decoded["score"], texts[1], texts[2], strict=True))
-    assert found == rows(ask(client, SAME))
-    assert answer.parameters["rung"].string_param == "full"
-    assert (
-        not stub.ModelInfer(grpc_request(raw=raw, basket=[], k=0), timeout=5)
-        .outputs[0]
-        .contents.bytes_contents
-    )
-
-
-def test_grpc_health_and_metadata(stub: Any) -> None:
-    from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
-
-    assert stub.ServerReady(pb.ServerReadyRequest(), timeout=5).ready
-    assert stub.ModelReady(pb.ModelReadyRequest(name="checkout"), timeout=5).ready
-    told = stub.ModelMetadata(pb.ModelMetadataRequest(name="checkout"), timeout=5)
-    assert [tensor.name for tensor in told.inputs][:2] == ["basket", "user_id"]
-
-
-def test_grpc_refuses_what_is_the_clients_fault(stub: Any) -> None:
-    from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
-
-    assert status_of(stub.ModelInfer, grpc_request(k=3)) == "INVALID_ARGUMENT"
-    assert status_of(stub.ModelInfer, grpc_request(basket=[], k=-1)) == "INVALID_ARGUMENT"
-    assert (
-        status_of(stub.ModelInfer, grpc_request(basket=[], **dict[str, Any]({MARK: "x"})))
-        == "INVALID_ARGUMENT"
-    )
-    assert status_of(stub.ModelInfer, grpc_request(model=MARK, basket=[])) == "NOT_FOUND"
-    assert status_of(stub.ModelReady, pb.ModelReadyRequest(name=MARK)) == "NOT_FOUND"
-    assert status_of(stub.ModelInfer, grpc_request(basket=["7" * 4_000_000])) == "RESOURCE_EXHAUSTED"
-    unload = pb.RepositoryModelUnloadRequest(model_name="checkout")
-    assert status_of(stub.RepositoryModelUnload, unload) == "UNIMPLEMENTED"
-    for broken in (b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xff", b"\x00"):
-        request = grpc_request(raw=True, basket=["x"])
-        request.raw_input_contents[0] = broken
-        assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request = grpc_request(basket=["x"])
-    request.inputs[0].shape[0] = 2**60
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request = grpc_request(basket=["x"])
-    request.inputs[0].datatype = MARK
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    assert stub.ModelInfer(grpc_request(basket=[]), timeout=5).outputs
-
-
-# -------------------------------------------------------------------------------------- life cycle
-
-
 def connect(http: str) -> socket.socket:
     host, port = http.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=5)
 
 
+@pytest.mark.slow
 def test_sigterm_lets_a_request_in_flight_finish_and_the_log_reach_the_disk(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
     running = start_endpoint(
         toy_bundle, Settings(home=tmp_path, store_url=toy_store, body_timeout_ms=10_000.0)
     )
-    body = instance(user_id="u1", basket=["1000005"], request_id="in-flight")
+    request = {"user_id": "u1", "basket": ["1000005"], "request_id": "in-flight"}
+    body = json.dumps({"instances": [request]}).encode()
     with httpx.Client(base_url=running.http) as client, connect(running.http) as slow:
         ask(client, {"user_id": "u1", "basket": ["1000005"], "request_id": "before", "at": AT})
         client.post(V1, content=b"{")
@@ -503,6 +70,7 @@ def test_sigterm_lets_a_request_in_flight_finish_and_the_log_reach_the_disk(
     assert running.ready["bundle_id"] in running.stderr[0]
 
 
+@pytest.mark.slow
 def test_readiness_goes_off_before_the_door_shuts(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
@@ -518,6 +86,7 @@ def test_readiness_goes_off_before_the_door_shuts(
     assert not (tmp_path / "prediction_log").exists()
 
 
+@pytest.mark.slow
 def test_without_its_store_the_endpoint_serves_degraded_and_says_so(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
@@ -540,6 +109,7 @@ def test_without_its_store_the_endpoint_serves_degraded_and_says_so(
         assert "history" in {item["source"] for item in healed["items"]}
 
 
+@pytest.mark.slow
 def test_items_that_are_sold_out_are_not_offered(endpoint: Any, client: httpx.Client) -> None:
     request = {"user_id": "u2", "basket": [], "at": AT, "k": 5}
     first = ask(client, request)["items"][0]["item_id"]
@@ -567,6 +137,7 @@ def refused_start(bundle: Path, settings: Settings, **environment: str) -> tuple
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_a_bundle_with_a_flipped_byte_is_not_served(toy_bundle: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(toy_bundle, broken)
@@ -581,6 +152,7 @@ def test_a_bundle_with_a_flipped_byte_is_not_served(toy_bundle: Path, tmp_path: 
     assert "manifest.json" in said
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_told_at_once(endpoint: Any, toy_bundle: Path, tmp_path: Path) -> None:
     http, grpc = (int(address.rsplit(":", 1)[1]) for address in (endpoint.http, endpoint.grpc))
     for settings, variable in (
@@ -593,6 +165,7 @@ def test_a_taken_port_is_told_at_once(endpoint: Any, toy_bundle: Path, tmp_path:
         assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_told(toy_bundle: Path, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, http_port=0, grpc_port=0)
     code, said = refused_start(toy_bundle, settings, RECO_DEADLINE_MS="soon", RECO_DEADLIN_MS="5")
@@ -602,3 +175,16 @@ def test_a_wrong_setting_is_told(toy_bundle: Path, tmp_path: Path) -> None:
     code, said = refused_start(toy_bundle, replace(settings, host="no.such.host.invalid"))
     assert code == 2
     assert "RECO_HOST" in said
+
+
+def test_a_line_that_repeats_appears_once_a_second_and_tells_how_often() -> None:
+    seldom = Seldom(every_s=1.0)
+
+    def said(second: float) -> str | None:
+        record = logging.LogRecord("serving", logging.WARNING, "file.py", 7, "store %s", ("gone",), None)
+        record.created = second
+        return record.getMessage() if seldom.filter(record) else None
+
+    assert [said(s) for s in (10.0, 10.1, 10.9)] == ["store gone", None, None]
+    assert said(11.5) == "store gone (and 2 more like it before)"
+    assert said(13.0) == "store gone"

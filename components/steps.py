@@ -1,0 +1,174 @@
+"""Every step of the pipelines: KFP artifacts in -> one call of the step's plain function -> artifacts out.
+
+Only a function's own source travels to where it runs, so that a step imports what it calls. This module
+must not be imported by the plain ones: inside a step KFP hides `dsl.component`.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kfp import dsl
+from kfp.dsl import Artifact, Dataset, Input, Model, Output
+
+# `reco compile --image` puts another name into the IR. kfp.local warns about images not called python.
+IMAGE = "checkout-recommender-python:0.1.0"
+# The image holds the project and kfp: nothing is installed when a step starts.
+step = partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
+
+
+@step
+def ingest_events(
+    data: str, max_quarantine_ratio: float, train_until: str, dataset: Output[Dataset]
+) -> NamedTuple("Ingested", cut=str, data_hash=str):  # type: ignore[valid-type]
+    """Read and check a shop's events; find the cut between training and test."""
+    import json
+    from pathlib import Path
+
+    from components.ingest_events import ingest_events
+
+    cut = ingest_events(data, Path(dataset.path), max_quarantine_ratio, train_until)
+    return (cut, json.loads((Path(dataset.path) / "manifest.json").read_bytes())["data_hash"])
+
+
+@step
+def fit_statistics(dataset: Input[Dataset], cut: str, statistics: Output[Artifact]) -> dict[str, Any]:
+    """Count what was bought, when, where and together with what."""
+    from pathlib import Path
+
+    from components.fit_statistics import fit_statistics
+
+    return fit_statistics(Path(dataset.path), Path(statistics.path), cut)
+
+
+@step
+def materialize_features(
+    dataset: Input[Dataset], cut: str, home: str, online_store: str, features: Output[Dataset]
+) -> dict[str, Any]:
+    """Write each user's row as of the cut to the offline and the online store."""
+    from pathlib import Path
+
+    from components.materialize_features import materialize_features
+
+    return materialize_features(Path(dataset.path), Path(features.path), cut, home, online_store)
+
+
+@step
+def build_examples(
+    dataset: Input[Dataset],
+    statistics: Input[Artifact],
+    cut: str,
+    params: dict[str, Any],
+    examples: Output[Dataset],
+) -> dict[str, Any]:
+    """Turn past baskets into training examples, each with what was known at its time."""
+    from pathlib import Path
+
+    from components.build_examples import build_examples
+
+    return build_examples(Path(dataset.path), Path(statistics.path), Path(examples.path), cut, params)
+
+
+@step
+def train_retriever(
+    examples: Input[Dataset], statistics: Input[Artifact], params: dict[str, Any], checkpoint: Output[Model]
+) -> dict[str, Any]:
+    """Train the two towers that find candidates."""
+    from pathlib import Path
+
+    from components.train_retriever import train_retriever
+
+    return train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
+
+
+@step
+def train_ranker(
+    examples: Input[Dataset], statistics: Input[Artifact], params: dict[str, Any], checkpoint: Output[Model]
+) -> dict[str, Any]:
+    """Train the ranker that scores candidates, and calibrate it."""
+    from pathlib import Path
+
+    from components.train_ranker import train_ranker
+
+    return train_ranker(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
+
+
+@step
+def export_onnx(
+    retriever: Input[Model], ranker: Input[Model], examples: Input[Dataset], graphs: Output[Model]
+) -> dict[str, Any]:
+    """Write query tower and ranker as ONNX and measure that they answer alike."""
+    from pathlib import Path
+
+    from components.export_onnx import export_onnx
+
+    return export_onnx(Path(retriever.path), Path(ranker.path), Path(examples.path), Path(graphs.path))
+
+
+@step
+def build_index(retriever: Input[Model], index: Output[Artifact]) -> dict[str, Any]:
+    """Put the item vectors into a Faiss index."""
+    from pathlib import Path
+
+    from components.build_index import build_index
+
+    return build_index(Path(retriever.path), Path(index.path))
+
+
+@step
+def assemble_bundle(
+    statistics: Input[Artifact],
+    graphs: Input[Model],
+    index: Input[Artifact],
+    features: Input[Dataset],
+    cut: str,
+    data_hash: str,
+    params: dict[str, Any],
+    bundle: Output[Model],
+) -> str:
+    """Seal all parts of one release, with golden requests, and return the bundle id."""
+    from pathlib import Path
+
+    from components.assemble_bundle import assemble_bundle
+
+    parts = (Path(part.path) for part in (statistics, graphs, index, features))
+    return assemble_bundle(*parts, Path(bundle.path), cut, data_hash, params)
+
+
+@step
+def evaluate_bundle(
+    bundle: Input[Model], dataset: Input[Dataset], evaluated: Output[Model]
+) -> dict[str, Any]:
+    """Measure the served path on the weeks after the cut, beside the baselines."""
+    from pathlib import Path
+
+    from components.evaluate_bundle import evaluate_bundle
+
+    return evaluate_bundle(Path(bundle.path), Path(dataset.path), Path(evaluated.path))
+
+
+@step
+def register_bundle(bundle: Input[Model], tracking_uri: str, model_name: str) -> str:
+    """Store the bundle in the registry as the challenger and return its version."""
+    from pathlib import Path
+
+    from components.register_bundle import register_bundle
+
+    return register_bundle(Path(bundle.path), tracking_uri, model_name)
+
+
+@step
+def promote_bundle(
+    version: str,
+    dataset: Input[Dataset],
+    tracking_uri: str,
+    model_name: str,
+    home: str,
+    params: dict[str, Any],
+) -> dict[str, Any]:
+    """Let the version through the gate to champion, or raise naming metric, got and needed."""
+    from pathlib import Path
+
+    from components.promote_bundle import promote_bundle
+
+    return promote_bundle(version, Path(dataset.path), tracking_uri, model_name, home, params)

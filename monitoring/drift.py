@@ -1,0 +1,248 @@
+"""A window of the prediction log or of events, and a reference -> the verdict of comparing them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from feature_repo.events import read_dataset
+from monitoring.psi import Draws, encode, is_number, missing_share
+from monitoring.reports import evidently_psi, write_report
+from monitoring.verdict import RULES, ColumnDrift, Comparison, DriftVerdict, Rule, judge
+from monitoring.windows import (
+    EventFrames,
+    Table,
+    Window,
+    bundle_categories,
+    bundle_log,
+    bundle_purchases,
+    event_tables,
+    log_tables,
+    purchases,
+)
+from serving.bundle import read_manifest
+from serving.prediction_log import read_log
+
+log = logging.getLogger(__name__)
+
+LEAST_UNITS = 200  # baskets or requests on each side; below, chance alone moves anything
+
+
+def check_drift(
+    current: pd.DataFrame,
+    reference: pd.DataFrame,
+    unit: str = "",
+    rules: Mapping[str, Rule] = RULES,
+) -> DriftVerdict:
+    """Compare two frames column by column.
+
+    Args:
+        current: the window under test.
+        reference: what it is compared with; its columns say what is expected.
+        unit: the column that groups rows which belong together (a basket's lines); it is not compared.
+        rules: what each column may do before it warns and alarms; columns not named follow `Rule()`.
+    """
+    return judge(compare([Table(current, reference, unit)], rules))
+
+
+def drift_of_events(
+    dataset: Path,
+    window: Window,
+    reference: Window | Path,
+    report: Path | None = None,
+    quick: bool = False,
+) -> DriftVerdict:
+    """Compare the purchases of a window with those of another, or with those a bundle was made from.
+
+    Args:
+        dataset: the data set that holds the window.
+        window: the stretch of time under test.
+        reference: another stretch of the same data set, or the directory of a bundle.
+        report: where to write the HTML report, if at all.
+        quick: compute PSI here instead of through Evidently; the numbers agree, a report has no charts.
+    """
+    data = read_dataset(dataset)
+    if isinstance(reference, Window):
+        expected, compared = purchases(data, reference), "purchases with those of another window"
+    else:
+        expected = bundle_purchases(reference)
+        compared = f"purchases with those before the cut of bundle {read_manifest(reference)['bundle_id']}"
+        reference = _span(expected["at"])
+    timezone = str(data.manifest["timezone"])
+    found = EventFrames.of(purchases(data, window), timezone)
+    tables = event_tables(found, EventFrames.of(expected, timezone))
+    return _check(tables, compared, (window, reference), report, quick)
+
+
+def drift_of_log(
+    bundle: Path,
+    log_dir: Path,
+    window: Window,
+    reference: Window | None = None,
+    report: Path | None = None,
+    quick: bool = False,
+) -> DriftVerdict:
+    """Compare the answers that a bundle gave in a window with those of its evaluation, or of another window.
+
+    Args:
+        bundle: the directory of the bundle; answers of other bundles are left out.
+        log_dir: the prediction log.
+        window: the stretch of time under test.
+        reference: another stretch of the log; by default the records that the bundle holds.
+        report: where to write the HTML report, if at all.
+        quick: compute PSI here instead of through Evidently; the numbers agree, a report has no charts.
+    """
+    bundle_id = str(read_manifest(bundle)["bundle_id"])
+    found, others = _answers_of(bundle_id, log_dir, window)
+    if reference is None:
+        expected, compared = bundle_log(bundle), f"answers of bundle {bundle_id} with its evaluation"
+        reference = _span(expected["answered_at"].to_pandas())
+    else:
+        expected, _ = _answers_of(bundle_id, log_dir, reference)
+        compared = f"answers of bundle {bundle_id} with those of an earlier window"
+    compared += f" ({others} answers of other bundles left out)" if others else ""
+    tables = log_tables(found, expected, bundle_categories(bundle))
+    return _check(tables, compared, (window, reference), report, quick)
+
+
+def measure_drift(bundle: str, dataset: Path, since: str, until: str, result: Path) -> dict[str, Any]:
+    """Compare a window of a data set's purchases with a bundle's, for a pipeline.
+
+    Args:
+        bundle: the directory of the bundle.
+        dataset: the data set that holds the window.
+        since: where the window begins; a date is local midnight.
+        until: where it ends.
+        result: the directory to write: verdict.json and report.html.
+
+    Returns:
+        The verdict's status and reason.
+    """
+    timezone = str(read_dataset(dataset).manifest["timezone"])
+    result.mkdir(parents=True, exist_ok=True)
+    window = Window.parse(since, until, timezone)
+    verdict = drift_of_events(dataset, window, Path(bundle), result / "report.html")
+    (result / "verdict.json").write_text(json.dumps(verdict.to_dict(), indent=1))
+    return {"status": verdict.status, "reason": verdict.reason}
+
+
+def drift_by_week(dataset: Path, reference: Window, columns: Sequence[str] = ("category",)) -> pd.DataFrame:
+    """Return the PSI of every local week (Monday to Sunday) of a data set against a reference window.
+
+    One row for each week and column: week, column, psi, noise_floor, warn_at, alarm_at, status.
+    """
+    data = read_dataset(dataset)
+    timezone = str(data.manifest["timezone"])
+    expected = EventFrames.of(purchases(data, reference), timezone)
+    first, last = (pd.Timestamp(data.manifest[end]).tz_convert(timezone) for end in ("first_at", "last_at"))
+    monday = first.normalize() - pd.DateOffset(days=first.dayofweek)
+    rows = []
+    while monday <= last:
+        week = Window(monday.to_pydatetime(), (monday + pd.DateOffset(days=7)).to_pydatetime())
+        tables = event_tables(EventFrames.of(purchases(data, week), timezone), expected)
+        verdict = judge(compare([table.only(columns) for table in tables]))
+        for name in columns:
+            found = asdict(verdict.column(name))
+            rows.append([monday.date().isoformat(), name, *(found[key] for key in _WEEKLY)])
+        monday += pd.DateOffset(days=7)
+    return pd.DataFrame(rows, columns=["week", "column", *_WEEKLY])
+
+
+_WEEKLY = ("psi", "noise_floor", "warn_at", "alarm_at", "status")
+
+
+def compare(tables: Sequence[Table], rules: Mapping[str, Rule] = RULES) -> list[Comparison]:
+    """Bring every column of the tables into bins, after checking that it can be compared."""
+    return [comparison for table in tables for comparison in _compare_table(table, rules)]
+
+
+def _check(
+    tables: list[Table], compared: str, windows: tuple[Window, Window], report: Path | None, quick: bool
+) -> DriftVerdict:
+    began = time.perf_counter()
+    comparisons = compare(tables)
+    histograms = [c.histogram for c in comparisons if c.histogram is not None]
+    measured = None if quick or not histograms else evidently_psi(histograms)
+    verdict = judge(comparisons, measured.psi if measured else None)
+    verdict = replace(verdict, compared=compared, window=windows[0], reference=windows[1])
+    if report is not None:
+        write_report(report, verdict.to_dict(), measured.charts if measured else "")
+    log.info("%s: %s (%.1f s)", compared, verdict.status, time.perf_counter() - began)
+    return verdict
+
+
+def _compare_table(table: Table, rules: Mapping[str, Rule]) -> list[Comparison]:
+    names = [str(name) for name in dict.fromkeys([*table.reference, *table.current]) if name != table.unit]
+    units = [_units(frame, table.unit) for frame in (table.current, table.reference)]
+    sizes = [int(unit.max(initial=-1)) + 1 for unit in units]
+    draws = Draws.of(units[1], sizes[0]) if min(sizes) >= LEAST_UNITS else None
+    too_few = (
+        f"{sizes[0]:,} baskets or requests in the window, {sizes[1]:,} in the reference; "
+        f"{LEAST_UNITS} are needed in each: take a longer window"
+    )
+    return [_compare_column(name, table, draws or too_few, rules.get(name, Rule())) for name in names]
+
+
+def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:
+    if unit in frame:
+        return np.asarray(pd.factorize(frame[unit])[0])
+    return np.arange(len(frame))
+
+
+def _compare_column(name: str, table: Table, draws: Draws | str, rule: Rule) -> Comparison:
+    current, reference = table.current.get(name), table.reference.get(name)
+    like = reference if reference is not None else current
+    assert like is not None
+    row = ColumnDrift(
+        name=name,
+        status="ok",
+        pages=rule.pages,
+        note="",
+        n_current=len(table.current),
+        n_reference=len(table.reference),
+        missing_current=1.0 if current is None else round(missing_share(current, like), 4),
+        missing_reference=1.0 if reference is None else round(missing_share(reference, like), 4),
+    )
+    if isinstance(draws, str):
+        return Comparison(replace(row, status="insufficient_data", note=draws))
+    if changed := _schema_change(row, current, reference):
+        return Comparison(replace(row, status="schema_change", note=changed))
+    if row.missing_reference == 1 or current is None or reference is None:
+        return Comparison(replace(row, note="no values in either window"))
+    codes = encode(current, reference)
+    noise = draws.noise(codes.reference, len(codes.labels))
+    return Comparison(row, codes.histogram(name), noise, rule)
+
+
+def _schema_change(row: ColumnDrift, current: pd.Series | None, reference: pd.Series | None) -> str:
+    if current is None:
+        return "the column is gone"
+    if reference is None:
+        return "the column is new: the reference does not hold it"
+    if row.missing_current == 1 and row.missing_reference < 1:
+        retyped = is_number(reference) and not is_number(current) and current.notna().any()
+        return f"was a number, is {current.dtype} now" if retyped else "no row has a value any more"
+    if row.missing_reference == 1 and row.missing_current < 1:
+        return "has values now, the reference has none"
+    return ""
+
+
+def _answers_of(bundle_id: str, log_dir: Path, window: Window) -> tuple[pa.Table, int]:
+    """Return the records of one bundle, and how many there are of others."""
+    records = read_log(log_dir, window.since, window.until)
+    own = records.filter(pc.equal(records["bundle_id"], bundle_id))
+    return own, len(records) - len(own)
+
+
+def _span(at: pd.Series) -> Window:
+    return Window(at.min().to_pydatetime(), at.max().to_pydatetime()) if len(at) else Window()

@@ -1,0 +1,102 @@
+"""A drift verdict -> whether the training pipeline may be started for it: once, and not in a storm.
+
+`<home>/retrain.json` holds the last start. It is read and written under a lock, so that of two checks
+that find the same drift in the same moment one starts a run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from monitoring.verdict import DriftVerdict
+
+COOL_DOWN = timedelta(hours=6)
+STATE = "retrain.json"
+
+
+@dataclass(frozen=True)
+class RetrainDecision:
+    """Whether to start the training pipeline now, and why."""
+
+    allowed: bool
+    reason: str
+
+
+def may_retrain(
+    home: Path, now: datetime, cool_down: timedelta = COOL_DOWN, key: str = ""
+) -> RetrainDecision:
+    """Say whether a run may be started at `now`; changes nothing.
+
+    Args:
+        home: the state folder.
+        now: the time, with its time zone.
+        cool_down: how long after a start no other follows.
+        key: names what is to be retrained for; the same key never starts a second run.
+    """
+    last = _read(home / STATE)
+    if last is None:
+        return RetrainDecision(True, "no run was started for drift before")
+    started = datetime.fromisoformat(last["started_at"])
+    if key and key == last["key"]:
+        return RetrainDecision(False, f"this window has started a run already, at {last['started_at']}")
+    # A start in the future is a clock that was set back; it must not forbid retraining for long.
+    if timedelta(0) <= now - started < cool_down:
+        again = (started + cool_down).isoformat(timespec="minutes")
+        return RetrainDecision(
+            False, f"a run was started at {last['started_at']}; the next may start at {again}"
+        )
+    return RetrainDecision(True, f"the last run was started at {last['started_at']}")
+
+
+def claim_retrain(
+    verdict: DriftVerdict, home: Path, now: datetime, cool_down: timedelta = COOL_DOWN
+) -> RetrainDecision:
+    """Say whether to start a run for a verdict, and note the start when the answer is yes."""
+    if verdict.status != "drifted":
+        return RetrainDecision(False, _REFUSED[verdict.status])
+    key = json.dumps([verdict.compared, verdict.window.to_dict()])
+    home.mkdir(parents=True, exist_ok=True)
+    with _locked(home / f"{STATE}.lock"):
+        decision = may_retrain(home, now, cool_down, key)
+        if decision.allowed:
+            _write(home / STATE, {"started_at": now.isoformat(), "key": key, "reason": verdict.reason})
+    return decision
+
+
+_REFUSED = {
+    "ok": "nothing has drifted",
+    "warn": "nothing that retraining is started for has passed its alarm line",
+    "insufficient_data": "there is too little data to tell: take a longer window",
+    "schema_change": "columns changed: a model trained on broken data is worse than the one that serves; mend the data",
+}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        last = json.loads(path.read_text())
+        return {"started_at": datetime.fromisoformat(last["started_at"]).isoformat(), "key": str(last["key"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    temporary.write_text(json.dumps(state, indent=1))
+    os.replace(temporary, path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file gives the lock back

@@ -1,0 +1,201 @@
+"""Compared columns -> a verdict: what each one may do, how far it went, and one sentence that says it.
+
+    insufficient_data   too few baskets or requests to tell
+    schema_change       a column came, went, lost its values or its type: mend the data, do not retrain
+    drifted             a column that may page is past its alarm line: retraining is worth it
+    warn                something moved, nobody is woken
+    ok
+
+A column's lines stand above its noise floor, the PSI that two windows of these sizes have when nothing
+changed (drawn anew for each check, so a window of a day and one of a month are judged alike). On a week of
+Complete Journey the floor of `category` is 0.011; `warn` is about six times and `alarm` ten times that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from monitoring.psi import Histogram
+from monitoring.windows import Window
+
+Status = Literal["ok", "warn", "drifted", "insufficient_data", "schema_change"]
+ColumnStatus = Literal["ok", "warn", "alarm", "insufficient_data", "schema_change"]
+
+MISSING_WARN, MISSING_ALARM = 0.05, 0.10  # rise of the share of rows without a value
+# The lines also clear what chance can do: a column of few bins in a small window has a wide spread.
+SPREADS_WARN, SPREADS_ALARM = 4.0, 8.0
+MOVED = 3
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How far above its noise floor a column's PSI may rise, and whether passing `alarm` pages."""
+
+    warn: float = 0.05
+    alarm: float = 0.09
+    pages: bool = True
+    reason: str = "steady from week to week; where it moves, the model meets what it was not trained on"
+
+
+SHOWN = Rule(pages=False)
+RULES: Mapping[str, Rule] = {
+    "category": Rule(reason="the mix of what is bought: quiet weeks 0.02-0.04, holiday weeks 0.12-0.18"),
+    "department": replace(SHOWN, reason="too coarse: 0.013 in the very weeks in which category passes 0.10"),
+    "hour": replace(SHOWN, reason="moves with the seasons and with clock changes; no model input"),
+    "weekday": replace(SHOWN, reason="a calendar matter: closed days and short windows; no model input"),
+    "store_id": Rule(0.15, 0.25, True, "users move slowly between stores; an opening or closing jumps"),
+    "rung": replace(
+        SHOWN, reason="fallbacks page through the alerts on degraded answers; no retraining helps"
+    ),
+    "source": replace(SHOWN, reason="follows from the features and from what the online store knows"),
+}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One bin that adds to a column's PSI, with its share of the rows in both windows."""
+
+    label: str
+    reference: float
+    current: float
+
+
+@dataclass(frozen=True)
+class ColumnDrift:
+    """What was found in one column; `psi`, the floor and the lines are None when nothing was compared."""
+
+    name: str
+    status: ColumnStatus
+    pages: bool
+    note: str
+    n_current: int
+    n_reference: int
+    missing_current: float
+    missing_reference: float
+    psi: float | None = None
+    noise_floor: float | None = None
+    warn_at: float | None = None
+    alarm_at: float | None = None
+    moved: tuple[Moved, ...] = ()
+
+
+@dataclass(frozen=True)
+class DriftVerdict:
+    """The answer of one check; `columns` begin with the one that is furthest past its alarm line."""
+
+    status: Status
+    reason: str
+    compared: str
+    window: Window
+    reference: Window
+    columns: tuple[ColumnDrift, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Return whether somebody should look: drifted, or the columns changed."""
+        return self.status in ("drifted", "schema_change")
+
+    def column(self, name: str) -> ColumnDrift:
+        """Return the row of one column."""
+        return next(column for column in self.columns if column.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as JSON types."""
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "compared": self.compared,
+            "window": self.window.to_dict(),
+            "reference": self.reference.to_dict(),
+            "columns": [asdict(column) for column in self.columns],
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One column brought into bins, or the reason why it cannot be: then `histogram` is None."""
+
+    row: ColumnDrift
+    histogram: Histogram | None = None
+    noise: tuple[float, float] = (0.0, 0.0)  # mean and standard deviation of PSI without any change
+    rule: Rule = Rule()
+
+
+def judge(comparisons: Sequence[Comparison], psi: Mapping[str, float] | None = None) -> DriftVerdict:
+    """Say what the PSI of each column means.
+
+    Args:
+        comparisons: the columns in bins.
+        psi: the PSI of each column; without it, it is computed here.
+    """
+    rows = [_judge_column(comparison, psi) for comparison in comparisons]
+    rows.sort(key=_urgency, reverse=True)
+    status = _status(rows)
+    return DriftVerdict(status, _reason(status, rows), "", Window(), Window(), tuple(rows))
+
+
+def _judge_column(comparison: Comparison, psi: Mapping[str, float] | None) -> ColumnDrift:
+    row, histogram, rule = comparison.row, comparison.histogram, comparison.rule
+    if histogram is None:
+        return row
+    floor, spread = comparison.noise
+    warn_at = floor + max(rule.warn, SPREADS_WARN * spread)
+    alarm_at = floor + max(rule.alarm, SPREADS_ALARM * spread)
+    found = histogram.psi() if psi is None else psi[row.name]
+    lost = row.missing_current - row.missing_reference
+    status: ColumnStatus = "ok"
+    if found >= alarm_at or lost >= MISSING_ALARM:
+        status = "alarm"
+    elif found >= warn_at or lost >= MISSING_WARN:
+        status = "warn"
+    return replace(
+        row,
+        status=status,
+        note=_lost(row) if lost >= MISSING_WARN else "",
+        psi=round(found, 5),
+        noise_floor=round(floor, 5),
+        warn_at=round(warn_at, 5),
+        alarm_at=round(alarm_at, 5),
+        moved=tuple(Moved(label, round(q, 5), round(p, 5)) for label, q, p in histogram.moved(MOVED)),
+    )
+
+
+def _lost(row: ColumnDrift) -> str:
+    return f"rows without a value: {row.missing_reference:.1%} -> {row.missing_current:.1%}"
+
+
+def _urgency(row: ColumnDrift) -> tuple[bool, bool, bool, float]:
+    past = (row.psi or 0.0) / (row.alarm_at or 1.0)
+    return row.status == "schema_change", row.status == "alarm" and row.pages, row.status == "alarm", past
+
+
+def _status(rows: Sequence[ColumnDrift]) -> Status:
+    found = {row.status for row in rows}
+    if found <= {"insufficient_data"}:
+        return "insufficient_data"
+    if "schema_change" in found:
+        return "schema_change"
+    if any(row.status == "alarm" and row.pages for row in rows):
+        return "drifted"
+    return "warn" if found & {"alarm", "warn"} else "ok"
+
+
+def _reason(status: Status, rows: Sequence[ColumnDrift]) -> str:
+    if status == "insufficient_data":
+        return rows[0].note if rows else "there is no column to compare"
+    said = [_sentence(row) for row in rows if row.status in ("schema_change", "alarm", "warn")]
+    if not said:
+        return f"none of {len(rows)} columns is past its line"
+    more = f"; and {len(said) - MOVED} more" if len(said) > MOVED else ""
+    return "; ".join(said[:MOVED]) + more
+
+
+def _sentence(row: ColumnDrift) -> str:
+    if row.note:
+        return f"{row.name}: {row.note}"
+    line = f"alarm line {row.alarm_at:.3f}" if row.status == "alarm" else f"warning line {row.warn_at:.3f}"
+    shown = "" if row.pages else ", shown only"
+    moved = "".join(f": {m.label} {m.reference:.2%} -> {m.current:.2%}" for m in row.moved[:1])
+    return f"{row.name} PSI {row.psi:.3f} ({line}, noise {row.noise_floor:.3f}{shown}){moved}"

@@ -1,0 +1,161 @@
+"""Examples know nothing of their own moment or later; a planted leak is caught."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from components import build_examples as module
+from components.build_examples import Basket, build_examples, replay
+from components.examples import ContractViolation, read_manifest, read_ranker_examples, read_retriever_examples
+from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
+from feature_repo.aggregates import fold
+from feature_repo.schema import DENSE_NAMES
+from feature_repo.toy_shop import toy_dataset
+from serving.retrieval import Quotas
+
+CUT = pd.Timestamp("2024-06-10", tz="UTC")
+
+
+@pytest.fixture(scope="module")
+def purchases() -> Purchases:
+    return purchases_of(toy_dataset(users=12, weeks=28).events)
+
+
+def history_at(baskets: Iterator[Basket]) -> dict[tuple[int, int], tuple[list[int], list[float]]]:
+    return {(b.user, b.at): (b.history.items.tolist(), b.history.count.tolist()) for b in baskets}
+
+
+def truncated(purchases: Purchases, at: int) -> Purchases:
+    """The purchases as they stood at `at`, that moment included."""
+    rows = {name: getattr(purchases, name)[purchases.at <= at] for name in module_columns()}
+    return replace(purchases, **rows)
+
+
+def module_columns() -> tuple[str, ...]:
+    return ("item", "user", "store", "basket", "at", "paid", "discount", "quantity")
+
+
+def leaks(purchases: Purchases, replayed: dict[tuple[int, int], tuple[list[int], list[float]]]) -> list[tuple[int, int]]:
+    """Return the baskets whose history differs from one counted by hand from strictly earlier rows."""
+    found = []
+    for (user, at), (items, counts) in replayed.items():
+        own = (purchases.user == user) & (purchases.at < at)
+        pairs = {(b, i) for b, i in zip(purchases.basket[own].tolist(), purchases.item[own].tolist(), strict=True)}
+        expected = np.unique([i for _, i in pairs], return_counts=True)
+        if items != expected[0].tolist() or counts != expected[1].tolist():
+            found.append((user, at))
+    return found
+
+
+def test_histories_hold_what_came_strictly_before(purchases: Purchases) -> None:
+    assert leaks(purchases, history_at(replay(purchases))) == []
+
+
+def test_a_planted_leak_is_caught(purchases: Purchases) -> None:
+    def leaking() -> Iterator[Basket]:
+        for basket in replay(purchases):
+            yield replace(basket, history=fold(basket.history, basket.at, basket.items, basket.paid, basket.discount))
+
+    replayed = history_at(leaking())
+    assert len(leaks(purchases, replayed)) == len(replayed)
+
+
+def test_two_baskets_at_one_moment_do_not_see_each_other() -> None:
+    at = pd.Timestamp("2024-01-01", tz="UTC")
+    rows = [("b1", "milk", at), ("b2", "tea", at), ("b3", "milk", at + pd.Timedelta(hours=1))]
+    events = pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]).assign(
+        event_type="purchase", user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
+    )
+    baskets = list(replay(purchases_of(events)))
+    assert [b.history.basket_count for b in baskets] == [0, 0, 2]
+
+
+def test_later_events_change_nothing_of_an_earlier_basket(purchases: Purchases) -> None:
+    whole = history_at(replay(purchases))
+    for at in np.quantile(purchases.at, [0.3, 0.7]).astype(int):
+        for key, history in history_at(replay(truncated(purchases, int(at)))).items():
+            assert whole[key] == history
+
+
+@pytest.mark.slow
+def test_examples_do_not_depend_on_what_follows_the_cut(toy_line: Path, tmp_path: Path) -> None:
+    from components.fit_statistics import fit_statistics
+    from feature_repo.events import Dataset, read_dataset, write_dataset
+
+    data = read_dataset(toy_line / "dataset")
+    write_dataset(tmp_path / "dataset", Dataset(data.events[data.events["at"] < CUT], data.items, {"name": "cut"}))
+    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", CUT.isoformat())
+    build_examples(tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), {"windows": 3})
+    for part in ("ranker_train", "ranker_calibration", "retriever"):
+        for file in sorted((toy_line / "examples" / part).glob("*.npy")):
+            assert file.read_bytes() == (tmp_path / "examples" / part / file.name).read_bytes(), f"{part}/{file.name}"
+
+
+@pytest.mark.slow
+def test_each_list_holds_a_purchase_and_no_more_negatives_than_asked(toy_line: Path) -> None:
+    train = read_ranker_examples(toy_line / "examples", "train")
+    assert train.dense.shape == (len(train.label), len(DENSE_NAMES))
+    for begin, end in zip(train.start[:-1], train.start[1:], strict=True):
+        label = train.label[begin:end]
+        assert label.any()
+        assert (label == 0).sum() <= 60
+    calibration = read_ranker_examples(toy_line / "examples", "calibration")
+    assert np.diff(calibration.start).max() > 61
+    assert len(read_retriever_examples(toy_line / "examples").basket) > 1_000
+
+
+def test_statistics_of_a_window_come_from_before_its_base(purchases: Purchases) -> None:
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    base = CUT - pd.Timedelta(weeks=4)
+    seen = purchases.before(base)
+    assert seen.at.max() < base.timestamp()
+    statistics = fit(seen, items, fit_vocabulary(seen, items), base)
+    assert statistics.total_baskets == len(np.unique(seen.basket))
+
+
+def test_hidden_items_are_not_in_the_query(purchases: Purchases) -> None:
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    seen = purchases.before(CUT)
+    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+    rng = np.random.default_rng(0)
+    built = 0
+    for basket in replay(seen):
+        one = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, None)
+        if one is None:
+            continue
+        built += 1
+        dense, _, label = one
+        size = dense[0, DENSE_NAMES.index("basket_size")] if len(dense) else 0
+        assert size == len(basket.items) - max(1, round(0.2 * len(basket.items)))
+        assert label.sum() <= max(1, round(0.2 * len(basket.items)))
+    assert built > 100
+
+
+def test_too_short_a_history_says_so(tmp_path: Path) -> None:
+    from components.fit_statistics import fit_statistics
+    from feature_repo.events import write_dataset
+
+    write_dataset(tmp_path / "dataset", toy_dataset(users=20, weeks=6))
+    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", "2024-02-01T00:00:00Z")
+    with pytest.raises(ValueError, match="bring more history"):
+        build_examples(tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", "2024-02-01T00:00:00Z", {})
+
+
+def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="negatvies"):
+        build_examples(tmp_path, tmp_path, tmp_path, "2024-02-01", {"negatvies": 3})
+
+
+def test_half_written_and_foreign_examples_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from components.examples import write_manifest
+
+    with pytest.raises(ContractViolation, match="no finished examples"):
+        read_manifest(tmp_path)
+    write_manifest(tmp_path)
+    monkeypatch.setattr("components.examples.schema_hash", lambda: "other")
+    with pytest.raises(ContractViolation, match="feature schema"):
+        read_manifest(tmp_path)

@@ -1,0 +1,73 @@
+import math
+from typing import Any
+
+import pytest
+
+from components.gate import GateFailed, GateParams, compare, enforce, gain
+
+
+def evaluation(ndcg: float | None = 0.16, blend: float = 0.13, tower: float = 0.07) -> dict[str, Any]:
+    served = {"recall_at_20": 0.29} | ({} if ndcg is None else {"ndcg_at_10": ndcg})
+    baselines = {"blend": {"ndcg_at_10": blend}, "two_tower": {"ndcg_at_10": tower}}
+    return {"served": served, "baselines": baselines}
+
+
+def failed(found: dict[str, Any], champion: dict[str, Any] | None = None) -> list[str]:
+    return [check.metric for check in compare(found, champion) if not check.passed]
+
+
+def test_a_good_challenger_passes() -> None:
+    assert failed(evaluation()) == []
+    enforce(compare(evaluation(), evaluation(0.161)))
+
+
+@pytest.mark.parametrize(
+    ("found", "champion", "metric"),
+    [
+        (evaluation(None), None, "ndcg_at_10"),
+        (evaluation(math.nan), None, "ndcg_at_10"),
+        (evaluation(0.0), None, "ndcg_at_10"),
+        (evaluation(0.155), None, "ndcg_at_10 against blend"),
+        (evaluation(0.16, 0.13, 0.09), None, "ndcg_at_10 against two_tower"),
+        (evaluation(0.16), evaluation(0.17), "ndcg_at_10 against champion"),
+        ({}, None, "ndcg_at_10"),
+        ({"served": evaluation()["served"]}, None, "ndcg_at_10 against blend"),
+        (evaluation() | {"served": {"ndcg_at_10": 0.2}}, None, "recall_at_20"),
+    ],
+)
+def test_what_is_missing_or_too_low_fails(found: dict, champion: dict | None, metric: str) -> None:
+    assert failed(found, champion)[0] == metric
+
+
+def test_the_error_names_metric_got_and_need() -> None:
+    with pytest.raises(GateFailed) as caught:
+        enforce(compare(evaluation(0.15), evaluation(0.2)))
+    error = caught.value
+    assert (error.metric, error.got) == ("ndcg_at_10 against blend", 0.15)
+    assert error.need == pytest.approx(1.2 * 0.13)
+    assert str(error) == (
+        "ndcg_at_10 against blend is 0.1500, needed 0.1560: 1.2 x better than blend, it reaches 0.1300 in the same "
+        "run; bundle not promoted (1 more checks failed)"
+    )
+
+
+def test_a_champion_without_a_metric_cannot_stand_in_the_way() -> None:
+    assert failed(evaluation(), {"served": {}}) == []
+
+
+def test_one_per_cent_under_the_champion_is_noise() -> None:
+    assert failed(evaluation(0.1585), evaluation(0.16)) == []
+    assert failed(evaluation(0.1583), evaluation(0.16)) == ["ndcg_at_10 against champion"]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "ratio", "needed"), [(0.13, 1.2, 0.156), (0.07, 2.0, 0.14), (0.9, 1.2, 1 - 0.1 / 1.2), (1.0, 2.0, 1.0)]
+)
+def test_a_good_baseline_needs_its_error_cut_instead(baseline: float, ratio: float, needed: float) -> None:
+    assert gain(baseline, ratio) == pytest.approx(needed)
+
+
+def test_the_needed_ratios_are_parameters() -> None:
+    weak = evaluation(0.131)
+    checks = compare(weak, None, GateParams(over_blend=1.0, over_two_tower=1.0))
+    assert all(check.passed for check in checks)

@@ -1,0 +1,43 @@
+from dataclasses import dataclass
+
+import pytest
+
+from components.parameters import read_params
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: tuple[int, ...] = (64, 32)
+    epochs: int = 3
+    rate: float = 0.1
+    calibrated: bool = True
+    loss: str = "listwise"
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert read_params(Shape, {}) == Shape()
+
+
+def test_whole_floats_become_ints_where_the_field_is_one() -> None:
+    """A JSON parameter's numbers travel as protobuf numbers, which are floats."""
+    params = read_params(Shape, {"epochs": 5.0, "rate": 1.0, "layers": [8, 4]})
+    assert params == Shape(layers=(8, 4), epochs=5, rate=1.0)
+    assert isinstance(params.epochs, int)
+    assert isinstance(params.rate, float)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"epoch": 3}, "Shape has no parameter 'epoch': did you mean 'epochs'"),
+        ({"xyz": 3}, "it has layers, epochs, rate"),
+        ({"epochs": 2.5}, r"Shape.epochs is 2.5, expected int like 3"),
+        ({"epochs": True}, "expected int"),
+        ({"rate": "fast"}, "Shape.rate is 'fast', expected float"),
+        ({"calibrated": 1}, "expected bool"),
+        ({"loss": 3}, "expected str"),
+    ],
+)
+def test_an_unknown_or_mistyped_key_is_named(given: dict, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        read_params(Shape, given)

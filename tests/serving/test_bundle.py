@@ -1,0 +1,128 @@
+"""A bundle is what its manifest says, or it is refused with the reason."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from serving.bundle import RankingSettings, load_bundle, read_manifest, seal_bundle
+from serving.errors import BundleInvalid
+from serving.online_features import MemoryStore
+from serving.recommender import open_recommender
+from serving.retrieval import Quotas
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def bundle(toy_line: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(toy_line / "evaluated", tmp_path / "bundle"))
+
+
+def reseal(bundle: Path) -> None:
+    """Give a changed bundle true hashes again, as an attacker or a buggy step would."""
+    seal_bundle(bundle, cut="2024-06-10T00:00:00Z", settings=RankingSettings(Quotas(), 0.95), made_from={})
+
+
+def test_it_loads_and_answers(bundle: Path) -> None:
+    loaded = open_recommender(bundle, MemoryStore()).bundle
+    assert loaded.bundle_id == read_manifest(bundle)["bundle_id"]
+    assert len(loaded.statistics.item_ids) == loaded.index.ntotal == 80
+
+
+def test_the_id_depends_on_content_alone(bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    reseal(bundle)
+    reseal(copy)
+    assert read_manifest(bundle)["bundle_id"] == read_manifest(copy)["bundle_id"]
+
+
+def test_every_file_with_one_flipped_bit_is_refused(bundle: Path) -> None:
+    names = [*json.loads((bundle / "manifest.json").read_text())["files"], "manifest.json"]
+    rng = np.random.default_rng(0)
+    for name in names:
+        file = bundle / name
+        whole = file.read_bytes()
+        broken = bytearray(whole)
+        broken[int(rng.integers(len(whole)))] ^= 1
+        file.write_bytes(broken)
+        with pytest.raises(BundleInvalid):
+            load_bundle(bundle)
+        file.write_bytes(whole)
+    load_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda b: (b / "manifest.json").unlink(), "half-written"),
+        (lambda b: (b / "ranker.onnx").unlink(), "missing"),
+        (lambda b: (b / "extra.bin").write_text("x"), "does not know"),
+        (lambda b: (b / "link").symlink_to("/etc/passwd"), "does not know"),
+        (lambda b: (b / "manifest.json").write_text("{"), "not a bundle manifest"),
+        (lambda b: (b / "manifest.json").write_text("[]"), "not a bundle manifest"),
+    ],
+)
+def test_a_spoilt_directory_is_refused(bundle: Path, spoil: Callable[[Path], object], message: str) -> None:
+    spoil(bundle)
+    with pytest.raises(BundleInvalid, match=message):
+        load_bundle(bundle)
+
+
+def test_a_manifest_that_points_outside_is_refused(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    from serving.bundle import _bundle_id, _sha256
+
+    manifest["files"]["../secret"] = _sha256(tmp_path / "secret")
+    body = {name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")}
+    (bundle / "manifest.json").write_text(json.dumps({**body, "bundle_id": _bundle_id(body)}))
+    with pytest.raises(BundleInvalid, match="outside"):
+        load_bundle(bundle)
+
+
+def test_an_index_of_another_size_is_refused_though_its_hash_is_right(bundle: Path) -> None:
+    index = faiss.IndexFlatIP(64)
+    index.add(np.zeros((3, 64), np.float32))
+    faiss.write_index(index, str(bundle / "index.faiss"))
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="3 vectors of dimension 64, expected 80"):
+        load_bundle(bundle)
+
+
+def test_a_distance_index_is_refused(bundle: Path) -> None:
+    index = faiss.IndexFlatL2(64)
+    index.add(np.zeros((80, 64), np.float32))
+    faiss.write_index(index, str(bundle / "index.faiss"))
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="inner product"):
+        load_bundle(bundle)
+
+
+def test_graphs_that_were_swapped_are_refused(bundle: Path) -> None:
+    tower, ranker = bundle / "query_tower.onnx", bundle / "ranker.onnx"
+    content = tower.read_bytes(), ranker.read_bytes()
+    tower.write_bytes(content[1])
+    ranker.write_bytes(content[0])
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="takes inputs"):
+        load_bundle(bundle)
+
+
+def test_an_index_with_other_vectors_fails_the_golden_requests(bundle: Path) -> None:
+    golden = [json.loads(line) for line in (bundle / "golden.jsonl").read_text().splitlines()]
+    golden[0]["expected"][0][1] += 0.1
+    (bundle / "golden.jsonl").write_text("".join(json.dumps(line) + "\n" for line in golden))
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="golden request"):
+        open_recommender(bundle, MemoryStore())
+
+
+def test_another_feature_schema_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.bundle.schema_hash", lambda: "other")
+    with pytest.raises(BundleInvalid, match="feature schema"):
+        load_bundle(bundle)

@@ -1,0 +1,131 @@
+"""Candidates of a small shop: which source brought what, and what never comes through."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from feature_repo.aggregates import DAY_S, empty_history, fold
+from feature_repo.statistics import Statistics
+from feature_repo.transforms import Query
+from serving.retrieval import SOURCES, FaissTower, Quotas, build_query, restrict, retrieve
+
+NOW = 1_511_740_800
+ITEMS = 12
+
+
+@pytest.fixture
+def statistics() -> Statistics:
+    """Item i was bought together with i + 1 and i + 2; best sellers are the high codes."""
+    code = np.arange(ITEMS)
+    neighbours = np.stack([np.where(code + s < ITEMS, code + s, -1) for s in (1, 2)], axis=1).astype(np.int32)
+    column = np.ones(ITEMS, np.float32)
+    return Statistics(
+        item_ids=np.array([f"i{n:02d}" for n in code]),
+        categorical=np.ones((ITEMS, 3), np.int32),
+        is_private=column,
+        price=column,
+        discount_ratio=column,
+        purchases_4w=column,
+        purchases_13w=column,
+        basket_count=column * 9,
+        buyer_count=column,
+        repeat_ratio=column,
+        interval_days=column,
+        age_days=column,
+        neighbours=neighbours,
+        together_count=np.where(neighbours >= 0, np.float32([[3, 1]]), 0).astype(np.float32),
+        type_lift=np.zeros((2, 2), np.float16),
+        popular=code[::-1].astype(np.int32),
+        store_ids=np.array(["s1"]),
+        store_popular=np.array([[5, 0, 3]], np.int32),
+        total_baskets=np.float64(50),
+    )
+
+
+class FixedTower:
+    """Answers every query with the same codes."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = np.array(codes, np.int64)
+
+    def search(self, query: Query, k: int) -> np.ndarray:
+        return self.codes[:k]
+
+
+def query_of(statistics: Statistics, basket: list[str], bought: list[str]) -> Query:
+    history = empty_history()
+    for days, item in enumerate(bought):
+        history = fold(history, NOW - (len(bought) - days) * DAY_S, np.array([item]), 1.0, 0.0)
+    return build_query(statistics, tuple(basket), history, NOW)
+
+
+def test_sources_come_in_order_and_the_first_one_counts(statistics: Statistics) -> None:
+    query = query_of(statistics, ["i00"], ["i07", "i02", "i02"])
+    found = retrieve(query, statistics.store_popular[0], Quotas(total=8), FixedTower(9, 1))
+    assert found.codes.tolist() == [2, 7, 1, 9, 5, 3, 11, 10]
+    assert [SOURCES[s] for s in found.source] == [
+        "history",
+        "history",
+        "together",
+        "tower",
+        "store",
+        "store",
+        "popular",
+        "popular",
+    ]
+
+
+def test_basket_and_excluded_items_never_come_back(statistics: Statistics) -> None:
+    query = query_of(statistics, ["i00", "i02", "i11"], ["i02", "i03", "i04"])
+    found = retrieve(query, statistics.store_popular[0], Quotas(), FixedTower(0, 4, 6), np.array([3, 10]))
+    assert set(found.codes.tolist()) == set(range(ITEMS)) - {0, 2, 11, 3, 10}
+
+
+def test_unknown_items_are_left_out_but_counted(statistics: Statistics) -> None:
+    query = query_of(statistics, ["i00", "nonsense", "i00x"], ["i02", "gone"])
+    assert query.basket.tolist() == [0]
+    assert query.basket_size == 3
+    assert query.history.items.tolist() == [2]
+    assert query.history.basket_count == 2
+
+
+def test_a_whole_catalogue_in_the_basket_leaves_nothing(statistics: Statistics) -> None:
+    query = query_of(statistics, statistics.item_ids.tolist(), ["i02"])
+    assert len(retrieve(query, None, Quotas()).codes) == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 30])
+def test_any_quota_gives_distinct_items_up_to_the_total(statistics: Statistics, size: int) -> None:
+    query = query_of(statistics, ["i01"], ["i05"])
+    found = retrieve(query, None, Quotas(total=size), FixedTower(3))
+    assert len(found.codes) == len(set(found.codes.tolist())) == min(size, ITEMS - 1)
+
+
+def test_restrict_keeps_rows_together(statistics: Statistics) -> None:
+    history = fold(empty_history(), NOW, np.array(["a", "i03", "i05"]), 1.0, 0.0)
+    history = fold(history, NOW + DAY_S, np.array(["i05"]), 1.0, 0.0)
+    kept = restrict(history, np.array([-1, 3, 5]))
+    assert kept.items.tolist() == [3, 5]
+    assert kept.count.tolist() == [1, 2]
+
+
+@pytest.mark.slow
+def test_minus_one_and_unknown_codes_of_faiss_never_reach_the_ranker(toy_line: Path) -> None:
+    from serving.bundle import load_bundle
+
+    bundle = load_bundle(toy_line / "bundle")
+    query = build_query(bundle.statistics, ("item-002",), empty_history(), NOW)
+    items = len(bundle.statistics.item_ids)
+    # Asking for more neighbours than there are vectors makes Faiss pad with -1.
+    assert sorted(FaissTower(bundle.query_tower, bundle.index, items).search(query, items + 50).tolist()) == list(range(items))
+    broken = SimpleNamespace(search=lambda vector, k: (None, np.array([[3, -1, items, 10**12, 5]])))
+    assert FaissTower(bundle.query_tower, broken, items).search(query, 5).tolist() == [3, 5]
+
+
+def test_replacing_statistics_does_not_share_its_cached_lookups(statistics: Statistics) -> None:
+    assert statistics.codes(["i03"]).tolist() == [3]
+    renamed = replace(statistics, item_ids=np.array([f"j{n:02d}" for n in range(ITEMS)]))
+    assert renamed.codes(["i03"]).tolist() == []
