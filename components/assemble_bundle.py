@@ -37,7 +37,14 @@ class BundleParams:
 
 
 def assemble_bundle(
-    statistics: Path, graphs: Path, index: Path, features: Path, bundle: Path, cut: str, data_hash: str, params: dict[str, Any]
+    statistics: Path,
+    graphs: Path,
+    index: Path,
+    features: Path,
+    bundle: Path,
+    cut: str,
+    data_hash: str,
+    params: dict[str, Any],
 ) -> str:
     """Put the parts of one release together, record golden answers and seal it.
 
@@ -91,10 +98,12 @@ def _golden_requests(bundle: Path, features: Path, cut: str) -> list[dict[str, A
     statistics = read_statistics(bundle / "statistics")
     rng = np.random.default_rng(0)
     rows = _latest_rows(features)
-    chosen = rng.choice(len(rows), min(GOLDEN_USERS, len(rows)), replace=False) if rows else []
+    chosen = rng.permutation(len(rows))[:GOLDEN_USERS]
     items = statistics.item_ids
     popular = items[statistics.popular]
-    baskets = [rng.choice(popular, min(size, len(popular)), replace=False).tolist() for size in (1, 2, 3, 5, 8, 13)]
+    baskets = [
+        rng.choice(popular, min(size, len(popular)), replace=False).tolist() for size in (1, 2, 3, 5, 8, 13)
+    ]
     baskets += [rng.choice(items, min(4, len(items)), replace=False).tolist(), ["no such item"], []]
     stores = [None, *statistics.store_ids[:3].tolist()]
     golden: list[dict[str, Any]] = []

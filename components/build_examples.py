@@ -45,7 +45,9 @@ class ExampleParams:
     windows: int = 5
     negatives: int = 60  # per list, drawn from the retrieved candidates
     masks: int = 1  # lists made from one basket, each hiding other items
-    anonymous_ratio: float = 0.1  # lists built as if the shopper were unknown, so that the model knows strangers
+    anonymous_ratio: float = (
+        0.1  # lists built as if the shopper were unknown, so that the model knows strangers
+    )
     calibration_ratio: float = 0.1  # users whose last window is kept for calibration, all candidates
     seed: int = 0
 
@@ -70,7 +72,9 @@ def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Ba
     happened at the very moment it is asked.
     """
     rows = np.arange(len(purchases.at)) if users is None else np.flatnonzero(np.isin(purchases.user, users))
-    order = rows[np.lexsort((purchases.item[rows], purchases.basket[rows], purchases.at[rows], purchases.user[rows]))]
+    order = rows[
+        np.lexsort((purchases.item[rows], purchases.basket[rows], purchases.at[rows], purchases.user[rows]))
+    ]
     basket = purchases.basket[order]
     bounds = np.flatnonzero(np.r_[True, basket[1:] != basket[:-1], True]) if len(basket) else np.zeros(1, int)
     user, at = purchases.user[order], purchases.at[order]
@@ -87,13 +91,21 @@ def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Ba
                 history = fold(history, earlier.at, earlier.items, earlier.paid, earlier.discount)
             waiting = []
         one = Basket(
-            current, int(at[begin]), np.unique(item[begin:end]), float(paid[i]), float(discount[i]), int(store[begin]), history
+            current,
+            int(at[begin]),
+            np.unique(item[begin:end]),
+            float(paid[i]),
+            float(discount[i]),
+            int(store[begin]),
+            history,
         )
         waiting.append(one)
         yield one
 
 
-def build_examples(dataset: Path, statistics: Path, examples: Path, cut: str, params: dict[str, Any]) -> dict[str, int]:
+def build_examples(
+    dataset: Path, statistics: Path, examples: Path, cut: str, params: dict[str, Any]
+) -> dict[str, int]:
     """Write the retriever's and the ranker's examples of everything before `cut`.
 
     Args:
@@ -167,13 +179,17 @@ def _build_share(
     for basket in replay(seen, users):
         if (row := _retriever_row(final, basket)) is not None:
             retriever.append(row)
-        window = next((i for i, start in enumerate(starts) if start <= basket.at < start + WINDOW.total_seconds()), None)
+        window = next(
+            (i for i, start in enumerate(starts) if start <= basket.at < start + WINDOW.total_seconds()), None
+        )
         if window is None or basket.at >= end_s:
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
         for _ in range(1 if calibrates else params.masks):
             asked = replace(basket, history=nobody) if rng.random() < params.anonymous_ratio else basket
-            one = _ranker_list(windows[window], asked, seen.store_ids, quotas, rng, None if calibrates else params.negatives)
+            one = _ranker_list(
+                windows[window], asked, seen.store_ids, quotas, rng, None if calibrates else params.negatives
+            )
             if one is not None:
                 lists[calibrates].append(one)
     return _stack(retriever), _stack_lists(lists[False]), _stack_lists(lists[True])
@@ -204,7 +220,12 @@ def _retriever_row(window: _Window, basket: Basket) -> tuple[np.ndarray, np.ndar
 
 
 def _ranker_list(
-    window: _Window, basket: Basket, store_ids: np.ndarray, quotas: Quotas, rng: np.random.Generator, negatives: int | None
+    window: _Window,
+    basket: Basket,
+    store_ids: np.ndarray,
+    quotas: Quotas,
+    rng: np.random.Generator,
+    negatives: int | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Hide a fifth of the basket and return the features and labels of the candidates for the rest.
 
@@ -218,7 +239,9 @@ def _ranker_list(
     unknown = len(basket.items) - len(codes)
     query = window.query(basket, codes[hidden:], len(codes) - hidden + unknown)
     store = window.statistics.store_row.get(str(store_ids[basket.store]))
-    candidates = retrieve(query, None if store is None else window.statistics.store_popular[store], quotas).codes
+    candidates = retrieve(
+        query, None if store is None else window.statistics.store_popular[store], quotas
+    ).codes
     label = np.isin(candidates, codes[:hidden])
     if negatives is not None:
         if not label.any():
@@ -243,14 +266,19 @@ def _stack(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> RetrieverEx
 def _stack_lists(lists: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> RankerExamples:
     if not lists:
         return RankerExamples(
-            np.empty((0, len(DENSE_NAMES)), np.float32), np.empty((0, 3), np.int32), np.empty(0, np.int8), np.zeros(1, np.int64)
+            np.empty((0, len(DENSE_NAMES)), np.float32),
+            np.empty((0, 3), np.int32),
+            np.empty(0, np.int8),
+            np.zeros(1, np.int64),
         )
     dense, categorical, label = (np.concatenate(column) for column in zip(*lists, strict=True))
     return RankerExamples(dense, categorical, label, np.cumsum([0, *(len(one[2]) for one in lists)]))
 
 
 def _concatenate(parts: list[RetrieverExamples]) -> RetrieverExamples:
-    return RetrieverExamples(*(np.concatenate(column) for column in zip(*(vars(p).values() for p in parts), strict=True)))
+    return RetrieverExamples(
+        *(np.concatenate(column) for column in zip(*(vars(p).values() for p in parts), strict=True))
+    )
 
 
 def _concatenate_lists(parts: list[RankerExamples]) -> RankerExamples:

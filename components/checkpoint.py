@@ -28,10 +28,14 @@ def read_checkpoint(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dic
         ContractViolation: there is none, or it holds another kind of model.
     """
     if not (path / "manifest.json").is_file():
-        raise ContractViolation(f"{path} holds no finished checkpoint (no manifest.json): train the {kind} again")
+        raise ContractViolation(
+            f"{path} holds no finished checkpoint (no manifest.json): train the {kind} again"
+        )
     config = json.loads((path / "manifest.json").read_text())
     if config["kind"] != kind:
-        raise ContractViolation(f"{path} holds a {config['kind']}, expected a {kind}: pass the right artefact")
+        raise ContractViolation(
+            f"{path} holds a {config['kind']}, expected a {kind}: pass the right artefact"
+        )
     with np.load(path / "weights.npz", allow_pickle=False) as stored:
         weights = {name: torch.from_numpy(stored[name]) for name in stored.files}
     return weights, config

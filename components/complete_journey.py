@@ -44,7 +44,12 @@ def read_complete_journey() -> Dataset:
     events, merged = _purchases(lines[is_product & is_sale])
     dropped["second line of the same item in a basket"] = merged
     items = products.rename(columns={"product_id": "item_id", **ITEM_WORDS}).drop(columns="package_size")
-    items = items.assign(**{name: items[name].astype(object).where(items[name].notna(), "").astype(str) for name in items.columns})
+    items = items.assign(
+        **{
+            name: items[name].astype(object).where(items[name].notna(), "").astype(str)
+            for name in items.columns
+        }
+    )
     items["brand"] = items["brand"].str.lower()
     users = source["demographics"].rename(columns={"household_id": "user_id"})
     return Dataset(
@@ -93,9 +98,13 @@ def _promotions(promotions: pd.DataFrame, sold: np.ndarray) -> pd.DataFrame:
     Weeks start on Monday 00:00 local time; week 1 is Sunday, 1 January 2017, alone.
     """
     wanted = promotions["product_id"].isin(sold.astype(np.int64))
-    kept = promotions[wanted & ((promotions["display_location"] != "0") | (promotions["mailer_location"] != "0"))]
+    kept = promotions[
+        wanted & ((promotions["display_location"] != "0") | (promotions["mailer_location"] != "0"))
+    ]
     monday = pd.Timestamp("2017-01-02", tz=TIMEZONE)
-    starts = {1: monday - pd.DateOffset(days=1)} | {week: monday + pd.DateOffset(weeks=week - 2) for week in range(2, 55)}
+    starts = {1: monday - pd.DateOffset(days=1)} | {
+        week: monday + pd.DateOffset(weeks=week - 2) for week in range(2, 55)
+    }
     starts = {week: start.tz_convert("UTC") for week, start in starts.items()}
     return pd.DataFrame(
         {

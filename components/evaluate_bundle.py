@@ -30,7 +30,7 @@ from feature_repo.aggregates import UserHistory, empty_history, fold, pack
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_vocabulary
-from serving.bundle import Bundle, RankingSettings, load_bundle, seal_bundle
+from serving.bundle import Bundle, load_bundle, seal_bundle
 from serving.online_features import MemoryStore, UserRow
 from serving.prediction_log import Record, records_to_table
 from serving.recommender import Prepared, Recommender
@@ -106,7 +106,9 @@ class Bootstrap:
         """Take the user of each test basket."""
         _, self._row = np.unique(users, return_inverse=True)
         count = int(self._row.max()) + 1 if users else 1
-        self._weight = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), draws).astype(float)
+        self._weight = (
+            np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), draws).astype(float)
+        )
         self._size = self._weight @ np.bincount(self._row, minlength=count)
 
     def means(self, values: np.ndarray) -> np.ndarray:
@@ -149,14 +151,18 @@ def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, f
     shutil.copytree(bundle, evaluated)
     (evaluated / "evaluation.json").write_text(json.dumps(results, indent=1))
     pq.write_table(records_to_table(records, DENSE_NAMES), evaluated / "reference_log.parquet")
-    pq.write_table(_reference_events(data, pd.Timestamp(loaded.manifest["cut"])), evaluated / "reference_events.parquet")
+    pq.write_table(
+        _reference_events(data, pd.Timestamp(loaded.manifest["cut"])), evaluated / "reference_events.parquet"
+    )
     seal_bundle(
         evaluated,
         cut=loaded.manifest["cut"],
         settings=loaded.settings,
         made_from={**loaded.manifest["made_from"], "parent": loaded.bundle_id},
     )
-    return {name: results["served"][name] for name in ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")}
+    return {
+        name: results["served"][name] for name in ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
+    }
 
 
 def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record]]:
@@ -182,14 +188,18 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     served, pairs, records = _serve(recommender, store, tasks, baselines)
     boot = Bootstrap([task.user_id for task in tasks])
     frozen_history = _histories_at(purchases, int(start.timestamp()))
-    frozen_tasks = [replace(task, history=frozen_history.get(task.user_id, empty_history())) for task in tasks]
+    frozen_tasks = [
+        replace(task, history=frozen_history.get(task.user_id, empty_history())) for task in tasks
+    ]
     frozen, _, _ = _serve(recommender, store, frozen_tasks)
     results: dict[str, Any] = {
         "test_window": {
             "from": start.isoformat(),
             "until": end.isoformat(),
             "data_hash": data.manifest["data_hash"],
-            "hash": hashlib.sha256(f"{data.manifest['data_hash']} {start.isoformat()}".encode()).hexdigest()[:16],
+            "hash": hashlib.sha256(f"{data.manifest['data_hash']} {start.isoformat()}".encode()).hexdigest()[
+                :16
+            ],
         },
         "baskets": len(tasks),
         "users": len({task.user_id for task in tasks}),
@@ -198,7 +208,9 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
         **counts,
         "served": _summary(served, boot, len(bundle.statistics.item_ids)),
         "served_frozen_history": _summary(frozen, boot, len(bundle.statistics.item_ids)),
-        "baselines": {name: _summary(t, boot, len(bundle.statistics.item_ids)) for name, t in baselines.items()},
+        "baselines": {
+            name: _summary(t, boot, len(bundle.statistics.item_ids)) for name, t in baselines.items()
+        },
         "ratios": {name: _ratios(served, tally, boot) for name, tally in baselines.items()},
         "candidates": _source_recall(recommender, tasks),
         "segments": _segments(served, tasks),
@@ -254,12 +266,18 @@ _ROWS = ("item", "user", "store", "basket", "at", "paid", "discount", "quantity"
 
 
 def _protocol_rng(basket_id: str) -> np.random.Generator:
-    number = int(basket_id) if basket_id.isdigit() else int(hashlib.sha256(basket_id.encode()).hexdigest()[:15], 16)
+    number = (
+        int(basket_id)
+        if basket_id.isdigit()
+        else int(hashlib.sha256(basket_id.encode()).hexdigest()[:15], 16)
+    )
     return np.random.default_rng([PROTOCOL_SEED, number % 2**31])
 
 
 def _request(task: Task, k: int) -> Request:
-    return Request(task.visible, float(task.basket.at), task.user_id, task.store_id or None, k, task.basket_id)
+    return Request(
+        task.visible, float(task.basket.at), task.user_id, task.store_id or None, k, task.basket_id
+    )
 
 
 Pair = tuple[np.ndarray, np.ndarray]  # probability and label of every candidate of one request
@@ -287,7 +305,9 @@ def _serve(
             records.append(_record(prepared, response, ranked))
         if (number + 1) % 2_000 == 0:
             each = (time.perf_counter() - began) / (number + 1)
-            log.info("%d of %d answered, %.0f s to go", number + 1, len(tasks), each * (len(tasks) - number - 1))
+            log.info(
+                "%d of %d answered, %.0f s to go", number + 1, len(tasks), each * (len(tasks) - number - 1)
+            )
     return tally, pairs, records
 
 
@@ -303,7 +323,9 @@ def _rank_baselines(
         tallies[name].add(top[np.argsort(-scores[top], kind="stable")], task)
 
 
-def _prepared(recommender: Recommender, store: MemoryStore, tasks: list[Task]) -> Iterator[tuple[Task, Prepared]]:
+def _prepared(
+    recommender: Recommender, store: MemoryStore, tasks: list[Task]
+) -> Iterator[tuple[Task, Prepared]]:
     for task in tasks:
         store.write(task.user_id, UserRow(pack(task.history), float(task.basket.at)))
         yield task, recommender.prepare(_request(task, MAX_K))
@@ -369,14 +391,22 @@ def _source_recall(recommender: Recommender, tasks: list[Task]) -> dict[str, dic
         for name, quotas in alone.items():
             candidates = retrieve(prepared.query, best, quotas, tower if quotas.tower else None)
             # `retrieve` fills up with best sellers; a source alone is only what it brought itself.
-            own = candidates.codes if name in ("served", "popular") else candidates.codes[candidates.source < 4]
+            own = (
+                candidates.codes if name in ("served", "popular") else candidates.codes[candidates.source < 4]
+            )
             hit = np.isin(task.hidden, own)
             before = task.bought_before
             found[name].append(
-                (hit.mean(), hit[before].mean() if before.any() else np.nan, hit[~before].mean() if (~before).any() else np.nan)
+                (
+                    hit.mean(),
+                    hit[before].mean() if before.any() else np.nan,
+                    hit[~before].mean() if (~before).any() else np.nan,
+                )
             )
     return {
-        name: dict(zip(("recall", "repeat", "new"), (round(float(x), 4) for x in _nanmeans(rows)), strict=True))
+        name: dict(
+            zip(("recall", "repeat", "new"), (round(float(x), 4) for x in _nanmeans(rows)), strict=True)
+        )
         for name, rows in found.items()
     }
 
@@ -400,7 +430,10 @@ def _segments(tally: Tally, tasks: list[Task]) -> dict[str, dict[str, float]]:
         "60 baskets or more before": baskets >= 60,
     }
     return {
-        name: {"baskets": int(mask.sum()), **{m: round(float(values[mask, i].mean()), 5) for i, m in enumerate(METRICS)}}
+        name: {
+            "baskets": int(mask.sum()),
+            **{m: round(float(values[mask, i].mean()), 5) for i, m in enumerate(METRICS)},
+        }
         for name, mask in masks.items()
         if mask.any()
     }
@@ -495,7 +528,7 @@ def _auc(scores: np.ndarray, label: np.ndarray) -> float:
     positives, negatives = int(label.sum()), int((~label).sum())
     if not positives or not negatives:
         return 0.5
-    values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    _values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     rank = np.cumsum(counts) - (counts - 1) / 2
     return float((rank[inverse][label].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
@@ -503,7 +536,9 @@ def _auc(scores: np.ndarray, label: np.ndarray) -> float:
 def _reference_events(data: Dataset, cut: pd.Timestamp) -> pa.Table:
     """Return the purchases of the nine weeks before the cut: what later weeks are compared with."""
     events = data.events
-    window = (events["at"] >= cut - REFERENCE_WINDOW) & (events["at"] < cut) & (events["event_type"] == "purchase")
+    window = (
+        (events["at"] >= cut - REFERENCE_WINDOW) & (events["at"] < cut) & (events["event_type"] == "purchase")
+    )
     columns = ["at", "item_id", "basket_id", "store_id", "price", "discount", "quantity"]
     items = data.items.reindex(columns=["item_id", "category", "department"])
     joined = events.loc[window, columns].merge(items, on="item_id", how="left")

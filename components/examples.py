@@ -57,7 +57,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / "manifest.json"
     if not file.is_file():
-        raise ContractViolation(f"{path} holds no finished examples (no manifest.json): run build_examples again")
+        raise ContractViolation(
+            f"{path} holds no finished examples (no manifest.json): run build_examples again"
+        )
     manifest: dict[str, Any] = json.loads(file.read_text())
     if manifest["schema_hash"] != schema_hash():
         raise ContractViolation(
@@ -81,5 +83,6 @@ def read_ranker_examples(path: Path, part: str) -> RankerExamples:
 
 def _load(path: Path, kind: type) -> dict[str, np.ndarray]:
     return {
-        name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in kind.__dataclass_fields__
+        name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        for name in kind.__annotations__
     }

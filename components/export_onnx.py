@@ -55,7 +55,10 @@ def export_onnx(retriever: Path, ranker: Path, examples: Path, graphs: Path) -> 
     )
     rows = read_ranker_examples(examples, "train")
     many = slice(0, min(4_096, len(rows.label)))
-    ranker_inputs = (torch.from_numpy(rows.dense[many].copy()), torch.from_numpy(rows.categorical[many].astype(np.int64)))
+    ranker_inputs = (
+        torch.from_numpy(rows.dense[many].copy()),
+        torch.from_numpy(rows.categorical[many].astype(np.int64)),
+    )
     parity = {
         "query_tower_max_difference": _export(
             QueryTower(load_retriever(retriever)).eval(),
@@ -66,7 +69,12 @@ def export_onnx(retriever: Path, ranker: Path, examples: Path, graphs: Path) -> 
             graphs / "query_tower.onnx",
         ),
         "ranker_max_difference": _export(
-            load_ranker(ranker), ranker_inputs, ["dense", "categorical"], "score", batch, graphs / "ranker.onnx"
+            load_ranker(ranker),
+            ranker_inputs,
+            ["dense", "categorical"],
+            "score",
+            batch,
+            graphs / "ranker.onnx",
         ),
     }
     (graphs / "parity.json").write_text(json.dumps({"tolerance": TOLERANCE, **parity}, indent=1))
@@ -74,7 +82,12 @@ def export_onnx(retriever: Path, ranker: Path, examples: Path, graphs: Path) -> 
 
 
 def _export(
-    model: nn.Module, inputs: tuple[torch.Tensor, ...], names: list[str], output: str, batch: torch.export.Dim, file: Path
+    model: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    names: list[str],
+    output: str,
+    batch: torch.export.Dim,
+    file: Path,
 ) -> float:
     with torch.no_grad():
         expected = model(*inputs).numpy()
@@ -91,15 +104,20 @@ def _export(
             dynamic_shapes=tuple({0: batch} for _ in inputs),
             verbose=False,
         )
+    assert program is not None  # only the old exporter returns nothing
     program.save(str(file), external_data=False)
     onnx.checker.check_model(str(file))
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     got = session.run([output], {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)})[0]
-    alone = session.run([output], {name: tensor[:1].numpy() for name, tensor in zip(names, inputs, strict=True)})[0]
+    alone = session.run(
+        [output], {name: tensor[:1].numpy() for name, tensor in zip(names, inputs, strict=True)}
+    )[0]
     difference = float(max(np.abs(got - expected).max(), np.abs(alone - expected[:1]).max()))
     log.info("%s: largest difference to PyTorch %.2e", file.name, difference)
     if not difference <= TOLERANCE:
-        raise ParityFailed(f"{file.name} differs from PyTorch by {difference:.2e}, at most {TOLERANCE:.0e} is allowed")
+        raise ParityFailed(
+            f"{file.name} differs from PyTorch by {difference:.2e}, at most {TOLERANCE:.0e} is allowed"
+        )
     return difference

@@ -158,7 +158,9 @@ def fit(
     first_at = np.full(n, end_s)
     np.minimum.at(first_at, item, at)
     purchases_4w = np.bincount(item[recent_4w], minlength=n)
-    store_ids, store_popular = _store_popular(seen.store_ids, store[recent_13w], item[recent_13w], purchases_4w)
+    store_ids, store_popular = _store_popular(
+        seen.store_ids, store[recent_13w], item[recent_13w], purchases_4w
+    )
 
     return Statistics(
         item_ids=seen.item_ids[catalogue],
@@ -181,7 +183,7 @@ def fit(
         popular=np.argsort(-purchases_4w, kind="stable")[:POPULAR].astype(np.int32),
         store_ids=store_ids,
         store_popular=store_popular,
-        total_baskets=np.float64(presence.shape[0]),
+        total_baskets=np.array(float(presence.shape[0])),
     )
 
 
@@ -245,8 +247,10 @@ def _repeat_purchases(
 
 def _type_lift(presence: sparse.csr_matrix, item_type: np.ndarray, types: int) -> np.ndarray:
     """Return log((pairs + 5) / (expected + 5)), expected if types were independent, (types, types)."""
-    fold = sparse.csr_matrix((np.ones(len(item_type), np.float32), (np.arange(len(item_type)), item_type)),
-                             shape=(len(item_type), types))
+    fold = sparse.csr_matrix(
+        (np.ones(len(item_type), np.float32), (np.arange(len(item_type)), item_type)),
+        shape=(len(item_type), types),
+    )
     by_type = (presence @ fold).tocsr()
     by_type.data[:] = 1.0
     observed = (by_type.T @ by_type).toarray()

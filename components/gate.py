@@ -71,7 +71,11 @@ def compare(
         value = _metric((evaluation.get("baselines") or {}).get(baseline), HEADLINE)
         need = math.inf if value is None else gain(value, ratio)
         against = "not in its evaluation" if value is None else f"it reaches {value:.4f} in the same run"
-        checks.append(Check(f"{HEADLINE} against {baseline}", got, need, f"{ratio:g} x better than {baseline}, {against}"))
+        checks.append(
+            Check(
+                f"{HEADLINE} against {baseline}", got, need, f"{ratio:g} x better than {baseline}, {against}"
+            )
+        )
     if champion is not None:
         value = _metric(champion.get("served"), HEADLINE)
         need = -math.inf if value is None else params.over_champion * value

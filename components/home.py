@@ -50,9 +50,13 @@ def read_champion(home: Path) -> Champion:
     try:
         return Champion(**json.loads(file.read_bytes()))
     except FileNotFoundError as error:
-        raise NoChampion(f"{home} has no champion: train one with `reco run`, or point --home at one") from error
+        raise NoChampion(
+            f"{home} has no champion: train one with `reco run`, or point --home at one"
+        ) from error
     except (ValueError, TypeError) as error:
-        raise NoChampion(f"{file} is not a champion pointer ({error}): write it again with `reco promote`") from error
+        raise NoChampion(
+            f"{file} is not a champion pointer ({error}): write it again with `reco promote`"
+        ) from error
 
 
 def write_champion(home: Path, champion: Champion) -> None:
@@ -86,7 +90,9 @@ def locked(file: Path, doing: str) -> Iterator[None]:
         except BlockingIOError as error:
             stream.seek(0)
             holder = stream.read().strip() or "another process"
-            raise Conflict(f"{holder} (lock {file}): wait for it and try again; nothing was changed") from error
+            raise Conflict(
+                f"{holder} (lock {file}): wait for it and try again; nothing was changed"
+            ) from error
         stream.truncate(0)
         stream.write(f"process {os.getpid()} is {doing}")
         stream.flush()

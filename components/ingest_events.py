@@ -58,7 +58,8 @@ def ingest_events(data: str, dataset: Path, max_quarantine_ratio: float = 0.01, 
     events = complete_columns(source.events)
     good, reasons = check_events(events)
     refused = [
-        {"row": int(row), "reason": reasons[row], "event": events.loc[row].to_dict()} for row in reasons.index.tolist()
+        {"row": int(row), "reason": reasons[row], "event": events.loc[row].to_dict()}
+        for row in reasons.index.tolist()
     ]
     ratio = len(refused) / len(events)
     if ratio > max_quarantine_ratio or len(good) == 0:
@@ -112,7 +113,8 @@ def find_cut(manifest: dict[str, Any], train_until: str = "") -> str:
             given = datetime.fromisoformat(train_until)
         except ValueError as error:
             raise EventsInvalid(
-                f"--train-until {train_until!r} is not a date; expected for example 2017-11-27 or 2017-11-27T05:00:00Z"
+                f"--train-until {train_until!r} is not a date; expected for example "
+                "2017-11-27 or 2017-11-27T05:00:00Z"
             ) from error
         cut = pd.Timestamp(given if given.tzinfo else given.replace(tzinfo=zone))
     else:
@@ -135,7 +137,9 @@ def _read(data: str) -> Dataset:
     if not path.exists():
         near = difflib.get_close_matches(data, NAMES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise EventsInvalid(f"--data {data!r} is neither {' nor '.join(NAMES)} nor a directory: {hint}check the path")
+        raise EventsInvalid(
+            f"--data {data!r} is neither {' nor '.join(NAMES)} nor a directory: {hint}check the path"
+        )
     file = path if path.is_file() else _table_file(path, "events")
     if file is None:
         raise EventsInvalid(f"{path} holds neither events.parquet nor events.csv: put one there")
@@ -156,10 +160,14 @@ def _read_table(file: Path) -> pd.DataFrame:
         if file.suffix == ".parquet":
             return pq.read_table(file).to_pandas()
         if file.suffix == ".csv":
-            as_text = pa.csv.ConvertOptions(column_types=dict.fromkeys(ID_COLUMNS, pa.string()), strings_can_be_null=True)
+            as_text = pa.csv.ConvertOptions(
+                column_types=dict.fromkeys(ID_COLUMNS, pa.string()), strings_can_be_null=True
+            )
             return pa.csv.read_csv(file, convert_options=as_text).to_pandas()
     except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
-        raise EventsInvalid(f"{file} can't be read as {file.suffix[1:]}: {str(error).splitlines()[0]}") from error
+        raise EventsInvalid(
+            f"{file} can't be read as {file.suffix[1:]}: {str(error).splitlines()[0]}"
+        ) from error
     raise EventsInvalid(f"{file} is neither .parquet nor .csv: convert it")
 
 
@@ -167,7 +175,9 @@ def _items(raw: pd.DataFrame, file: Path) -> pd.DataFrame:
     if "item_id" not in raw.columns:
         raise EventsInvalid(f"{file} has no column item_id; found {', '.join(map(str, raw.columns))}")
     if unknown := sorted(set(map(str, raw.columns)) - set(ITEM_COLUMNS)):
-        raise EventsInvalid(f"{file} has unknown column(s) {', '.join(unknown)}; an item has {', '.join(ITEM_COLUMNS)}")
+        raise EventsInvalid(
+            f"{file} has unknown column(s) {', '.join(unknown)}; an item has {', '.join(ITEM_COLUMNS)}"
+        )
     items = raw.assign(item_id=complete_ids(raw["item_id"]))
     if items["item_id"].duplicated().any():
         twice = items.loc[items["item_id"].duplicated(), "item_id"].iloc[0]
@@ -200,5 +210,7 @@ def _timezone(file: Path) -> str:
         name = json.loads(file.read_text()).get("timezone", "UTC")
         ZoneInfo(name)
     except (ValueError, AttributeError, KeyError, TypeError, OSError) as error:
-        raise EventsInvalid(f'{file} should read {{"timezone": "Europe/Berlin"}} with an IANA name ({error})') from error
+        raise EventsInvalid(
+            f'{file} should read {{"timezone": "Europe/Berlin"}} with an IANA name ({error})'
+        ) from error
     return str(name)

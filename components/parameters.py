@@ -37,5 +37,7 @@ def _value(kind: type, known: dict[str, Any], name: str, value: Any) -> Any:
     if expected == (int,) and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
-        raise TypeError(f"{kind.__name__}.{name} is {value!r}, expected {expected[-1].__name__} like {default!r}")
+        raise TypeError(
+            f"{kind.__name__}.{name} is {value!r}, expected {expected[-1].__name__} like {default!r}"
+        )
     return value

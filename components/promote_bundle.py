@@ -84,7 +84,9 @@ def promote_bundle(
             return {**result, "changed": False, "checks": []}
         bundle = _fetch(registry, root, challenger)
         evaluation = read_evaluation(bundle)
-        checks = compare(evaluation, _champion_evaluation(registry, root, before, bundle, evaluation, dataset), gate)
+        checks = compare(
+            evaluation, _champion_evaluation(registry, root, before, bundle, evaluation, dataset), gate
+        )
         rows = [{**asdict(check), "passed": check.passed} for check in checks]
         if dry_run:
             return {**result, "changed": False, "checks": rows}
@@ -113,11 +115,15 @@ def rollback(tracking_uri: str, model_name: str, home: str, dry_run: bool = Fals
         if now is not None and stack[-1:] != [now]:
             stack.append(now)  # somebody moved the alias by hand
         if now is None or len(stack) < 2:
-            raise NoChampion(f"{model_name} has no champion before {now or 'the first'}: there is nothing to go back to")
+            raise NoChampion(
+                f"{model_name} has no champion before {now or 'the first'}: there is nothing to go back to"
+            )
         try:
             target = registry.version(stack[-2])
         except RegistryRefused as error:
-            raise NoChampion(f"the champion before, version {stack[-2]}, was deleted: promote another one") from error
+            raise NoChampion(
+                f"the champion before, version {stack[-2]}, was deleted: promote another one"
+            ) from error
         _fetch(registry, root, target)
         if not dry_run:
             _move(registry, root, target, now, "rollback")
@@ -147,13 +153,17 @@ def _stack(history: list[Promotion]) -> list[str]:
 def _move(registry: Registry, home: Path, version: Version, before: str | None, action: str) -> None:
     now = registry.alias(CHAMPION)
     if now != before:
-        raise Conflict(f"champion is version {now} by now, it was {before} when the gate compared: promote again")
+        raise Conflict(
+            f"champion is version {now} by now, it was {before} when the gate compared: promote again"
+        )
     history = registry.history()
     number = history[-1].number + 1 if history else 1
     registry.write(Promotion(number, action, version.version, version.bundle_id, before or "", _now()))
     registry.point(CHAMPION, version.version)
     _install(registry, home, version)
-    log.info("champion of %s is version %s (%s), before: %s", registry.model_name, version.version, action, before)
+    log.info(
+        "champion of %s is version %s (%s), before: %s", registry.model_name, version.version, action, before
+    )
 
 
 def _install(registry: Registry, home: Path, version: Version) -> None:
@@ -161,11 +171,17 @@ def _install(registry: Registry, home: Path, version: Version) -> None:
     path = _fetch(registry, home, version).relative_to(home)
     try:
         now = read_champion(home)
-        if (now.version, now.bundle_id, now.model_name) == (version.version, version.bundle_id, registry.model_name):
+        if (now.version, now.bundle_id, now.model_name) == (
+            version.version,
+            version.bundle_id,
+            registry.model_name,
+        ):
             return
     except NoChampion:
         pass
-    champion = Champion(version.bundle_id, version.version, registry.model_name, str(path), version.cut, _now())
+    champion = Champion(
+        version.bundle_id, version.version, registry.model_name, str(path), version.cut, _now()
+    )
     write_champion(home, champion)
 
 
@@ -197,7 +213,8 @@ def _verify(path: Path, version: Version) -> None:
     manifest = read_manifest(path)
     if manifest["bundle_id"] != version.bundle_id:
         raise BundleInvalid(
-            f"{path} is bundle {manifest['bundle_id']}, version {version.version} was registered as {version.bundle_id}"
+            f"{path} is bundle {manifest['bundle_id']}, "
+            f"version {version.version} was registered as {version.bundle_id}"
         )
     verify_files(path, manifest)
 
@@ -231,7 +248,9 @@ def _evaluate_on(path: Path, dataset: Path, cut: str) -> Mapping[str, Any]:
 
     champion = load_bundle(path)
     try:
-        results, _ = evaluate(replace(champion, manifest={**champion.manifest, "cut": cut}), read_dataset(dataset))
+        results, _ = evaluate(
+            replace(champion, manifest={**champion.manifest, "cut": cut}), read_dataset(dataset)
+        )
     except ValueError as error:
         # None of this shop's baskets can be asked: the champion knows too few of its items.
         log.warning("champion %s can't be evaluated on this data set: %s", champion.bundle_id, error)

@@ -37,7 +37,9 @@ def register_bundle(bundle: Path, tracking_uri: str, model_name: str) -> str:
     registry = Registry(tracking_uri, model_name)
     version = registry.version_of(manifest["bundle_id"])
     if version is None:
-        version = registry.add(bundle, _tags(bundle, manifest, evaluation), _params(manifest), _metrics(evaluation))
+        version = registry.add(
+            bundle, _tags(bundle, manifest, evaluation), _params(manifest), _metrics(evaluation)
+        )
         log.info("bundle %s is version %s of %s", manifest["bundle_id"], version, model_name)
     else:
         log.info("bundle %s was registered before, as version %s", manifest["bundle_id"], version)
@@ -60,7 +62,9 @@ def read_evaluation(bundle: Path) -> dict[str, Any]:
 
 def _tags(bundle: Path, manifest: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, str]:
     size = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
-    headline = {f"metric.{name}": f"{value:.5f}" for name, value in _metrics(evaluation).items() if "/" not in name}
+    headline = {
+        f"metric.{name}": f"{value:.5f}" for name, value in _metrics(evaluation).items() if "/" not in name
+    }
     return {
         "bundle_id": manifest["bundle_id"],
         "cut": manifest["cut"],
@@ -83,7 +87,11 @@ def _params(manifest: dict[str, Any]) -> dict[str, str]:
 def _flat(document: dict[str, Any], before: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for name, value in document.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": json.dumps(value)}
+        flat |= (
+            _flat(value, f"{before}{name}.")
+            if isinstance(value, dict)
+            else {f"{before}{name}": json.dumps(value)}
+        )
     return flat
 
 

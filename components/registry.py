@@ -90,7 +90,9 @@ class Registry:
             RegistryUnreachable: nothing answers there.
         """
         if not MODEL_NAME.match(model_name):
-            raise RegistryRefused(f"model name {model_name!r}: expected lower-case letters, digits and '-', at most 63")
+            raise RegistryRefused(
+                f"model name {model_name!r}: expected lower-case letters, digits and '-', at most 63"
+            )
         self.model_name = model_name
         self.tracking_uri = tracking_uri
         self._artifacts = _artifact_location(tracking_uri)
@@ -122,7 +124,9 @@ class Registry:
                 return version
         some = ", ".join([version.version for version in known[:8]]) or "none: run `reco run`"
         aliases = ", ".join(sorted({alias for version in known for alias in version.aliases})) or "none"
-        raise RegistryRefused(f"{self.model_name} has no version {name!r}; versions: {some}; aliases: {aliases}")
+        raise RegistryRefused(
+            f"{self.model_name} has no version {name!r}; versions: {some}; aliases: {aliases}"
+        )
 
     def version_of(self, bundle_id: str) -> str | None:
         """Return the version that holds a bundle, if it is registered."""
@@ -190,7 +194,9 @@ class Registry:
             if not self._exists():
                 return []
             tags = self._client.get_registered_model(self.model_name).tags
-        entries = [Promotion(**json.loads(text)) for key, text in tags.items() if key.startswith(PROMOTION_TAG)]
+        entries = [
+            Promotion(**json.loads(text)) for key, text in tags.items() if key.startswith(PROMOTION_TAG)
+        ]
         return sorted(entries, key=lambda entry: entry.number)
 
     def write(self, entry: Promotion) -> None:
@@ -221,7 +227,9 @@ class Registry:
 
         experiment = self._experiment()
         done = self._client.search_runs(
-            [experiment], f"tags.bundle_id = '{tags['bundle_id']}' and attributes.status = 'FINISHED'", max_results=1
+            [experiment],
+            f"tags.bundle_id = '{tags['bundle_id']}' and attributes.status = 'FINISHED'",
+            max_results=1,
         )
         if done:
             return str(done[0].info.run_id)
@@ -252,7 +260,9 @@ def _artifact_location(tracking_uri: str) -> str | None:
     if tracking_uri.startswith(("http://", "https://")):
         return None
     scheme = tracking_uri.partition(":")[0]
-    raise RegistryRefused(f"tracking URI with scheme {scheme!r}: expected sqlite:///PATH or http(s)://HOST:PORT")
+    raise RegistryRefused(
+        f"tracking URI with scheme {scheme!r}: expected sqlite:///PATH or http(s)://HOST:PORT"
+    )
 
 
 def _client(tracking_uri: str) -> MlflowClient:
@@ -276,8 +286,9 @@ def _ask_health(tracking_uri: str) -> None:
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise RegistryRefused(
-                f"MLflow at {_shown(tracking_uri)} answers {error.code}: give credentials in MLFLOW_TRACKING_USERNAME "
-                "and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; 403 also means an unknown Host header"
+                f"MLflow at {_shown(tracking_uri)} answers {error.code}: give credentials in "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; "
+                "403 also means that it does not know the host name in the URI"
             ) from error
     except OSError as error:
         raise _unreachable(tracking_uri, error) from error

@@ -5,7 +5,6 @@ must not be imported by the plain ones: inside a step KFP hides `dsl.component`.
 """
 
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp import dsl

@@ -21,6 +21,8 @@ from feature_repo.statistics import read_vocabulary
 
 log = logging.getLogger(__name__)
 
+MIN_SLOPE = 1e-3
+
 
 @dataclass(frozen=True)
 class RankerParams:
@@ -36,7 +38,9 @@ class RankerParams:
     seed: int = 0
 
 
-def train_ranker(examples: Path, statistics: Path, checkpoint: Path, params: dict[str, Any]) -> dict[str, float]:
+def train_ranker(
+    examples: Path, statistics: Path, checkpoint: Path, params: dict[str, Any]
+) -> dict[str, float]:
     """Train the ranker on lists, then calibrate it on whole candidate lists of users it has not seen.
 
     The loss is a softmax over each list plus a little binary cross-entropy, which keeps scores of
@@ -66,7 +70,13 @@ def train_ranker(examples: Path, statistics: Path, checkpoint: Path, params: dic
     calibration = read_ranker_examples(examples, "calibration")
     scores = _calibrate(model, calibration)
     write_checkpoint(
-        checkpoint, "dlrm", model, dense=data.dense.shape[1], cardinality=cardinality, dim=settings.dim, hidden=settings.hidden
+        checkpoint,
+        "dlrm",
+        model,
+        dense=data.dense.shape[1],
+        cardinality=cardinality,
+        dim=settings.dim,
+        hidden=settings.hidden,
     )
     return {"loss": loss, "seconds": time.perf_counter() - began, **scores}
 
@@ -95,7 +105,8 @@ def _fit(model: Dlrm, data: RankerExamples, settings: RankerParams) -> float:
         for chosen in np.array_split(rng.permutation(lists), batches):
             rows, there = _pad(data.start, chosen)
             logits = model.logits(
-                torch.from_numpy(dense[rows.ravel()]), torch.from_numpy(categorical[rows.ravel()].astype(np.int64))
+                torch.from_numpy(dense[rows.ravel()]),
+                torch.from_numpy(categorical[rows.ravel()].astype(np.int64)),
             ).view(rows.shape)
             loss = _loss(logits, torch.from_numpy(label[rows]) * there, there, settings.pointwise_weight)
             optimizer.zero_grad()
@@ -106,7 +117,14 @@ def _fit(model: Dlrm, data: RankerExamples, settings: RankerParams) -> float:
         mean_loss = float(np.mean(losses))
         took = time.perf_counter() - began
         left = took / (epoch + 1) * (settings.epochs - epoch - 1)
-        log.info("epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go", epoch + 1, settings.epochs, mean_loss, took, left)
+        log.info(
+            "epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go",
+            epoch + 1,
+            settings.epochs,
+            mean_loss,
+            took,
+            left,
+        )
     return mean_loss
 
 
@@ -133,7 +151,9 @@ def _calibrate(model: Dlrm, data: RankerExamples) -> dict[str, float]:
         log.warning("no purchases to calibrate on: probabilities stay as trained")
         return {"calibration_slope": 1.0, "calibration_intercept": 0.0}
     with torch.no_grad():
-        logits = model.logits(torch.from_numpy(np.array(data.dense)), torch.from_numpy(data.categorical.astype(np.int64)))
+        logits = model.logits(
+            torch.from_numpy(np.array(data.dense)), torch.from_numpy(data.categorical.astype(np.int64))
+        )
     z = logits.double().numpy()
     x = np.stack([z, np.ones(len(z))], axis=1)
     y = data.label.astype(np.float64)
@@ -145,7 +165,8 @@ def _calibrate(model: Dlrm, data: RankerExamples) -> dict[str, float]:
         weights = weights - np.clip(step, -1, 1)
         if np.abs(step).max() < 1e-8:
             break
-    weights[0] = max(weights[0], 1e-3)  # a falling slope would turn the ranking round
+    if weights[0] < MIN_SLOPE:  # a falling slope would turn the ranking round: all that is known is the rate
+        weights = np.array([MIN_SLOPE, np.log(y.mean() / (1 - y.mean())) - MIN_SLOPE * z.mean()])
     model.calibration.copy_(torch.from_numpy(weights))
     p = 1 / (1 + np.exp(-x @ weights))
     return {

@@ -38,7 +38,9 @@ class RetrieverParams:
     seed: int = 0
 
 
-def train_retriever(examples: Path, statistics: Path, checkpoint: Path, params: dict[str, Any]) -> dict[str, float]:
+def train_retriever(
+    examples: Path, statistics: Path, checkpoint: Path, params: dict[str, Any]
+) -> dict[str, float]:
     """Train by sampled softmax: each epoch hides other items of each basket and asks for them.
 
     With m negatives drawn uniformly from n items, each one's term counts n/m times, which makes the
@@ -61,11 +63,15 @@ def train_retriever(examples: Path, statistics: Path, checkpoint: Path, params: 
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     baskets = len(data.basket)
     steps = max(1, math.ceil(baskets / settings.batch_size)) * settings.epochs
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=steps, pct_start=0.1
+    )
     began, loss_value = time.perf_counter(), math.nan
     for epoch in range(settings.epochs):
         losses = []
-        for rows in np.array_split(rng.permutation(baskets), max(1, math.ceil(baskets / settings.batch_size))):
+        for rows in np.array_split(
+            rng.permutation(baskets), max(1, math.ceil(baskets / settings.batch_size))
+        ):
             loss = _loss(model, data, np.sort(rows), len(table), settings, rng)
             optimizer.zero_grad()
             loss.backward()
@@ -75,13 +81,27 @@ def train_retriever(examples: Path, statistics: Path, checkpoint: Path, params: 
         loss_value = float(np.mean(losses))
         took = time.perf_counter() - began
         left = took / (epoch + 1) * (settings.epochs - epoch - 1)
-        log.info("epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go", epoch + 1, settings.epochs, loss_value, took, left)
-    write_checkpoint(checkpoint, "two_tower", model, cardinality=cardinality, dim=settings.dim, hidden=settings.hidden)
+        log.info(
+            "epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go",
+            epoch + 1,
+            settings.epochs,
+            loss_value,
+            took,
+            left,
+        )
+    write_checkpoint(
+        checkpoint, "two_tower", model, cardinality=cardinality, dim=settings.dim, hidden=settings.hidden
+    )
     return {"loss": loss_value, "seconds": time.perf_counter() - began, "baskets": float(baskets)}
 
 
 def _loss(
-    model: TwoTower, data: RetrieverExamples, rows: np.ndarray, items: int, settings: RetrieverParams, rng: np.random.Generator
+    model: TwoTower,
+    data: RetrieverExamples,
+    rows: np.ndarray,
+    items: int,
+    settings: RetrieverParams,
+    rng: np.random.Generator,
 ) -> torch.Tensor:
     basket, targets = _hide(np.asarray(data.basket[rows]), settings.targets, rng)
     negatives = torch.from_numpy(rng.choice(items, min(settings.negatives, items), replace=False) + 1)

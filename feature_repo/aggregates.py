@@ -45,7 +45,7 @@ class UserHistory:
         return self.decayed * np.exp(-age_days[:, None] / np.array(DECAY_DAYS))
 
 
-def empty_history(dtype: np.dtype | type = np.dtype("U1")) -> UserHistory:
+def empty_history(dtype: type = np.str_) -> UserHistory:
     """Return the history of a user who has bought nothing."""
     return UserHistory(
         items=np.empty(0, dtype),
@@ -145,7 +145,9 @@ def unpack(row: bytes) -> UserHistory:
         raise ValueError(f"a packed history has at least {_HEADER.size} bytes, this one has {len(row)}")
     version, decays, n, first, last, baskets, lines, spend, discount = _HEADER.unpack_from(row)
     if (version, decays) != (_VERSION, len(DECAY_DAYS)):
-        raise ValueError(f"packed history version {version} with {decays} decays; this code reads {_VERSION} with 3")
+        raise ValueError(
+            f"packed history version {version} with {decays} decays; this code reads {_VERSION} with 3"
+        )
     end = _HEADER.size + n * (4 + 4 * decays + 16)
     if len(row) < end:
         raise ValueError(f"packed history of {n} items is cut short at {len(row)} of {end} bytes")

@@ -62,8 +62,8 @@ class Dataset:
 def complete_columns(raw: pd.DataFrame) -> pd.DataFrame:
     """Return events with all columns of the contract, ids as strings, defaults filled in.
 
-    Defaults: `event_type` purchase, `quantity` 1, `price` NaN, `discount` 0, `store_id` empty, `event_id` a
-    hash of basket, item, time and type.
+    Defaults, also for single cells left empty: `event_type` purchase, `quantity` 1, `price` NaN,
+    `discount` 0, `store_id` empty, `event_id` a hash of basket, item, time and type.
 
     Raises:
         EventsInvalid: no rows, a required column is missing, or a column is not of the contract.
@@ -87,16 +87,14 @@ def complete_columns(raw: pd.DataFrame) -> pd.DataFrame:
         events[name] = _as_ids(raw[name]) if name in raw else ""
     events["store_id"] = events["store_id"].fillna("")
     events["at"] = _as_times(raw["at"])
-    events["event_type"] = raw["event_type"].astype(object) if "event_type" in raw else "purchase"
-    events["quantity"] = pd.to_numeric(raw["quantity"], errors="coerce").astype(float) if "quantity" in raw else 1.0
-    events["price"] = pd.to_numeric(raw["price"], errors="coerce").astype(float) if "price" in raw else np.nan
-    for name in ("quantity", "price"):
-        if name in raw:  # text that is no number must not pass as "unknown"
-            broken = events[name].isna() & raw[name].notna()
-            events.loc[broken, name] = -np.inf
-    discount = pd.to_numeric(raw["discount"], errors="coerce").astype(float) if "discount" in raw else 0.0
-    events["discount"] = discount
-    events["discount"] = events["discount"].fillna(0.0)
+    kind = (
+        raw["event_type"].astype(object)
+        if "event_type" in raw
+        else pd.Series(None, index=raw.index, dtype=object)
+    )
+    events["event_type"] = kind.where(kind.notna(), "purchase")
+    for name, default in (("quantity", 1.0), ("price", np.nan), ("discount", 0.0)):
+        events[name] = _as_numbers(raw[name], default) if name in raw else default
     given = _as_ids(raw["event_id"]) if "event_id" in raw else pd.Series(None, index=raw.index, dtype=object)
     derived = given.isna() | (given == "")
     if derived.any():
@@ -110,13 +108,22 @@ def _as_ids(column: pd.Series) -> pd.Series:
     if pd.api.types.is_float_dtype(column):
         whole = column.dropna()
         if len(whole) and np.isfinite(whole).all() and (whole == whole.round()).all():
-            return column.astype("Int64").astype(object).where(column.notna(), None).map(
-                lambda value: None if value is None else str(value)
+            return (
+                column.astype("Int64")
+                .astype(object)
+                .where(column.notna(), None)
+                .map(lambda value: None if value is None else str(value))
             )
     text = column.astype(object).where(column.notna(), None)
     if pd.api.types.is_integer_dtype(column):
         return column.astype(str).astype(object)
     return text.map(lambda value: None if value is None else str(value).strip())
+
+
+def _as_numbers(column: pd.Series, default: float) -> pd.Series:
+    """Return numbers; an empty cell takes the default, text that is no number becomes -inf and is refused."""
+    numbers = pd.to_numeric(column, errors="coerce").astype(float)
+    return numbers.where(numbers.notna(), np.where(column.notna(), -np.inf, default))
 
 
 def _as_times(column: pd.Series) -> pd.Series:
@@ -129,7 +136,15 @@ def _as_times(column: pd.Series) -> pd.Series:
 
 def _derived_ids(events: pd.DataFrame) -> pd.Series:
     stamp = events["at"].astype("int64").astype(str)
-    joined = events["basket_id"].astype(str) + "|" + events["item_id"].astype(str) + "|" + stamp + "|" + events["event_type"].astype(str)
+    joined = (
+        events["basket_id"].astype(str)
+        + "|"
+        + events["item_id"].astype(str)
+        + "|"
+        + stamp
+        + "|"
+        + events["event_type"].astype(str)
+    )
     return pd.util.hash_pandas_object(joined, index=False).map("{:016x}".format).set_axis(events.index)
 
 
@@ -149,7 +164,9 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
         text = events[name]
         refuse(text.isna() | (text == ""), f"{name} is missing")
         refuse(text.str.len() > MAX_ID_LENGTH, f"{name} is longer than {MAX_ID_LENGTH} characters")
-        refuse(text.str.contains(r"[\x00-\x1f\x7f]", regex=True, na=False), f"{name} holds control characters")
+        refuse(
+            text.str.contains(r"[\x00-\x1f\x7f]", regex=True, na=False), f"{name} holds control characters"
+        )
     refuse(events["at"].isna(), "at is not an ISO 8601 time")
     refuse(events["at"] > latest, "at lies in the future")
     refuse(~events["event_type"].isin(EVENT_TYPES), f"event_type is not one of {', '.join(EVENT_TYPES)}")
@@ -164,8 +181,14 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
     good = events[reason == ""]
     first = good.groupby("basket_id", sort=False)[["user_id", "at"]].transform("first")
     bought = good["event_type"] == "purchase"
-    refuse((good["user_id"] != first["user_id"]).reindex(events.index, fill_value=False), "its basket belongs to another user")
-    refuse(((good["at"] != first["at"]) & bought).reindex(events.index, fill_value=False), "its basket was bought at another time")
+    refuse(
+        (good["user_id"] != first["user_id"]).reindex(events.index, fill_value=False),
+        "its basket belongs to another user",
+    )
+    refuse(
+        ((good["at"] != first["at"]) & bought).reindex(events.index, fill_value=False),
+        "its basket was bought at another time",
+    )
     return events[reason == ""], reason[reason != ""]
 
 
@@ -184,24 +207,37 @@ def merge_duplicates(events: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]
     lines["price"] *= lines["quantity"]
     lines["discount"] *= lines["quantity"]
     how = {name: "first" for name in EVENT_SCHEMA.names if name not in key}
-    sums = lines.groupby(key, sort=False).agg({**how, "quantity": "sum", "price": lambda v: v.sum(skipna=False), "discount": "sum"}) if len(lines) else None
+    sums = (
+        lines.groupby(key, sort=False).agg(
+            {**how, "quantity": "sum", "price": lambda v: v.sum(skipna=False), "discount": "sum"}
+        )
+        if len(lines)
+        else None
+    )
     merged = once[~twice]
     if sums is not None:
         sums = sums.reset_index()
         sums["price"] /= sums["quantity"]
         sums["discount"] /= sums["quantity"]
         merged = pd.concat([merged, sums[EVENT_SCHEMA.names]], ignore_index=True)
-    merged = merged.sort_values(["at", "basket_id", "item_id", "event_type"], kind="stable", ignore_index=True)
+    merged = merged.sort_values(
+        ["at", "basket_id", "item_id", "event_type"], kind="stable", ignore_index=True
+    )
     return merged, {"repeated_events": len(events) - len(once), "merged_lines": len(once) - len(merged)}
 
 
-def write_dataset(path: Path, dataset: Dataset, quarantine: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def write_dataset(
+    path: Path, dataset: Dataset, quarantine: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """Write a data set under a temporary name, then move it to `path`; return its manifest."""
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     events = dataset.events
-    pq.write_table(pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False), part / "events.parquet")
+    pq.write_table(
+        pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False),
+        part / "events.parquet",
+    )
     dataset.items.to_parquet(part / "items.parquet", index=False)
     for name in ("users", "promotions", "coupons"):
         table = getattr(dataset, name)
@@ -223,7 +259,9 @@ def write_dataset(path: Path, dataset: Dataset, quarantine: list[dict[str, Any]]
         "first_at": _iso(events["at"].min()),
         "last_at": _iso(events["at"].max()),
         "files": files,
-        "data_hash": hashlib.sha256((files["events.parquet"] + files["items.parquet"]).encode()).hexdigest()[:16],
+        "data_hash": hashlib.sha256((files["events.parquet"] + files["items.parquet"]).encode()).hexdigest()[
+            :16
+        ],
     }
     (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
     shutil.rmtree(path, ignore_errors=True)
@@ -251,9 +289,13 @@ def read_dataset(path: Path) -> Dataset:
     manifest = json.loads(file.read_text())
     for name, expected in manifest["files"].items():
         if not (path / name).is_file() or _sha256(path / name) != expected:
-            raise EventsInvalid(f"{path / name} is missing or was changed after it was written: ingest it again")
+            raise EventsInvalid(
+                f"{path / name} is missing or was changed after it was written: ingest it again"
+            )
     extra = {name: _optional(path / f"{name}.parquet") for name in ("users", "promotions", "coupons")}
-    return Dataset(pd.read_parquet(path / "events.parquet"), pd.read_parquet(path / "items.parquet"), manifest, **extra)
+    return Dataset(
+        pd.read_parquet(path / "events.parquet"), pd.read_parquet(path / "items.parquet"), manifest, **extra
+    )
 
 
 def _optional(file: Path) -> pd.DataFrame | None:

@@ -37,7 +37,9 @@ def toy_dataset(users: int = 60, items: int = 80, weeks: int = 28, seed: int = 0
         for user in range(users):
             for _ in range(2):
                 hour = week * 168 + rng.uniform(0, 168)
-                own = favourites[user][week >= weeks - TEST_WEEKS :]  # the first one is held out of the test weeks
+                own = favourites[user][
+                    week >= weeks - TEST_WEEKS :
+                ]  # the first one is held out of the test weeks
                 bought = {item for item in own if rng.random() < 0.9}
                 start = int(rng.integers(items // 4)) * 4 + user % 2
                 bought |= {start % items, (start + 2) % items} if rng.random() < 0.9 else {start % items}
@@ -48,9 +50,9 @@ def toy_dataset(users: int = 60, items: int = 80, weeks: int = 28, seed: int = 0
         {
             "event_id": [f"event-{i}" for i in range(len(rows))],
             "event_type": "purchase",
-            "user_id": [user_name(code) for code in user_code],
+            "user_id": [user_name(code) for code in user_code.tolist()],
             "basket_id": [f"basket-{code}" for code in basket_code],
-            "item_id": [item_name(code) for code in item_code],
+            "item_id": [item_name(code) for code in item_code.tolist()],
             "at": START + pd.to_timedelta((hours * 3600).astype(int), unit="s"),
             "quantity": 1,
             "price": 1.0 + item_code % 7,
@@ -61,7 +63,7 @@ def toy_dataset(users: int = 60, items: int = 80, weeks: int = 28, seed: int = 0
     names = np.arange(items)
     table = pd.DataFrame(
         {
-            "item_id": [item_name(code) for code in names],
+            "item_id": [item_name(code) for code in range(items)],
             "department": np.where(names % 2 == 0, "even", "odd"),
             "category": [f"category {code % 4}" for code in names],
             "type": [f"type {code % TYPES}" for code in names],

@@ -49,7 +49,9 @@ def bought_together(statistics: Statistics, codes: np.ndarray, weights: np.ndarr
         empty = np.empty(0, np.float32)
         return Together(np.empty(0, np.int64), empty, empty, empty, empty, empty, empty)
     powers = _powers(statistics)
-    by_source = [(count * power[codes][:, None]).ravel()[order] for power in (powers[0], powers[2], powers[3])]
+    by_source = [
+        (count * power[codes][:, None]).ravel()[order] for power in (powers[0], powers[2], powers[3])
+    ]
     directed = by_source[0] * powers[1][partner]
     cosine = by_source[1] * powers[2][partner]
     lift = by_source[2] * powers[3][partner] * np.float32(statistics.total_baskets)
@@ -210,7 +212,9 @@ def user_item_interval_days(rows: Rows) -> np.ndarray:
 
 def user_item_due_ratio(rows: Rows) -> np.ndarray:
     """Recency over interval: 1 when the next purchase is due, 0 right after one."""
-    return np.where(rows.in_history, user_item_recency_days(rows) / np.maximum(user_item_interval_days(rows), 1), 0)
+    return np.where(
+        rows.in_history, user_item_recency_days(rows) / np.maximum(user_item_interval_days(rows), 1), 0
+    )
 
 
 def user_item_rate(rows: Rows) -> np.ndarray:

@@ -138,11 +138,12 @@ _STYLE = """
 
 def _page(verdict: dict[str, Any]) -> str:
     colour = _COLOURS.get(verdict["status"], _RED)
+    status = escape(verdict["status"].replace("_", " "))
     columns = verdict["columns"]
     told = f"the {TOP} columns nearest to their alarm lines, or past them"
     everything = f"<details><summary>all {len(columns)} columns</summary>{_table(columns)}</details>"
     return (
-        f'{_STYLE}<div class="drift"><h1 style="color:{colour}">{escape(verdict["status"].replace("_", " "))}</h1>'
+        f'{_STYLE}<div class="drift"><h1 style="color:{colour}">{status}</h1>'
         f"<p>{escape(verdict['reason'])}</p>"
         f"<p>{escape(verdict['compared'])}<br>window: {_ends(verdict['window'])}<br>"
         f"reference: {_ends(verdict['reference'])}</p>"
@@ -158,7 +159,8 @@ def _ends(window: dict[str, str | None]) -> str:
 
 _HEAD = (
     '<tr><th class="l">column</th><th class="l">status</th><th>PSI</th><th>noise</th><th>warns at</th>'
-    '<th>alarms at</th><th>rows</th><th>without value</th><th class="l">what moved (reference → window)</th></tr>'
+    "<th>alarms at</th><th>rows</th><th>without value</th>"
+    '<th class="l">what moved (reference → window)</th></tr>'
 )
 
 
@@ -175,7 +177,8 @@ def _line(column: dict[str, Any]) -> str:
         for key in ("psi", "noise_floor", "warn_at", "alarm_at")
     )
     return (
-        f'<tr><td class="l">{escape(column["name"])}</td><td class="l" style="color:{colour}">{escape(status)}</td>'
+        f'<tr><td class="l">{escape(column["name"])}</td>'
+        f'<td class="l" style="color:{colour}">{escape(status)}</td>'
         f"{numbers}<td>{column['n_current']:,}</td><td>{column['missing_current']:.1%}</td>"
         f'<td class="l">{escape(column["note"] or moved)}</td></tr>'
     )

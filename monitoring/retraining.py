@@ -75,7 +75,7 @@ _REFUSED = {
     "ok": "nothing has drifted",
     "warn": "nothing that retraining is started for has passed its alarm line",
     "insufficient_data": "there is too little data to tell: take a longer window",
-    "schema_change": "columns changed: a model trained on broken data is worse than the one that serves; mend the data",
+    "schema_change": "columns changed: mend the data first, a model trained on it would be worse",
 }
 
 

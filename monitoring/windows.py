@@ -20,6 +20,8 @@ from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.bundle import read_manifest
 from serving.prediction_log import feature_names, feature_rows
 
+WEEKDAYS = np.array(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], object)
+HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)
 CLOSED_BELOW = 0.25  # a day with fewer baskets than this share of the median day is a closed day
 
 
@@ -67,8 +69,9 @@ class Table:
 
     def only(self, columns: Sequence[str]) -> Table:
         """Return the table with just these columns, as far as it has them."""
+        kept = {*columns, self.unit}
         frames = (self.current, self.reference)
-        current, reference = (frame[[name for name in frame if name in (*columns, self.unit)]] for frame in frames)
+        current, reference = (frame[[name for name in frame if name in kept]] for frame in frames)
         return Table(current, reference, self.unit)
 
 
@@ -151,7 +154,7 @@ def _baskets(events: pd.DataFrame, timezone: str) -> pd.DataFrame:
     }
     baskets = lines.groupby("basket_id", sort=False, as_index=False).agg(how)
     local = pd.to_datetime(baskets.pop("at"), utc=True).dt.tz_convert(timezone)
-    return baskets.assign(hour=local.dt.strftime("%H"), date=local.dt.normalize())
+    return baskets.assign(hour=HOURS[local.dt.hour.to_numpy()], date=local.dt.normalize())
 
 
 def _open_weekdays(*frames: pd.DataFrame) -> list[pd.DataFrame]:
@@ -168,7 +171,9 @@ def _open_weekdays(*frames: pd.DataFrame) -> list[pd.DataFrame]:
         equally_many = min((len(dates) for dates in by_weekday), default=0)
         kept = {date for dates in by_weekday for date in dates[len(dates) - equally_many :]}
         rows = frame.loc[frame["date"].isin(kept), ["basket_id", "date"]]
-        sampled.append(rows.assign(weekday=rows["date"].dt.strftime("%a")).drop(columns="date"))
+        sampled.append(
+            rows.assign(weekday=WEEKDAYS[rows["date"].dt.dayofweek.to_numpy()]).drop(columns="date")
+        )
     return sampled
 
 

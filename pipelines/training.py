@@ -6,6 +6,26 @@ from kfp import dsl
 
 from components import steps
 
+Task = dsl.PipelineTask
+
+
+def small(task: Task) -> Task:
+    """Ask the cluster for a small container."""
+    return _fit(task, cpu="1", memory="4Gi", retries=2)
+
+
+def large(task: Task, retries: int = 2) -> Task:
+    """Ask the cluster for a large container; what comes in is held in memory whole."""
+    return _fit(task, cpu="2", memory="8Gi", retries=retries)
+
+
+def _fit(task: Task, cpu: str, memory: str, retries: int) -> Task:
+    task.set_cpu_limit(cpu).set_cpu_request(cpu).set_memory_limit(memory).set_memory_request(memory)
+    if retries:
+        task.set_retry(retries, backoff_duration="30s", backoff_factor=2.0)
+    # KFP's cache key holds a step's few lines, not the code they call in the image: a hit could be stale.
+    return task.set_caching_options(False)
+
 
 @dsl.pipeline(name="training", description="Events of a shop to a promoted champion.")
 def training(
@@ -27,42 +47,48 @@ def training(
     A gate raises inside its step and so ends the run: conditions are not used, because the local runner
     would skip them without a word.
     """
-    events = steps.ingest_events(
-        data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=train_until
+    events = large(
+        steps.ingest_events(data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=train_until)
     )
     dataset, cut = events.outputs["dataset"], events.outputs["cut"]
-    statistics = steps.fit_statistics(dataset=dataset, cut=cut).outputs["statistics"]
-    features = steps.materialize_features(
-        dataset=dataset, cut=cut, home=home, online_store=online_store
+    statistics = large(steps.fit_statistics(dataset=dataset, cut=cut)).outputs["statistics"]
+    features = large(
+        steps.materialize_features(dataset=dataset, cut=cut, home=home, online_store=online_store)
     ).outputs["features"]
-    examples = steps.build_examples(
-        dataset=dataset, statistics=statistics, cut=cut, params=example_params
+    examples = large(
+        steps.build_examples(dataset=dataset, statistics=statistics, cut=cut, params=example_params)
     ).outputs["examples"]
-    retriever = steps.train_retriever(
-        examples=examples, statistics=statistics, params=retriever_params
+    retriever = large(
+        steps.train_retriever(examples=examples, statistics=statistics, params=retriever_params)
     ).outputs["checkpoint"]
-    ranker = steps.train_ranker(
-        examples=examples, statistics=statistics, params=ranker_params
+    ranker = large(
+        steps.train_ranker(examples=examples, statistics=statistics, params=ranker_params)
     ).outputs["checkpoint"]
-    graphs = steps.export_onnx(retriever=retriever, ranker=ranker, examples=examples).outputs["graphs"]
-    index = steps.build_index(retriever=retriever).outputs["index"]
-    bundle = steps.assemble_bundle(
-        statistics=statistics,
-        graphs=graphs,
-        index=index,
-        features=features,
-        cut=cut,
-        data_hash=events.outputs["data_hash"],
-        params=bundle_params,
+    graphs = small(steps.export_onnx(retriever=retriever, ranker=ranker, examples=examples)).outputs["graphs"]
+    index = small(steps.build_index(retriever=retriever)).outputs["index"]
+    bundle = small(
+        steps.assemble_bundle(
+            statistics=statistics,
+            graphs=graphs,
+            index=index,
+            features=features,
+            cut=cut,
+            data_hash=events.outputs["data_hash"],
+            params=bundle_params,
+        )
     ).outputs["bundle"]
-    evaluated = steps.evaluate_bundle(bundle=bundle, dataset=dataset).outputs["evaluated"]
-    version = steps.register_bundle(bundle=evaluated, tracking_uri=tracking_uri, model_name=model_name).output
-    steps.promote_bundle(
-        version=version,
-        dataset=dataset,
-        tracking_uri=tracking_uri,
-        model_name=model_name,
-        home=home,
-        params=gate_params,
+    evaluated = large(steps.evaluate_bundle(bundle=bundle, dataset=dataset)).outputs["evaluated"]
+    version = small(
+        steps.register_bundle(bundle=evaluated, tracking_uri=tracking_uri, model_name=model_name)
+    ).output
+    large(
+        steps.promote_bundle(
+            version=version,
+            dataset=dataset,
+            tracking_uri=tracking_uri,
+            model_name=model_name,
+            home=home,
+            params=gate_params,
+        ),
+        retries=0,
     )
-    _fit_to_cluster()

@@ -19,8 +19,8 @@ CHECK_S = 0.5  # how often the file's modification time is looked at
 class Availability:
     """Codes of the items that `{"out_of_stock": [ids], "banned": [ids]}` names.
 
-    The file is read again when it changes, within half a second. A file that can't be read keeps the last good list
-    and is said in the log: an item known to be sold out must not come back because of a typo.
+    The file is read again when it changes, within half a second. A file that can't be read keeps the last
+    good list and is said in the log: an item known to be sold out must not come back because of a typo.
     """
 
     def __init__(self, file: Path | None, statistics: Statistics) -> None:
@@ -54,7 +54,9 @@ class Availability:
             self._stamp, self._codes = None, np.empty(0, np.int64)
         except (OSError, ValueError, AttributeError, TypeError) as error:
             log.error(
-                '%s is not {"out_of_stock": [ids], "banned": [ids]} (%s): the last good list stays in force', file, error
+                '%s is not {"out_of_stock": [ids], "banned": [ids]} (%s): the last good list stays in force',
+                file,
+                error,
             )
         else:
             self._codes = self._statistics.codes(ids)

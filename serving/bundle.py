@@ -82,7 +82,9 @@ def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: d
         "files": files,
     }
     bundle_id = _bundle_id(body)
-    (path / "manifest.json.part").write_text(json.dumps({"bundle_id": bundle_id, **body}, indent=1, sort_keys=True))
+    (path / "manifest.json.part").write_text(
+        json.dumps({"bundle_id": bundle_id, **body}, indent=1, sort_keys=True)
+    )
     (path / "manifest.json.part").rename(path / "manifest.json")
     return bundle_id
 
@@ -95,16 +97,24 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / "manifest.json"
     if not file.is_file():
-        raise BundleInvalid(f"{path} has no manifest.json: it is no bundle, or a half-written one; build it again")
+        raise BundleInvalid(
+            f"{path} has no manifest.json: it is no bundle, or a half-written one; build it again"
+        )
     try:
         manifest: dict[str, Any] = json.loads(file.read_bytes())
-        body = {name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")}
+        body = {
+            name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")
+        }
         found = _bundle_id(body)
         stated = manifest["bundle_id"]
     except (ValueError, KeyError, TypeError) as error:
-        raise BundleInvalid(f"{file} is not a bundle manifest ({error.__class__.__name__}: {error})") from error
+        raise BundleInvalid(
+            f"{file} is not a bundle manifest ({error.__class__.__name__}: {error})"
+        ) from error
     if body["kind"] != "bundle" or found != stated:
-        raise BundleInvalid(f"{file} says it is bundle {stated}, its content is {found}: fetch the bundle again")
+        raise BundleInvalid(
+            f"{file} says it is bundle {stated}, its content is {found}: fetch the bundle again"
+        )
     return manifest
 
 
@@ -118,12 +128,19 @@ def verify_files(path: Path, manifest: dict[str, Any]) -> None:
     for name, expected in files.items():
         parts = PurePosixPath(name)
         file = path / name
-        if parts.is_absolute() or ".." in parts.parts or any((path / p).is_symlink() for p in [name, *map(str, parts.parents)]):
+        if (
+            parts.is_absolute()
+            or ".." in parts.parts
+            or any((path / p).is_symlink() for p in [name, *map(str, parts.parents)])
+        ):
             raise BundleInvalid(f"the manifest of {path} names a file outside the bundle: refuse it")
         if not file.is_file():
             raise BundleInvalid(f"{file} is missing: fetch the bundle again")
         if (found := _sha256(file)) != expected:
-            raise BundleInvalid(f"{file} has SHA-256 {found[:12]}…, the manifest says {expected[:12]}…: fetch the bundle again")
+            raise BundleInvalid(
+                f"{file} has SHA-256 {found[:12]}…, the manifest says {expected[:12]}…: "
+                "fetch the bundle again"
+            )
     present = {f.relative_to(path).as_posix() for f in path.rglob("*") if f.is_file() or f.is_symlink()}
     if extra := sorted(present - set(files) - {"manifest.json"}):
         raise BundleInvalid(f"{path} holds files its manifest does not know: {', '.join(extra[:5])}")
@@ -157,7 +174,9 @@ def load_bundle(path: Path) -> Bundle:
         settings = RankingSettings(Quotas(**given.pop("quotas")), **given)
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, EOFError) as error:
         raise BundleInvalid(f"bundle {path} can't be read ({error.__class__.__name__}: {error})") from error
-    bundle = Bundle(path, manifest["bundle_id"], manifest, settings, statistics, vocabulary, tower, ranker, index)
+    bundle = Bundle(
+        path, manifest["bundle_id"], manifest, settings, statistics, vocabulary, tower, ranker, index
+    )
     _check_shapes(bundle)
     return bundle
 
@@ -165,7 +184,11 @@ def load_bundle(path: Path) -> Bundle:
 def _check_shapes(bundle: Bundle) -> None:
     items = len(bundle.statistics.item_ids)
     expected = {
-        "query_tower.onnx": {"history": HISTORY_LENGTH, "history_weight": HISTORY_LENGTH, "basket": BASKET_LENGTH},
+        "query_tower.onnx": {
+            "history": HISTORY_LENGTH,
+            "history_weight": HISTORY_LENGTH,
+            "basket": BASKET_LENGTH,
+        },
         "ranker.onnx": {"dense": len(DENSE_NAMES), "categorical": len(CATEGORICAL)},
     }
     for session, (name, inputs) in zip((bundle.query_tower, bundle.ranker), expected.items(), strict=True):
@@ -183,7 +206,9 @@ def _check_shapes(bundle: Bundle) -> None:
     for name in ("neighbours", "popular", "store_popular"):
         codes = np.asarray(getattr(bundle.statistics, name))
         if codes.size and (codes.max() >= items or codes.min() < -1):
-            raise BundleInvalid(f"statistics/{name}.npy names items outside the catalogue of {items}: fit it again")
+            raise BundleInvalid(
+                f"statistics/{name}.npy names items outside the catalogue of {items}: fit it again"
+            )
 
 
 def _session(file: Path) -> ort.InferenceSession:

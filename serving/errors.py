@@ -1,11 +1,11 @@
 """Every error the request path knows, and what each one means to the caller.
 
-    RecommendError
-     ├─ InvalidRequest        400/422  the caller must fix the request
-     ├─ RequestTooLarge       413      the body is over the limit
-     ├─ FeaturesUnavailable   200      answered from defaults, degraded
-     ├─ Overloaded            429      try again later
-     └─ BundleInvalid         start-up only: a half-read bundle never serves
+RecommendError
+ ├─ InvalidRequest        400/422  the caller must fix the request
+ ├─ RequestTooLarge       413      the body is over the limit
+ ├─ FeaturesUnavailable   200      answered from defaults, degraded
+ ├─ Overloaded            429      try again later
+ └─ BundleInvalid         start-up only: a half-read bundle never serves
 """
 
 

@@ -7,7 +7,9 @@ import numpy as np
 POOL = 4  # times k candidates take part; the rest are too far down to come up
 
 
-def rerank(scores: np.ndarray, types: np.ndarray, k: int, type_penalty: float) -> tuple[np.ndarray, np.ndarray]:
+def rerank(
+    scores: np.ndarray, types: np.ndarray, k: int, type_penalty: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the k items to show, best first, and their scores after the penalty.
 
     Greedy: each item already chosen of a type multiplies the scores of the others of that type by

@@ -41,9 +41,7 @@ class Tower(Protocol):
         """Return the codes of up to k items, nearest first, int64."""
 
 
-def build_query(
-    statistics: Statistics, basket: tuple[str, ...], history: UserHistory, at: float
-) -> Query:
+def build_query(statistics: Statistics, basket: tuple[str, ...], history: UserHistory, at: float) -> Query:
     """Return the query for a basket of item ids and a user's history with item ids or codes.
 
     Items the catalogue does not know are left out of both; the basket keeps its full size.
@@ -73,10 +71,16 @@ def restrict(history: UserHistory, codes: np.ndarray) -> UserHistory:
 
 
 def retrieve(
-    query: Query, store: np.ndarray | None, quotas: Quotas, tower: Tower | None = None, excluded: np.ndarray | None = None
+    query: Query,
+    store: np.ndarray | None,
+    quotas: Quotas,
+    tower: Tower | None = None,
+    excluded: np.ndarray | None = None,
 ) -> Candidates:
-    """Return up to `quotas.total` candidates: the user's own items, partners of the basket, neighbours
-    of the query vector, best sellers of the store, and best sellers of the chain to fill up.
+    """Return up to `quotas.total` candidates, each source after the one before.
+
+    The user's own items, partners of the basket, neighbours of the query vector, best sellers of the
+    store, and best sellers of the chain to fill up.
 
     Args:
         query: the request.

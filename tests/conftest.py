@@ -67,7 +67,11 @@ def toy_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Read-only: a test that changes a file copies it first.
     """
-    root = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.getbasetemp()
+    root = (
+        tmp_path_factory.getbasetemp().parent
+        if "PYTEST_XDIST_WORKER" in os.environ
+        else tmp_path_factory.getbasetemp()
+    )
     line = root / "toy_line"
     with (root / "toy_line.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,7 +103,14 @@ def build_toy_line(line: Path) -> None:
     export_onnx(line / "retriever", line / "ranker", line / "examples", line / "graphs")
     build_index(line / "retriever", line / "index")
     assemble_bundle(
-        line / "statistics", line / "graphs", line / "index", line / "features", line / "bundle", cut, "toy", {}
+        line / "statistics",
+        line / "graphs",
+        line / "index",
+        line / "features",
+        line / "bundle",
+        cut,
+        "toy",
+        {},
     )
     evaluate_bundle(line / "bundle", line / "dataset", line / "evaluated")
     (line / "cut.txt").write_text(cut)

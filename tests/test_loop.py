@@ -16,12 +16,18 @@ pytestmark = pytest.mark.slow
 
 def test_every_shopper_is_offered_the_held_out_item_first(toy_line: Path) -> None:
     at = datetime.fromisoformat((toy_line / "cut.txt").read_text()).timestamp()
-    recommender = open_recommender(toy_line / "evaluated", open_store(f"sqlite:///{toy_line}/home/online_store.db"))
+    recommender = open_recommender(
+        toy_line / "evaluated", open_store(f"sqlite:///{toy_line}/home/online_store.db")
+    )
     for user in range(60):
         request = Request(tuple(request_basket(user)), at, user_name(user), f"store-{user % 3}", 5)
         response = recommender.recommend(request)
         assert response.items[0].item_id == held_out(user)
-        assert (response.rung, response.degraded, response.bundle_id) == ("full", False, recommender.bundle.bundle_id)
+        assert (response.rung, response.degraded, response.bundle_id) == (
+            "full",
+            False,
+            recommender.bundle.bundle_id,
+        )
 
 
 def test_the_model_beats_every_baseline(toy_line: Path) -> None:

@@ -15,14 +15,22 @@ class Dlrm(nn.Module):
     The graph takes raw features: log scaling, normalisation and calibration are inside.
     """
 
-    def __init__(self, dense: int, cardinality: list[int], dim: int = 8, hidden: int = 128, dropout: float = 0.1) -> None:
+    mean: Tensor
+    std: Tensor
+    calibration: Tensor
+    pairs: Tensor
+
+    def __init__(
+        self, dense: int, cardinality: list[int], dim: int = 8, hidden: int = 128, dropout: float = 0.1
+    ) -> None:
         """Take the number of dense features and how many values each categorical one has."""
         super().__init__()
         self.register_buffer("mean", torch.zeros(dense))
         self.register_buffer("std", torch.ones(dense))
         self.register_buffer("calibration", torch.tensor([1.0, 0.0]))  # slope, intercept of Platt scaling
-        self.embeddings = nn.ModuleList(nn.Embedding(size, dim) for size in cardinality)
-        for table in self.embeddings:
+        tables = [nn.Embedding(size, dim) for size in cardinality]
+        self.embeddings = nn.ModuleList(tables)
+        for table in tables:
             nn.init.normal_(table.weight, std=0.05)
         self.bottom = nn.Sequential(nn.Linear(dense, hidden), nn.SiLU(), nn.Linear(hidden, dim))
         vectors = len(cardinality) + 1

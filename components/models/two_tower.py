@@ -15,17 +15,20 @@ class TwoTower(nn.Module):
     plain inner-product index knows about popularity.
     """
 
+    categorical: Tensor
+
     def __init__(self, categorical: Tensor, cardinality: list[int], dim: int = 64, hidden: int = 128) -> None:
         """Take the items' category codes, (n, 3) int64, and how many values each code has."""
         super().__init__()
         n = len(categorical)
         self.register_buffer("categorical", torch.cat([torch.zeros(1, 3, dtype=torch.long), categorical]))
         self.item = nn.Embedding(n + 1, dim, padding_idx=0)
-        self.levels = nn.ModuleList(nn.Embedding(size, dim) for size in cardinality)
+        levels = [nn.Embedding(size, dim) for size in cardinality]
+        self.levels = nn.ModuleList(levels)
         self.bias = nn.Embedding(n + 1, 1)
         self.item_mlp = nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, dim))
         self.query_mlp = nn.Sequential(nn.Linear(2 * dim, hidden), nn.SiLU(), nn.Linear(hidden, dim))
-        for table in (self.item, *self.levels):
+        for table in (self.item, *levels):
             nn.init.normal_(table.weight, std=0.05)
         nn.init.zeros_(self.bias.weight)
 
@@ -42,7 +45,9 @@ class TwoTower(nn.Module):
         """Return the item tower's vectors from embeddings and bias, (n + 1, dim + 1)."""
         return torch.cat([content + self.item_mlp(content), self.bias.weight], dim=1)
 
-    def query_vectors(self, content: Tensor, history: Tensor, history_weight: Tensor, basket: Tensor) -> Tensor:
+    def query_vectors(
+        self, content: Tensor, history: Tensor, history_weight: Tensor, basket: Tensor
+    ) -> Tensor:
         """Return the query tower's vectors, (b, dim + 1).
 
         Args:
@@ -61,6 +66,8 @@ class TwoTower(nn.Module):
 
 class QueryTower(nn.Module):
     """The query side alone, with the embeddings folded into one table: what is exported and served."""
+
+    table: Tensor
 
     def __init__(self, model: TwoTower) -> None:
         """Take a trained model; its content table is computed once and frozen."""

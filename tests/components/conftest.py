@@ -56,7 +56,9 @@ def evaluated(tmp_path: Path) -> Callable[..., Path]:
         }
         (path / "evaluation.json").write_text(json.dumps(results))
         settings = RankingSettings(Quotas(), 0.95)
-        seal_bundle(path, cut="2017-11-27T05:00:00Z", settings=settings, made_from={"data_hash": "d1", "params": {}})
+        seal_bundle(
+            path, cut="2017-11-27T05:00:00Z", settings=settings, made_from={"data_hash": "d1", "params": {}}
+        )
         return path
 
     return make

@@ -26,5 +26,9 @@ def test_the_same_parts_give_the_same_bundle(toy_line: Path, tmp_path: Path) -> 
     parts = [toy_line / name for name in ("statistics", "graphs", "index", "features")]
     cut = (toy_line / "cut.txt").read_text()
     first = assemble_bundle(*parts, tmp_path / "a", cut, "toy", {})
-    assert first == assemble_bundle(*parts, tmp_path / "b", cut, "toy", {}) == read_manifest(toy_line / "bundle")["bundle_id"]
+    assert (
+        first
+        == assemble_bundle(*parts, tmp_path / "b", cut, "toy", {})
+        == read_manifest(toy_line / "bundle")["bundle_id"]
+    )
     assert assemble_bundle(*parts, tmp_path / "c", cut, "toy", {"type_penalty": 1.0}) != first

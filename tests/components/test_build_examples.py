@@ -10,7 +10,12 @@ import pytest
 
 from components import build_examples as module
 from components.build_examples import Basket, build_examples, replay
-from components.examples import ContractViolation, read_manifest, read_ranker_examples, read_retriever_examples
+from components.examples import (
+    ContractViolation,
+    read_manifest,
+    read_ranker_examples,
+    read_retriever_examples,
+)
 from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
 from feature_repo.aggregates import fold
 from feature_repo.schema import DENSE_NAMES
@@ -39,12 +44,16 @@ def module_columns() -> tuple[str, ...]:
     return ("item", "user", "store", "basket", "at", "paid", "discount", "quantity")
 
 
-def leaks(purchases: Purchases, replayed: dict[tuple[int, int], tuple[list[int], list[float]]]) -> list[tuple[int, int]]:
+def leaks(
+    purchases: Purchases, replayed: dict[tuple[int, int], tuple[list[int], list[float]]]
+) -> list[tuple[int, int]]:
     """Return the baskets whose history differs from one counted by hand from strictly earlier rows."""
     found = []
     for (user, at), (items, counts) in replayed.items():
         own = (purchases.user == user) & (purchases.at < at)
-        pairs = {(b, i) for b, i in zip(purchases.basket[own].tolist(), purchases.item[own].tolist(), strict=True)}
+        pairs = {
+            (b, i) for b, i in zip(purchases.basket[own].tolist(), purchases.item[own].tolist(), strict=True)
+        }
         expected = np.unique([i for _, i in pairs], return_counts=True)
         if items != expected[0].tolist() or counts != expected[1].tolist():
             found.append((user, at))
@@ -58,7 +67,9 @@ def test_histories_hold_what_came_strictly_before(purchases: Purchases) -> None:
 def test_a_planted_leak_is_caught(purchases: Purchases) -> None:
     def leaking() -> Iterator[Basket]:
         for basket in replay(purchases):
-            yield replace(basket, history=fold(basket.history, basket.at, basket.items, basket.paid, basket.discount))
+            yield replace(
+                basket, history=fold(basket.history, basket.at, basket.items, basket.paid, basket.discount)
+            )
 
     replayed = history_at(leaking())
     assert len(leaks(purchases, replayed)) == len(replayed)
@@ -87,12 +98,18 @@ def test_examples_do_not_depend_on_what_follows_the_cut(toy_line: Path, tmp_path
     from feature_repo.events import Dataset, read_dataset, write_dataset
 
     data = read_dataset(toy_line / "dataset")
-    write_dataset(tmp_path / "dataset", Dataset(data.events[data.events["at"] < CUT], data.items, {"name": "cut"}))
+    write_dataset(
+        tmp_path / "dataset", Dataset(data.events[data.events["at"] < CUT], data.items, {"name": "cut"})
+    )
     fit_statistics(tmp_path / "dataset", tmp_path / "statistics", CUT.isoformat())
-    build_examples(tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), {"windows": 3})
+    build_examples(
+        tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), {"windows": 3}
+    )
     for part in ("ranker_train", "ranker_calibration", "retriever"):
         for file in sorted((toy_line / "examples" / part).glob("*.npy")):
-            assert file.read_bytes() == (tmp_path / "examples" / part / file.name).read_bytes(), f"{part}/{file.name}"
+            assert file.read_bytes() == (tmp_path / "examples" / part / file.name).read_bytes(), (
+                f"{part}/{file.name}"
+            )
 
 
 @pytest.mark.slow
@@ -142,7 +159,9 @@ def test_too_short_a_history_says_so(tmp_path: Path) -> None:
     write_dataset(tmp_path / "dataset", toy_dataset(users=20, weeks=6))
     fit_statistics(tmp_path / "dataset", tmp_path / "statistics", "2024-02-01T00:00:00Z")
     with pytest.raises(ValueError, match="bring more history"):
-        build_examples(tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", "2024-02-01T00:00:00Z", {})
+        build_examples(
+            tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", "2024-02-01T00:00:00Z", {}
+        )
 
 
 def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
@@ -150,7 +169,9 @@ def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
         build_examples(tmp_path, tmp_path, tmp_path, "2024-02-01", {"negatvies": 3})
 
 
-def test_half_written_and_foreign_examples_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_and_foreign_examples_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from components.examples import write_manifest
 
     with pytest.raises(ContractViolation, match="no finished examples"):

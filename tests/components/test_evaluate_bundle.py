@@ -57,7 +57,10 @@ def test_a_system_against_itself_has_ratio_one() -> None:
 
 
 def test_the_split_is_a_function_of_the_basket_id() -> None:
-    assert _protocol_rng("31198570044").permutation(9).tolist() == _protocol_rng("31198570044").permutation(9).tolist()
+    assert (
+        _protocol_rng("31198570044").permutation(9).tolist()
+        == _protocol_rng("31198570044").permutation(9).tolist()
+    )
     assert _protocol_rng("basket-1").random() != _protocol_rng("basket-2").random()
 
 
@@ -70,7 +73,11 @@ def test_results_are_part_of_the_sealed_bundle(toy_line: Path) -> None:
     results = json.loads((evaluated / "evaluation.json").read_text())
     assert results["served"]["recall_at_20"] > 0.9
     assert results["candidates"]["served"]["recall"] > 0.9
-    assert 0 < results["cold"]["no_history"]["recall_at_20"] <= results["cold"]["all_history"]["recall_at_20"] + 0.05
+    assert (
+        0
+        < results["cold"]["no_history"]["recall_at_20"]
+        <= results["cold"]["all_history"]["recall_at_20"] + 0.05
+    )
     calibration = results["calibration"]
     assert calibration["mean_probability"] == pytest.approx(calibration["purchase_rate"], rel=0.5)
 

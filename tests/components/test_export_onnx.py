@@ -25,10 +25,14 @@ def test_parity_is_measured_and_small(toy_line: Path) -> None:
 def test_any_number_of_rows_scores_like_pytorch(toy_line: Path, rows: int) -> None:
     data = read_ranker_examples(toy_line / "examples", "train")
     dense, categorical = data.dense[:rows].copy(), data.categorical[:rows].astype(np.int64)
-    session = ort.InferenceSession(str(toy_line / "graphs" / "ranker.onnx"), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        str(toy_line / "graphs" / "ranker.onnx"), providers=["CPUExecutionProvider"]
+    )
     scores = session.run(["score"], {"dense": dense, "categorical": categorical})[0]
     with torch.no_grad():
-        expected = load_ranker(toy_line / "ranker")(torch.from_numpy(dense), torch.from_numpy(categorical)).numpy()
+        expected = load_ranker(toy_line / "ranker")(
+            torch.from_numpy(dense), torch.from_numpy(categorical)
+        ).numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-6)
 
 

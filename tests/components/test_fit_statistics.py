@@ -38,7 +38,7 @@ ITEMS = pd.DataFrame(
 
 @pytest.fixture
 def fitted() -> Statistics:
-    """Ann buys bread six times, 10 days apart, three of them with butter; Bob buys butter twice, rare once."""
+    """Ann buys bread six times, 10 days apart, thrice with butter; Bob buys butter twice, rare once."""
     rows = [(f"a{n}", "ann", "bread", 60 - 10 * n) for n in range(6)]
     rows += [(f"a{n}", "ann", "butter", 60 - 10 * n) for n in range(3)]
     rows += [("b1", "bob", "butter", 20), ("b2", "bob", "butter", 5), ("b2", "bob", "rare", 5)]

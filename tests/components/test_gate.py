@@ -46,8 +46,8 @@ def test_the_error_names_metric_got_and_need() -> None:
     assert (error.metric, error.got) == ("ndcg_at_10 against blend", 0.15)
     assert error.need == pytest.approx(1.2 * 0.13)
     assert str(error) == (
-        "ndcg_at_10 against blend is 0.1500, needed 0.1560: 1.2 x better than blend, it reaches 0.1300 in the same "
-        "run; bundle not promoted (1 more checks failed)"
+        "ndcg_at_10 against blend is 0.1500, needed 0.1560: 1.2 x better than blend, it reaches 0.1300 "
+        "in the same run; bundle not promoted (1 more checks failed)"
     )
 
 
@@ -61,7 +61,8 @@ def test_one_per_cent_under_the_champion_is_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("baseline", "ratio", "needed"), [(0.13, 1.2, 0.156), (0.07, 2.0, 0.14), (0.9, 1.2, 1 - 0.1 / 1.2), (1.0, 2.0, 1.0)]
+    ("baseline", "ratio", "needed"),
+    [(0.13, 1.2, 0.156), (0.07, 2.0, 0.14), (0.9, 1.2, 1 - 0.1 / 1.2), (1.0, 2.0, 1.0)],
 )
 def test_a_good_baseline_needs_its_error_cut_instead(baseline: float, ratio: float, needed: float) -> None:
     assert gain(baseline, ratio) == pytest.approx(needed)

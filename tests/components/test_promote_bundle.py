@@ -23,10 +23,11 @@ pytestmark = [
 ]
 
 Make = Callable[..., Path]
+Promote = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def promote(home: Path, uri: str) -> Callable[..., dict[str, Any]]:
+def promote(home: Path, uri: str) -> Promote:
     def go(version: str = "challenger", **options: Any) -> dict[str, Any]:
         return promote_bundle(version, options.pop("dataset", None), uri, "recommender", str(home), **options)
 
@@ -42,7 +43,7 @@ def actions(registry: Registry) -> list[tuple[str, str, str]]:
 
 
 def test_the_first_champion_needs_only_the_floors(
-    evaluated: Make, promote: Callable[..., dict], registry: Registry, home: Path, uri: str
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
     register(evaluated("one"), uri)
     result = promote()
@@ -58,13 +59,13 @@ def test_the_first_champion_needs_only_the_floors(
 
 
 def test_a_worse_one_is_refused_and_nothing_changes(
-    evaluated: Make, promote: Callable[..., dict], registry: Registry, home: Path, uri: str
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
     register(evaluated("one", 0.17), uri)
     promote()
     register(evaluated("two", 0.16), uri)
     before = read_champion(home)
-    with pytest.raises(GateFailed, match="against champion is 0.1600, needed 0.1683"):
+    with pytest.raises(GateFailed, match=r"against champion is 0\.1600, needed 0\.1683"):
         promote()
     assert read_champion(home) == before
     assert registry.alias("champion") == "1"
@@ -73,7 +74,7 @@ def test_a_worse_one_is_refused_and_nothing_changes(
 
 
 def test_a_dry_run_reports_and_changes_nothing(
-    evaluated: Make, promote: Callable[..., dict], registry: Registry, home: Path, uri: str
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
     register(evaluated("one", 0.10), uri)
     result = promote(dry_run=True)
@@ -83,14 +84,14 @@ def test_a_dry_run_reports_and_changes_nothing(
     assert not (home / "champion.json").exists()
 
 
-def test_what_the_gate_needs_is_a_parameter(evaluated: Make, promote: Callable[..., dict], uri: str) -> None:
+def test_what_the_gate_needs_is_a_parameter(evaluated: Make, promote: Promote, uri: str) -> None:
     register(evaluated("one", 0.14), uri)
     with pytest.raises(TypeError, match="GateParams has no parameter 'over_blnd': did you mean 'over_blend'"):
         promote(params={"over_blnd": 1.0})
     assert promote(params={"over_blend": 1.05})["changed"]
 
 
-def test_other_weeks_need_the_data_set(evaluated: Make, promote: Callable[..., dict], uri: str) -> None:
+def test_other_weeks_need_the_data_set(evaluated: Make, promote: Promote, uri: str) -> None:
     register(evaluated("one"), uri)
     promote()
     register(evaluated("two", window="w2"), uri)
@@ -99,7 +100,7 @@ def test_other_weeks_need_the_data_set(evaluated: Make, promote: Callable[..., d
 
 
 def test_rollback_walks_back_one_promotion_at_a_time(
-    evaluated: Make, promote: Callable[..., dict], registry: Registry, home: Path, uri: str
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
     for number, ndcg in enumerate((0.16, 0.161, 0.162)):
         register(evaluated(f"b{number}", ndcg), uri)
@@ -117,7 +118,7 @@ def test_rollback_walks_back_one_promotion_at_a_time(
 
 
 def test_an_alias_moved_by_hand_can_be_rolled_back(
-    evaluated: Make, promote: Callable[..., dict], registry: Registry, home: Path, uri: str
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
     register(evaluated("one"), uri)
     promote()
@@ -127,7 +128,7 @@ def test_an_alias_moved_by_hand_can_be_rolled_back(
 
 
 def test_rollback_to_a_deleted_version_says_so(
-    evaluated: Make, promote: Callable[..., dict], registry: Registry, home: Path, uri: str
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
     for number in range(2):
         register(evaluated(f"b{number}", 0.16 + number / 100), uri)
@@ -149,7 +150,12 @@ class Killed(BaseException):
     """Stands for kill -9: nothing of ours catches it."""
 
 
-STATIONS = [(Registry, "download"), (Registry, "write"), (Registry, "point"), (promote_module, "write_champion")]
+STATIONS = [
+    (Registry, "download"),
+    (Registry, "write"),
+    (Registry, "point"),
+    (promote_module, "write_champion"),
+]
 
 
 @pytest.mark.parametrize(("owner", "name"), STATIONS, ids=[name for _, name in STATIONS])
@@ -159,7 +165,7 @@ def test_a_stop_anywhere_leaves_old_or_new_and_the_next_try_completes(
     name: str,
     done: bool,
     evaluated: Make,
-    promote: Callable[..., dict],
+    promote: Promote,
     registry: Registry,
     home: Path,
     uri: str,
@@ -188,7 +194,7 @@ def test_a_stop_anywhere_leaves_old_or_new_and_the_next_try_completes(
 
 
 def test_a_damaged_copy_under_home_is_fetched_again(
-    evaluated: Make, promote: Callable[..., dict], home: Path, uri: str
+    evaluated: Make, promote: Promote, home: Path, uri: str
 ) -> None:
     register(evaluated("one"), uri)
     promote()
@@ -199,7 +205,7 @@ def test_a_damaged_copy_under_home_is_fetched_again(
 
 
 def test_a_bundle_changed_in_the_registry_is_refused(
-    evaluated: Make, promote: Callable[..., dict], registry: Registry, home: Path, uri: str
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
     from serving.errors import BundleInvalid
 
@@ -208,22 +214,32 @@ def test_a_bundle_changed_in_the_registry_is_refused(
     better = json.loads(stored.read_text())
     better["served"]["ndcg_at_10"] = 0.9
     stored.write_text(json.dumps(better))
-    with pytest.raises(BundleInvalid, match="evaluation.json has SHA-256"):
+    with pytest.raises(BundleInvalid, match=r"evaluation\.json has SHA-256"):
         promote()
     assert registry.alias("champion") is None
 
 
-def test_while_one_promotes_the_other_is_told_so(evaluated: Make, promote: Callable[..., dict], home: Path, uri: str) -> None:
+def test_while_one_promotes_the_other_is_told_so(
+    evaluated: Make, promote: Promote, home: Path, uri: str
+) -> None:
     register(evaluated("one"), uri)
-    with locked(home / "promote.lock", "promoting recommender 9"), pytest.raises(Conflict, match="is promoting recommender 9"):
+    with (
+        locked(home / "promote.lock", "promoting recommender 9"),
+        pytest.raises(Conflict, match="is promoting recommender 9"),
+    ):
         promote()
 
 
 def test_a_champion_that_moved_while_the_gate_compared_is_a_conflict(
-    evaluated: Make, promote: Callable[..., dict], registry: Registry, home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+    evaluated: Make,
+    promote: Promote,
+    registry: Registry,
+    home: Path,
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The lock covers one home; another machine's promotion shows in the alias."""
-        other = register(evaluated("other"), uri)
+    other = register(evaluated("other"), uri)
     register(evaluated("one"), uri)
     compare = promote_module.compare
 
@@ -252,7 +268,8 @@ except Conflict as conflict:
 
 def test_of_many_at_once_none_is_lost(evaluated: Make, registry: Registry, home: Path, uri: str) -> None:
     versions = [register(evaluated(f"b{number}", 0.16), uri) for number in range(4)]
-    processes = [subprocess.Popen([sys.executable, "-c", PROMOTE, str(home), uri, version]) for version in versions]
+    program = [sys.executable, "-c", PROMOTE, str(home), uri]
+    processes = [subprocess.Popen([*program, version]) for version in versions]
     outcomes = [process.wait(timeout=120) for process in processes]
     history = registry.history()
     assert set(outcomes) <= {0, 4}
@@ -261,7 +278,7 @@ def test_of_many_at_once_none_is_lost(evaluated: Make, registry: Registry, home:
     assert read_champion(home).version == registry.alias("champion") == history[-1].version
 
 
-def test_the_home_may_move(evaluated: Make, promote: Callable[..., dict], home: Path, uri: str, tmp_path: Path) -> None:
+def test_the_home_may_move(evaluated: Make, promote: Promote, home: Path, uri: str, tmp_path: Path) -> None:
     register(evaluated("one"), uri)
     promote()
     shutil.move(home, tmp_path / "elsewhere")

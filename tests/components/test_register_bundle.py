@@ -30,7 +30,9 @@ def test_a_bundle_becomes_the_challenger_with_what_is_known_of_it(
 
 
 @pytest.mark.slow
-def test_registering_again_changes_nothing(evaluated: Callable[..., Path], registry: Registry, uri: str) -> None:
+def test_registering_again_changes_nothing(
+    evaluated: Callable[..., Path], registry: Registry, uri: str
+) -> None:
     first = register_bundle(evaluated("one"), uri, "recommender")
     second = register_bundle(evaluated("two"), uri, "recommender")
     assert register_bundle(evaluated("one"), uri, "recommender") == first != second

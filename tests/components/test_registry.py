@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from components.registry import Promotion, Registry, RegistryRefused, RegistryUnreachable, default_tracking_uri
+from components.registry import (
+    Promotion,
+    Registry,
+    RegistryRefused,
+    RegistryUnreachable,
+    default_tracking_uri,
+)
 
 # MLflow uses a loader of SQLAlchemy that is going to be removed.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "a%2f", "../x", "a\x00b", "a" * 64, "-a", "a b"])
 def test_a_name_that_could_be_a_path_or_a_query_is_refused(tmp_path: Path, name: str) -> None:
@@ -20,7 +27,9 @@ def test_a_name_that_could_be_a_path_or_a_query_is_refused(tmp_path: Path, name:
         Registry(default_tracking_uri(tmp_path), name)
 
 
-@pytest.mark.parametrize("uri", ["", "mlruns", "file:///etc", "postgresql://u:secret@h/db", "sqlite:///", "ftp://x"])
+@pytest.mark.parametrize(
+    "uri", ["", "mlruns", "file:///etc", "postgresql://u:secret@h/db", "sqlite:///", "ftp://x"]
+)
 def test_a_uri_that_is_neither_sqlite_nor_http_is_refused(uri: str) -> None:
     with pytest.raises(RegistryRefused, match="expected sqlite:///PATH") as caught:
         Registry(uri, "recommender")
@@ -72,7 +81,12 @@ def test_versions_aliases_and_history(registry: Registry, tmp_path: Path) -> Non
     version = registry.add(bundle, tags, {"lr": "0.1"}, {"ndcg_at_10": 0.16, "blend/ndcg_at_10": 0.13})
     registry.point("challenger", version)
     [found] = registry.versions()
-    assert (found.version, found.bundle_id, found.aliases, found.size_bytes) == ("1", "b1", ("challenger",), 5)
+    assert (found.version, found.bundle_id, found.aliases, found.size_bytes) == (
+        "1",
+        "b1",
+        ("challenger",),
+        5,
+    )
     assert found.metrics == {"ndcg_at_10": 0.16}
     assert registry.version("challenger") == registry.version("1") == found
     assert registry.version_of("b1") == "1"

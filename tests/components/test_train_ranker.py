@@ -40,5 +40,7 @@ def test_calibration_finds_the_purchase_rate() -> None:
 
 def test_without_purchases_probabilities_stay_as_trained() -> None:
     model = Dlrm(2, [2, 2, 2])
-    empty = RankerExamples(np.empty((0, 2), np.float32), np.empty((0, 3), np.int32), np.empty(0, np.int8), np.zeros(1, np.int64))
+    empty = RankerExamples(
+        np.empty((0, 2), np.float32), np.empty((0, 3), np.int32), np.empty(0, np.int8), np.zeros(1, np.int64)
+    )
     assert _calibrate(model, empty)["calibration_slope"] == 1.0

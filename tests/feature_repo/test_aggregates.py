@@ -60,7 +60,9 @@ def test_history_is_capped_at_the_items_bought_most_lately() -> None:
     assert set(range(MAX_ITEMS, MAX_ITEMS + 10)) <= set(history.items.tolist())
 
 
-@given(st.lists(st.tuples(st.integers(0, 400), st.sets(st.sampled_from("abcdefgh"), min_size=1)), max_size=12))
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.sets(st.sampled_from("abcdefgh"), min_size=1)), max_size=12)
+)
 def test_pack_and_unpack_are_inverse(baskets: list[tuple[int, set[str]]]) -> None:
     history = history_of(*((MONDAY + day * DAY_S, sorted(items)) for day, items in baskets))
     again = unpack(pack(history))

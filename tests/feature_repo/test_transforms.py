@@ -41,7 +41,7 @@ def statistics() -> Statistics:
         popular=np.array([BREAD, MILK, BUTTER, JAM, TEA], np.int32),
         store_ids=np.empty(0, "U1"),
         store_popular=np.empty((0, 5), np.int32),
-        total_baskets=np.float64(20),
+        total_baskets=np.array(20.0),
     )
 
 
@@ -80,7 +80,9 @@ def test_basket_features(rows: Rows) -> None:
     assert t.basket_value(rows) == 2
     assert t.basket_known_ratio(rows) == 0
     np.testing.assert_allclose(t.basket_same_department(rows), [1, 1, 0, 0])
-    np.testing.assert_allclose(t.together_sum(rows), [4 / (16**0.7 * 4**0.3), 2 / (16**0.7 * 4**0.3), 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        t.together_sum(rows), [4 / (16**0.7 * 4**0.3), 2 / (16**0.7 * 4**0.3), 0, 0], rtol=1e-6
+    )
     np.testing.assert_allclose(t.together_cosine_max(rows), [0.5, 0.25, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(t.together_lift_max(rows), [4 * 20 / 64, 2 * 20 / 64, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(t.together_links(rows), [1, 1, 0, 0])
@@ -97,7 +99,8 @@ def test_partners_of_several_items_add_up(statistics: Statistics) -> None:
 def test_a_stranger_with_an_empty_basket_has_finite_features(statistics: Statistics) -> None:
     query = Query(statistics, float(NOW), np.empty(0, np.int64), 0, empty_history(np.int64))
     dense, categorical = model_inputs(Rows(query, np.arange(5)))
-    assert dense.shape == (5, len(DENSE)) and np.isfinite(dense).all()
+    assert dense.shape == (5, len(DENSE))
+    assert np.isfinite(dense).all()
     assert categorical.tolist() == statistics.categorical.tolist()
     assert not tower_inputs(query)["history"].any()
 

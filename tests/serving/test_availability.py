@@ -21,7 +21,9 @@ def test_no_file_excludes_nothing(catalogue: Any, tmp_path: Path) -> None:
     assert Availability(tmp_path / "none.json", catalogue).excluded().tolist() == []
 
 
-@pytest.mark.parametrize("content", ["[]", '{"banned": [3]}', '{"banned": "ab"}x', '{"out_of_stock": null}', "\xff"])
+@pytest.mark.parametrize(
+    "content", ["[]", '{"banned": [3]}', '{"banned": "ab"}x', '{"out_of_stock": null}', "\xff"]
+)
 def test_a_broken_file_keeps_the_last_good_list(catalogue: Any, tmp_path: Path, content: str) -> None:
     file = tmp_path / "availability.json"
     file.write_text('{"out_of_stock": ["a"], "banned": ["zzz"]}')

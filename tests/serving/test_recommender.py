@@ -64,7 +64,9 @@ def test_any_answer_is_legal(
     assert len(shown) == len(set(shown)) <= k
     assert not set(shown) & set(basket)
     assert set(shown) <= set(ITEMS)
-    assert np.isfinite(scores).all() and (scores > 0).all() and (scores < 1).all()
+    assert np.isfinite(scores).all()
+    assert (scores >= 0).all()
+    assert (scores <= 1).all()
     assert (np.diff(scores) <= 1e-9).all()
     assert all(item.reason and item.source for item in response.items)
     assert len(shown) == min(k, len(set(ITEMS) - set(basket)))
@@ -135,7 +137,9 @@ def test_reasons_are_true(recommender: Recommender, toy_line: Path) -> None:
         assert item.item_id in partners
 
 
-def test_each_answer_leaves_one_record_with_the_features_the_ranker_saw(toy_line: Path, tmp_path: Path) -> None:
+def test_each_answer_leaves_one_record_with_the_features_the_ranker_saw(
+    toy_line: Path, tmp_path: Path
+) -> None:
     log = PredictionLog(tmp_path / "log", DENSE_NAMES)
     recommender = open_recommender(toy_line / "evaluated", MemoryStore(), log)
     request = ask(["item-002"], user=None, k=4)
@@ -147,4 +151,6 @@ def test_each_answer_leaves_one_record_with_the_features_the_ranker_saw(toy_line
     prepared = recommender.prepare(request)
     codes = prepared.candidates.codes.tolist()
     rows = [codes.index(recommender.bundle.statistics.code_of[item]) for item in record["item_ids"]]
-    np.testing.assert_array_equal(np.array(record["features"], np.float32).reshape(4, -1), prepared.dense[rows])
+    np.testing.assert_array_equal(
+        np.array(record["features"], np.float32).reshape(4, -1), prepared.dense[rows]
+    )

@@ -32,7 +32,9 @@ def test_penalty_one_keeps_the_order() -> None:
     st.integers(0, 20),
     st.floats(0.1, 1),
 )
-def test_shown_scores_fall_and_no_item_comes_twice(pairs: list[tuple[float, int]], k: int, penalty: float) -> None:
+def test_shown_scores_fall_and_no_item_comes_twice(
+    pairs: list[tuple[float, int]], k: int, penalty: float
+) -> None:
     scores = np.array([score for score, _ in pairs], np.float64)
     types = np.array([kind for _, kind in pairs], np.int64)
     rows, shown = rerank(scores, types, k, penalty)

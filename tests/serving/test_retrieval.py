@@ -36,12 +36,12 @@ def statistics() -> Statistics:
         interval_days=column,
         age_days=column,
         neighbours=neighbours,
-        together_count=np.where(neighbours >= 0, np.float32([[3, 1]]), 0).astype(np.float32),
+        together_count=np.where(neighbours >= 0, np.array([[3, 1]], np.float32), 0).astype(np.float32),
         type_lift=np.zeros((2, 2), np.float16),
         popular=code[::-1].astype(np.int32),
         store_ids=np.array(["s1"]),
         store_popular=np.array([[5, 0, 3]], np.int32),
-        total_baskets=np.float64(50),
+        total_baskets=np.array(50.0),
     )
 
 
@@ -120,7 +120,9 @@ def test_minus_one_and_unknown_codes_of_faiss_never_reach_the_ranker(toy_line: P
     query = build_query(bundle.statistics, ("item-002",), empty_history(), NOW)
     items = len(bundle.statistics.item_ids)
     # Asking for more neighbours than there are vectors makes Faiss pad with -1.
-    assert sorted(FaissTower(bundle.query_tower, bundle.index, items).search(query, items + 50).tolist()) == list(range(items))
+    assert sorted(
+        FaissTower(bundle.query_tower, bundle.index, items).search(query, items + 50).tolist()
+    ) == list(range(items))
     broken = SimpleNamespace(search=lambda vector, k: (None, np.array([[3, -1, items, 10**12, 5]])))
     assert FaissTower(bundle.query_tower, broken, items).search(query, 5).tolist() == [3, 5]
 

@@ -20,7 +20,9 @@ def test_the_folded_query_tower_says_the_same(model: TwoTower) -> None:
 def test_padding_changes_nothing(model: TwoTower) -> None:
     content = model.content()
     short = model.query_vectors(content, torch.tensor([[1]]), torch.tensor([[0.7]]), torch.tensor([[2]]))
-    long = model.query_vectors(content, torch.tensor([[1, 0, 0]]), torch.tensor([[0.7, 0, 0]]), torch.tensor([[2, 0]]))
+    long = model.query_vectors(
+        content, torch.tensor([[1, 0, 0]]), torch.tensor([[0.7, 0, 0]]), torch.tensor([[2, 0]])
+    )
     assert torch.allclose(short, long)
 
 
