@@ -12,7 +12,6 @@ import contextlib
 import gc
 import itertools
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,14 +19,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from serving.measurement import measured_on, write_result
 from serving.online_features import open_store
 from serving.recommender import open_recommender
 from serving.schemas import parse_request
@@ -36,7 +34,6 @@ from serving.settings import Settings
 STAGES = ("features", "retrieval", "ranking", "reranking", "total")
 WARM_UP = 200  # requests asked before each arm is measured
 _START_S = 60.0
-_LIBRARIES = ("kserve", "uvicorn", "onnxruntime", "faiss-cpu", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +91,28 @@ def bench_latency(
             memory = _memory_mb(process.pid)
     result = {
         "bundle_id": ready["bundle_id"],
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {**_machine(), "load_average": {"before": load_before, "after": os.getloadavg()}},
-        "commit": _commit(),
+        **measured_on(),
+        "load_average_before": load_before,
         "seconds_per_arm": seconds,
         "distinct_requests": len(requests),
         "deadline_ms": given.deadline_ms,
         "endpoint": {"ready_s": ready["ready_s"], "memory_mb": memory, "online_store": ready["online_store"]},
         "arms": arms,
     }
-    out_dir.mkdir(parents=True, exist_ok=True)
-    _write(out_dir / "latency.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
-    _write(out_dir / "latency.md", latency_table(result).encode())
+    write_result(out_dir / "latency.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    write_result(out_dir / "latency.md", latency_table(result).encode())
     return result
 
 
 def latency_table(result: dict[str, Any]) -> str:
     """Return the result of `bench_latency` as Markdown."""
     machine, endpoint = result["machine"], result["endpoint"]
-    before, after = (machine["load_average"][when][0] for when in ("before", "after"))
+    before, after = (load[0] for load in (result["load_average_before"], machine["load_average"]))
     lines = [
         f"# Latency of bundle {result['bundle_id']}",
         "",
         f"{machine['cpu']}, {machine['cores']} cores, load average {before:.2f} before, {after:.2f} after; "
-        f"Python {machine['python']}; commit {result['commit']}; {result['measured_at']}. "
+        f"Python {result['software']['python']}; commit {result['commit']}; {result['measured_at']}. "
         f"{result['seconds_per_arm']:g} s an arm, {result['distinct_requests']} different requests, deadline "
         f"{result['deadline_ms']:g} ms; ready after {endpoint['ready_s']:g} s, "
         f"{endpoint['memory_mb']:.0f} MB, online store {endpoint['online_store']}.",
@@ -321,38 +316,6 @@ def _percentiles(values: Iterable[float]) -> dict[str, float]:
     return {"p50": p50, "p95": p95, "p99": p99, "mean": float(array.mean()), "max": float(array.max())}
 
 
-def _machine() -> dict[str, Any]:
-    with contextlib.suppress(OSError):
-        names = [
-            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
-        ]
-        cpu = names[0].partition(":")[2].strip() if names else platform.machine()
-        return {"cpu": cpu, **_software()}
-    return {"cpu": platform.processor() or platform.machine(), **_software()}
-
-
-def _software() -> dict[str, Any]:
-    versions = {}
-    for name in _LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "libraries": versions}
-
-
-def _commit() -> str:
-    """Return the commit of this code, with a plus sign when files differ from it, or "unknown"."""
-    where = ["git", "-C", str(Path(__file__).parent)]
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        commit = subprocess.run(
-            [*where, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        )
-        changed = subprocess.run(
-            [*where, "status", "--porcelain"], capture_output=True, text=True, check=True
-        )
-        return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
-    return "unknown"
-
-
 def _cpu_ms(pid: int) -> float:
     """Return the processor time a process has used, on Linux; elsewhere 0."""
     with contextlib.suppress(OSError):
@@ -367,9 +330,3 @@ def _memory_mb(pid: int) -> float:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
     return float("nan")
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)

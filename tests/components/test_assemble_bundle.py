@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,13 @@ def test_golden_requests_cover_users_strangers_and_odd_baskets(toy_line: Path) -
 
 
 def test_the_same_parts_give_the_same_bundle(toy_line: Path, tmp_path: Path) -> None:
-    parts = [toy_line / name for name in ("statistics", "graphs", "index", "features")]
     cut = (toy_line / "cut.txt").read_text()
-    first = assemble_bundle(*parts, tmp_path / "a", cut, "toy", {})
-    assert (
-        first
-        == assemble_bundle(*parts, tmp_path / "b", cut, "toy", {})
-        == read_manifest(toy_line / "bundle")["bundle_id"]
-    )
-    assert assemble_bundle(*parts, tmp_path / "c", cut, "toy", {"type_penalty": 1.0}) != first
+
+    def assemble(name: str, params: dict[str, Any]) -> str:
+        statistics, graphs, index = (toy_line / part for part in ("statistics", "graphs", "index"))
+        return assemble_bundle(
+            statistics, graphs, index, toy_line / "features", tmp_path / name, cut, "toy", params
+        )
+
+    assert assemble("a", {}) == assemble("b", {}) == read_manifest(toy_line / "bundle")["bundle_id"]
+    assert assemble("c", {"type_penalty": 1.0}) != read_manifest(toy_line / "bundle")["bundle_id"]

@@ -1,0 +1,60 @@
+"""A benchmark's result -> a file that says which machine, software and commit it was measured with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("torch", "onnxruntime", "faiss-cpu", "numpy", "kserve", "uvicorn", "evidently", "feast")
+
+
+def measured_on() -> dict[str, Any]:
+    """Return time, machine, versions and commit of a measurement made now."""
+    return {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "load_average": os.getloadavg()},
+        "software": {"python": platform.python_version(), **_versions()},
+        "commit": _commit(),
+    }
+
+
+def write_result(file: Path, content: bytes) -> None:
+    """Write a result file under a temporary name, then rename it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.part")
+    temporary.write_bytes(content)
+    os.replace(temporary, file)
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _commit() -> str:
+    """Return the commit of this code, with a plus sign when files differ from it, or "unknown"."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        head = subprocess.run(
+            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+        return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    return "unknown"
