@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from components.parameters import read_params
 from feature_repo.statistics import read_statistics
 from serving.bundle import RankingSettings, load_bundle, seal_bundle
 from serving.recommender import answer_golden, verify_golden
@@ -64,7 +65,7 @@ def assemble_bundle(
     Raises:
         BundleInvalid: the parts do not fit together.
     """
-    given = BundleParams(**params)
+    given = read_params(BundleParams, params)
     settings = RankingSettings(
         Quotas(given.history, given.together, given.tower, given.store, given.candidates), given.type_penalty
     )

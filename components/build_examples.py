@@ -23,6 +23,7 @@ import pandas as pd
 
 from components.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
 from components.fit_statistics import Purchases, fit, read_purchases
+from components.parameters import read_params
 from feature_repo.aggregates import UserHistory, empty_history, fold
 from feature_repo.schema import DENSE_NAMES, HISTORY_LENGTH, model_inputs, tower_inputs
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
@@ -56,6 +57,7 @@ class ExampleParams:
 class Basket:
     """One basket in a user's replay: what is bought at `at`, and the history strictly before."""
 
+    basket: int
     user: int
     at: int
     items: np.ndarray  # sorted distinct dataset item codes
@@ -91,6 +93,7 @@ def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Ba
                 history = fold(history, earlier.at, earlier.items, earlier.paid, earlier.discount)
             waiting = []
         one = Basket(
+            int(basket[begin]),
             current,
             int(at[begin]),
             np.unique(item[begin:end]),
@@ -121,7 +124,7 @@ def build_examples(
     Raises:
         ValueError: too little history before the cut to build one window.
     """
-    settings = ExampleParams(**params)
+    settings = read_params(ExampleParams, params)
     end = pd.Timestamp(cut)
     purchases, items = read_purchases(dataset)
     seen = purchases.before(end)

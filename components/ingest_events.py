@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
 import json
 import logging
+import shutil
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
@@ -20,8 +23,13 @@ from feature_repo.events import (
     ITEM_COLUMNS,
     Dataset,
     EventsInvalid,
+    as_ids,
+    as_times,
     check_events,
+    check_names,
+    check_target,
     complete_columns,
+    iso,
     merge_duplicates,
     write_dataset,
     write_quarantine,
@@ -31,8 +39,30 @@ from feature_repo.toy_shop import toy_dataset
 log = logging.getLogger(__name__)
 
 TEST_WINDOW = pd.Timedelta(days=35)
-NAMES = ("complete-journey", "toy")
-ID_COLUMNS = ("user_id", "basket_id", "item_id", "store_id", "event_id", "at")
+BUILT_IN = {"complete-journey": read_complete_journey, "toy": toy_dataset}
+FORMATS = ("parquet", "csv")
+# What each optional table must have; the others of its columns are taken as they are.
+OPTIONAL = {
+    "users": ("user_id",),
+    "promotions": ("item_id", "valid_from", "valid_until"),
+    "coupons": ("coupon_id", "item_id", "valid_from", "valid_until"),
+}
+
+
+class TooManyRefused(EventsInvalid):
+    """More rows break the contract than may; `quarantine` is the file that holds each with its reason."""
+
+    def __init__(self, message: str, quarantine: Path) -> None:
+        super().__init__(message)
+        self.quarantine = quarantine
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a reader found: a data set whose events are raw, and the lines that did not even parse."""
+
+    found: Dataset
+    torn: pd.DataFrame = field(default_factory=lambda: _torn([]))
 
 
 def ingest_events(data: str, dataset: Path, max_quarantine_ratio: float = 0.01, train_until: str = "") -> str:
@@ -40,7 +70,7 @@ def ingest_events(data: str, dataset: Path, max_quarantine_ratio: float = 0.01, 
 
     Args:
         data: `complete-journey`, `toy`, or a directory (or file) with `events.parquet` or `events.csv` and,
-            if there is one, an `items` table.
+            if there are any, tables of `items`, `users`, `promotions`, `coupons`.
         dataset: the directory to write.
         max_quarantine_ratio: the run stops when more than this share of rows breaks the contract.
         train_until: the cut as a date (midnight in the shop's time zone) or a time; empty for 35 days
@@ -50,164 +80,250 @@ def ingest_events(data: str, dataset: Path, max_quarantine_ratio: float = 0.01, 
         The cut as ISO 8601 in UTC: training sees what is before it, the test what is after.
 
     Raises:
-        EventsInvalid: the data can't be found, read or trusted; nothing but the quarantine is written.
+        TooManyRefused: the quarantine is written, beside `dataset`, and nothing else.
+        EventsInvalid: the data can't be found, read or used; nothing is written.
     """
     if not 0 <= max_quarantine_ratio <= 1:
         raise EventsInvalid(f"the quarantine ratio is {max_quarantine_ratio}, expected a share from 0 to 1")
+    dataset = dataset.absolute()
+    check_target(dataset)
     source = _read(data)
-    events = complete_columns(source.events)
-    good, reasons = check_events(events)
-    refused = [
-        {"row": int(row), "reason": reasons[row], "event": events.loc[row].to_dict()}
-        for row in reasons.index.tolist()
-    ]
-    ratio = len(refused) / len(events)
+    found = source.found
+    log.info("%d rows read from %s", len(found.events) + len(source.torn), data)
+    good, reasons = check_events(complete_columns(found.events))
+    refused = _refused(found.events, reasons, source.torn)
+    ratio = len(refused) / (len(found.events) + len(source.torn))
+    beside = dataset.with_name(dataset.name + ".quarantine")
+    shutil.rmtree(beside, ignore_errors=True)  # of an earlier attempt
     if ratio > max_quarantine_ratio or len(good) == 0:
-        file = write_quarantine(dataset.with_name(dataset.name + ".quarantine"), refused)
-        counts = ", ".join(f"{n} x {why}" for why, n in reasons.value_counts().head(3).items())
-        raise EventsInvalid(
-            f"{len(refused)} of {len(events)} rows ({ratio:.1%}) break the event contract, at most "
-            f"{max_quarantine_ratio:.1%} may ({counts}); each one and its reason: {file}"
-        )
-    merged, repeated = merge_duplicates(good)
-    merged = merged.astype({"quantity": "int64"})
-    manifest = write_dataset(
-        dataset,
-        Dataset(
-            merged,
-            source.items,
-            {
-                **source.manifest,
-                "dropped": {**source.manifest.get("dropped", {}), **repeated},
-                "quarantined": {str(why): int(n) for why, n in reasons.value_counts().items()},
-                "quarantined_ratio": round(ratio, 6),
-            },
-            source.users,
-            source.promotions,
-            source.coupons,
-        ),
-        refused,
+        raise _too_many(refused, ratio, max_quarantine_ratio, write_quarantine(beside, refused))
+    events, repeated = merge_duplicates(good)
+    cut = find_cut(events["at"].min(), events["at"].max(), str(found.manifest["timezone"]), train_until)
+    manifest = {
+        **found.manifest,
+        "dropped": {**found.manifest.get("dropped", {}), **repeated},
+        "quarantined": _counts(refused),
+        "quarantined_ratio": round(ratio, 6),
+    }
+    items = _with_all_items(found.items, events["item_id"])
+    written = write_dataset(
+        dataset, Dataset(events, items, manifest, found.users, found.promotions, found.coupons), refused
     )
-    cut = find_cut(manifest, train_until)
     log.info(
         "%d rows, %d users, %d items, %d quarantined; training until %s",
-        manifest["rows"],
-        manifest["users"],
-        manifest["items"],
+        *(written[name] for name in ("rows", "users", "items")),
         len(refused),
         cut,
     )
     return cut
 
 
-def find_cut(manifest: dict[str, Any], train_until: str = "") -> str:
+def _refused(raw: pd.DataFrame, reasons: pd.Series, torn: pd.DataFrame) -> pd.DataFrame:
+    """Return the bad rows as they were found, in their order."""
+    bad = raw.loc[reasons.index]
+    bad.insert(0, "row", bad.index)
+    bad.insert(1, "reason", reasons)
+    if torn.empty:
+        return bad
+    return pd.concat([torn.astype(object), bad.astype(object)]).sort_values("row", kind="stable")
+
+
+def _counts(refused: pd.DataFrame) -> dict[str, int]:
+    return {str(why): int(n) for why, n in refused["reason"].value_counts().items()}
+
+
+def _too_many(refused: pd.DataFrame, ratio: float, allowed: float, file: Path) -> TooManyRefused:
+    reasons = list(_counts(refused).items())
+    named = "; ".join(f"{n} x {why}" for why, n in reasons[:3]) + ("; ..." if len(reasons) > 3 else "")
+    return TooManyRefused(
+        f"{len(refused)} rows ({ratio:.1%}) break the event contract, at most {allowed:.1%} may ({named}): "
+        f"mend the rows listed in {file}, or raise the quarantine ratio",
+        file,
+    )
+
+
+def find_cut(first: pd.Timestamp, last: pd.Timestamp, timezone: str, train_until: str = "") -> str:
     """Return the cut in UTC: `train_until`, or midnight after the last event less five weeks.
 
     Raises:
-        EventsInvalid: `train_until` is no date, or lies outside the data.
+        EventsInvalid: `train_until` is no date, or the cut lies outside the data.
     """
-    zone = ZoneInfo(manifest["timezone"])
-    first, last = pd.Timestamp(manifest["first_at"]), pd.Timestamp(manifest["last_at"])
+    zone = ZoneInfo(timezone)
     if train_until:
         try:
             given = datetime.fromisoformat(train_until)
         except ValueError as error:
             raise EventsInvalid(
-                f"--train-until {train_until!r} is not a date; expected for example "
-                "2017-11-27 or 2017-11-27T05:00:00Z"
+                f"--train-until {train_until!r} is not a date; expected one like 2017-11-27 or 2017-11-27T05:00:00Z"
             ) from error
-        cut = pd.Timestamp(given if given.tzinfo else given.replace(tzinfo=zone))
+        cut = pd.Timestamp(given if given.tzinfo else given.replace(tzinfo=zone)).tz_convert("UTC")
     else:
-        end = last.tz_convert(zone).normalize() + pd.DateOffset(days=1)
-        cut = end - pd.DateOffset(days=TEST_WINDOW.days)
+        # Through the calendar: with a change of the clocks in between, five weeks are not 35 x 24 hours.
+        midnight = last.tz_convert(zone).tz_localize(None).normalize() + pd.Timedelta(days=1) - TEST_WINDOW
+        cut = midnight.tz_localize(zone, ambiguous=True, nonexistent="shift_forward").tz_convert("UTC")
     if not first < cut <= last:
         raise EventsInvalid(
-            f"the cut {cut.isoformat()} leaves nothing on one side: the events run from "
-            f"{first.isoformat()} to {last.isoformat()}; choose --train-until between them"
+            f"the cut {iso(cut)} leaves no event on one side: the events run from {iso(first)} to {iso(last)}; "
+            "choose --train-until between them, or bring more than five weeks"
         )
-    return cut.tz_convert("UTC").isoformat().replace("+00:00", "Z")
+    return iso(cut)
 
 
-def _read(data: str) -> Dataset:
-    if data == "complete-journey":
-        return read_complete_journey()
-    if data == "toy":
-        return toy_dataset()
+# ------------------------------------------------------------------------------------------------ readers
+
+
+def _torn(lines: list[tuple[int, str, str]]) -> pd.DataFrame:
+    return pd.DataFrame(lines, columns=["row", "reason", "text"])
+
+
+def _read(data: str) -> Source:
+    if data in BUILT_IN:
+        return Source(BUILT_IN[data]())
     path = Path(data)
-    if not path.exists():
-        near = difflib.get_close_matches(data, NAMES, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+    if not data or not path.exists():
+        near = difflib.get_close_matches(data, BUILT_IN, 1)
+        hint = f"did you mean {near[0]!r}? otherwise " if near else ""
         raise EventsInvalid(
-            f"--data {data!r} is neither {' nor '.join(NAMES)} nor a directory: {hint}check the path"
+            f"--data {data!r} is neither {' nor '.join(BUILT_IN)} nor a file or directory: {hint}check the path"
         )
+    return _read_files(path)
+
+
+def _read_files(path: Path) -> Source:
+    """Read `events` and the optional tables beside it; a single file is the events alone."""
     file = path if path.is_file() else _table_file(path, "events")
     if file is None:
-        raise EventsInvalid(f"{path} holds neither events.parquet nor events.csv: put one there")
-    raw = _read_table(file)
-    items_file = None if path.is_file() else _table_file(path, "items")
-    items = _items(_read_table(items_file), items_file) if items_file else _bare_items(raw)
-    settings = path / "dataset.json" if path.is_dir() else path.with_name("dataset.json")
-    return Dataset(raw, items, {"name": path.name, "timezone": _timezone(settings)})
+        held = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+        raise EventsInvalid(f"{path} holds {held}, expected events.parquet or events.csv: put one there")
+    raw, torn = _read_table(file)
+    manifest = {"name": path.resolve().name, "timezone": _timezone(file.parent)}
+    if path.is_file():
+        return Source(Dataset(raw, _items(None), manifest), torn)
+    optional = {name: _optional(_table_file(path, name), needs) for name, needs in OPTIONAL.items()}
+    return Source(Dataset(raw, _items(_table_file(path, "items")), manifest, **optional), torn)
 
 
 def _table_file(path: Path, name: str) -> Path | None:
-    return next((f for f in (path / f"{name}.parquet", path / f"{name}.csv") if f.is_file()), None)
-
-
-def _read_table(file: Path) -> pd.DataFrame:
-    """Return a Parquet or CSV file as a frame; ids are read as text, so that 007 stays 007."""
-    try:
-        if file.suffix == ".parquet":
-            return pq.read_table(file).to_pandas()
-        if file.suffix == ".csv":
-            as_text = pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(ID_COLUMNS, pa.string()), strings_can_be_null=True
-            )
-            return pa.csv.read_csv(file, convert_options=as_text).to_pandas()
-    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
+    found = [file for ending in FORMATS if (file := path / f"{name}.{ending}").is_file()]
+    if len(found) > 1:
         raise EventsInvalid(
-            f"{file} can't be read as {file.suffix[1:]}: {str(error).splitlines()[0]}"
-        ) from error
-    raise EventsInvalid(f"{file} is neither .parquet nor .csv: convert it")
-
-
-def _items(raw: pd.DataFrame, file: Path) -> pd.DataFrame:
-    if "item_id" not in raw.columns:
-        raise EventsInvalid(f"{file} has no column item_id; found {', '.join(map(str, raw.columns))}")
-    if unknown := sorted(set(map(str, raw.columns)) - set(ITEM_COLUMNS)):
-        raise EventsInvalid(
-            f"{file} has unknown column(s) {', '.join(unknown)}; an item has {', '.join(ITEM_COLUMNS)}"
+            f"{path} holds both {found[0].name} and {found[1].name}: keep the one that is meant"
         )
-    items = raw.assign(item_id=complete_ids(raw["item_id"]))
+    return found[0] if found else None
+
+
+def _read_table(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return a file's rows, numbered from 1, and those of its lines that have too many or too few fields."""
+    readers = {".parquet": _read_parquet, ".csv": _read_csv}
+    if file.suffix not in readers:
+        raise EventsInvalid(f"{file} is neither .parquet nor .csv: convert it")
+    try:
+        return readers[file.suffix](file)
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        expected = (
+            "a Parquet file" if file.suffix == ".parquet" else "a CSV file in UTF-8 with commas and a header"
+        )
+        raise EventsInvalid(
+            f"{file} can't be read, expected {expected}: {str(error).splitlines()[0][:200]}; save it again as such"
+        ) from error
+
+
+def _read_parquet(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    table = pq.ParquetFile(file).read()
+    table = table.select(
+        [i for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")]
+    )
+    for i, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(i, column.name, table.column(i).cast(column.type.value_type))
+    # Without pandas' metadata: what is a column in the file stays one, also where pandas had it as the index.
+    frame = table.to_pandas(ignore_metadata=True, date_as_object=False)
+    return frame.set_axis(pd.RangeIndex(1, len(frame) + 1)), _torn([])
+
+
+def _read_csv(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    torn: list[tuple[int, str, str]] = []
+
+    def keep(row: pa.csv.InvalidRow) -> str:
+        why = f"the line has {row.actual_columns} fields, the header {row.expected_columns}"
+        torn.append((row.number - 1, why, row.text[:500]))
+        return "skip"
+
+    table = pa.csv.read_csv(
+        file,
+        pa.csv.ReadOptions(use_threads=False),  # with threads a bad line has no number
+        pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=keep),
+        # All text, so that 007 stays 007 and one bad number is one bad row, not a file that can't be read.
+        pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(_header(file), pa.string()), strings_can_be_null=True, null_values=[""]
+        ),
+    )
+    numbers = np.setdiff1d(np.arange(1, len(table) + len(torn) + 1), [number for number, _, _ in torn])
+    return table.to_pandas().set_axis(numbers), _torn(torn)
+
+
+def _header(file: Path) -> list[str]:
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        return next(csv.reader(stream), [])
+
+
+def _items(file: Path | None) -> pd.DataFrame:
+    """Return the items of a file, empty text where something is not known; no file, no items."""
+    if file is None:
+        return pd.DataFrame({name: pd.Series(dtype=object) for name in ITEM_COLUMNS})
+    raw = _whole_table(file)
+    check_names(f"an item of {file.name}", raw.columns, ITEM_COLUMNS, ("item_id",))
+    items = pd.DataFrame({name: as_ids(raw[name]).fillna("") if name in raw else "" for name in ITEM_COLUMNS})
+    if (items["item_id"] == "").any():
+        row = items.index[items["item_id"] == ""][0]
+        raise EventsInvalid(
+            f"{file}, row {row}: item_id is empty, or neither text nor a whole number: fill it in"
+        )
     if items["item_id"].duplicated().any():
         twice = items.loc[items["item_id"].duplicated(), "item_id"].iloc[0]
         raise EventsInvalid(f"{file} names item {twice!r} more than once: keep one row per item")
-    for name in ITEM_COLUMNS[1:]:
-        items[name] = items[name].astype(object).fillna("").astype(str) if name in items else ""
-    return items[list(ITEM_COLUMNS)]
+    return items.assign(brand=items["brand"].str.lower()).reset_index(drop=True)
 
 
-def complete_ids(column: pd.Series) -> pd.Series:
-    """Return item ids as the events have them."""
-    return complete_columns(
-        pd.DataFrame({"user_id": "u", "basket_id": "b", "item_id": column, "at": pd.Timestamp(0, tz="UTC")})
-    )["item_id"]
+def _with_all_items(items: pd.DataFrame, sold: pd.Series) -> pd.DataFrame:
+    """Return the items and, with nothing but their id, those that were sold and are not among them."""
+    bare = pd.DataFrame({"item_id": np.setdiff1d(sold.unique(), items["item_id"])})
+    if bare.empty:
+        return items
+    log.warning("%d of the items sold have no row in the item table", len(bare))
+    return pd.concat([items, bare.assign(**dict.fromkeys(ITEM_COLUMNS[1:], ""))], ignore_index=True)
 
 
-def _bare_items(raw: pd.DataFrame) -> pd.DataFrame:
-    """Return an item table that knows ids only, for data without an items file."""
-    if "item_id" not in raw.columns or len(raw) == 0:
-        return pd.DataFrame(columns=list(ITEM_COLUMNS), dtype=str)
-    items = pd.DataFrame({"item_id": complete_ids(raw["item_id"]).dropna().unique()})
-    return items.assign(**dict.fromkeys(ITEM_COLUMNS[1:], ""))
+def _optional(file: Path | None, needs: tuple[str, ...]) -> pd.DataFrame | None:
+    """Return users, promotions or coupons with their ids as text and their times in UTC."""
+    if file is None:
+        return None
+    table = _whole_table(file)
+    check_names(f"a row of {file.name}", table.columns, [*map(str, table.columns)], needs)
+    for name in needs:
+        table[name] = as_ids(table[name]) if name.endswith("_id") else as_times(table[name])
+        if table[name].isna().any():
+            row = table.index[table[name].isna()][0]
+            raise EventsInvalid(
+                f"{file}, row {row}: {name} is empty or can't be read: mend it or leave the file out"
+            )
+    return table.reset_index(drop=True)
 
 
-def _timezone(file: Path) -> str:
-    """Return the shop's time zone from an optional `dataset.json` beside the events; UTC without one."""
-    if not file.is_file():
+def _whole_table(file: Path) -> pd.DataFrame:
+    table, torn = _read_table(file)
+    if len(torn):
+        raise EventsInvalid(f"{file}, row {torn['row'].iloc[0]}: {torn['reason'].iloc[0]}: mend it")
+    return table
+
+
+def _timezone(directory: Path) -> str:
+    """Return the shop's time zone from `dataset.json` beside the events, or from the manifest of a data set."""
+    file = next((f for name in ("dataset.json", "manifest.json") if (f := directory / name).is_file()), None)
+    if file is None:
         return "UTC"
     try:
-        name = json.loads(file.read_text()).get("timezone", "UTC")
+        name = json.loads(file.read_text(encoding="utf-8")).get("timezone", "UTC")
         ZoneInfo(name)
     except (ValueError, AttributeError, KeyError, TypeError, OSError) as error:
         raise EventsInvalid(

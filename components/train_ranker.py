@@ -17,6 +17,7 @@ from torch.nn import functional
 from components.checkpoint import read_checkpoint, write_checkpoint
 from components.examples import RankerExamples, read_ranker_examples
 from components.models.dlrm import Dlrm
+from components.parameters import read_params
 from feature_repo.statistics import read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def train_ranker(
         ContractViolation: the examples are missing or of another schema.
         ValueError: no list holds a purchase.
     """
-    settings = RankerParams(**params)
+    settings = read_params(RankerParams, params)
     torch.manual_seed(settings.seed)
     data = read_ranker_examples(examples, "train")
     if len(data.start) < 2:

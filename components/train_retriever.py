@@ -16,6 +16,7 @@ from torch.nn import functional
 from components.checkpoint import read_checkpoint, write_checkpoint
 from components.examples import RetrieverExamples, read_retriever_examples
 from components.models.two_tower import TwoTower
+from components.parameters import read_params
 from feature_repo.schema import BASKET_LENGTH
 from feature_repo.statistics import read_statistics, read_vocabulary
 
@@ -52,7 +53,7 @@ def train_retriever(
     Raises:
         ContractViolation: the examples are missing or of another schema.
     """
-    settings = RetrieverParams(**params)
+    settings = read_params(RetrieverParams, params)
     torch.manual_seed(settings.seed)
     rng = np.random.default_rng(settings.seed)
     data = read_retriever_examples(examples)

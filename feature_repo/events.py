@@ -10,8 +10,10 @@ import difflib
 import hashlib
 import json
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,17 @@ EVENT_TYPES = ("purchase", "impression", "click")
 REQUIRED = ("user_id", "basket_id", "item_id", "at")
 IDS = ("user_id", "basket_id", "item_id")
 ITEM_COLUMNS = ("item_id", "department", "category", "type", "brand", "manufacturer")
-MAX_ID_LENGTH = 128
+OPTIONAL_TABLES = ("users", "promotions", "coupons")
+MAX_ID_LENGTH = 128  # what a request may name
 MAX_QUANTITY = 1_000_000
+MAX_PRICE = 1e9
+FIRST_TIME = pd.Timestamp(0, tz="UTC")
 CLOCK_SKEW = timedelta(days=1)  # how far ahead of now an event may lie
+_FILES = {
+    "manifest.json",
+    "quarantine.jsonl",
+    *(f"{n}.parquet" for n in ("events", "items", *OPTIONAL_TABLES)),
+}
 
 
 class EventsInvalid(ValueError):
@@ -55,141 +65,212 @@ class Dataset:
     items: pd.DataFrame
     manifest: dict[str, Any] = field(default_factory=dict)
     users: pd.DataFrame | None = None
-    promotions: pd.DataFrame | None = None
+    promotions: pd.DataFrame | pa.Table | None = None  # millions of rows: Arrow on the way to the disk
     coupons: pd.DataFrame | None = None
+
+
+# ------------------------------------------------------------------------------------ raw rows -> columns
 
 
 def complete_columns(raw: pd.DataFrame) -> pd.DataFrame:
     """Return events with all columns of the contract, ids as strings, defaults filled in.
 
-    Defaults, also for single cells left empty: `event_type` purchase, `quantity` 1, `price` NaN,
-    `discount` 0, `store_id` empty, `event_id` a hash of basket, item, time and type.
+    An absent column and an empty cell mean the same: `event_type` purchase, `quantity` 1, `price` NaN,
+    `discount` 0, `store_id` empty, `event_id` a hash of basket, item, time, type and turn. What can't be
+    read becomes a value that `check_events` refuses.
 
     Raises:
         EventsInvalid: no rows, a required column is missing, or a column is not of the contract.
     """
-    known = EVENT_SCHEMA.names
-    if unknown := [str(name) for name in raw.columns if name not in known]:
+    check_names("an event", raw.columns, EVENT_SCHEMA.names, REQUIRED)
+    if len(raw) == 0:
+        raise EventsInvalid("no events: found the columns but not one row, expected purchases: bring some")
+    given = {name: raw[name] for name in raw.columns}
+    blank = pd.Series(None, index=raw.index, dtype=object)
+    events = pd.DataFrame({name: as_ids(given[name]) for name in IDS}, index=raw.index)
+    store = given.get("store_id", blank)
+    # A store that can't be read stays None, which the check refuses; only an empty cell is unknown.
+    events["store_id"] = as_ids(store).mask(_empty(store), "")
+    events["at"] = as_times(given["at"])
+    kind = given.get("event_type", blank).astype(object)
+    events["event_type"] = kind.mask(_empty(kind), "purchase")
+    for name, default in (("quantity", 1.0), ("price", np.nan), ("discount", 0.0)):
+        events[name] = _as_numbers(given[name], default) if name in given else default
+    ids = as_ids(given.get("event_id", blank))
+    derived = _empty(given.get("event_id", blank)).to_numpy()
+    if derived.any():
+        ids[derived] = _derived_ids(events[derived])
+    events["event_id"] = ids
+    return events[EVENT_SCHEMA.names]
+
+
+def check_names(what: str, found: Collection[Any], known: Collection[str], required: Collection[str]) -> None:
+    """Refuse columns that are unknown, missing or there twice, with the nearest known name.
+
+    Raises:
+        EventsInvalid: naming the columns.
+    """
+    names = [str(name) for name in found]
+    if missing := [name for name in required if name not in names]:
+        raise EventsInvalid(
+            f"column(s) {', '.join(missing)} missing; found {', '.join(names)[:300] or 'none'}, "
+            f"{what} needs {', '.join(required)}: add them (the separator is a comma)"
+        )
+    if unknown := [name for name in names if name not in known]:
         near = difflib.get_close_matches(unknown[0], known, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise EventsInvalid(
-            f"unknown column {unknown[0]!r}{hint}; an event has {', '.join(known)}: rename or drop it"
+            f"unknown column(s) {', '.join(map(repr, unknown))}{hint}; {what} has {', '.join(known)}: "
+            "rename or drop them"
         )
-    if missing := [name for name in REQUIRED if name not in raw.columns]:
-        raise EventsInvalid(
-            f"column(s) {', '.join(missing)} missing; found {', '.join(map(str, raw.columns)) or 'none'}, "
-            f"required are {', '.join(REQUIRED)}: add them"
-        )
-    if len(raw) == 0:
-        raise EventsInvalid("no events: the file has its columns but not one row")
-    events = pd.DataFrame(index=raw.index)
-    for name in (*IDS, "store_id"):
-        events[name] = _as_ids(raw[name]) if name in raw else ""
-    events["store_id"] = events["store_id"].fillna("")
-    events["at"] = _as_times(raw["at"])
-    kind = (
-        raw["event_type"].astype(object)
-        if "event_type" in raw
-        else pd.Series(None, index=raw.index, dtype=object)
-    )
-    events["event_type"] = kind.where(kind.notna(), "purchase")
-    for name, default in (("quantity", 1.0), ("price", np.nan), ("discount", 0.0)):
-        events[name] = _as_numbers(raw[name], default) if name in raw else default
-    given = _as_ids(raw["event_id"]) if "event_id" in raw else pd.Series(None, index=raw.index, dtype=object)
-    derived = given.isna() | (given == "")
-    if derived.any():
-        given = given.where(~derived, _derived_ids(events))
-    events["event_id"] = given
-    return events[known]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise EventsInvalid(f"column {twice!r} is there more than once: keep one")
 
 
-def _as_ids(column: pd.Series) -> pd.Series:
-    """Return ids as strings: 1041453 stays "1041453" even where a missing neighbour made it a float."""
-    if pd.api.types.is_float_dtype(column):
-        whole = column.dropna()
-        if len(whole) and np.isfinite(whole).all() and (whole == whole.round()).all():
-            return (
-                column.astype("Int64")
-                .astype(object)
-                .where(column.notna(), None)
-                .map(lambda value: None if value is None else str(value))
-            )
-    text = column.astype(object).where(column.notna(), None)
-    if pd.api.types.is_integer_dtype(column):
-        return column.astype(str).astype(object)
-    return text.map(lambda value: None if value is None else str(value).strip())
+def _empty(column: pd.Series) -> pd.Series:
+    return column.isna() | (column.astype(object) == "")
 
 
-def _as_numbers(column: pd.Series, default: float) -> pd.Series:
-    """Return numbers; an empty cell takes the default, text that is no number becomes -inf and is refused."""
-    numbers = pd.to_numeric(column, errors="coerce").astype(float)
-    return numbers.where(numbers.notna(), np.where(column.notna(), -np.inf, default))
+def as_ids(column: pd.Series) -> pd.Series:
+    """Return ids as text: 1041453 is "1041453" even where a missing neighbour made it a float.
+
+    Text is taken as it stands. What is neither text nor a whole number is None.
+    """
+    codes, distinct = _factorize(column)
+    texts = np.array([*map(_id_text, distinct), None], dtype=object)  # code -1, a missing value, is the last
+    return pd.Series(texts[codes], index=column.index, dtype=object)
 
 
-def _as_times(column: pd.Series) -> pd.Series:
-    """Return times in UTC; times without a zone are UTC; what can't be read is NaT."""
+def _id_text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value if value.strip() else None
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float | np.floating):
+        # Beyond the mantissa a float has lost digits: two ids may have become one.
+        exact = 2 ** (np.finfo(type(value)).nmant + 1)
+        return str(int(value)) if abs(value) < exact and float(value).is_integer() else None
+    if isinstance(value, Decimal):
+        return str(int(value)) if value.is_finite() and value == value.to_integral_value() else None
+    return None
+
+
+def as_times(column: pd.Series) -> pd.Series:
+    """Return times in UTC; one without a zone is UTC; what is no ISO 8601 date or time is NaT."""
     if pd.api.types.is_datetime64_any_dtype(column):
         times = column if column.dt.tz is not None else column.dt.tz_localize("UTC")
         return times.dt.tz_convert("UTC").dt.as_unit("us")
-    return pd.to_datetime(column, utc=True, errors="coerce", format="ISO8601").dt.as_unit("us")
-
-
-def _derived_ids(events: pd.DataFrame) -> pd.Series:
-    stamp = events["at"].astype("int64").astype(str)
-    joined = (
-        events["basket_id"].astype(str)
-        + "|"
-        + events["item_id"].astype(str)
-        + "|"
-        + stamp
-        + "|"
-        + events["event_type"].astype(str)
+    codes, distinct = _factorize(column)
+    texts = pd.Series([value if _like_a_time(value) else None for value in distinct], dtype=object)
+    parsed = pd.DatetimeIndex(pd.to_datetime(texts, utc=True, errors="coerce", format="ISO8601")).as_unit(
+        "us"
     )
-    return pd.util.hash_pandas_object(joined, index=False).map("{:016x}".format).set_axis(events.index)
+    return pd.Series(parsed.take(codes, allow_fill=True, fill_value=pd.NaT), index=column.index)
+
+
+def _like_a_time(value: Any) -> bool:
+    # pandas reads "now" as a time, and a number as nanoseconds; in a file both are mistakes.
+    return isinstance(value, date) or (isinstance(value, str) and value.strip()[:1].isdigit())
+
+
+def _factorize(column: pd.Series) -> tuple[np.ndarray, Any]:
+    try:
+        return pd.factorize(column)
+    except TypeError as error:
+        raise EventsInvalid(
+            f"column {column.name!r} holds lists or records, expected single values"
+        ) from error
+
+
+def _as_numbers(column: pd.Series, default: float) -> pd.Series:
+    empty = _empty(column).to_numpy()
+    numbers = pd.to_numeric(column.mask(empty), errors="coerce").to_numpy(
+        np.float64, na_value=np.nan, copy=True
+    )
+    numbers[np.isnan(numbers) & ~empty] = -np.inf  # text that is no number must not pass as unknown
+    numbers[empty] = default
+    return pd.Series(numbers, index=column.index)
+
+
+def _derived_ids(events: pd.DataFrame) -> np.ndarray:
+    """Return an id for each line; an item scanned twice in a basket is two events."""
+    key = events[["basket_id", "item_id", "at", "event_type"]].astype({"at": "int64"})
+    turn = key.groupby(list(key), sort=False, dropna=False).cumcount() if key.duplicated().any() else 0
+    with np.errstate(over="ignore"):  # hashes wrap around by design
+        hashes = pd.util.hash_pandas_object(key.assign(turn=turn), index=False).to_numpy()
+    return np.frombuffer(hashes.astype(">u8").tobytes().hex().encode(), "S16").astype("U16").astype(object)
+
+
+# ------------------------------------------------------------------------------------------------- check
 
 
 def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.DataFrame, pd.Series]:
     """Split completed events into those that keep the contract and the reasons why the others do not.
 
+    A basket that two users share, or that was bought at two times, is refused whole: nobody can tell
+    which of its lines are right.
+
     Returns:
         The good rows, and for each bad row (by index) the first rule it breaks.
     """
     latest = pd.Timestamp((now or datetime.now(UTC)) + CLOCK_SKEW)
-    reason = pd.Series("", index=events.index, dtype=object)
+    reasons = np.full(len(events), "", dtype=object)
 
-    def refuse(bad: pd.Series, why: str) -> None:
-        reason[(reason == "") & bad] = why
+    def refuse(bad: Any, why: str) -> None:
+        reasons[np.asarray(bad, bool) & (reasons == "")] = why
 
-    for name in IDS:
-        text = events[name]
-        refuse(text.isna() | (text == ""), f"{name} is missing")
-        refuse(text.str.len() > MAX_ID_LENGTH, f"{name} is longer than {MAX_ID_LENGTH} characters")
+    for name in (*IDS, "event_id", "store_id"):
+        codes, distinct = pd.factorize(events[name])
+        refuse(codes < 0, f"{name} is empty, or neither text nor a whole number")
         refuse(
-            text.str.contains(r"[\x00-\x1f\x7f]", regex=True, na=False), f"{name} holds control characters"
+            _any_of(codes, [len(text) > MAX_ID_LENGTH for text in distinct]),
+            f"{name} is longer than {MAX_ID_LENGTH}",
         )
-    refuse(events["at"].isna(), "at is not an ISO 8601 time")
-    refuse(events["at"] > latest, "at lies in the future")
+        refuse(
+            _any_of(codes, [not text.isprintable() for text in distinct]),
+            f"{name} holds unprintable characters",
+        )
+    at, bought = events["at"], (events["event_type"] == "purchase").to_numpy()
+    refuse(at.isna(), "at is not an ISO 8601 time")
+    refuse(at > latest, "at lies in the future")
+    refuse(at < FIRST_TIME, "at lies before 1970")
     refuse(~events["event_type"].isin(EVENT_TYPES), f"event_type is not one of {', '.join(EVENT_TYPES)}")
-    quantity = events["quantity"]
-    refuse(
-        ~(quantity > 0) | (quantity > MAX_QUANTITY) | (quantity != quantity.round()),
-        f"quantity is not a whole number from 1 to {MAX_QUANTITY}",
-    )
-    price = events["price"]
-    refuse((price < 0) | np.isinf(price), "price is negative or infinite")
-    refuse((events["discount"] < 0) | np.isinf(events["discount"]), "discount is negative or infinite")
-    good = events[reason == ""]
-    first = good.groupby("basket_id", sort=False)[["user_id", "at"]].transform("first")
-    bought = good["event_type"] == "purchase"
-    refuse(
-        (good["user_id"] != first["user_id"]).reindex(events.index, fill_value=False),
-        "its basket belongs to another user",
-    )
-    refuse(
-        ((good["at"] != first["at"]) & bought).reindex(events.index, fill_value=False),
-        "its basket was bought at another time",
-    )
-    return events[reason == ""], reason[reason != ""]
+    quantity = events["quantity"].to_numpy()
+    whole = (quantity >= 1) & (quantity <= MAX_QUANTITY)
+    whole[whole] = quantity[whole] == quantity[whole].round()
+    refuse(~whole, f"quantity is not a whole number from 1 to {MAX_QUANTITY}")
+    for name in ("price", "discount"):
+        value = events[name]
+        refuse((value < 0) | (value > MAX_PRICE), f"{name} is not a number from 0 to {MAX_PRICE:.0f}")
+    fine = reasons == ""
+    line = ["basket_id", "item_id", "event_type"]
+    refuse(_contradicts(events, fine, "event_id", line), "its event_id names different lines")
+    refuse(_contradicts(events, fine, "basket_id", ["user_id"]), "its basket names two users")
+    refuse(_contradicts(events, fine & bought, "basket_id", ["at"]), "its basket was bought at two times")
+    fine = reasons == ""
+    return events[fine], pd.Series(reasons[~fine], index=events.index[~fine], dtype=object)
+
+
+def _any_of(codes: np.ndarray, marked: list[bool]) -> np.ndarray:
+    """Return which codes are marked; -1 is not."""
+    return np.array([*marked, False], bool)[codes]
+
+
+def _contradicts(events: pd.DataFrame, rows: np.ndarray, group: str, columns: list[str]) -> np.ndarray:
+    """Return which of the rows share a group with a row that differs in one of the columns."""
+    codes, distinct = pd.factorize(events.loc[rows, group])
+    wrong = np.zeros(len(distinct), bool)
+    for column in columns:
+        value, _ = pd.factorize(events.loc[rows, column])
+        first = np.zeros(len(distinct), value.dtype)
+        first[codes[::-1]] = value[::-1]
+        wrong[codes[value != first[codes]]] = True
+    result = np.zeros(len(events), bool)
+    result[rows] = wrong[codes]
+    return result
 
 
 def merge_duplicates(events: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
@@ -200,50 +281,56 @@ def merge_duplicates(events: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]
     Returns:
         The events, sorted by time, basket and item, and how many rows were repeated and merged.
     """
-    once = events.drop_duplicates("event_id")
+    once = events[~events["event_id"].duplicated()]
     key = ["basket_id", "item_id", "event_type"]
     twice = once.duplicated(key, keep=False)
-    lines = once[twice].copy()
-    lines["price"] *= lines["quantity"]
-    lines["discount"] *= lines["quantity"]
-    how = {name: "first" for name in EVENT_SCHEMA.names if name not in key}
-    sums = (
-        lines.groupby(key, sort=False).agg(
-            {**how, "quantity": "sum", "price": lambda v: v.sum(skipna=False), "discount": "sum"}
-        )
-        if len(lines)
-        else None
-    )
-    merged = once[~twice]
-    if sums is not None:
-        sums = sums.reset_index()
-        sums["price"] /= sums["quantity"]
-        sums["discount"] /= sums["quantity"]
-        merged = pd.concat([merged, sums[EVENT_SCHEMA.names]], ignore_index=True)
+    merged = once
+    if twice.any():
+        merged = pd.concat([once[~twice], _added_up(once[twice], key)], ignore_index=True)
     merged = merged.sort_values(
         ["at", "basket_id", "item_id", "event_type"], kind="stable", ignore_index=True
     )
-    return merged, {"repeated_events": len(events) - len(once), "merged_lines": len(once) - len(merged)}
+    counts = {"repeated_events": len(events) - len(once), "merged_lines": len(once) - len(merged)}
+    return merged.astype({"quantity": "int64"}), counts
 
 
-def write_dataset(
-    path: Path, dataset: Dataset, quarantine: list[dict[str, Any]] | None = None
-) -> dict[str, Any]:
-    """Write a data set under a temporary name, then move it to `path`; return its manifest."""
+def _added_up(lines: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    priced = lines["quantity"].where(lines["price"].notna(), 0.0)  # an unknown price has no part in the mean
+    lines = lines.assign(
+        paid=(lines["price"] * lines["quantity"]).fillna(0.0),
+        priced=priced,
+        off=lines["discount"] * lines["quantity"],
+    )
+    first = {name: "first" for name in EVENT_SCHEMA.names if name not in key}
+    sums = dict.fromkeys(("quantity", "paid", "priced", "off"), "sum")
+    total = lines.groupby(key, sort=False).agg({**first, **sums}).reset_index()
+    total["price"] = (total["paid"] / total["priced"].where(total["priced"] > 0)).astype(float)
+    total["discount"] = total["off"] / total["quantity"]
+    return total[EVENT_SCHEMA.names]
+
+
+# ------------------------------------------------------------------------------------------------ on disk
+
+
+def write_dataset(path: Path, dataset: Dataset, quarantine: pd.DataFrame | None = None) -> dict[str, Any]:
+    """Write a data set under a temporary name, then move it to `path`; return its manifest.
+
+    Raises:
+        EventsInvalid: `path` holds something that is no data set; it is left alone.
+    """
+    path = path.absolute()
+    check_target(path)
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     events = dataset.events
-    pq.write_table(
-        pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False),
-        part / "events.parquet",
-    )
-    dataset.items.to_parquet(part / "items.parquet", index=False)
-    for name in ("users", "promotions", "coupons"):
-        table = getattr(dataset, name)
-        if table is not None:
-            table.to_parquet(part / f"{name}.parquet", index=False)
-    write_quarantine(part, quarantine or [])
+    table = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
+    _write_table(table, part / "events.parquet")
+    _write_table(dataset.items, part / "items.parquet")
+    for name in OPTIONAL_TABLES:
+        if (optional := getattr(dataset, name)) is not None:
+            _write_table(optional, part / f"{name}.parquet")
+    write_quarantine(part, quarantine if quarantine is not None else pd.DataFrame())
     files = {file.name: _sha256(file) for file in sorted(part.iterdir())}
     manifest = {
         "kind": "dataset",
@@ -256,29 +343,63 @@ def write_dataset(
         "users": int(events["user_id"].nunique()),
         "items": int(events["item_id"].nunique()),
         "baskets": int(events["basket_id"].nunique()),
-        "first_at": _iso(events["at"].min()),
-        "last_at": _iso(events["at"].max()),
+        "first_at": iso(events["at"].min()),
+        "last_at": iso(events["at"].max()),
         "files": files,
         "data_hash": hashlib.sha256((files["events.parquet"] + files["items.parquet"]).encode()).hexdigest()[
             :16
         ],
     }
-    (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    (part / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     shutil.rmtree(path, ignore_errors=True)
     part.rename(path)
     return manifest
 
 
-def write_quarantine(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write refused rows, one JSON object a line, and return the file."""
+def check_target(path: Path) -> None:
+    """Refuse to replace anything but a data set or an empty directory.
+
+    Raises:
+        EventsInvalid: naming what is there.
+    """
+    if not path.exists():
+        return
+    found = {file.name for file in path.iterdir()} if path.is_dir() else {path.name}
+    if path.is_dir() and (not found or ("manifest.json" in found and found <= _FILES)):
+        return
+    strangers = ", ".join(sorted(found - _FILES or found)[:3])
+    raise EventsInvalid(
+        f"{path} holds {strangers}, which is no data set of ours: choose a new or empty directory"
+    )
+
+
+def write_quarantine(path: Path, rows: pd.DataFrame) -> Path:
+    """Write refused rows into the directory, one JSON object a line, and return the file.
+
+    Args:
+        path: the directory; made if it is not there.
+        rows: `row`, `reason` and the row as it was found.
+    """
     path.mkdir(parents=True, exist_ok=True)
     file = path / "quarantine.jsonl"
-    file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
+    plain = rows.apply(lambda column: column if column.name == "row" else _as_text(column))
+    text = plain.to_json(orient="records", lines=True, force_ascii=False) if len(rows) else ""
+    part = file.with_name(file.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.rename(file)
     return file
 
 
-def read_dataset(path: Path) -> Dataset:
+def _as_text(column: pd.Series) -> pd.Series:
+    return column.astype(object).map(str, na_action="ignore")  # JSON has no infinity and no time
+
+
+def read_dataset(path: Path, also: Collection[str] = ()) -> Dataset:
     """Return a data set that `write_dataset` wrote.
+
+    Args:
+        path: its directory.
+        also: which of `users`, `promotions` and `coupons` to read too; one that is not there is None.
 
     Raises:
         EventsInvalid: there is none, or a file is not what the manifest says.
@@ -286,26 +407,35 @@ def read_dataset(path: Path) -> Dataset:
     file = path / "manifest.json"
     if not file.is_file():
         raise EventsInvalid(f"{path} holds no data set (no manifest.json): run ingest_events first")
-    manifest = json.loads(file.read_text())
-    for name, expected in manifest["files"].items():
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        kind, files = manifest["kind"], manifest["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EventsInvalid(f"{file} is no manifest of a data set ({error}): ingest it again") from error
+    if kind != "dataset":
+        raise EventsInvalid(f"{path} holds a {kind}, expected a dataset: pass the right artefact")
+    for name, expected in files.items():
         if not (path / name).is_file() or _sha256(path / name) != expected:
             raise EventsInvalid(
                 f"{path / name} is missing or was changed after it was written: ingest it again"
             )
-    extra = {name: _optional(path / f"{name}.parquet") for name in ("users", "promotions", "coupons")}
+    tables = {name: pd.read_parquet(path / f"{name}.parquet") for name in also if f"{name}.parquet" in files}
     return Dataset(
-        pd.read_parquet(path / "events.parquet"), pd.read_parquet(path / "items.parquet"), manifest, **extra
+        pd.read_parquet(path / "events.parquet"), pd.read_parquet(path / "items.parquet"), manifest, **tables
     )
 
 
-def _optional(file: Path) -> pd.DataFrame | None:
-    return pd.read_parquet(file) if file.is_file() else None
+def iso(at: pd.Timestamp) -> str:
+    """Return a time as ISO 8601 in UTC."""
+    return str(at.tz_convert("UTC").isoformat()).replace("+00:00", "Z")
+
+
+def _write_table(table: pd.DataFrame | pa.Table, file: Path) -> None:
+    if isinstance(table, pd.DataFrame):
+        table = pa.Table.from_pandas(table, preserve_index=False)
+    pq.write_table(table, file, compression="zstd")
 
 
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _iso(at: pd.Timestamp) -> str:
-    return at.tz_convert("UTC").isoformat().replace("+00:00", "Z")

@@ -15,10 +15,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from feature_repo.events import read_dataset
+from feature_repo.events import Dataset, read_dataset
 from monitoring.psi import Draws, encode, is_number, missing_share
 from monitoring.reports import evidently_psi, write_report
-from monitoring.verdict import RULES, ColumnDrift, Comparison, DriftVerdict, Rule, judge
+from monitoring.verdict import FAILED, RULES, ColumnDrift, Comparison, DriftVerdict, Rule, judge
 from monitoring.windows import (
     EventFrames,
     Table,
@@ -36,6 +36,12 @@ from serving.prediction_log import read_log
 log = logging.getLogger(__name__)
 
 LEAST_UNITS = 200  # baskets or requests on each side; below, chance alone moves anything
+
+
+class DriftFound(Exception):
+    """A watched window has drifted or its columns changed; the message says which and how far."""
+
+    exit_code = 1
 
 
 def check_drift(
@@ -71,7 +77,12 @@ def drift_of_events(
         report: where to write the HTML report, if at all.
         quick: compute PSI here instead of through Evidently; the numbers agree, a report has no charts.
     """
-    data = read_dataset(dataset)
+    return _drift_of_purchases(read_dataset(dataset), window, reference, report, quick)
+
+
+def _drift_of_purchases(
+    data: Dataset, window: Window, reference: Window | Path, report: Path | None, quick: bool
+) -> DriftVerdict:
     if isinstance(reference, Window):
         expected, compared = purchases(data, reference), "purchases with those of another window"
     else:
@@ -115,25 +126,36 @@ def drift_of_log(
     return _check(tables, compared, (window, reference), report, quick)
 
 
-def measure_drift(bundle: str, dataset: Path, since: str, until: str, result: Path) -> dict[str, Any]:
+def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Path) -> dict[str, Any]:
     """Compare a window of a data set's purchases with a bundle's, for a pipeline.
 
     Args:
         bundle: the directory of the bundle.
         dataset: the data set that holds the window.
         since: where the window begins; a date is local midnight.
-        until: where it ends.
-        result: the directory to write: verdict.json and report.html.
+        until: where it ends; "" is the end of the data.
+        drift: the directory to write: verdict.json and report.html.
 
     Returns:
         The verdict's status and reason.
     """
-    timezone = str(read_dataset(dataset).manifest["timezone"])
-    result.mkdir(parents=True, exist_ok=True)
-    window = Window.parse(since, until, timezone)
-    verdict = drift_of_events(dataset, window, Path(bundle), result / "report.html")
-    (result / "verdict.json").write_text(json.dumps(verdict.to_dict(), indent=1))
+    data = read_dataset(dataset)
+    window = Window.parse(since, until, str(data.manifest["timezone"]))
+    drift.mkdir(parents=True, exist_ok=True)
+    verdict = _drift_of_purchases(data, window, bundle, drift / "report.html", quick=False)
+    (drift / "verdict.json").write_text(json.dumps(verdict.to_dict(), indent=1))
     return {"status": verdict.status, "reason": verdict.reason}
+
+
+def raise_alert(verdict: Mapping[str, Any]) -> str:
+    """Return the reason of a verdict that nobody has to act upon.
+
+    Raises:
+        DriftFound: the verdict is `drifted` or `schema_change`.
+    """
+    if verdict["status"] in FAILED:
+        raise DriftFound(f"{verdict['status']}: {verdict['reason']}")
+    return str(verdict["reason"])
 
 
 def drift_by_week(dataset: Path, reference: Window, columns: Sequence[str] = ("category",)) -> pd.DataFrame:

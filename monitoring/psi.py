@@ -172,11 +172,11 @@ def _number_labels(smallest: float, upper: np.ndarray, few: bool) -> tuple[str, 
     inner = [
         f"{high:.6g}" if few else f"{low:.6g} to {high:.6g}" for low, high in zip(lower, upper, strict=True)
     ]
-    return _distinct([f"below {smallest:.6g}", *inner, f"above {upper[-1]:.6g}"])
+    return distinct([f"below {smallest:.6g}", *inner, f"above {upper[-1]:.6g}"])
 
 
-def _distinct(labels: Sequence[str]) -> tuple[str, ...]:
-    """Number the labels that rounding has made equal."""
+def distinct(labels: Sequence[str]) -> tuple[str, ...]:
+    """Number the labels that rounding, or taking signs out, has made equal."""
     return tuple(f"{label} #{i}" if labels.count(label) > 1 else label for i, label in enumerate(labels))
 
 
@@ -191,7 +191,7 @@ def _encode_levels(current: pd.Series, reference: pd.Series) -> Codes:
     codes_current[outside] = np.where(frequent.index.get_indexer(current[outside]) < 0, new, rare)
     codes_reference[reference.isna().to_numpy()] = -1
     codes_current[current.isna().to_numpy()] = -1
-    labels = (*map(str, levels), RARE, NEW)
+    labels = distinct([*map(str, levels), RARE, NEW])
     # An empty bin in both windows would still take SMALLEST_SHARE of each.
     used = max(int(codes_current.max(initial=-1)), int(codes_reference.max(initial=-1)), 0) + 1
     return Codes(labels[:used], codes_current.astype(np.int32), codes_reference.astype(np.int32))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from monitoring.psi import Histogram, smoothed
+from monitoring.psi import Histogram, distinct, smoothed
 
 TOP = 5
 
@@ -105,10 +105,11 @@ def _rows(histograms: Sequence[Histogram], side: str) -> pd.DataFrame:
     length = max(int(rows.sum()) for rows in counts.values())
     columns = {}
     for histogram in histograms:
-        labels = np.array([_plain(label) for label in histogram.labels], object)
-        column = np.full(length, np.nan, object)
-        column[: counts[histogram.name].sum()] = np.repeat(labels, counts[histogram.name])
-        columns[_plain(histogram.name)] = column
+        rows = counts[histogram.name]
+        codes = np.full(length, -1, np.int16)
+        codes[: rows.sum()] = np.repeat(np.arange(len(rows), dtype=np.int16), rows)
+        labels = [_plain(label) for label in histogram.labels]
+        columns[_plain(histogram.name)] = pd.Categorical.from_codes(codes, distinct(labels))
     return pd.DataFrame(columns)
 
 

@@ -25,7 +25,7 @@ from components.home import locked
 from pipelines.arguments import ArgumentsInvalid, closest
 from pipelines.graph import Outputs, Spec, downstream, load_component, step_alone, step_names
 from pipelines.progress import Progress, StepProgress
-from pipelines.runs import Run, StepState, new_run
+from pipelines.runs import Run, StepState, new_run, usual_seconds
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
@@ -45,10 +45,6 @@ class StepFailed(Exception):
             f"  go on from here:        reco run --resume {run.run_id}"
         )
         self.run, self.step, self.cause, self.exit_code = run, step, cause, exit_code
-
-
-class Stopped(BaseException):
-    """Somebody asked the run to stop (Ctrl-C or SIGTERM)."""
 
 
 def start_run(
@@ -95,8 +91,6 @@ def resume_run(home: Path, run: Run, spec: Spec, only: str, stream: IO[str]) -> 
 
 
 def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str]) -> None:
-    from pipelines.runs import usual_seconds
-
     progress = Progress(stream, usual_seconds(home, run))
     names = [step.name for step in run.steps]
     code = code_hash()
@@ -109,7 +103,7 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str])
         with _stoppable():
             for name in todo:
                 _run_step(run, spec, name, progress.step(name, names.index(name) + 1, names))
-    except (Stopped, KeyboardInterrupt):
+    except KeyboardInterrupt:
         _end_children()
         progress.say(f"stopped; go on with: reco run --resume {run.run_id}")
         raise
@@ -154,7 +148,7 @@ def _keep(run: Run, state: StepState, outputs: Outputs) -> None:
 
 
 def _call(component: Any, root: Path) -> Outputs | None:
-    """Execute a pipeline of one step under kfp.local; None when the step failed."""
+    """Execute a pipeline of one step under kfp.local; None when the step failed: its log says why."""
     from kfp import dsl, local
 
     shutil.rmtree(root, ignore_errors=True)
@@ -163,14 +157,12 @@ def _call(component: Any, root: Path) -> Outputs | None:
         local.SubprocessRunner(use_venv=False),
         pipeline_root=str(root),
         workspace_root=str(root / "workspace"),
-        raise_on_error=False,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        task = component()
-    outputs = task.outputs
-    made = component.component_spec.outputs or {}
-    if made.keys() - outputs.keys():
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outputs = component().outputs
+    except RuntimeError:  # kfp.local's only way to say that a step failed
         return None
     artifacts = {name: Path(value.path) for name, value in outputs.items() if isinstance(value, dsl.Artifact)}
     return Outputs({name: value for name, value in outputs.items() if name not in artifacts}, artifacts)
@@ -240,10 +232,11 @@ def code_hash() -> str:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that the step's process does not outlive this one."""
+    """Let SIGTERM end the step's process too and then stop this one as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped
+        _end_children()  # first: on its way out, kfp.local would wait for them
+        raise KeyboardInterrupt
 
     try:
         before = signal.signal(signal.SIGTERM, stop)

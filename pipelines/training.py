@@ -92,3 +92,11 @@ def training(
         ),
         retries=0,
     )
+
+
+# What `--fast` puts in for what is not given: the same steps, less of each.
+FAST: dict[str, dict[str, Any]] = {
+    "example_params": {"windows": 2},
+    "retriever_params": {"epochs": 1},
+    "ranker_params": {"epochs": 2},
+}

@@ -1,0 +1,765 @@
+"""`reco`: what a person types -> one call of the project. Every command imports what it needs, when it runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from components.home import read_champion
+from pipelines.arguments import closest
+from serving.settings import SettingInvalid, Settings
+
+if TYPE_CHECKING:
+    from pipelines.runs import Run
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+MODEL_NAME = "checkout-recommender"
+# What errors of other packages mean to a caller; ours carry their exit code.
+EXIT_CODES = {
+    "BundleInvalid": 1,
+    "EventsInvalid": 2,
+    "SettingInvalid": 2,
+    "InvalidRequest": 2,
+    "ValueError": 2,
+    "TypeError": 2,
+    "FeaturesUnavailable": 3,
+    "MlflowException": 3,
+    "OSError": 3,
+}
+
+
+class Reco(click.Group):
+    """Turns errors into one line and an exit code, and an unknown word into a suggestion."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command; an unknown one is answered with the closest."""
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.UsageError(
+                f"no command {args[0]!r}: {closest(args[0], self.list_commands(ctx))}", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command and answer for its errors."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            ctx.exit(130)
+        except Exception as error:
+            code = exit_code(error)
+            if code is None or ctx.find_root().meta.get("debug"):
+                raise
+            click.echo(f"reco: {error}", err=True)
+            ctx.exit(code)
+
+
+def exit_code(error: Exception) -> int | None:
+    """Return what an error means to a caller; None for one that nobody expected."""
+    own = getattr(error, "exit_code", None)
+    if isinstance(own, int):
+        return own
+    return next(
+        (EXIT_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in EXIT_CODES), None
+    )
+
+
+class Context:
+    """What every command is told: where the state lives, and how to answer."""
+
+    def __init__(self, home: Path, output: str) -> None:
+        self.home, self.output = home, output
+
+    def settings(self, **given: Any) -> Settings:
+        """Return the endpoint's settings for this home."""
+        known = {name: value for name, value in given.items() if value is not None}
+        return replace(Settings.from_env(), home=self.home, **known)
+
+    def answer(self, document: Any, text: str) -> None:
+        """Write the answer to stdout: as JSON or as text."""
+        click.echo(json.dumps(document, indent=1, default=str) if self.output == "json" else text)
+
+
+def command_options(command: Command) -> Command:
+    """Add --home, --output and --debug to a command and hand it a `Context`."""
+
+    @click.option(
+        "--home", type=click.Path(path_type=Path), help="Folder of all state.  [default: .reco or RECO_HOME]"
+    )
+    @click.option(
+        "--output", type=click.Choice(["text", "json"]), default="text", help="One JSON document on stdout."
+    )
+    @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+    @click.pass_context
+    @functools.wraps(command)
+    def wrapped(ctx: click.Context, /, home: Path | None, output: str, debug: bool, **options: Any) -> Any:
+        root = ctx.find_root()
+        root.meta["debug"] = debug or root.params.get("debug")
+        chosen = home or root.params.get("home") or Path(os.environ.get("RECO_HOME") or Settings().home)
+        return command(Context(chosen.absolute(), output), **options)
+
+    return wrapped  # type: ignore[return-value]
+
+
+registry_options = (
+    click.option(
+        "--tracking-uri", default="", help="MLflow: sqlite:///PATH or http(s)://…  [default: under home]"
+    ),
+    click.option("--model-name", default=MODEL_NAME, show_default=True, help="Registered model."),
+)
+
+
+def with_registry(command: Command) -> Command:
+    """Add --tracking-uri and --model-name."""
+    for option in registry_options:
+        command = option(command)
+    return command
+
+
+@click.group(cls=Reco, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--home", type=click.Path(path_type=Path), help="Folder of all state.  [default: .reco or RECO_HOME]"
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name=MODEL_NAME, prog_name="reco")
+def main(home: Path | None, debug: bool) -> None:
+    """Recommend what goes with a basket: train, release, serve, watch and retrain."""
+
+
+# ------------------------------------------------------------------------------------------ training
+
+
+@main.command()
+@click.option(
+    "--data", default="complete-journey", show_default=True, help="complete-journey, toy, or a folder."
+)
+@click.option(
+    "--train-until", default="", help="The cut, a date or time.  [default: five weeks before the end]"
+)
+@click.option("--fast", is_flag=True, help="The same steps with smaller models and fewer examples.")
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. ranker_params.epochs=2")
+@click.option(
+    "--resume", default="", metavar="RUN", help="Go on with a run after its last good step, or `last`."
+)
+@click.option("--only", default="", metavar="STEP", help="With --resume: repeat this step alone.")
+@with_registry
+@command_options
+def run(
+    context: Context,
+    data: str,
+    train_until: str,
+    fast: bool,
+    params: tuple[str, ...],
+    resume: str,
+    only: str,
+    tracking_uri: str,
+    model_name: str,
+) -> None:
+    """Run the training pipeline here, to a promoted champion."""
+    if resume:
+        done = _resume(context, resume, only)
+    elif only:
+        raise click.UsageError("--only needs --resume RUN: the step's inputs come from that run")
+    else:
+        done = _start(context, data, train_until, fast, params, tracking_uri, model_name)
+    promoted = done.outputs().get("promote-bundle")
+    document = {**_run_row(done), "promoted": promoted.parameters["Output"] if promoted else None}
+    context.answer(document, _promoted(context, done))
+
+
+def _start(
+    context: Context,
+    data: str,
+    train_until: str,
+    fast: bool,
+    params: tuple[str, ...],
+    tracking_uri: str,
+    model_name: str,
+) -> Run:
+    from pipelines.arguments import parse_params
+
+    _check_data(data)
+    given = parse_params(params)
+    given |= {"data": _absolute(data), "train_until": train_until, "model_name": model_name}
+    return start_training(context.home, given, fast, tracking_uri, sys.stderr)
+
+
+def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: str, stream: IO[str]) -> Run:
+    """Run the training pipeline under a home; `fast` fills in what is not given."""
+    from components.registry import default_tracking_uri
+    from pipelines.arguments import complete_arguments
+    from pipelines.graph import read_spec
+    from pipelines.local_run import start_run
+    from pipelines.training import FAST, training
+
+    if fast:
+        given |= {name: {**smaller, **given.get(name, {})} for name, smaller in FAST.items()}
+    given |= {"home": str(home), "tracking_uri": tracking_uri or default_tracking_uri(home)}
+    spec = read_spec(training)
+    return start_run(home, "training", spec, complete_arguments(spec, given), fast, stream)
+
+
+def _resume(context: Context, name: str, only: str) -> Run:
+    from pipelines.graph import read_spec
+    from pipelines.local_run import resume_run
+    from pipelines.runs import find_run
+    from pipelines.training import training
+
+    return resume_run(context.home, find_run(context.home, name), read_spec(training), only, sys.stderr)
+
+
+def _promoted(context: Context, done: Run) -> str:
+    promoted = done.outputs().get("promote-bundle")
+    if promoted is None:
+        return f"run {done.run_id}: {done.status}; go on with: reco run --resume {done.run_id}"
+    result = promoted.parameters["Output"]
+    verb = "is champion" if result["changed"] else "was champion already"
+    return (
+        f"version {result['version']} (bundle {result['bundle_id']}) {verb}; "
+        "ask it with `reco recommend`, serve it with `reco serve`"
+    )
+
+
+def _check_data(data: str) -> None:
+    """Tell a misspelt name before anything starts."""
+    names = ("complete-journey", "toy")
+    if data not in names and not Path(data).exists():
+        raise click.UsageError(f"no data {data!r}: neither a folder nor a name; {closest(data, names)}")
+
+
+def _absolute(data: str) -> str:
+    """Steps run elsewhere: a relative path would point at another folder there."""
+    return str(Path(data).absolute()) if Path(data).exists() else data
+
+
+@main.command("compile")
+@click.option(
+    "-o", "--file", type=click.Path(path_type=Path), default="training.yaml", show_default=True, help="Where."
+)
+@click.option("--image", default="", help="Container image that holds this project.")
+@command_options
+def compile_(context: Context, file: Path, image: str) -> None:
+    """Write the training pipeline as Kubeflow IR YAML."""
+    from pipelines.submit import write_ir
+    from pipelines.training import training
+
+    steps = write_ir(training, file, image)
+    context.answer({"file": str(file), "steps": steps}, f"{file}: {steps} steps")
+
+
+@main.command()
+@click.option("--host", required=True, help="Root URL of the Kubeflow Pipelines API.")
+@click.option(
+    "--data", default="complete-journey", show_default=True, help="As a step sees it: a name or a folder."
+)
+@click.option("--train-until", default="", help="The cut.  [default: five weeks before the end]")
+@click.option("--fast", is_flag=True, help="The same steps with smaller models and fewer examples.")
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. ranker_params.epochs=2")
+@click.option(
+    "--state", default="/mnt/reco", show_default=True, help="The pipeline's home: a volume in its pods."
+)
+@click.option("--image", default="", help="Container image that holds this project.")
+@click.option("--experiment", default=MODEL_NAME, show_default=True, help="Experiment the run belongs to.")
+@click.option("--namespace", default="", help="Namespace, where the cluster has several users.")
+@click.option(
+    "--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Bearer token."
+)
+@click.option("--wait", is_flag=True, help="Wait for the end; exit code 1 unless it succeeded.")
+@with_registry
+@command_options
+def submit(
+    context: Context,
+    host: str,
+    data: str,
+    train_until: str,
+    fast: bool,
+    params: tuple[str, ...],
+    state: str,
+    image: str,
+    experiment: str,
+    namespace: str,
+    token_file: Path | None,
+    wait: bool,
+    tracking_uri: str,
+    model_name: str,
+) -> None:
+    """Upload the training pipeline to a Kubeflow Pipelines API and run it there."""
+    from pipelines.arguments import complete_arguments, parse_params
+    from pipelines.graph import read_spec
+    from pipelines.submit import submit_pipeline, wait_for_run
+    from pipelines.training import FAST, training
+
+    if not tracking_uri.startswith(("http://", "https://")):
+        raise click.UsageError(
+            "a cluster needs --tracking-uri http(s)://…: its pods cannot reach a file of this machine"
+        )
+    given = parse_params(params)
+    if fast:
+        given |= {name: {**smaller, **given.get(name, {})} for name, smaller in FAST.items()}
+    given |= {"data": data, "train_until": train_until, "model_name": model_name}
+    given |= {"home": state, "tracking_uri": tracking_uri}
+    arguments = complete_arguments(read_spec(training), given)
+    token = token_file.read_text().strip() if token_file else ""
+    submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token)
+    document = asdict(submitted)
+    if wait:
+        click.echo(f"{submitted.url}: waiting for its end", err=True)
+        document["state"] = wait_for_run(host, submitted.run_id, token)
+    context.answer(document, f"{document['url']}  {document['state'].lower()}")
+    if wait and document["state"] != "SUCCEEDED":
+        click.get_current_context().exit(1)
+
+
+@main.command()
+@click.argument("run", required=False, metavar="[RUN]")
+@command_options
+def runs(context: Context, run: str | None) -> None:
+    """List past runs, or show one with its steps (an id, its beginning, or `last`)."""
+    from pipelines.progress import duration, summary
+    from pipelines.runs import find_run, list_runs
+    from pipelines.tables import table
+
+    if run:
+        found = find_run(context.home, run)
+        rows = [
+            [s.name, s.status, duration(s.seconds), summary(s.parameters) or s.error] for s in found.steps
+        ]
+        text = table(["step", "status", "time", "gave"], rows)
+        context.answer(
+            {**_run_row(found), "arguments": found.arguments, "steps": [asdict(s) for s in found.steps]}, text
+        )
+        return
+    known = list(list_runs(context.home))
+    cells = [[r.run_id, r.status, r.arguments.get("data", ""), duration(r.seconds), _done(r)] for r in known]
+    text = table(["run", "status", "data", "time", "steps"], cells) if known else "no runs yet: reco run"
+    context.answer([_run_row(found) for found in known], text)
+
+
+def _done(run: Run) -> str:
+    return f"{sum(step.status == 'done' for step in run.steps)}/{len(run.steps)}"
+
+
+def _run_row(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "status": run.status,
+        "created_at": run.created_at,
+        "seconds": round(run.seconds, 1),
+        "peak_memory_mib": run.peak_memory_mib,
+        "folder": str(run.folder),
+        "step_seconds": {step.name: step.seconds for step in run.steps},
+    }
+
+
+# ------------------------------------------------------------------------------------------- release
+
+
+@main.command()
+@click.argument("version", required=False, metavar="[VERSION]")
+@with_registry
+@command_options
+def models(context: Context, version: str | None, tracking_uri: str, model_name: str) -> None:
+    """List model versions with aliases, metrics and sizes, or show one with the history of promotions."""
+    from pipelines.tables import moment, size, table
+
+    registry = _registry(context, tracking_uri, model_name)
+    if version:
+        found = registry.version(version)
+        history = [asdict(entry) for entry in registry.history() if entry.version == found.version]
+        rows = [
+            ["bundle", found.bundle_id],
+            ["trained until", found.cut],
+            ["aliases", ", ".join(found.aliases)],
+        ]
+        rows += [
+            ["size", size(found.size_bytes)],
+            *[[name, value] for name, value in sorted(found.metrics.items())],
+        ]
+        rows += [
+            [f"{entry['action']} {entry['at']}", f"after version {entry['previous'] or '-'}"]
+            for entry in history
+        ]
+        context.answer({**asdict(found), "history": history}, table(["version", found.version], rows))
+        return
+    known = registry.versions()
+    cells = [
+        [
+            v.version,
+            ", ".join(v.aliases),
+            v.bundle_id,
+            *(v.metrics.get(m, "") for m in ("ndcg_at_10", "recall_at_20")),
+        ]
+        + [size(v.size_bytes), v.cut[:10], moment(v.created_at)]
+        for v in known
+    ]
+    head = [
+        "version",
+        "aliases",
+        "bundle",
+        "ndcg_at_10",
+        "recall_at_20",
+        "size",
+        "trained until",
+        "registered",
+    ]
+    context.answer([asdict(v) for v in known], table(head, cells) if known else "no versions yet: reco run")
+
+
+def _registry(context: Context, tracking_uri: str, model_name: str) -> Any:
+    from components.registry import Registry, default_tracking_uri
+
+    return Registry(tracking_uri or default_tracking_uri(context.home), model_name)
+
+
+@main.command()
+@click.argument("version", default="challenger", metavar="[VERSION]")
+@click.option(
+    "--dataset", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Checked data set."
+)
+@click.option("--gate", "gate", multiple=True, metavar="NAME=VALUE", help="e.g. over_blend=1.1")
+@click.option("--dry-run", is_flag=True, help="Compare and report; change nothing.")
+@with_registry
+@command_options
+def promote(
+    context: Context,
+    version: str,
+    dataset: Path | None,
+    gate: tuple[str, ...],
+    dry_run: bool,
+    tracking_uri: str,
+    model_name: str,
+) -> None:
+    """Send a version (default: the challenger) through the gate to champion."""
+    from components.promote_bundle import promote_bundle
+    from components.registry import default_tracking_uri
+    from pipelines.arguments import parse_params
+    from pipelines.runs import list_runs
+    from pipelines.tables import table
+
+    uri = tracking_uri or default_tracking_uri(context.home)
+    made = (run.artifacts("ingest-events") / "dataset" for run in list_runs(context.home))
+    dataset = dataset or next((place for place in made if (place / "manifest.json").is_file()), None)
+    result = promote_bundle(version, dataset, uri, model_name, str(context.home), parse_params(gate), dry_run)
+    rows = [
+        ["yes" if c["passed"] else "NO", c["metric"], c["got"], c["need"], c["reason"]]
+        for c in result["checks"]
+    ]
+    text = table(["passed", "metric", "got", "needed", "why"], rows) + "\n" if rows else ""
+    verb = (
+        "is champion now"
+        if result["changed"]
+        else "would be compared, nothing was changed"
+        if dry_run
+        else "was it already"
+    )
+    context.answer(result, f"{text}version {result['version']} {verb}")
+    if dry_run and not all(check["passed"] for check in result["checks"]):
+        click.get_current_context().exit(1)
+
+
+@main.command()
+@click.option("--dry-run", is_flag=True, help="Say which version would come back; change nothing.")
+@with_registry
+@command_options
+def rollback(context: Context, dry_run: bool, tracking_uri: str, model_name: str) -> None:
+    """Go back to the champion before this one."""
+    from components.promote_bundle import rollback as go_back
+    from components.registry import default_tracking_uri
+
+    uri = tracking_uri or default_tracking_uri(context.home)
+    result = go_back(uri, model_name, str(context.home), dry_run)
+    verb = "would be champion again" if dry_run else "is champion again"
+    context.answer(result, f"version {result['version']} {verb} (was: {result['previous']})")
+
+
+# ------------------------------------------------------------------------------------------- serving
+
+
+@main.command()
+@click.option("--host", help="Address to listen on.")
+@click.option("--http-port", type=int, help="REST; 0 lets the system choose.")
+@click.option("--grpc-port", type=int, help="gRPC; likewise.")
+@click.option(
+    "--bundle", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Not the champion: this."
+)
+@command_options
+def serve(
+    context: Context, host: str | None, http_port: int | None, grpc_port: int | None, bundle: Path | None
+) -> None:
+    """Serve the champion: KServe REST and gRPC."""
+    settings = context.settings(host=host, http_port=http_port, grpc_port=grpc_port)
+    path = bundle or read_champion(context.home).bundle(context.home)
+    sys.stderr.flush()
+    # The endpoint takes this process over: signals reach it, and nothing of this command stays in memory.
+    arguments = [sys.executable, "-m", "serving.server", "--bundle", str(path)]
+    os.execve(sys.executable, arguments, settings.to_env())
+
+
+@main.command()
+@click.option("--user", help="Who buys.")
+@click.option("--basket", default="", help="Item ids, separated by commas.")
+@click.option("--store", help="Where.")
+@click.option("--at", help="When, e.g. 2017-12-05T18:30:00Z.  [default: now]")
+@click.option("-k", type=int, default=10, show_default=True, help="How many items.")
+@click.option(
+    "--requests", type=click.File("rb"), help="Request lines (JSON), one response a line; - is stdin."
+)
+@command_options
+def recommend(
+    context: Context,
+    user: str | None,
+    basket: str,
+    store: str | None,
+    at: str | None,
+    k: int,
+    requests: IO[bytes] | None,
+) -> None:
+    """Ask for one basket, or answer a file of requests, through the very path that is served."""
+    from pipelines.ask import answer_lines, open_champion
+
+    recommender = open_champion(context.settings(), read_champion(context.home))
+    if requests is not None:
+        failed = 0
+        for answer in answer_lines(recommender, requests):
+            failed += "error" in answer
+            click.echo(json.dumps(answer))
+        if failed:
+            click.echo(f"reco: {failed} lines were no requests; their answers say why", err=True)
+            click.get_current_context().exit(1)
+        return
+    given = {"user_id": user, "store_id": store, "at": at, "k": k}
+    line = {name: value for name, value in given.items() if value is not None}
+    line["basket"] = [item.strip() for item in basket.split(",") if item.strip()]
+    [answer] = answer_lines(recommender, [json.dumps(line).encode()])
+    if "error" in answer:
+        raise click.UsageError(answer["error"])
+    context.answer(answer, _shown(recommender, answer))
+
+
+def _shown(recommender: Any, answer: dict[str, Any]) -> str:
+    from pipelines.ask import item_names
+    from pipelines.tables import table
+
+    names = item_names(recommender, [item["item_id"] for item in answer["items"]])
+    rows = [
+        [
+            number,
+            item["item_id"],
+            names[item["item_id"]].lower(),
+            item["score"],
+            item["source"],
+            item["reason"],
+        ]
+        for number, item in enumerate(answer["items"], 1)
+    ]
+    notes = [
+        f"bundle {answer['bundle_id']}",
+        f"rung {answer['rung']}",
+        f"{answer['stage_ms']['total']:.1f} ms",
+    ]
+    if answer["degraded"]:
+        notes.append(f"degraded: {answer['degraded_reason']}")
+    listed = (
+        table(["#", "item", "what", "score", "source", "reason"], rows) if rows else "nothing to recommend"
+    )
+    return f"{listed}\n{', '.join(notes)}"
+
+
+# --------------------------------------------------------------------------------------------- watch
+
+
+@main.command()
+@click.option(
+    "--from", "since", default="", help="Where the window begins.  [default: the log's start; the cut]"
+)
+@click.option("--until", default="", help="Where it ends.  [default: open]")
+@click.option(
+    "--data", default="", help="Compare events instead of the log: complete-journey, toy, or a data set."
+)
+@click.option(
+    "--report", type=click.Path(path_type=Path), help="HTML report.  [default: drift.html under home]"
+)
+@click.option("--quick", is_flag=True, help="No report; the same numbers without loading Evidently.")
+@click.option("--retrain", is_flag=True, help="Start the training pipeline when it drifted.")
+@command_options
+def drift(
+    context: Context, since: str, until: str, data: str, report: Path | None, quick: bool, retrain: bool
+) -> None:
+    """Compare a window of the log, or of events, with what the champion was made from; exit code 1: drifted."""
+    from monitoring.drift import drift_of_events, drift_of_log
+    from monitoring.windows import Window
+    from pipelines.tables import table
+
+    champion = read_champion(context.home)
+    bundle = champion.bundle(context.home)
+    page = None if quick else report or context.home / "drift.html"
+    if data:
+        place = _dataset(context, data)
+        zone = str(json.loads((place / "manifest.json").read_bytes())["timezone"])
+        verdict = drift_of_events(
+            place, Window.parse(since or champion.cut, until, zone), bundle, page, quick
+        )
+    else:
+        log_dir = context.settings().prediction_log_dir
+        verdict = drift_of_log(bundle, log_dir, Window.parse(since, until), None, page, quick)
+    document: dict[str, Any] = {**verdict.to_dict(), "report": str(page) if page else None}
+    rows = [
+        [
+            c.name,
+            c.status,
+            *("" if v is None else round(v, 4) for v in (c.psi, c.warn_at, c.alarm_at)),
+            c.note,
+        ]
+        for c in verdict.columns
+    ]
+    text = table(["column", "status", "psi", "warns at", "alarms at", "note"], rows)
+    text += f"\n{verdict.status}: {verdict.reason}" + (f"\nreport: {page}" if page else "")
+    if retrain:
+        document["retrain"] = outcome = _retrain(context, verdict)
+        text += f"\nretraining: {outcome['said']}"
+    context.answer(document, text)
+    if verdict.failed:
+        click.get_current_context().exit(1)
+
+
+def _dataset(context: Context, data: str) -> Path:
+    """Return a checked data set: the folder given, the newest run's, or one read for this."""
+    from components.ingest_events import ingest_events
+    from pipelines.runs import list_runs
+
+    _check_data(data)
+    if (Path(data) / "manifest.json").is_file():
+        return Path(data)
+    for known in list_runs(context.home):
+        place = known.artifacts("ingest-events") / "dataset"
+        if known.arguments.get("data") == _absolute(data) and (place / "manifest.json").is_file():
+            return place
+    place = context.home / "datasets" / Path(data).name
+    ingest_events(_absolute(data), place)
+    return place
+
+
+def _retrain(context: Context, verdict: Any) -> dict[str, Any]:
+    """Start the training pipeline, asked for as the champion's was, unless that was done for this already."""
+    from datetime import UTC, datetime
+
+    from monitoring.retraining import claim_retrain
+    from pipelines.local_run import StepFailed
+    from pipelines.runs import list_runs
+
+    decision = claim_retrain(verdict, context.home, datetime.now(UTC))
+    if not decision.allowed:
+        return {"started": False, "said": f"not started: {decision.reason}"}
+    last = next((run for run in list_runs(context.home) if run.status == "done"), None)
+    given = (
+        {}
+        if last is None
+        else {name: last.arguments[name] for name in last.arguments.keys() - {"train_until"}}
+    )
+    uri = str(given.get("tracking_uri", ""))
+    try:
+        done = start_training(context.home, given, bool(last and last.fast), uri, sys.stderr)
+    except StepFailed as error:
+        return {
+            "started": True,
+            "run_id": error.run.run_id,
+            "promoted": False,
+            "said": f"the champion stays: {error}",
+        }
+    return {"started": True, "run_id": done.run_id, "promoted": True, "said": _promoted(context, done)}
+
+
+@main.group()
+def bench() -> None:
+    """Measure, and write tables as JSON and Markdown."""
+
+
+@bench.command("latency")
+@click.option("--seconds", type=float, default=20.0, show_default=True, help="How long each way of asking.")
+@click.option(
+    "--rps", type=float, default=50.0, show_default=True, help="Requests per second under open load."
+)
+@click.option(
+    "--requests", type=click.File("rb"), help="Request lines.  [default: baskets of the evaluation]"
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_latency(
+    context: Context, seconds: float, rps: float, requests: IO[bytes] | None, out: Path | None
+) -> None:
+    """Milliseconds per stage and in total: in process, over HTTP one at a time, and under open load."""
+    from pipelines.ask import evaluation_requests
+    from serving.bench_latency import bench_latency as measure
+    from serving.bench_latency import latency_table
+
+    bundle = read_champion(context.home).bundle(context.home)
+    lines = (
+        [json.loads(line) for line in requests if line.strip()]
+        if requests
+        else evaluation_requests(bundle, 2_000)
+    )
+    result = measure(bundle, lines, out or context.home / "bench", seconds, rps, context.settings())
+    context.answer(result, latency_table(result))
+
+
+@bench.command("quality")
+@click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
+@click.option("--recorded", is_flag=True, help="Show what was measured when the bundle was made.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_quality(context: Context, data: str, recorded: bool, out: Path | None) -> None:
+    """Quality of the served path beside the baselines, with intervals over users."""
+    from pipelines.runs import list_runs
+    from pipelines.tables import markdown, quality_rows
+
+    bundle = read_champion(context.home).bundle(context.home)
+    if recorded:
+        from components.register_bundle import read_evaluation
+
+        results = read_evaluation(bundle)
+    else:
+        from components.evaluate_bundle import evaluate
+        from feature_repo.events import read_dataset
+        from serving.bundle import load_bundle
+
+        newest = next((str(run.arguments["data"]) for run in list_runs(context.home)), "complete-journey")
+        results, _ = evaluate(load_bundle(bundle), read_dataset(_dataset(context, data or newest)))
+    folder = out or context.home / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = markdown(*quality_rows(results))
+    (folder / "quality.json").write_text(json.dumps(results, indent=1))
+    (folder / "quality.md").write_text(f"{text}\n")
+    context.answer(results, text)
+
+
+@main.command()
+@command_options
+def doctor(context: Context) -> None:
+    """Say in seconds what is missing or broken, and how to mend it."""
+    from pipelines.doctor import examine
+
+    try:
+        findings = examine(context.settings())
+    except SettingInvalid as error:
+        raise click.UsageError(str(error)) from error
+    marks = {"ok": "ok  ", "warn": "note", "fail": "FAIL"}
+    lines = [
+        f"{marks[f.status]}  {f.name:<13} {f.found}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "")
+        for f in findings
+    ]
+    context.answer([asdict(finding) for finding in findings], "\n".join(lines))
+    if any(finding.status == "fail" for finding in findings):
+        click.get_current_context().exit(1)

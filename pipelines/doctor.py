@@ -1,0 +1,216 @@
+"""This machine and a home -> what is missing or broken, and how to mend it; in seconds, changing nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+from components.home import NoChampion, read_champion
+from pipelines.runs import list_runs
+from serving.settings import Settings, unknown_variables, variable
+
+PYTHONS = ((3, 11), (3, 14))
+LEAST_DISK_BYTES = 5 << 30  # a run on Complete Journey leaves 1 to 2 GB
+LEAST_MEMORY_BYTES = 4 << 30
+DISTRIBUTION = "checkout-recommender"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    mend: str = ""
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Look at everything that `reco` needs; each look stands for itself, so that one fault hides no other."""
+    looks: list[Callable[[Settings], Iterator[Finding]]] = [
+        _python,
+        _packages,
+        _home,
+        _champion,
+        _online_store,
+        _registry,
+        _ports,
+        _runs,
+        _settings,
+    ]
+    findings = []
+    for look in looks:
+        try:
+            findings += look(settings)
+        except Exception as error:  # noqa: BLE001 - whatever is broken, the other looks must be heard
+            findings.append(Finding(look.__name__.strip("_"), "fail", f"{type(error).__name__}: {error}"))
+    return findings
+
+
+def _python(settings: Settings) -> Iterator[Finding]:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    good = PYTHONS[0] <= sys.version_info[:2] < PYTHONS[1]
+    mend = "" if good else "make a virtual environment with Python 3.11 to 3.13 and run `make setup`"
+    yield Finding("python", "ok" if good else "fail", here, mend)
+
+
+def _packages(settings: Settings) -> Iterator[Finding]:
+    """Ask for the distributions by name; importing them would take half a minute."""
+    missing = []
+    for line in requires(DISTRIBUTION) or ():
+        name, _, marker = line.partition(";")
+        if marker and not any(f'extra == "{extra}"' in marker for extra in ("cpu", "train")):
+            continue
+        name = name.strip().split("[")[0].split("<")[0].split(">")[0].split("=")[0].strip()
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    instead = {"onnxruntime": "onnxruntime-gpu", "faiss-cpu": "faiss-gpu"}
+    missing = [name for name in missing if not _installed(instead.get(name, name))]
+    twice = [name for name, other in instead.items() if _installed(name) and _installed(other)]
+    if missing:
+        yield Finding("packages", "fail", f"not installed: {', '.join(missing)}", "make setup")
+    elif twice:
+        both = ", ".join(f"{name} and {instead[name]}" for name in twice)
+        mend = "uninstall both, then install one extra: '.[cpu]' or '.[gpu]'"
+        yield Finding("packages", "fail", f"installed over one another: {both}", mend)
+    else:
+        yield Finding("packages", "ok", f"{DISTRIBUTION} {version(DISTRIBUTION)} and all it needs")
+
+
+def _installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _home(settings: Settings) -> Iterator[Finding]:
+    home = settings.home.absolute()
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        yield Finding("home", "fail", f"{there} cannot be written", "choose another folder with --home")
+        return
+    yield Finding("home", "ok", f"{home}" if there == home else f"{home} (not there yet)")
+    free = shutil.disk_usage(there).free
+    enough = free >= LEAST_DISK_BYTES
+    mend = "" if enough else f"a run needs some GB: remove old runs from {home / 'runs'}, or move --home"
+    yield Finding("disk", "ok" if enough else "warn", f"{free / 1e9:.0f} GB free", mend)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    enough = memory >= LEAST_MEMORY_BYTES
+    mend = "" if enough else "training on Complete Journey needs 8 GB; `reco run --data toy` works"
+    yield Finding(
+        "memory", "ok" if enough else "warn", f"{memory / 1e9:.0f} GB, {os.cpu_count()} cores", mend
+    )
+
+
+def _champion(settings: Settings) -> Iterator[Finding]:
+    from serving.bundle import load_bundle
+    from serving.errors import BundleInvalid
+
+    try:
+        champion = read_champion(settings.home)
+    except NoChampion as error:
+        yield Finding("champion", "warn", str(error).partition(":")[0], "reco run")
+        return
+    try:
+        bundle = load_bundle(champion.bundle(settings.home))
+    except BundleInvalid as error:
+        mend = f"reco promote {champion.version} fetches it again; reco rollback goes back to the one before"
+        yield Finding("champion", "fail", str(error), mend)
+        return
+    items = f"{len(bundle.statistics.item_ids):,} items"
+    found = f"version {champion.version}, bundle {champion.bundle_id}, {items}, trained until {champion.cut}"
+    yield Finding("champion", "ok", found)
+
+
+def _online_store(settings: Settings) -> Iterator[Finding]:
+    from serving.errors import FeaturesUnavailable
+    from serving.online_features import open_store
+
+    note = settings.home / "online_store.json"
+    if not settings.store_url and not (settings.home / "online_store.db").exists():
+        yield Finding("online store", "warn", "not there yet", "reco run")
+        return
+    store = open_store(settings.online_store_url)
+    try:
+        store.read("doctor")
+    except FeaturesUnavailable as error:
+        yield Finding("online store", "fail", str(error), "start it, or run `reco run` to write it anew")
+        return
+    finally:
+        store.close()
+    if not note.is_file():
+        yield Finding("online store", "warn", "answers, but what it holds is not written down", "reco run")
+        return
+    held = json.loads(note.read_bytes())
+    found = f"{held.get('users', '?')} users as of {held.get('cut', '?')}"
+    try:
+        champion = read_champion(settings.home)
+    except NoChampion:
+        yield Finding("online store", "ok", found)
+        return
+    same = str(held.get("cut")) == champion.cut
+    status: Literal["ok", "warn"] = "ok" if same else "warn"
+    yield Finding(
+        "online store", status, found, "" if same else f"the champion was trained until {champion.cut}"
+    )
+
+
+def _registry(settings: Settings) -> Iterator[Finding]:
+    database = settings.home / "mlflow.db"
+    if not database.exists():
+        yield Finding("registry", "warn", f"{database} is not there yet", "reco run")
+        return
+    with database.open("rb") as stream:
+        good = stream.read(15) == b"SQLite format 3"
+    mend = "" if good else f"restore {database} from a backup, or remove it and run `reco run`"
+    yield Finding(
+        "registry", "ok" if good else "fail", f"{database}" if good else f"{database} is no SQLite file", mend
+    )
+
+
+def _ports(settings: Settings) -> Iterator[Finding]:
+    for field, port in (("http_port", settings.http_port), ("grpc_port", settings.grpc_port)):
+        with socket.socket() as probe:
+            probe.settimeout(0.5)
+            taken = port != 0 and probe.connect_ex((settings.host, port)) == 0
+        mend = f"the endpoint if it runs already; else choose another with {variable(field)}" if taken else ""
+        yield Finding(
+            f"port {port}", "warn" if taken else "ok", "something listens" if taken else "free", mend
+        )
+
+
+def _runs(settings: Settings) -> Iterator[Finding]:
+    run = next(list_runs(settings.home), None)
+    if run is None:
+        yield Finding("last run", "ok", "none yet")
+    elif run.status in ("done", "running"):
+        yield Finding("last run", "ok", f"{run.run_id}: {run.status}")
+    else:
+        error = next((step.error.splitlines()[0] for step in run.steps if step.error), "stopped")
+        yield Finding("last run", "warn", f"{run.run_id}: {error}", f"reco run --resume {run.run_id}")
+
+
+def _settings(settings: Settings) -> Iterator[Finding]:
+    if unknown := unknown_variables():
+        yield Finding("settings", "warn", f"name no setting: {', '.join(unknown)}", "correct or unset them")
+    file = settings.availability_path
+    if file.is_file():
+        try:
+            listed = json.loads(file.read_bytes())
+            good = isinstance(listed, dict)
+        except ValueError:
+            good = False
+        mend = "" if good else 'expected {"out_of_stock": [ids], "banned": [ids]}'
+        yield Finding("availability", "ok" if good else "fail", str(file), mend)

@@ -1,0 +1,29 @@
+"""A shop's latest events and the bundle that serves -> a drift verdict: the pipeline that runs on a schedule.
+
+A run fails when the verdict is `drifted` or `schema_change`, with the reason as its error; the report is kept
+by the step before. Retraining is started by `reco drift --retrain`, which knows when the last one was.
+"""
+
+from kfp import dsl
+
+from components import steps as component_steps
+from monitoring import steps
+from pipelines.training import large, small
+
+
+@dsl.pipeline(name="watch", description="Purchases of a window against those a bundle was made from.")
+def watch(
+    bundle: str,
+    since: str,
+    until: str = "",
+    data: str = "complete-journey",
+    max_quarantine_ratio: float = 0.01,
+) -> None:
+    """Measure drift, keep the report, and raise the alarm if there is reason to."""
+    events = large(
+        component_steps.ingest_events(data=data, max_quarantine_ratio=max_quarantine_ratio, train_until="")
+    )
+    measured = large(
+        steps.measure_drift(bundle=bundle, dataset=events.outputs["dataset"], since=since, until=until)
+    )
+    small(steps.raise_alert(verdict=measured.outputs["Output"])).set_retry(0)

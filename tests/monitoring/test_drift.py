@@ -1,0 +1,303 @@
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from monitoring.drift import (
+    LEAST_UNITS,
+    DriftFound,
+    check_drift,
+    compare,
+    drift_by_week,
+    drift_of_events,
+    drift_of_log,
+    measure_drift,
+    raise_alert,
+)
+from monitoring.verdict import DriftVerdict, judge
+from monitoring.windows import Table, Window
+from serving.prediction_log import Record
+
+Events = Callable[..., pd.DataFrame]
+Day = Callable[[int], datetime]
+MIX = 1 / np.arange(5, 45)
+PIES = np.where(np.arange(40) == 30, 6 * MIX, MIX)  # one category in forty sells six times as much
+
+
+def frame(rows: int = 2_000, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "size": rng.poisson(4, rows),
+            "value": rng.lognormal(size=rows),
+            "store": rng.choice(["a", "b"], rows),
+        }
+    )
+
+
+def status(verdict: DriftVerdict, column: str) -> str:
+    return verdict.column(column).status
+
+
+def test_the_same_distribution_in_200_windows_raises_no_alarm() -> None:
+    rng = np.random.default_rng(0)
+
+    def window(baskets: int) -> pd.DataFrame:
+        basket = np.repeat(np.arange(baskets), rng.geometric(0.2, baskets))
+        user = rng.normal(size=baskets)[basket]  # a basket's lines are alike
+        return pd.DataFrame(
+            {
+                "basket_id": basket,
+                "category": rng.choice(40, len(basket), p=MIX / MIX.sum()).astype(str),
+                "price": rng.lognormal(size=len(basket)) + np.exp(user),
+                "count": rng.poisson(np.exp(user)),
+                "private": (user + rng.normal(size=len(basket)) > 0).astype(float),
+            }
+        )
+
+    reference = window(3_000)
+    found = [check_drift(window(LEAST_UNITS + 100), reference, "basket_id").status for _ in range(200)]
+    assert found.count("drifted") <= 1
+    assert found.count("ok") >= 190
+
+
+def test_half_a_spread_of_shift_is_found() -> None:
+    shifted = frame(seed=1).assign(value=lambda f: f["value"] * 1.6)
+    verdict = check_drift(shifted, frame())
+    assert (verdict.status, verdict.columns[0].name) == ("drifted", "value")
+    assert status(verdict, "size") == status(verdict, "store") == "ok"
+
+
+@pytest.mark.parametrize("rows", [0, 1, LEAST_UNITS - 1])
+def test_too_few_rows_are_no_verdict(rows: int) -> None:
+    for verdict in (check_drift(frame(rows), frame()), check_drift(frame(), frame(rows))):
+        assert verdict.status == "insufficient_data"
+        assert f"{LEAST_UNITS} are needed" in verdict.reason
+    assert check_drift(pd.DataFrame(), frame()).status == "insufficient_data"
+    assert check_drift(pd.DataFrame(), pd.DataFrame()).status == "insufficient_data"
+
+
+def test_rows_of_one_basket_do_not_make_a_sample() -> None:
+    assert (
+        check_drift(frame().assign(basket=1), frame().assign(basket=1), "basket").status
+        == "insufficient_data"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "column", "note"),
+    [
+        (lambda f: f.drop(columns="value"), "value", "gone"),
+        (lambda f: f.assign(extra=1), "extra", "new"),
+        (lambda f: f.assign(value=np.nan), "value", "no row has a value"),
+        (lambda f: f.assign(value=np.inf), "value", "no row has a value"),
+        (lambda f: f.assign(store=""), "store", "no row has a value"),
+        (lambda f: f.assign(store=None), "store", "no row has a value"),
+        (lambda f: f.assign(value="many"), "value", "was a number, is object now"),
+    ],
+)
+def test_a_changed_column_is_named_and_the_others_are_still_compared(
+    change: Callable[[pd.DataFrame], pd.DataFrame], column: str, note: str
+) -> None:
+    verdict = check_drift(change(frame(seed=1)), frame())
+    assert (verdict.status, status(verdict, column)) == ("schema_change", "schema_change")
+    assert note in verdict.column(column).note
+    assert verdict.column("size").psi is not None
+
+
+def test_a_column_that_was_empty_and_is_no_more_has_changed() -> None:
+    assert check_drift(frame(), frame().assign(value=np.nan)).status == "schema_change"
+    empty = frame().assign(value=np.nan)
+    assert check_drift(empty, empty).status == "ok"
+
+
+def test_half_of_the_values_lost_is_an_alarm_though_psi_sees_nothing() -> None:
+    holes = frame(seed=1).assign(value=lambda f: f["value"].where(np.arange(len(f)) % 2 == 0))
+    found = check_drift(holes, frame()).column("value")
+    assert (found.status, found.missing_current) == ("alarm", 0.5)
+    assert found.psi is not None
+    assert found.psi < 0.02
+
+
+def test_a_few_infinite_numbers_are_missing_and_no_more() -> None:
+    some = frame(seed=1)
+    some.loc[:10, "value"] = np.inf
+    assert check_drift(some, frame()).status == "ok"
+
+
+def test_quiet_weeks_are_quiet(
+    events: Events, dataset: Callable[..., Path], day: Day, tmp_path: Path
+) -> None:
+    path = dataset(events(35))
+    for first in (28, 31):
+        verdict = drift_of_events(
+            path, Window(day(first), day(first + 4)), Window(day(0), day(28)), quick=True
+        )
+        assert verdict.status == "ok", verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        (lambda f: f.assign(price=f["price"] * 1.5), "item_price"),
+        (lambda f: f.assign(store_id=f["store_id"].replace("s0", "opened")), "store_id"),
+        (lambda f: f[f["basket_id"].str[-1] != f["item_id"].str[-1]].iloc[::2], "basket_size"),
+    ],
+)
+def test_a_true_change_is_found_in_one_week(
+    events: Events,
+    dataset: Callable[..., Path],
+    day: Day,
+    change: Callable[[pd.DataFrame], pd.DataFrame],
+    column: str,
+) -> None:
+    path = dataset(events(28), change(events(7, first_day=28)))
+    verdict = drift_of_events(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
+    assert (verdict.status, status(verdict, column)) == ("drifted", "alarm")
+
+
+def test_a_new_taste_is_found_and_named(
+    events: Events, dataset: Callable[..., Path], day: Day, tmp_path: Path
+) -> None:
+    path = dataset(events(28), events(7, first_day=28, mix=PIES))
+    report = tmp_path / "reports" / "drift.html"
+    verdict = drift_of_events(path, Window(day(28), day(35)), Window(day(0), day(28)), report, quick=True)
+    assert verdict.status == "drifted"
+    assert verdict.columns[0].name == "category"
+    assert verdict.columns[0].moved[0].label == "category 30"
+    assert verdict.window.since == day(28)
+    assert "drifted" in report.read_text()
+    assert [file.name for file in report.parent.iterdir()] == ["drift.html"]
+
+
+def test_events_are_compared_with_what_the_bundle_was_made_from(
+    events: Events, dataset: Callable[..., Path], day: Day, bundle: Path
+) -> None:
+    calm = dataset(events(7, first_day=28))
+    verdict = drift_of_events(calm, Window(), bundle, quick=True)
+    assert (verdict.status, verdict.reference.since is not None) == ("ok", True)
+    assert "before the cut of bundle" in verdict.compared
+    moved = dataset(events(7, first_day=28, mix=PIES))
+    assert drift_of_events(moved, Window(), bundle, quick=True).status == "drifted"
+
+
+def test_each_week_has_its_row(events: Events, dataset: Callable[..., Path], day: Day) -> None:
+    path = dataset(events(28), events(7, first_day=28, mix=PIES))
+    weeks = drift_by_week(path, Window(day(0), day(28)), ["category", "weekday"])
+    assert weeks["week"].tolist()[::2] == [
+        "2024-01-01",
+        "2024-01-08",
+        "2024-01-15",
+        "2024-01-22",
+        "2024-01-29",
+    ]
+    assert weeks.loc[weeks["column"] == "category", "status"].tolist() == [*["ok"] * 4, "alarm"]
+
+
+Records = Callable[..., list[Record]]
+
+
+def test_the_log_is_compared_with_the_evaluation(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
+) -> None:
+    calm = drift_of_log(bundle, log(records(600, bundle_id, seed=5)), Window(), quick=True)
+    assert (calm.status, calm.compared) == ("ok", f"answers of bundle {bundle_id} with its evaluation")
+    dear = drift_of_log(bundle, log(records(600, bundle_id, seed=5, price=1.6)), Window(), quick=True)
+    assert (dear.status, dear.columns[0].name) == ("drifted", "item_price")
+    pies = drift_of_log(bundle, log(records(600, bundle_id, seed=5, mix=PIES)), Window(), quick=True)
+    assert (pies.status, pies.columns[0].name) == ("drifted", "basket_category")
+
+
+def test_answers_of_other_bundles_are_left_out(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
+) -> None:
+    path = log(records(400, bundle_id, seed=5), records(300, "another", price=9))
+    verdict = drift_of_log(bundle, path, Window(), quick=True)
+    assert verdict.status == "ok"
+    assert "(300 answers of other bundles left out)" in verdict.compared
+
+
+def test_an_earlier_window_of_the_log_can_be_the_reference(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str, day: Day
+) -> None:
+    path = log(records(2_880, bundle_id, seed=5, price=2))  # two days, a request a minute
+    verdict = drift_of_log(bundle, path, Window(day(1)), Window(None, day(1)), quick=True)
+    assert (verdict.status, verdict.reference.until) == ("ok", day(1))
+
+
+def test_fallbacks_are_shown_and_no_reason_to_retrain(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
+) -> None:
+    mixed = [*records(400, bundle_id, seed=5), *records(400, bundle_id, seed=6, rung="popular")]
+    verdict = drift_of_log(bundle, log(mixed), Window(), quick=True)
+    assert (verdict.status, status(verdict, "rung")) == ("warn", "alarm")
+
+
+def test_an_empty_log_is_no_verdict(tmp_path: Path, bundle: Path) -> None:
+    verdict = drift_of_log(bundle, tmp_path / "nothing", Window(), report=tmp_path / "report.html")
+    assert verdict.status == "insufficient_data"
+    assert "insufficient data" in (tmp_path / "report.html").read_text()
+
+
+def test_the_alarm_carries_the_reason() -> None:
+    assert raise_alert({"status": "warn", "reason": "a little"}) == "a little"
+    with pytest.raises(DriftFound, match="drifted: category PSI"):
+        raise_alert({"status": "drifted", "reason": "category PSI 0.2"})
+
+
+def test_the_numbers_may_come_from_elsewhere() -> None:
+    comparisons = compare([Table(frame(seed=1), frame())])
+    names = [comparison.row.name for comparison in comparisons]
+    assert judge(comparisons, dict.fromkeys(names, 5.0)).status == "drifted"
+    assert judge([replace(c) for c in comparisons]).status == "ok"
+
+
+@pytest.mark.slow
+def test_a_million_rows_take_seconds() -> None:
+    rng = np.random.default_rng(0)
+
+    def many() -> pd.DataFrame:
+        numbers = {f"feature_{n}": rng.normal(size=1_000_000).astype(np.float32) for n in range(8)}
+        return pd.DataFrame(numbers).assign(request=np.arange(1_000_000) // 20)
+
+    assert check_drift(many(), many(), "request").status == "ok"
+
+
+@pytest.mark.slow
+def test_a_pipeline_gets_the_verdict_and_keeps_the_report(
+    events: Events, dataset: Callable[..., Path], bundle: Path, tmp_path: Path
+) -> None:
+    path = dataset(events(7, first_day=28, mix=PIES))
+    verdict = measure_drift(bundle, path, "2024-01-29", "", tmp_path / "drift")
+    assert verdict["status"] == "drifted"
+    assert {file.name for file in (tmp_path / "drift").iterdir()} == {"verdict.json", "report.html"}
+
+
+@pytest.mark.slow
+def test_the_real_year(tmp_path: Path) -> None:
+    """Easter, Memorial Day, Thanksgiving and Christmas alarm; quiet weeks, spikes and closed days do not."""
+    from components.complete_journey import TIMEZONE, read_complete_journey
+    from feature_repo.events import complete_columns, write_dataset
+
+    data = read_complete_journey()
+    events = complete_columns(data.events)
+    write_dataset(tmp_path / "dataset", replace(data, events=events, promotions=None, coupons=None))
+    reference = Window.parse("2017-01-02", "2017-03-06", TIMEZONE)  # weeks 2 to 10
+    weeks = drift_by_week(tmp_path / "dataset", reference, ["category", "item_price", "weekday"])
+    weeks["number"] = (pd.to_datetime(weeks["week"]) - pd.Timestamp("2017-01-02")).dt.days // 7 + 2
+    table = weeks.pivot(index="number", columns="column")
+    category, alarms = table["psi"]["category"], table["status"]["category"] == "alarm"
+    measured_elsewhere = {16: 0.127, 22: 0.127, 27: 0.142, 28: 0.118, 48: 0.178, 52: 0.169}
+    for number, psi in measured_elsewhere.items():
+        assert category[number] == pytest.approx(psi, rel=0.1), number
+    assert alarms[[16, 22, 48, 52]].all()
+    assert (table["status"]["category"][list(range(3, 16))] == "ok").all()
+    assert category[list(range(3, 16))].max() < 0.045
+    # One-week price spikes and the Monday on which the shop was closed are no alarms.
+    assert (table["status"]["item_price"][[9, 13, 26, 39]] == "ok").all()
+    assert table["status"]["weekday"][53] == "ok"
+    assert table["psi"]["weekday"][53] < 0.01

@@ -1,0 +1,110 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from monitoring.drift import compare
+from monitoring.reports import Measured, draw_weeks, evidently_psi, write_report
+from monitoring.verdict import judge
+from monitoring.windows import Table
+
+SCRIPT = "</script><script>alert('x')</script>"
+
+
+def tables() -> list[Table]:
+    rng = np.random.default_rng(0)
+
+    def frame(rows: int, shift: float) -> pd.DataFrame:
+        return pd.DataFrame(
+            {
+                "normal": rng.normal(shift, size=rows).astype(np.float32),
+                "count": rng.poisson(2 + shift, rows),
+                "spend": np.where(rng.random(rows) < 0.1, np.nan, rng.lognormal(shift, 2, rows)),
+                "constant": 1.0 + shift,
+                "category": rng.choice([f"c{n}" for n in range(300)], rows, p=weights(shift)),
+                SCRIPT: rng.choice([SCRIPT, "fine"], rows),
+            }
+        )
+
+    # Different lengths on purpose: Evidently gets all columns in one frame.
+    small = pd.DataFrame({"store": ["a", "b"] * 150})
+    return [
+        Table(frame(3_000, 0.3), frame(9_000, 0)),
+        Table(small.assign(store=lambda f: f["store"].replace("a", "new")), small),
+    ]
+
+
+def weights(shift: float) -> np.ndarray:
+    raw = 1 / np.arange(3, 303) ** (1 + shift)
+    return raw / raw.sum()
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    return evidently_psi([c.histogram for c in compare(tables()) if c.histogram is not None])
+
+
+def verdict() -> dict[str, Any]:
+    return judge(compare(tables())).to_dict()
+
+
+@pytest.mark.slow
+def test_evidently_and_our_own_psi_agree(measured: Measured) -> None:
+    own = {c.row.name: c.histogram.psi() for c in compare(tables()) if c.histogram is not None}
+    assert measured.psi.keys() == own.keys()
+    assert min(own.values()) < 0.01 < max(own.values())
+    for name, psi in own.items():
+        assert measured.psi[name] == pytest.approx(psi, rel=1e-9, abs=1e-12), name
+
+
+@pytest.mark.slow
+def test_the_page_has_the_verdict_on_top_and_the_charts_below(measured: Measured, tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", verdict(), measured.charts)
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("<h1") < page.index("nearest to their alarm lines") < page.index("all 7 columns")
+    assert len(page) > 1_000_000  # plotly is inlined: the page opens without a network
+    assert '<script src="http' not in page
+
+
+@pytest.mark.slow
+def test_what_stands_in_the_data_cannot_run_in_the_page(measured: Measured, tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", verdict(), measured.charts)
+    assert SCRIPT not in (tmp_path / "report.html").read_text()
+    assert "alert('x')" in (tmp_path / "report.html").read_text().replace("&#x27;", "'")
+
+
+def test_the_page_says_it_all_without_charts(tmp_path: Path) -> None:
+    write_report(tmp_path / "reports" / "report.html", verdict())
+    page = (tmp_path / "reports" / "report.html").read_text()
+    for said in ("drifted", "category", "alarms at", "the beginning until now", "PSI"):
+        assert said in page
+    assert SCRIPT not in page
+    assert [file.name for file in (tmp_path / "reports").iterdir()] == ["report.html"]
+
+
+def test_a_column_that_was_not_compared_has_dashes(tmp_path: Path) -> None:
+    gone = judge(compare([Table(tables()[0].current.drop(columns="count"), tables()[0].reference)]))
+    write_report(tmp_path / "report.html", gone.to_dict())
+    page = (tmp_path / "report.html").read_text()
+    assert "schema change" in page
+    assert "<td>–</td>" in page
+    assert "the column is gone" in page
+
+
+@pytest.mark.slow
+def test_weeks_are_drawn(tmp_path: Path) -> None:
+    weeks = pd.DataFrame(
+        {
+            "week": ["2024-01-01", "2024-01-08"],
+            "column": "category",
+            "psi": [0.02, 0.2],
+            "noise_floor": 0.01,
+            "warn_at": 0.06,
+            "alarm_at": 0.1,
+            "status": ["ok", "alarm"],
+        }
+    )
+    draw_weeks(weeks, tmp_path / "pictures" / "weeks.png")
+    assert (tmp_path / "pictures" / "weeks.png").read_bytes().startswith(b"\x89PNG")

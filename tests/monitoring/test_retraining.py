@@ -1,0 +1,78 @@
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from monitoring.retraining import COOL_DOWN, claim_retrain, may_retrain
+from monitoring.verdict import DriftVerdict, Status
+from monitoring.windows import Window
+
+NOW = datetime(2024, 3, 1, 12, tzinfo=UTC)
+
+
+def verdict(status: Status = "drifted", day: int = 1) -> DriftVerdict:
+    window = Window(datetime(2024, 2, day, tzinfo=UTC), datetime(2024, 2, day + 7, tzinfo=UTC))
+    return DriftVerdict(status, "category PSI 0.2", "purchases", window, Window(), ())
+
+
+def test_drift_starts_one_run_in_six_hours(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert claim_retrain(verdict(), home, NOW).allowed
+    for hours in (0, 1, 5.9):
+        refused = claim_retrain(verdict(day=2), home, NOW + timedelta(hours=hours))
+        assert not refused.allowed
+        assert "the next may start at 2024-03-01T18:00+00:00" in refused.reason
+    assert claim_retrain(verdict(day=2), home, NOW + COOL_DOWN).allowed
+
+
+def test_one_window_starts_one_run_only(tmp_path: Path) -> None:
+    claim_retrain(verdict(), tmp_path, NOW)
+    again = claim_retrain(verdict(), tmp_path, NOW + timedelta(days=3))
+    assert (again.allowed, "this window" in again.reason) == (False, True)
+
+
+@pytest.mark.parametrize("status", ["ok", "warn", "insufficient_data", "schema_change"])
+def test_nothing_but_drift_starts_a_run(tmp_path: Path, status: Status) -> None:
+    assert not claim_retrain(verdict(status), tmp_path, NOW).allowed
+    assert may_retrain(tmp_path, NOW).allowed
+
+
+def test_asking_changes_nothing(tmp_path: Path) -> None:
+    assert may_retrain(tmp_path, NOW).allowed
+    assert list(tmp_path.iterdir()) == []
+    claim_retrain(verdict(), tmp_path, NOW)
+    assert not may_retrain(tmp_path, NOW + timedelta(minutes=1)).allowed
+
+
+def test_a_clock_that_was_set_back_does_not_forbid_retraining(tmp_path: Path) -> None:
+    claim_retrain(verdict(), tmp_path, NOW)
+    assert may_retrain(tmp_path, NOW - timedelta(days=1)).allowed
+
+
+def test_of_many_checks_at_once_one_starts_a_run(tmp_path: Path) -> None:
+    decisions = []
+    threads = [
+        threading.Thread(
+            target=lambda day=day: decisions.append(claim_retrain(verdict(day=day), tmp_path, NOW))
+        )
+        for day in range(1, 9)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [decision.allowed for decision in decisions].count(True) == 1
+
+
+def test_the_start_is_on_record(tmp_path: Path) -> None:
+    claim_retrain(verdict(), tmp_path, NOW)
+    assert json.loads((tmp_path / "retrain.json").read_text())["reason"] == "category PSI 0.2"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"started_at": "then", "key": ""}', "[]"])
+def test_a_broken_record_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "retrain.json").write_text(text)
+    with pytest.raises(ValueError, match=r"retrain\.json .* remove it"):
+        may_retrain(tmp_path, NOW)

@@ -1,0 +1,22 @@
+import pytest
+
+pytestmark = pytest.mark.slow  # importing kfp takes seconds
+
+
+def test_each_step_runs_in_the_image_of_the_training_steps() -> None:
+    from components import steps as training_steps
+    from monitoring import steps
+
+    assert steps.IMAGE == training_steps.IMAGE
+    for step in (steps.measure_drift, steps.raise_alert):
+        container = step.component_spec.implementation.container
+        assert container.image == steps.IMAGE
+        assert "pip install" not in " ".join(map(str, container.command))
+
+
+def test_a_step_hands_its_paths_over() -> None:
+    from monitoring import steps
+
+    assert set(steps.measure_drift.component_spec.inputs) == {"bundle", "dataset", "since", "until"}
+    assert set(steps.measure_drift.component_spec.outputs) == {"drift", "Output"}
+    assert set(steps.raise_alert.component_spec.inputs) == {"verdict"}

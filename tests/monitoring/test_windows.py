@@ -1,0 +1,146 @@
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from feature_repo.events import read_dataset
+from monitoring.windows import (
+    EventFrames,
+    Table,
+    Window,
+    bundle_categories,
+    bundle_log,
+    bundle_purchases,
+    event_tables,
+    log_tables,
+    purchases,
+)
+from serving.bundle import RankingSettings, seal_bundle
+from serving.prediction_log import Record, records_to_table
+from serving.retrieval import Quotas
+
+NEW_YORK = "America/New_York"
+FEATURES = ("user_item_count", "item_price")
+Events = Callable[..., pd.DataFrame]
+
+
+def test_a_date_is_local_midnight_and_a_full_time_is_itself() -> None:
+    window = Window.parse("2017-11-20", "2017-11-27T05:00:00Z", NEW_YORK)
+    assert window.since == datetime(2017, 11, 20, 5, tzinfo=UTC)
+    assert window.until == datetime(2017, 11, 27, 5, tzinfo=UTC)
+    assert Window.parse("", "") == Window()
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "said"),
+    [("yesterday", "", "'yesterday' is no time"), ("2017-02-01", "2017-01-01", "before it begins")],
+)
+def test_a_window_that_makes_no_sense_is_refused(since: str, until: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Window.parse(since, until)
+
+
+def test_purchases_know_their_category_and_other_events_are_left_out(
+    events: Events, dataset: Callable[..., Path], day: Callable[[int], datetime]
+) -> None:
+    frame = events(3)
+    frame.loc[frame.index[:40], "event_type"] = "impression"
+    data = read_dataset(dataset(frame))
+    found = purchases(data, Window(day(1), day(2)))
+    assert found["at"].between(day(1), day(2), inclusive="left").all()
+    assert (found["category"] == "category " + (found["item_id"].str[1:].astype(int) % 40).astype(str)).all()
+    assert len(purchases(data, Window())) == len(frame) - 40
+
+
+def test_a_basket_is_counted_once() -> None:
+    events = pd.DataFrame(
+        {
+            "basket_id": ["a", "a", "b"],
+            "category": ["x", "y", "x"],
+            "department": "d",
+            "store_id": ["s1", "s1", "s2"],
+            "at": pd.to_datetime(["2024-01-01T03:00Z", "2024-01-01T03:00Z", "2024-01-01T12:00Z"]),
+            "price": [1.0, 2.0, 4.0],
+            "quantity": [1, 3, 1],
+            "discount": [0.5, 0.0, 0.0],
+        }
+    )
+    baskets = EventFrames.of(events, NEW_YORK).baskets.set_index("basket_id")
+    assert baskets["basket_size"].tolist() == [2, 1]
+    assert baskets["basket_value"].tolist() == [7, 4]
+    assert baskets["discounted_line_ratio"].tolist() == [0.5, 0]
+    assert baskets["hour"].tolist() == ["22", "07"]
+    assert baskets["date"].dt.day.tolist() == [31, 1]
+
+
+def weekdays(current: pd.DataFrame, reference: pd.DataFrame) -> Table:
+    return event_tables(EventFrames.of(current, "UTC"), EventFrames.of(reference, "UTC"))[2]
+
+
+def days_of(events: pd.DataFrame) -> np.ndarray:
+    return (events["at"].dt.normalize() - pd.Timestamp("2024-01-01", tz="UTC")).dt.days.to_numpy()
+
+
+def test_a_closed_day_and_a_short_window_do_not_move_the_weekdays(events: Events) -> None:
+    frame = events(28).assign(category="x", department="d")
+    week = events(10, first_day=28).assign(category="x", department="d")
+    few = (days_of(week) == 28) & (np.arange(len(week)) % 20 > 0)  # Monday: closed but for a handful
+    table = weekdays(week[~few], frame)
+    kept = table.current.groupby("weekday")["basket_id"].nunique()
+    # The second Monday is open; Tuesday and Wednesday are there twice and count once.
+    assert kept.to_dict() == dict.fromkeys(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], 60)
+    assert table.reference["weekday"].nunique() == 7
+
+
+def test_a_weekday_without_an_open_day_is_not_compared(events: Events) -> None:
+    frame = events(28).assign(category="x", department="d")
+    week = events(7, first_day=28).assign(category="x", department="d")
+    table = weekdays(week[days_of(week) != 28], frame)
+    assert "Mon" not in set(table.current["weekday"]) | set(table.reference["weekday"])
+
+
+def test_an_empty_window_has_tables_without_rows(events: Events) -> None:
+    frame = events(28).assign(category="x", department="d")
+    for table in event_tables(EventFrames.of(frame[:0], "UTC"), EventFrames.of(frame, "UTC")):
+        assert len(table.current) == 0
+        assert set(table.current) == set(table.reference)
+
+
+def test_the_log_is_watched_by_item_by_basket_and_by_request(records: Callable[..., list[Record]]) -> None:
+    table = records_to_table([*records(20), *records(5, rung="popular")], FEATURES)
+    items, baskets, requests = log_tables(table, table, {f"i{n}": f"c{n % 2}" for n in range(30)})
+    assert list(items.current) == [*FEATURES, "score", "source", "request"]
+    assert len(items.current) == 100  # a fallback's answers have no features
+    assert items.current["request"].nunique() == 20
+    assert len(baskets.current) == 125
+    assert set(baskets.current["basket_category"].dropna()) == {"c0", "c1"}
+    assert baskets.current["basket_category"].isna().any()  # the catalogue here ends at i29
+    assert requests.current["rung"].value_counts().to_dict() == {"full": 20, "popular": 5}
+
+
+def test_an_empty_log_has_tables_without_rows(records: Callable[..., list[Record]]) -> None:
+    nothing, some = records_to_table([], []), records_to_table(records(5), FEATURES)
+    for table in log_tables(nothing, some, {}):
+        assert len(table.current) == 0
+
+
+def test_a_bundle_holds_its_reference(bundle: Path) -> None:
+    assert len(bundle_log(bundle)) == 900
+    assert bundle_purchases(bundle)["category"].nunique() == 40
+    assert bundle_categories(bundle)["i41"] == "category 1"
+
+
+def test_a_bundle_that_was_not_evaluated_has_none(bundle: Path) -> None:
+    (bundle / "reference_log.parquet").unlink()
+    seal_bundle(bundle, cut="2024-01-01", settings=RankingSettings(Quotas(), 1.0), made_from={})
+    with pytest.raises(FileNotFoundError, match="evaluate it first"):
+        bundle_log(bundle)
+
+
+def test_a_table_can_be_narrowed() -> None:
+    frame = pd.DataFrame({"a": [1], "b": [2], "basket_id": ["x"]})
+    table = Table(frame, frame, "basket_id").only(["a", "c"])
+    assert list(table.current) == ["a", "basket_id"]

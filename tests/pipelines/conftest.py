@@ -1,0 +1,70 @@
+"""A pipeline of three trivial steps: everything about running one, without training anything."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from kfp import dsl
+from kfp.dsl import Dataset, Input, Model, Output
+
+from pipelines.graph import Spec, read_spec
+
+step = partial(dsl.component, base_image="test-python:1", install_kfp_package=False)
+
+
+@step
+def make_numbers(count: int, params: dict[str, Any], numbers: Output[Dataset]) -> str:
+    """Write some numbers."""
+    import logging
+    from pathlib import Path
+
+    Path(numbers.path).mkdir(parents=True)
+    Path(numbers.path, "numbers.txt").write_text(
+        "\n".join(str(n * params.get("times", 1)) for n in range(count))
+    )
+    logging.info("%d numbers written", count)
+    return "2017-11-27"
+
+
+@step
+def add_up(numbers: Input[Dataset], cut: str, fail_while: str, total: Output[Model]) -> dict[str, Any]:
+    """Add them up; fail as long as a file exists."""
+    from pathlib import Path
+
+    if fail_while and Path(fail_while).exists():
+        raise ValueError(f"{fail_while} exists\nexpected it to be gone: remove it")
+    Path(total.path).mkdir(parents=True)
+    lines = Path(numbers.path, "numbers.txt").read_text().split()
+    Path(total.path, "total.txt").write_text(str(sum(map(float, lines))))
+    return {"lines": len(lines), "cut": cut, "mean": 0.25}
+
+
+@step
+def report(total: Input[Model], die: str, wait_s: float) -> str:
+    """Say the total; or die; or take long."""
+    import os
+    import time
+    from pathlib import Path
+
+    if die:
+        os.kill(os.getpid(), int(die))
+    time.sleep(wait_s)
+    return Path(total.path, "total.txt").read_text()
+
+
+@dsl.pipeline(name="sums")
+def sums(
+    count: int = 4,
+    times: dict[str, Any] = {},  # noqa: B006 - as in pipelines.training
+    fail_while: str = "",
+    die: str = "",
+    wait_s: float = 0.0,
+) -> None:
+    numbers = make_numbers(count=count, params=times)
+    total = add_up(numbers=numbers.outputs["numbers"], cut=numbers.outputs["Output"], fail_while=fail_while)
+    report(total=total.outputs["total"], die=die, wait_s=wait_s)
+
+
+@pytest.fixture(scope="session")
+def spec() -> Spec:
+    return read_spec(sums)
