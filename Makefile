@@ -37,10 +37,12 @@ check: $(READY) ## format, lint, types, layers, workflows, fast tests
 serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
 	$(BIN)/reco serve
 
-demo: $(READY) ## the whole line on a toy shop in a minute or two: train, promote, recommend, drift
+demo: $(READY) ## the whole line on a toy shop in a few minutes: train, answer, drift, retrain
 	$(BIN)/reco --home $(DEMO_HOME) run --data toy --fast
-	$(BIN)/reco --home $(DEMO_HOME) recommend --basket toy-0,toy-2 -k 5
-	$(BIN)/reco --home $(DEMO_HOME) drift
+	$(BIN)/reco --home $(DEMO_HOME) recommend --at 2024-06-12T10:00:00Z -k 3 \
+	    --user user-004 --basket item-016,item-026,item-064,item-000,item-004
+	@echo 'Right: item-046 is the one favourite of user-004 that is not in the basket. Now the weeks after training:'
+	$(BIN)/reco --home $(DEMO_HOME) drift --data toy --retrain || test $$? -eq 1
 
 clean: ## remove .venv and caches; models and data in .reco stay (delete that folder yourself)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

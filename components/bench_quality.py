@@ -42,8 +42,9 @@ def quality_table(results: dict[str, Any]) -> str:
     rows = [
         f"{results['baskets']} test baskets of {results['users']} users, {window['from'][:10]} to "
         f"{window['until'][:10]}, {results['catalogue_items']} items ranked, "
-        f"{results['out_of_catalogue_ratio']:.1%} of lines outside the catalogue; bundle {results['bundle_id']}, "
-        f"commit {results['commit']}, {results['machine']['cpu']}, {results['machine']['cores']} cores.",
+        f"{results['out_of_catalogue_ratio']:.1%} of lines outside the catalogue; "
+        f"bundle {results['bundle_id']}, commit {results['commit']}, {results['machine']['cpu']}, "
+        f"{results['machine']['cores']} cores.",
         "",
         *_table("system", COLUMNS, systems),
         "",
@@ -56,9 +57,8 @@ def quality_table(results: dict[str, Any]) -> str:
         "| served against | NDCG@10 ratio | Recall@20 ratio |",
         "|---|---|---|",
         *(
-            f"| {name} | {r['ndcg_at_10']:.2f} [{r['ndcg_at_10_interval'][0]:.2f}, {r['ndcg_at_10_interval'][1]:.2f}] "
-            f"| {r['recall_at_20']:.2f} [{r['recall_at_20_interval'][0]:.2f}, {r['recall_at_20_interval'][1]:.2f}] |"
-            for name, r in results["ratios"].items()
+            f"| {name} | {_ratio(row, 'ndcg_at_10')} | {_ratio(row, 'recall_at_20')} |"
+            for name, row in results["ratios"].items()
         ),
         "",
         "Recall@500 of each candidate source alone, and of the candidates as served:",
@@ -76,6 +76,11 @@ def quality_table(results: dict[str, Any]) -> str:
         *(f"| {name.replace('_', ' ')} | {value} |" for name, value in results["calibration"].items()),
     ]
     return "\n".join(rows) + "\n"
+
+
+def _ratio(row: dict[str, Any], metric: str) -> str:
+    low, high = row[f"{metric}_interval"]
+    return f"{row[metric]:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _table(title: str, columns: tuple[str, ...], rows: dict[str, dict[str, Any]]) -> list[str]:

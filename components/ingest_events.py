@@ -87,16 +87,21 @@ def ingest_events(data: str, dataset: Path, max_quarantine_ratio: float = 0.01, 
         raise EventsInvalid(f"the quarantine ratio is {max_quarantine_ratio}, expected a share from 0 to 1")
     dataset = dataset.absolute()
     check_target(dataset)
-    source = _read(data)
-    found = source.found
-    log.info("%d rows read from %s", len(found.events) + len(source.torn), data)
-    good, reasons = check_events(complete_columns(found.events))
-    refused = _refused(found.events, reasons, source.torn)
-    ratio = len(refused) / (len(found.events) + len(source.torn))
     beside = dataset.with_name(dataset.name + ".quarantine")
     shutil.rmtree(beside, ignore_errors=True)  # of an earlier attempt
+    source = _read(data)
+    found = source.found
+    if found.events.empty and len(source.torn):
+        raise _too_many(
+            source.torn, len(source.torn), max_quarantine_ratio, write_quarantine(beside, source.torn)
+        )
+    good, reasons = check_events(complete_columns(found.events))
+    refused = _refused(found.events, reasons, source.torn)
+    rows = len(found.events) + len(source.torn)
+    ratio = len(refused) / rows
+    log.info("%d rows read from %s, %d refused", rows, data, len(refused))
     if ratio > max_quarantine_ratio or len(good) == 0:
-        raise _too_many(refused, ratio, max_quarantine_ratio, write_quarantine(beside, refused))
+        raise _too_many(refused, rows, max_quarantine_ratio, write_quarantine(beside, refused))
     events, repeated = merge_duplicates(good)
     cut = find_cut(events["at"].min(), events["at"].max(), str(found.manifest["timezone"]), train_until)
     manifest = {
@@ -132,11 +137,12 @@ def _counts(refused: pd.DataFrame) -> dict[str, int]:
     return {str(why): int(n) for why, n in refused["reason"].value_counts().items()}
 
 
-def _too_many(refused: pd.DataFrame, ratio: float, allowed: float, file: Path) -> TooManyRefused:
+def _too_many(refused: pd.DataFrame, rows: int, allowed: float, file: Path) -> TooManyRefused:
     reasons = list(_counts(refused).items())
     named = "; ".join(f"{n} x {why}" for why, n in reasons[:3]) + ("; ..." if len(reasons) > 3 else "")
     return TooManyRefused(
-        f"{len(refused)} rows ({ratio:.1%}) break the event contract, at most {allowed:.1%} may ({named}): "
+        f"{len(refused)} of {rows} rows ({len(refused) / rows:.1%}) break the event contract, "
+        f"at most {allowed:.1%} may ({named}): "
         f"mend the rows listed in {file}, or raise the quarantine ratio",
         file,
     )
@@ -154,7 +160,7 @@ def find_cut(first: pd.Timestamp, last: pd.Timestamp, timezone: str, train_until
             given = datetime.fromisoformat(train_until)
         except ValueError as error:
             raise EventsInvalid(
-                f"--train-until {train_until!r} is not a date; expected one like 2017-11-27 or 2017-11-27T05:00:00Z"
+                f"--train-until {train_until!r} is not a date; expected 2017-11-27 or 2017-11-27T05:00:00Z"
             ) from error
         cut = pd.Timestamp(given if given.tzinfo else given.replace(tzinfo=zone)).tz_convert("UTC")
     else:
@@ -163,7 +169,7 @@ def find_cut(first: pd.Timestamp, last: pd.Timestamp, timezone: str, train_until
         cut = midnight.tz_localize(zone, ambiguous=True, nonexistent="shift_forward").tz_convert("UTC")
     if not first < cut <= last:
         raise EventsInvalid(
-            f"the cut {iso(cut)} leaves no event on one side: the events run from {iso(first)} to {iso(last)}; "
+            f"the cut {iso(cut)} leaves no event on one side: they run from {iso(first)} to {iso(last)}; "
             "choose --train-until between them, or bring more than five weeks"
         )
     return iso(cut)
@@ -184,7 +190,8 @@ def _read(data: str) -> Source:
         near = difflib.get_close_matches(data, BUILT_IN, 1)
         hint = f"did you mean {near[0]!r}? otherwise " if near else ""
         raise EventsInvalid(
-            f"--data {data!r} is neither {' nor '.join(BUILT_IN)} nor a file or directory: {hint}check the path"
+            f"--data {data!r} is neither {' nor '.join(BUILT_IN)} nor a file or directory: "
+            f"{hint}check the path"
         )
     return _read_files(path)
 
@@ -224,7 +231,8 @@ def _read_table(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
             "a Parquet file" if file.suffix == ".parquet" else "a CSV file in UTF-8 with commas and a header"
         )
         raise EventsInvalid(
-            f"{file} can't be read, expected {expected}: {str(error).splitlines()[0][:200]}; save it again as such"
+            f"{file} can't be read, expected {expected}: {str(error).splitlines()[0][:200]}; "
+            "save it again as such"
         ) from error
 
 
@@ -287,7 +295,8 @@ def _items(file: Path | None) -> pd.DataFrame:
 
 def _with_all_items(items: pd.DataFrame, sold: pd.Series) -> pd.DataFrame:
     """Return the items and, with nothing but their id, those that were sold and are not among them."""
-    bare = pd.DataFrame({"item_id": np.setdiff1d(sold.unique(), items["item_id"])})
+    distinct = pd.Series(sold.unique(), dtype=object)
+    bare = pd.DataFrame({"item_id": sorted(distinct[~distinct.isin(items["item_id"])])})
     if bare.empty:
         return items
     log.warning("%d of the items sold have no row in the item table", len(bare))
@@ -318,7 +327,7 @@ def _whole_table(file: Path) -> pd.DataFrame:
 
 
 def _timezone(directory: Path) -> str:
-    """Return the shop's time zone from `dataset.json` beside the events, or from the manifest of a data set."""
+    """Return the time zone from `dataset.json` beside the events, or from the manifest of a data set."""
     file = next((f for name in ("dataset.json", "manifest.json") if (f := directory / name).is_file()), None)
     if file is None:
         return "UTC"

@@ -130,8 +130,16 @@ def assemble_bundle(
 
     from components.assemble_bundle import assemble_bundle
 
-    parts = (Path(part.path) for part in (statistics, graphs, index, features))
-    return assemble_bundle(*parts, Path(bundle.path), cut, data_hash, params)
+    return assemble_bundle(
+        Path(statistics.path),
+        Path(graphs.path),
+        Path(index.path),
+        Path(features.path),
+        Path(bundle.path),
+        cut,
+        data_hash,
+        params,
+    )
 
 
 @step

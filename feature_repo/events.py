@@ -111,17 +111,18 @@ def check_names(what: str, found: Collection[Any], known: Collection[str], requi
         EventsInvalid: naming the columns.
     """
     names = [str(name) for name in found]
-    if missing := [name for name in required if name not in names]:
-        raise EventsInvalid(
-            f"column(s) {', '.join(missing)} missing; found {', '.join(names)[:300] or 'none'}, "
-            f"{what} needs {', '.join(required)}: add them (the separator is a comma)"
-        )
     if unknown := [name for name in names if name not in known]:
         near = difflib.get_close_matches(unknown[0], known, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = " (the separator must be a comma)" if any(mark in unknown[0] for mark in ";|\t") else hint
         raise EventsInvalid(
-            f"unknown column(s) {', '.join(map(repr, unknown))}{hint}; {what} has {', '.join(known)}: "
-            "rename or drop them"
+            f"unknown column(s) {', '.join(map(repr, unknown))[:300]}{hint}; "
+            f"{what} has {', '.join(known)}: rename or drop them"
+        )
+    if missing := [name for name in required if name not in names]:
+        raise EventsInvalid(
+            f"column(s) {', '.join(missing)} missing; found {', '.join(names)[:300] or 'none'}, "
+            f"{what} needs {', '.join(required)}: add them"
         )
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -138,6 +139,9 @@ def as_ids(column: pd.Series) -> pd.Series:
     Text is taken as it stands. What is neither text nor a whole number is None.
     """
     codes, distinct = _factorize(column)
+    if column.dtype == np.float32:  # pandas hands its values on as float64
+        distinct = np.where(np.abs(distinct) < 2**24, distinct, np.nan)
+    # Beyond its mantissa a float has lost digits: two ids may have become one.
     texts = np.array([*map(_id_text, distinct), None], dtype=object)  # code -1, a missing value, is the last
     return pd.Series(texts[codes], index=column.index, dtype=object)
 
@@ -150,9 +154,8 @@ def _id_text(value: Any) -> str | None:
     if isinstance(value, int | np.integer):
         return str(int(value))
     if isinstance(value, float | np.floating):
-        # Beyond the mantissa a float has lost digits: two ids may have become one.
-        exact = 2 ** (np.finfo(type(value)).nmant + 1)
-        return str(int(value)) if abs(value) < exact and float(value).is_integer() else None
+        number = float(value)
+        return str(int(number)) if abs(number) < 2**53 and number.is_integer() else None
     if isinstance(value, Decimal):
         return str(int(value)) if value.is_finite() and value == value.to_integral_value() else None
     return None

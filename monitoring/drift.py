@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,31 +156,6 @@ def raise_alert(verdict: Mapping[str, Any]) -> str:
     if verdict["status"] in FAILED:
         raise DriftFound(f"{verdict['status']}: {verdict['reason']}")
     return str(verdict["reason"])
-
-
-def drift_by_week(dataset: Path, reference: Window, columns: Sequence[str] = ("category",)) -> pd.DataFrame:
-    """Return the PSI of every local week (Monday to Sunday) of a data set against a reference window.
-
-    One row for each week and column: week, column, psi, noise_floor, warn_at, alarm_at, status.
-    """
-    data = read_dataset(dataset)
-    timezone = str(data.manifest["timezone"])
-    expected = EventFrames.of(purchases(data, reference), timezone)
-    first, last = (pd.Timestamp(data.manifest[end]).tz_convert(timezone) for end in ("first_at", "last_at"))
-    monday = first.normalize() - pd.DateOffset(days=first.dayofweek)
-    rows = []
-    while monday <= last:
-        week = Window(monday.to_pydatetime(), (monday + pd.DateOffset(days=7)).to_pydatetime())
-        tables = event_tables(EventFrames.of(purchases(data, week), timezone), expected)
-        verdict = judge(compare([table.only(columns) for table in tables]))
-        for name in columns:
-            found = asdict(verdict.column(name))
-            rows.append([monday.date().isoformat(), name, *(found[key] for key in _WEEKLY)])
-        monday += pd.DateOffset(days=7)
-    return pd.DataFrame(rows, columns=["week", "column", *_WEEKLY])
-
-
-_WEEKLY = ("psi", "noise_floor", "warn_at", "alarm_at", "status")
 
 
 def compare(tables: Sequence[Table], rules: Mapping[str, Rule] = RULES) -> list[Comparison]:

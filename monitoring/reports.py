@@ -60,24 +60,27 @@ def write_report(path: Path, verdict: dict[str, Any], charts: str = "") -> None:
 def draw_weeks(
     weeks: pd.DataFrame, path: Path, title: str = "PSI of each week against the reference"
 ) -> None:
-    """Draw what `monitoring.drift.drift_by_week` returns as a PNG: one line a column, with its lines."""
+    """Draw the rows of one column of `monitoring.bench_drift.drift_by_week` as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots()
-    for name, rows in weeks.groupby("column", sort=False):
-        week = pd.to_datetime(rows["week"])
-        axes.plot(week, rows["psi"], marker="o", markersize=3, linewidth=1.2, label=f"{name}")
-        if weeks["column"].nunique() == 1:
-            for line, style in (("alarm_at", "-"), ("warn_at", "--"), ("noise_floor", ":")):
-                axes.plot(week, rows[line], style, color="grey", linewidth=1, label=line.replace("_", " "))
+    week = pd.to_datetime(weeks["week"])
+    axes.plot(week, weeks["psi"], color="#33576b", linewidth=1.2, marker="o", markersize=3, label="PSI")
+    alarms = (weeks["status"] == "alarm").to_numpy()
+    axes.plot(week[alarms], weeks["psi"][alarms], "o", color=_RED, markersize=6, label="alarm")
+    for line, style in (("alarm_at", "-"), ("warn_at", "--"), ("noise_floor", ":")):
+        axes.plot(week, weeks[line], style, color="grey", linewidth=1, label=_LINES[line])
     axes.set(ylabel="PSI", title=title, ylim=(0, None))
-    axes.legend(frameon=False, fontsize=8, ncols=4)
+    axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.stem}.{os.getpid()}.part.png")
     figure.savefig(temporary, dpi=120)
     os.replace(temporary, path)
+
+
+_LINES = {"alarm_at": "alarm line", "warn_at": "warning line", "noise_floor": "noise floor"}
 
 
 def _measure(histograms: Sequence[Histogram]) -> Measured:

@@ -1,4 +1,4 @@
-"""`reco`: what a person types -> one call of the project. Every command imports what it needs, when it runs."""
+"""`reco`: what a person types -> one call of the project; a command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL_NAME = "checkout-recommender"
 # What errors of other packages mean to a caller; ours carry their exit code.
 EXIT_CODES = {
     "BundleInvalid": 1,
-    "EventsInvalid": 2,
+    "EventsInvalid": 1,
     "SettingInvalid": 2,
     "InvalidRequest": 2,
     "ValueError": 2,
@@ -38,6 +38,10 @@ EXIT_CODES = {
 
 class Reco(click.Group):
     """Turns errors into one line and an exit code, and an unknown word into a suggestion."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which one needs them."""
+        return list(self.commands)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command; an unknown one is answered with the closest."""
@@ -164,7 +168,7 @@ def run(
     tracking_uri: str,
     model_name: str,
 ) -> None:
-    """Run the training pipeline here, to a promoted champion."""
+    """Train here, to a promoted champion."""
     if resume:
         done = _resume(context, resume, only)
     elif only:
@@ -188,6 +192,7 @@ def _start(
     from pipelines.arguments import parse_params
 
     _check_data(data)
+    _check_time(train_until)
     given = parse_params(params)
     given |= {"data": _absolute(data), "train_until": train_until, "model_name": model_name}
     return start_training(context.home, given, fast, tracking_uri, sys.stderr)
@@ -218,14 +223,17 @@ def _resume(context: Context, name: str, only: str) -> Run:
 
 
 def _promoted(context: Context, done: Run) -> str:
+    from pipelines.progress import duration
+
     promoted = done.outputs().get("promote-bundle")
     if promoted is None:
         return f"run {done.run_id}: {done.status}; go on with: reco run --resume {done.run_id}"
     result = promoted.parameters["Output"]
     verb = "is champion" if result["changed"] else "was champion already"
+    took = f"{duration(done.seconds)}, at most {done.peak_memory_mib:,} MiB of memory"
     return (
-        f"version {result['version']} (bundle {result['bundle_id']}) {verb}; "
-        "ask it with `reco recommend`, serve it with `reco serve`"
+        f"version {result['version']} (bundle {result['bundle_id']}) {verb}  [{took}]\n"
+        "ask it: reco recommend --basket ITEM,ITEM    serve it: reco serve"
     )
 
 
@@ -236,23 +244,36 @@ def _check_data(data: str) -> None:
         raise click.UsageError(f"no data {data!r}: neither a folder nor a name; {closest(data, names)}")
 
 
+def _check_time(text: str) -> None:
+    from datetime import datetime
+
+    try:
+        datetime.fromisoformat(text or "2017-11-27")
+    except ValueError as error:
+        example = "expected for example 2017-11-27 or 2017-11-27T05:00:00Z"
+        raise click.UsageError(f"--train-until {text!r} is no date: {example}") from error
+
+
 def _absolute(data: str) -> str:
     """Steps run elsewhere: a relative path would point at another folder there."""
     return str(Path(data).absolute()) if Path(data).exists() else data
 
 
 @main.command("compile")
-@click.option(
-    "-o", "--file", type=click.Path(path_type=Path), default="training.yaml", show_default=True, help="Where."
+@click.argument(
+    "pipeline", type=click.Choice(["training", "watch"]), default="training", metavar="[PIPELINE]"
 )
+@click.option("-o", "--file", type=click.Path(path_type=Path), help="Where.  [default: PIPELINE.yaml]")
 @click.option("--image", default="", help="Container image that holds this project.")
 @command_options
-def compile_(context: Context, file: Path, image: str) -> None:
-    """Write the training pipeline as Kubeflow IR YAML."""
-    from pipelines.submit import write_ir
-    from pipelines.training import training
+def compile_(context: Context, pipeline: str, file: Path | None, image: str) -> None:
+    """Write a pipeline (training or watch) as Kubeflow IR YAML."""
+    from importlib import import_module
 
-    steps = write_ir(training, file, image)
+    from pipelines.submit import write_ir
+
+    file = file or Path(f"{pipeline}.yaml")
+    steps = write_ir(getattr(import_module(f"pipelines.{pipeline}"), pipeline), file, image)
     context.answer({"file": str(file), "steps": steps}, f"{file}: {steps} steps")
 
 
@@ -292,7 +313,7 @@ def submit(
     tracking_uri: str,
     model_name: str,
 ) -> None:
-    """Upload the training pipeline to a Kubeflow Pipelines API and run it there."""
+    """Run the training pipeline on a Kubeflow Pipelines API."""
     from pipelines.arguments import complete_arguments, parse_params
     from pipelines.graph import read_spec
     from pipelines.submit import submit_pipeline, wait_for_run
@@ -323,7 +344,7 @@ def submit(
 @click.argument("run", required=False, metavar="[RUN]")
 @command_options
 def runs(context: Context, run: str | None) -> None:
-    """List past runs, or show one with its steps (an id, its beginning, or `last`)."""
+    """List past runs, or show one (`last`) with its steps."""
     from pipelines.progress import duration, summary
     from pipelines.runs import find_run, list_runs
     from pipelines.tables import table
@@ -368,7 +389,7 @@ def _run_row(run: Run) -> dict[str, Any]:
 @with_registry
 @command_options
 def models(context: Context, version: str | None, tracking_uri: str, model_name: str) -> None:
-    """List model versions with aliases, metrics and sizes, or show one with the history of promotions."""
+    """List model versions with aliases and metrics, or show one."""
     from pipelines.tables import moment, size, table
 
     registry = _registry(context, tracking_uri, model_name)
@@ -379,14 +400,9 @@ def models(context: Context, version: str | None, tracking_uri: str, model_name:
             ["bundle", found.bundle_id],
             ["trained until", found.cut],
             ["aliases", ", ".join(found.aliases)],
-        ]
-        rows += [
             ["size", size(found.size_bytes)],
-            *[[name, value] for name, value in sorted(found.metrics.items())],
-        ]
-        rows += [
-            [f"{entry['action']} {entry['at']}", f"after version {entry['previous'] or '-'}"]
-            for entry in history
+            *([name, value] for name, value in sorted(found.metrics.items())),
+            *([f"{e['action']} {e['at']}", f"after version {e['previous'] or '-'}"] for e in history),
         ]
         context.answer({**asdict(found), "history": history}, table(["version", found.version], rows))
         return
@@ -396,9 +412,11 @@ def models(context: Context, version: str | None, tracking_uri: str, model_name:
             v.version,
             ", ".join(v.aliases),
             v.bundle_id,
-            *(v.metrics.get(m, "") for m in ("ndcg_at_10", "recall_at_20")),
+            *(v.metrics.get(metric, "") for metric in ("ndcg_at_10", "recall_at_20")),
+            size(v.size_bytes),
+            v.cut[:10],
+            moment(v.created_at),
         ]
-        + [size(v.size_bytes), v.cut[:10], moment(v.created_at)]
         for v in known
     ]
     head = [
@@ -438,7 +456,7 @@ def promote(
     tracking_uri: str,
     model_name: str,
 ) -> None:
-    """Send a version (default: the challenger) through the gate to champion."""
+    """Send the challenger, or VERSION, through the gate."""
     from components.promote_bundle import promote_bundle
     from components.registry import default_tracking_uri
     from pipelines.arguments import parse_params
@@ -523,7 +541,7 @@ def recommend(
     k: int,
     requests: IO[bytes] | None,
 ) -> None:
-    """Ask for one basket, or answer a file of requests, through the very path that is served."""
+    """Answer one basket, or a file of requests."""
     from pipelines.ask import answer_lines, open_champion
 
     recommender = open_champion(context.settings(), read_champion(context.home))
@@ -537,7 +555,7 @@ def recommend(
             click.get_current_context().exit(1)
         return
     given = {"user_id": user, "store_id": store, "at": at, "k": k}
-    line = {name: value for name, value in given.items() if value is not None}
+    line: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     line["basket"] = [item.strip() for item in basket.split(",") if item.strip()]
     [answer] = answer_lines(recommender, [json.dumps(line).encode()])
     if "error" in answer:
@@ -594,7 +612,10 @@ def _shown(recommender: Any, answer: dict[str, Any]) -> str:
 def drift(
     context: Context, since: str, until: str, data: str, report: Path | None, quick: bool, retrain: bool
 ) -> None:
-    """Compare a window of the log, or of events, with what the champion was made from; exit code 1: drifted."""
+    """Compare a window with what the champion was made from.
+
+    The window is one of the prediction log, or of events (--data). Exit code 1: it drifted.
+    """
     from monitoring.drift import drift_of_events, drift_of_log
     from monitoring.windows import Window
     from pipelines.tables import table
@@ -698,7 +719,10 @@ def bench() -> None:
 def bench_latency(
     context: Context, seconds: float, rps: float, requests: IO[bytes] | None, out: Path | None
 ) -> None:
-    """Milliseconds per stage and in total: in process, over HTTP one at a time, and under open load."""
+    """Measure milliseconds per stage and in total.
+
+    In process, over HTTP one request at a time, and under open load.
+    """
     from pipelines.ask import evaluation_requests
     from serving.bench_latency import bench_latency as measure
     from serving.bench_latency import latency_table
@@ -715,40 +739,45 @@ def bench_latency(
 
 @bench.command("quality")
 @click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
-@click.option("--recorded", is_flag=True, help="Show what was measured when the bundle was made.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
 )
 @command_options
-def bench_quality(context: Context, data: str, recorded: bool, out: Path | None) -> None:
-    """Quality of the served path beside the baselines, with intervals over users."""
-    from pipelines.runs import list_runs
-    from pipelines.tables import markdown, quality_rows
+def bench_quality(context: Context, data: str, out: Path | None) -> None:
+    """Measure the served path beside the baselines."""
+    from components.bench_quality import bench_quality as measure
+    from components.bench_quality import quality_table
 
     bundle = read_champion(context.home).bundle(context.home)
-    if recorded:
-        from components.register_bundle import read_evaluation
+    results = measure(bundle, _dataset(context, data or _newest_data(context)), out or context.home / "bench")
+    context.answer(results, quality_table(results))
 
-        results = read_evaluation(bundle)
-    else:
-        from components.evaluate_bundle import evaluate
-        from feature_repo.events import read_dataset
-        from serving.bundle import load_bundle
 
-        newest = next((str(run.arguments["data"]) for run in list_runs(context.home)), "complete-journey")
-        results, _ = evaluate(load_bundle(bundle), read_dataset(_dataset(context, data or newest)))
-    folder = out or context.home / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    text = markdown(*quality_rows(results))
-    (folder / "quality.json").write_text(json.dumps(results, indent=1))
-    (folder / "quality.md").write_text(f"{text}\n")
-    context.answer(results, text)
+@bench.command("drift")
+@click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_drift(context: Context, data: str, out: Path | None) -> None:
+    """Measure the drift of each week against the first weeks."""
+    from monitoring.bench_drift import bench_drift as measure
+    from monitoring.bench_drift import drift_table
+
+    results = measure(_dataset(context, data or _newest_data(context)), out or context.home / "bench")
+    context.answer(results, drift_table(results))
+
+
+def _newest_data(context: Context) -> str:
+    from pipelines.runs import list_runs
+
+    return next((str(run.arguments["data"]) for run in list_runs(context.home)), "complete-journey")
 
 
 @main.command()
 @command_options
 def doctor(context: Context) -> None:
-    """Say in seconds what is missing or broken, and how to mend it."""
+    """Say what is missing or broken, and how to mend it."""
     from pipelines.doctor import examine
 
     try:

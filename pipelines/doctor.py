@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import socket
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
 from typing import Literal
 
 from components.home import NoChampion, read_champion
@@ -46,7 +47,7 @@ def examine(settings: Settings) -> list[Finding]:
         _runs,
         _settings,
     ]
-    findings = []
+    findings: list[Finding] = []
     for look in looks:
         try:
             findings += look(settings)
@@ -65,7 +66,11 @@ def _python(settings: Settings) -> Iterator[Finding]:
 def _packages(settings: Settings) -> Iterator[Finding]:
     """Ask for the distributions by name; importing them would take half a minute."""
     missing = []
-    for line in requires(DISTRIBUTION) or ():
+    needed = requires(DISTRIBUTION) or []
+    if not needed:
+        yield Finding("packages", "fail", f"{DISTRIBUTION} was installed from something older", "make setup")
+        return
+    for line in needed:
         name, _, marker = line.partition(";")
         if marker and not any(f'extra == "{extra}"' in marker for extra in ("cpu", "train")):
             continue
@@ -168,16 +173,30 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
 
 
 def _registry(settings: Settings) -> Iterator[Finding]:
+    """Read the alias with plain SQL: MLflow takes seconds to import, and would migrate what it opens."""
     database = settings.home / "mlflow.db"
     if not database.exists():
         yield Finding("registry", "warn", f"{database} is not there yet", "reco run")
         return
-    with database.open("rb") as stream:
-        good = stream.read(15) == b"SQLite format 3"
-    mend = "" if good else f"restore {database} from a backup, or remove it and run `reco run`"
-    yield Finding(
-        "registry", "ok" if good else "fail", f"{database}" if good else f"{database} is no SQLite file", mend
-    )
+    query = "SELECT name, version FROM registered_model_aliases WHERE alias = 'champion'"
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            aliases = {str(name): str(version) for name, version in connection.execute(query)}
+    except sqlite3.Error as error:
+        mend = f"restore {database} from a backup, or remove it and run `reco run`"
+        yield Finding("registry", "fail", f"{database} is no database of MLflow ({error})", mend)
+        return
+    try:
+        champion = read_champion(settings.home)
+    except NoChampion:
+        champion = None
+    # No alias here at all: the champion came from another registry (--tracking-uri).
+    alias = aliases.get(champion.model_name) if champion else None
+    if champion and alias and alias != champion.version:
+        found = f"its champion is version {alias}, champion.json says {champion.version}"
+        yield Finding("registry", "fail", found, "reco promote champion")
+        return
+    yield Finding("registry", "ok", f"{database}")
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
@@ -198,8 +217,9 @@ def _runs(settings: Settings) -> Iterator[Finding]:
     elif run.status in ("done", "running"):
         yield Finding("last run", "ok", f"{run.run_id}: {run.status}")
     else:
-        error = next((step.error.splitlines()[0] for step in run.steps if step.error), "stopped")
-        yield Finding("last run", "warn", f"{run.run_id}: {error}", f"reco run --resume {run.run_id}")
+        failed = next((step for step in run.steps if step.error), None)
+        why = f"failed at {failed.name}: {failed.error.splitlines()[0]}" if failed else "stopped"
+        yield Finding("last run", "warn", f"{run.run_id}: {why}", f"reco run --resume {run.run_id}")
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:

@@ -212,13 +212,12 @@ class _Log(io.TextIOBase):
             if not line.strip() or " - ERROR - Task" in line:
                 break
             cause.append(line)
-        return "\n".join(cause)
+        return re.sub(r"^[\w.]*\.(?=\w)", "", "\n".join(cause))
 
 
 def exit_code_of(cause: str) -> int:
     """Return the exit code that a step's error stands for."""
-    name = cause.partition(":")[0].rpartition(".")[2]
-    return EXIT_CODES.get(name, 1)
+    return EXIT_CODES.get(cause.partition(":")[0], 1)
 
 
 def code_hash() -> str:

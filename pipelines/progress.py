@@ -16,7 +16,7 @@ _NOISE = ("Looking for component", "Loading KFP component", "Got executor_input"
 
 
 class Progress:
-    """Tells of one run. On a terminal the running step's line is kept up to date; elsewhere it is a heartbeat."""
+    """Tells of one run; a terminal sees the running step's line change, a file gets a heartbeat."""
 
     def __init__(self, stream: IO[str], usual_s: Mapping[str, float] | None = None) -> None:
         """Take the stream, and how long each step usually takes."""
@@ -114,9 +114,9 @@ def spoken(line: str) -> str:
 def summary(parameters: Mapping[str, Any]) -> str:
     """Return a step's small outputs on one line."""
     told = []
-    for name, value in parameters.items():
+    for name, value in sorted(parameters.items()):
         if isinstance(value, Mapping):
-            told += [f"{key} {_short(inner)}" for key, inner in value.items() if _short(inner)]
+            told += [f"{key} {_short(inner)}" for key, inner in sorted(value.items()) if _short(inner)]
         elif _short(value):
             told.append(_short(value) if name == "Output" else f"{name} {_short(value)}")
     return ", ".join(told)

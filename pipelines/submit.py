@@ -113,7 +113,7 @@ def wait_for_run(host: str, run_id: str, token: str = "", every_s: float = 5.0) 
 
 
 def ask_health(host: str, token: str = "") -> None:
-    """Fail in seconds, and say why, when no pipelines API answers; KFP's client would retry for half a minute.
+    """Fail in seconds and say why when no pipelines API answers; KFP's client would try for half a minute.
 
     Raises:
         ApiUnreachable: nothing answers, or something else does.

@@ -46,7 +46,7 @@ def command_lines() -> list[list[str]]:
     lines = re.findall(
         r"^\s*@?(?:\.venv/bin/|\$\(BIN\)/)?reco +(.*)$", shell.replace("\\\n", " "), re.MULTILINE
     )
-    return [line.split("#")[0].split() for line in lines]
+    return [re.split(r"#|\|\||&&|[;>]", line)[0].split() for line in lines]
 
 
 def options(command: click.Command) -> set[str]:
@@ -69,9 +69,18 @@ def test_the_code_blocks_call_reco_as_it_is() -> None:
         assert given <= options(COMMANDS[called]), f"reco {' '.join(words)}"
 
 
+def test_the_table_of_commands_names_options_that_exist() -> None:
+    rows = re.findall(r"^\| `reco ([a-z]+(?: [a-z]+)?)\b[^|]*\|[^|]*\|$", README, re.MULTILINE)
+    assert len(rows) >= len(COMMANDS)
+    for row in re.findall(r"^\| `reco [^|]*\|[^|]*\|$", README, re.MULTILINE):
+        words = row.split("`")[1].split()[1:]
+        called = next(path for path in COMMANDS if tuple(words[: len(path)]) == path)
+        assert set(re.findall(r"--[a-z-]+", row)) <= options(COMMANDS[called]), row
+
+
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_each_command_stands_in_the_readme_and_explains_itself(path: tuple[str, ...]) -> None:
-    assert f"`reco {' '.join(path)}" in README
+    assert re.search(rf"^\| `reco {' '.join(path)}[` ]", README, re.MULTILINE)
     command = COMMANDS[path]
     assert command.get_short_help_str(limit=200), f"reco {' '.join(path)} has no help"
     silent = [p.name for p in command.params if isinstance(p, click.Option) and not p.help and not p.hidden]
@@ -90,7 +99,7 @@ def test_the_readme_names_only_targets_that_exist() -> None:
 
 @pytest.mark.parametrize("field", fields(Settings), ids=lambda field: field.name)
 def test_each_setting_stands_in_the_readme_with_its_default(field: Field[object]) -> None:
-    row = re.search(rf"^\| `{variable(field.name)}` \| (.*?) \| (.+) \|$", README, re.MULTILINE)
+    row = re.search(rf"^\| `{variable(field.name)}` \|(.*?)\| (.+) \|$", README, re.MULTILINE)
     assert row, f"{variable(field.name)} has no row in README's table of settings"
     assert row[1].strip("` ").replace(" ", "") == shown(field.default), (
         f"{variable(field.name)}: {field.default!r}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import components.promote_bundle as promote_module
-from components.gate import GateFailed
+from components.gate import GateFailed, compare
 from components.home import Conflict, NoChampion, locked, read_champion
 from components.promote_bundle import NothingToCompare, promote_bundle, rollback
 from components.register_bundle import register_bundle
@@ -241,7 +241,6 @@ def test_a_champion_that_moved_while_the_gate_compared_is_a_conflict(
     """The lock covers one home; another machine's promotion shows in the alias."""
     other = register(evaluated("other"), uri)
     register(evaluated("one"), uri)
-    compare = promote_module.compare
 
     def meanwhile(*arguments: Any) -> Any:
         registry.point("champion", other)

@@ -1,167 +1,423 @@
-"""The event contract: each way to break it has its reason, each way to keep it its row."""
+"""Raw rows -> what the contract makes of them: completed, refused with a reason, merged, written, read."""
 
+import json
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feature_repo.events import (
     EVENT_SCHEMA,
+    MAX_ID_LENGTH,
     Dataset,
     EventsInvalid,
+    as_ids,
+    as_times,
     check_events,
     complete_columns,
     merge_duplicates,
     read_dataset,
     write_dataset,
+    write_quarantine,
 )
-from feature_repo.toy_shop import toy_dataset
+from serving.schemas import MAX_ID_LENGTH as LONGEST_ID_OF_A_REQUEST
 
-NOW = datetime(2024, 6, 1, tzinfo=UTC)
-GOOD = {"user_id": "u1", "basket_id": "b1", "item_id": "i1", "at": "2024-05-01T10:00:00Z"}
-
-
-def frame(*rows: dict[str, Any]) -> pd.DataFrame:
-    return pd.DataFrame([{**GOOD, **row} for row in rows])
+NOW = datetime(2026, 3, 2, tzinfo=UTC)
+ROW: dict[str, Any] = {"user_id": "u1", "basket_id": "b1", "item_id": "milk", "at": "2026-03-01T09:00:00Z"}
 
 
-def reasons(*rows: dict[str, Any]) -> list[str]:
-    """Return the reason for each refused row, none for the good ones."""
-    return check_events(complete_columns(frame(*rows)), NOW)[1].tolist()
-
-
-def test_four_columns_are_enough() -> None:
-    events = complete_columns(frame({}))
-    assert events.columns.tolist() == EVENT_SCHEMA.names
-    row = events.iloc[0]
-    assert (row["event_type"], row["quantity"], row["discount"], row["store_id"]) == ("purchase", 1, 0, "")
-    assert np.isnan(row["price"])
-    assert len(row["event_id"]) == 16
-    assert row["at"] == pd.Timestamp("2024-05-01T10:00:00Z")
-    assert check_events(events, NOW)[1].empty
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"user_id": None}, "user_id is missing"),
-        ({"item_id": ""}, "item_id is missing"),
-        ({"basket_id": "x" * 129}, "basket_id is longer than 128 characters"),
-        ({"item_id": "a\nb"}, "item_id holds control characters"),
-        ({"at": "yesterday"}, "at is not an ISO 8601 time"),
-        ({"at": None}, "at is not an ISO 8601 time"),
-        ({"at": "2024-06-03T00:00:00Z"}, "at lies in the future"),
-        ({"event_type": "refund"}, "event_type is not one of purchase, impression, click"),
-        ({"quantity": -1}, "quantity is not a whole number from 1 to 1000000"),
-        ({"quantity": 0}, "quantity is not a whole number from 1 to 1000000"),
-        ({"quantity": 1.5}, "quantity is not a whole number from 1 to 1000000"),
-        ({"quantity": "many"}, "quantity is not a whole number from 1 to 1000000"),
-        ({"price": -0.01}, "price is negative or infinite"),
-        ({"price": float("inf")}, "price is negative or infinite"),
-        ({"price": "free"}, "price is negative or infinite"),
-        ({"discount": -1}, "discount is negative or infinite"),
-    ],
-)
-def test_each_broken_rule_has_its_reason(row: dict[str, Any], reason: str) -> None:
-    assert reasons(row, {"basket_id": "b2"}) == [reason]
-
-
-def test_a_clock_a_little_ahead_is_forgiven() -> None:
-    assert reasons({"at": "2024-06-01T20:00:00Z"}) == []
-
-
-def test_one_basket_has_one_user_and_one_time() -> None:
-    assert reasons({}, {"item_id": "i2", "user_id": "u2"}) == ["its basket belongs to another user"]
-    assert reasons({}, {"item_id": "i2", "at": "2024-05-01T11:00:00Z"}) == [
-        "its basket was bought at another time"
-    ]
-    later_click = {"item_id": "i2", "at": "2024-05-01T11:00:00Z", "event_type": "click"}
-    assert reasons({}, later_click) == []
-
-
-def test_integer_ids_stay_what_they_were() -> None:
-    for ids in ([1041453, 995242], [1041453.0, 995242.0]):
-        assert complete_columns(frame({}, {}).assign(item_id=ids))["item_id"].tolist() == [
-            "1041453",
-            "995242",
-        ]
-    holes = complete_columns(frame({}, {}).assign(item_id=[1041453, None]))["item_id"].tolist()
-    assert holes == ["1041453", None]
-
-
-def test_times_without_a_zone_are_utc_and_others_are_converted() -> None:
-    at = complete_columns(frame({"at": "2024-05-01T10:00:00"}, {"at": "2024-05-01T10:00:00+02:00"}))["at"]
-    assert at.dt.hour.tolist() == [10, 8]
-    naive = complete_columns(frame({}).assign(at=pd.Timestamp("2024-05-01T10:00:00")))["at"]
-    assert str(naive.dtype) == "datetime64[us, UTC]"
-
-
-@pytest.mark.parametrize(
-    ("raw", "says"),
-    [
-        (
-            frame({}).rename(columns={"item_id": "itemid"}),
-            r"unknown column 'itemid' \(did you mean 'item_id'\?\)",
-        ),
-        (frame({}).drop(columns="at"), r"column\(s\) at missing"),
-        (frame({}).iloc[:0], "no events"),
-    ],
-)
-def test_files_of_another_shape_are_refused(raw: pd.DataFrame, says: str) -> None:
-    with pytest.raises(EventsInvalid, match=says):
-        complete_columns(raw)
-
-
-def test_repeated_events_are_dropped_and_lines_of_one_item_add_up() -> None:
-    rows = frame(
-        {"event_id": "e1", "quantity": 1, "price": 4.0},
-        {"event_id": "e1", "quantity": 1, "price": 4.0},
-        {"event_id": "e2", "quantity": 3, "price": 2.0},
-        {"event_id": "e3", "quantity": 1, "price": 9.0, "item_id": "i0"},
+def rows(*changes: dict[str, Any]) -> pd.DataFrame:
+    """One good row per dict, in baskets of their own, with the dict's values in it."""
+    return pd.DataFrame(
+        [{**ROW, "basket_id": f"b{number}", **change} for number, change in enumerate(changes)]
     )
-    merged, counts = merge_duplicates(complete_columns(rows))
-    assert counts == {"repeated_events": 1, "merged_lines": 1}
-    assert merged["item_id"].tolist() == ["i0", "i1"]
-    assert merged["quantity"].tolist() == [1, 4]
-    assert merged["price"].tolist() == [9.0, 2.5]  # (4 + 3 * 2) / 4
 
 
-def test_an_unknown_price_stays_unknown_when_lines_are_merged() -> None:
-    merged, _ = merge_duplicates(complete_columns(frame({"event_id": "a"}, {"event_id": "b", "price": 2.0})))
-    assert merged["quantity"].tolist() == [2]
-    assert merged["price"].isna().all()
+def check(*changes: dict[str, Any]) -> tuple[pd.DataFrame, pd.Series]:
+    return check_events(complete_columns(rows(*changes)), NOW)
 
 
-def test_a_data_set_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    shop = toy_dataset(users=4, weeks=3)
-    manifest = write_dataset(tmp_path / "d", shop)
-    again = read_dataset(tmp_path / "d")
-    assert again.manifest == manifest
-    pd.testing.assert_frame_equal(again.events, shop.events, check_dtype=False)
-    assert (manifest["timezone"], manifest["users"]) == ("UTC", 4)
-    assert not (tmp_path / "d.part").exists()
-    write_dataset(tmp_path / "d", shop)  # writing over an old one replaces it
+# ------------------------------------------------------------------------------------ raw rows -> columns
 
 
-def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "d", toy_dataset(users=2, weeks=2))
-    with (tmp_path / "d" / "events.parquet").open("ab") as stream:
-        stream.write(b"x")
-    with pytest.raises(EventsInvalid, match="changed after it was written"):
-        read_dataset(tmp_path / "d")
+def test_what_is_not_given_has_its_default() -> None:
+    event = complete_columns(pd.DataFrame([ROW])).iloc[0]
+    assert list(event.index) == EVENT_SCHEMA.names
+    assert (event["event_type"], event["quantity"], event["discount"], event["store_id"]) == (
+        "purchase",
+        1,
+        0,
+        "",
+    )
+    assert np.isnan(event["price"])
+    assert event["at"] == pd.Timestamp("2026-03-01 09:00", tz="UTC")
 
 
-def test_no_data_set_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(EventsInvalid, match="run ingest_events first"):
+def test_an_empty_cell_is_like_an_absent_column() -> None:
+    optional = ["event_id", "event_type", "quantity", "price", "discount", "store_id"]
+    absent = complete_columns(pd.DataFrame([ROW]))
+    for empty in (None, "", np.nan):
+        found = complete_columns(pd.DataFrame([{**ROW, **dict.fromkeys(optional, empty)}]))
+        pd.testing.assert_frame_equal(found, absent)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (pd.Series(["007", "7"]), ["007", "7"]),
+        (pd.Series([1041453, 2]), ["1041453", "2"]),
+        (pd.Series([1041453.0, np.nan]), ["1041453", None]),
+        (pd.Series([1041453, None], dtype="Int64"), ["1041453", None]),
+        (pd.Series([1041453.0], dtype="float32"), ["1041453"]),
+        (pd.Series([Decimal("1041453.00")]), ["1041453"]),
+        (pd.Series(["a", "b", "a"], dtype="category"), ["a", "b", "a"]),
+        (pd.Series(["a", None], dtype="string"), ["a", None]),
+        (pd.Series(["1041453.0", " x "]), ["1041453.0", " x "]),  # text is taken as it stands
+        (pd.Series([5, "x", 6.0, b"x", True, " "], dtype=object), ["5", "x", "6", None, None, None]),
+        (pd.Series([1.5, np.inf, 2.0**53]), [None, None, None]),  # beyond 2^53 a float has lost digits
+        (pd.Series([2.0**24], dtype="float32"), [None]),
+        (pd.Series([9007199254740993]), ["9007199254740993"]),
+    ],
+)
+def test_ids_become_exact_text(ids: pd.Series, expected: list[str | None]) -> None:
+    assert as_ids(ids).tolist() == expected
+
+
+@given(st.lists(st.integers(min_value=-(2**63), max_value=2**63 - 1), min_size=1))
+def test_every_integer_id_keeps_its_digits(numbers: list[int]) -> None:
+    assert as_ids(pd.Series(numbers, dtype="int64")).tolist() == [str(number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        ("2026-03-01", "2026-03-01T00:00:00+00:00"),
+        ("2026-03-01 09:00", "2026-03-01T09:00:00+00:00"),  # without a zone: UTC
+        ("2026-03-01T09:00:00+02:00", "2026-03-01T07:00:00+00:00"),
+        ("2026-03-01T09:00:00.123456789Z", "2026-03-01T09:00:00.123456+00:00"),
+        (datetime(2026, 3, 1), "2026-03-01T00:00:00+00:00"),
+        (datetime(2026, 3, 1).date(), "2026-03-01T00:00:00+00:00"),
+    ],
+)
+def test_times_become_utc(time: Any, expected: str) -> None:
+    assert as_times(pd.Series([time], dtype=object)).iloc[0].isoformat() == expected
+
+
+@pytest.mark.parametrize(
+    "time", ["", "yesterday", "now", "01.03.2026", "2026-02-30", "1700000000", None, 1700000000, 1.5]
+)
+def test_what_is_no_time_is_refused(time: Any) -> None:
+    good, reasons = check({"at": time}, {})
+    assert list(reasons) == ["at is not an ISO 8601 time"]
+    assert len(good) == 1
+
+
+def test_a_column_of_numbers_is_no_column_of_times() -> None:
+    assert as_times(pd.Series([1_700_000_000, 1_700_000_001])).isna().all()
+
+
+def test_datetime_columns_of_any_zone_and_unit_become_utc() -> None:
+    naive = pd.Series([pd.Timestamp("2026-03-01 09:00")])
+    for column in (
+        naive,
+        naive.astype("datetime64[s]"),
+        naive.dt.tz_localize("UTC").dt.tz_convert("America/New_York"),
+    ):
+        assert str(as_times(column).dtype) == "datetime64[us, UTC]"
+        assert as_times(column).iloc[0] == pd.Timestamp("2026-03-01 09:00", tz="UTC")
+
+
+@pytest.mark.parametrize("missing", ["user_id", "basket_id", "item_id", "at"])
+def test_a_missing_column_is_named(missing: str) -> None:
+    with pytest.raises(EventsInvalid, match=rf"column\(s\) {missing} missing; found .*: add"):
+        complete_columns(rows({}).drop(columns=missing))
+
+
+def test_an_unknown_column_is_named_with_the_nearest_known_one() -> None:
+    with pytest.raises(
+        EventsInvalid, match=r"'pirce', 'colour' \(did you mean 'price'\?\).*event_id, event_type.*drop"
+    ):
+        complete_columns(rows({"pirce": 1, "colour": "red"}))
+
+
+def test_a_column_that_is_there_twice_is_named() -> None:
+    frame = rows({"price": 1.0, "discount": 0.0}).set_axis([*ROW, "price", "price"], axis=1)
+    with pytest.raises(EventsInvalid, match="'price' is there more than once"):
+        complete_columns(frame)
+
+
+def test_no_rows_are_no_events() -> None:
+    with pytest.raises(EventsInvalid, match="not one row"):
+        complete_columns(rows({}).iloc[:0])
+
+
+def test_lists_are_no_ids() -> None:
+    with pytest.raises(EventsInvalid, match="'item_id' holds lists"):
+        complete_columns(rows({"item_id": ["milk", "bread"]}))
+
+
+def test_derived_ids_are_distinct_and_always_the_same() -> None:
+    raw = rows(
+        {"basket_id": "b"}, {"basket_id": "b", "item_id": "bread"}, {"basket_id": "b"}, {"event_id": "mine"}
+    )
+    ids = complete_columns(raw)["event_id"].tolist()
+    assert len(set(ids)) == 4
+    assert ids[3] == "mine"
+    assert ids == complete_columns(raw)["event_id"].tolist()
+    assert ids[0] == complete_columns(raw.iloc[:1])["event_id"].iloc[0]
+    assert all(len(one) == 16 for one in ids[:3])
+
+
+# ------------------------------------------------------------------------------------------------- check
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        *(
+            ({name: value}, f"{name} is empty")
+            for name in ("user_id", "basket_id", "item_id")
+            for value in (None, "", " ")
+        ),
+        ({"item_id": 1.5}, "item_id is empty, or neither text nor a whole number"),
+        ({"store_id": 1.5}, "store_id is empty, or neither"),
+        ({"event_id": 1.5}, "event_id is empty, or neither"),
+        ({"item_id": "x" * (MAX_ID_LENGTH + 1)}, "item_id is longer than 128"),
+        ({"store_id": "x" * (MAX_ID_LENGTH + 1)}, "store_id is longer than 128"),
+        ({"item_id": "milk\nbread"}, "item_id holds unprintable"),  # the packed history joins ids by newlines
+        ({"user_id": "u\u200b1"}, "user_id holds unprintable"),
+        ({"at": "2026-03-03T00:00:01Z"}, "at lies in the future"),
+        ({"at": "1969-12-31T23:59:59Z"}, "at lies before 1970"),
+        ({"event_type": "refund"}, "event_type is not one of purchase, impression, click"),
+        ({"event_type": 7}, "event_type is not one of"),
+        *(
+            ({"quantity": value}, "quantity is not a whole number")
+            for value in (0, -1, 1.5, 1_000_001, np.inf, "two")
+        ),
+        *(
+            ({"price": value}, "price is not a number")
+            for value in (-0.01, np.inf, -np.inf, 1e300, "1,19", "free")
+        ),
+        *(({"discount": value}, "discount is not a number") for value in (-1, np.inf, "much")),
+    ],
+)
+def test_a_row_that_breaks_a_rule_is_refused_with_the_reason(change: dict[str, Any], reason: str) -> None:
+    good, reasons = check({}, change, {})
+    assert list(reasons.index) == [1]
+    assert reasons.iloc[0].startswith(reason)
+    assert list(good.index) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"item_id": "x" * MAX_ID_LENGTH},
+        {"item_id": "Käse 500 g"},
+        {"at": "2026-03-02T23:59:59Z"},  # within the day that clocks may differ
+        {"quantity": "2"},
+        {"quantity": 1_000_000},
+        {"price": 0},
+        {"price": Decimal("1.19")},
+        {"event_type": "click", "price": None},
+    ],
+)
+def test_a_row_at_the_edge_of_a_rule_is_good(change: dict[str, Any]) -> None:
+    _, reasons = check(change)
+    assert reasons.empty
+
+
+def test_an_event_may_name_what_a_request_may_name() -> None:
+    assert MAX_ID_LENGTH == LONGEST_ID_OF_A_REQUEST
+
+
+def test_a_basket_of_two_users_is_refused_whole() -> None:
+    good, reasons = check({"basket_id": "b"}, {}, {"basket_id": "b", "user_id": "u2", "item_id": "bread"})
+    assert reasons.to_dict() == {0: "its basket names two users", 2: "its basket names two users"}
+    assert list(good.index) == [1]
+
+
+def test_a_basket_bought_at_two_times_is_refused_whole() -> None:
+    later = {"basket_id": "b", "at": "2026-03-01T09:00:01Z", "item_id": "bread"}
+    _, reasons = check({"basket_id": "b"}, later, {"basket_id": "b", "item_id": "tea"}, {})
+    assert reasons.to_dict() == dict.fromkeys([0, 1, 2], "its basket was bought at two times")
+
+
+def test_what_was_shown_may_have_other_times_than_the_purchase() -> None:
+    shown = {"basket_id": "b", "at": "2026-03-01T08:59:00Z", "event_type": "impression"}
+    good, reasons = check(
+        {"basket_id": "b"}, shown, {**shown, "at": "2026-03-01T08:58:00Z", "item_id": "tea"}
+    )
+    assert reasons.empty
+    assert len(merge_duplicates(good)[0]) == 3
+
+
+def test_a_refused_row_does_not_spoil_its_basket() -> None:
+    _, reasons = check({"basket_id": "b"}, {"basket_id": "b", "item_id": "tea", "at": "nonsense"})
+    assert list(reasons.index) == [1]
+
+
+def test_an_event_id_that_stands_for_two_lines_is_refused() -> None:
+    _, reasons = check({"event_id": "same"}, {"event_id": "same", "item_id": "bread"}, {"event_id": "other"})
+    assert reasons.to_dict() == dict.fromkeys([0, 1], "its event_id names different lines")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.integers(-1, 3)), min_size=1, max_size=20
+    )
+)
+def test_every_row_is_good_or_refused_and_never_both(lines: list[tuple[str, str, int]]) -> None:
+    raw = pd.DataFrame(
+        [{**ROW, "basket_id": b, "item_id": i, "quantity": n, "price": 1.0} for b, i, n in lines]
+    )
+    good, reasons = check_events(complete_columns(raw), NOW)
+    assert sorted([*good.index, *reasons.index]) == list(raw.index)
+    merged, counts = merge_duplicates(good)
+    assert merged["quantity"].sum() == raw.loc[raw["quantity"] > 0, "quantity"].sum()
+    assert len(merged) == len(good) - sum(counts.values())
+    assert not merged.duplicated(["basket_id", "item_id"]).any()
+
+
+# ------------------------------------------------------------------------------------------------- merge
+
+
+def test_an_event_seen_twice_counts_once() -> None:
+    good, _ = check({"event_id": "e", "basket_id": "b"}, {"event_id": "e", "basket_id": "b"})
+    merged, counts = merge_duplicates(good)
+    assert counts == {"repeated_events": 1, "merged_lines": 0}
+    assert merged["quantity"].tolist() == [1]
+
+
+def test_two_lines_of_an_item_become_one_with_the_mean_per_unit() -> None:
+    line = {"basket_id": "b"}
+    good, _ = check(
+        {**line, "quantity": 1, "price": 4.0, "discount": 0.0},
+        {**line, "quantity": 3, "price": 2.0, "discount": 2.0},
+        {"item_id": "bread"},
+    )
+    merged, counts = merge_duplicates(good)
+    assert counts == {"repeated_events": 0, "merged_lines": 1}
+    assert merged[["basket_id", "item_id"]].to_numpy().tolist() == [["b", "milk"], ["b2", "bread"]]
+    assert merged.loc[0, ["quantity", "price", "discount"]].tolist() == [4, 2.5, 1.5]
+    assert merged["quantity"].dtype == np.int64
+
+
+def test_an_unknown_price_has_no_part_in_the_mean() -> None:
+    line = {"basket_id": "b"}
+    good, _ = check(
+        {**line, "price": 3.0},
+        line,
+        {"item_id": "bread", "basket_id": "c"},
+        {"item_id": "bread", "basket_id": "c"},
+    )
+    merged, _ = merge_duplicates(good)
+    assert merged["price"].iloc[0] == 3.0
+    assert np.isnan(merged["price"].iloc[1])
+
+
+def test_events_are_sorted_by_time_basket_and_item() -> None:
+    good, _ = check(
+        {"basket_id": "z"},
+        {"basket_id": "y", "item_id": "b"},
+        {"basket_id": "y", "item_id": "a"},
+        {"basket_id": "x", "at": "2026-03-01T10:00:00Z"},
+    )
+    merged, _ = merge_duplicates(good)
+    assert merged["basket_id"].tolist() == ["y", "y", "z", "x"]
+    assert merged["item_id"].tolist() == ["a", "b", "milk", "milk"]
+
+
+# ----------------------------------------------------------------------------------------------- on disk
+
+
+@pytest.fixture
+def shop() -> Dataset:
+    events, _ = merge_duplicates(check({"price": 1.5}, {"item_id": "bread"})[0])
+    items = pd.DataFrame({"item_id": ["bread", "milk"], "category": ["bakery", ""]})
+    return Dataset(
+        events, items, {"name": "two", "timezone": "Europe/Berlin"}, users=pd.DataFrame({"user_id": ["u1"]})
+    )
+
+
+def test_what_is_written_is_read(shop: Dataset, tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path / "dataset", shop)
+    found = read_dataset(tmp_path / "dataset", also=["users", "coupons"])
+    pd.testing.assert_frame_equal(found.events, shop.events)
+    pd.testing.assert_frame_equal(found.items, shop.items)
+    assert found.users is not None
+    assert (found.users["user_id"].tolist(), found.coupons) == (["u1"], None)
+    assert found.manifest == manifest
+    assert pq.read_schema(tmp_path / "dataset" / "events.parquet").remove_metadata() == EVENT_SCHEMA
+    assert (manifest["rows"], manifest["users"], manifest["items"], manifest["baskets"]) == (2, 1, 2, 2)
+    assert (manifest["first_at"], manifest["timezone"]) == ("2026-03-01T09:00:00Z", "Europe/Berlin")
+    assert (tmp_path / "dataset" / "quarantine.jsonl").read_text() == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
+
+
+def test_large_tables_are_read_on_demand(shop: Dataset, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "dataset", shop)
+    assert read_dataset(tmp_path / "dataset").users is None
+
+
+def test_the_same_events_have_the_same_hash(shop: Dataset, tmp_path: Path) -> None:
+    first, second = (write_dataset(tmp_path / name, shop)["data_hash"] for name in "ab")
+    assert first == second
+    other = Dataset(shop.events.iloc[:1], shop.items)
+    assert write_dataset(tmp_path / "c", other)["data_hash"] != first
+
+
+def test_a_data_set_replaces_an_empty_directory_and_an_older_data_set(shop: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "dataset").mkdir()
+    write_dataset(tmp_path / "dataset", shop)
+    write_dataset(tmp_path / "dataset", Dataset(shop.events.iloc[:1], shop.items))
+    assert len(read_dataset(tmp_path / "dataset").events) == 1
+    assert not (tmp_path / "dataset" / "users.parquet").exists()
+
+
+@pytest.mark.parametrize("stranger", ["thesis.docx", "events.parquet"])
+def test_a_directory_of_something_else_is_left_alone(shop: Dataset, stranger: str, tmp_path: Path) -> None:
+    (tmp_path / stranger).write_text("mine")
+    with pytest.raises(EventsInvalid, match=f"holds {stranger}.*empty directory"):
+        write_dataset(tmp_path, shop)
+    assert (tmp_path / stranger).read_text() == "mine"
+
+
+def test_a_flipped_byte_is_noticed(shop: Dataset, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "dataset", shop)
+    file = tmp_path / "dataset" / "events.parquet"
+    body = bytearray(file.read_bytes())
+    body[100] ^= 1
+    file.write_bytes(body)
+    with pytest.raises(EventsInvalid, match=r"events\.parquet is missing or was changed"):
+        read_dataset(tmp_path / "dataset")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (None, "no manifest"),
+        ("{", "is no manifest"),
+        ("[]", "is no manifest"),
+        ('{"kind": "bundle", "files": {}}', "holds a bundle"),
+    ],
+)
+def test_what_is_no_data_set_is_not_read(manifest: str | None, message: str, tmp_path: Path) -> None:
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(EventsInvalid, match=message):
         read_dataset(tmp_path)
 
 
-def test_the_hash_follows_the_content(tmp_path: Path) -> None:
-    shop = toy_dataset(users=3, weeks=2)
-    first = write_dataset(tmp_path / "a", shop)["data_hash"]
-    assert write_dataset(tmp_path / "b", shop)["data_hash"] == first
-    other = Dataset(shop.events.assign(price=1.0), shop.items)
-    assert write_dataset(tmp_path / "c", other)["data_hash"] != first
+def test_the_quarantine_is_json_whatever_the_rows_hold(tmp_path: Path) -> None:
+    values = [np.inf, np.nan, None, pd.Timestamp("2026-03-01", tz="UTC"), "Käse\n", b"\xff"]
+    rows = pd.DataFrame({"row": range(6), "reason": "odd", "price": pd.Series(values, dtype=object)})
+    lines = write_quarantine(tmp_path / "new", rows).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["price"] for line in lines][:3] == ["inf", None, None]
+    assert json.loads(lines[4]) == {"row": 4, "reason": "odd", "price": "Käse\n"}

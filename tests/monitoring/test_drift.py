@@ -12,7 +12,6 @@ from monitoring.drift import (
     DriftFound,
     check_drift,
     compare,
-    drift_by_week,
     drift_of_events,
     drift_of_log,
     measure_drift,
@@ -185,19 +184,6 @@ def test_events_are_compared_with_what_the_bundle_was_made_from(
     assert drift_of_events(moved, Window(), bundle, quick=True).status == "drifted"
 
 
-def test_each_week_has_its_row(events: Events, dataset: Callable[..., Path], day: Day) -> None:
-    path = dataset(events(28), events(7, first_day=28, mix=PIES))
-    weeks = drift_by_week(path, Window(day(0), day(28)), ["category", "weekday"])
-    assert weeks["week"].tolist()[::2] == [
-        "2024-01-01",
-        "2024-01-08",
-        "2024-01-15",
-        "2024-01-22",
-        "2024-01-29",
-    ]
-    assert weeks.loc[weeks["column"] == "category", "status"].tolist() == [*["ok"] * 4, "alarm"]
-
-
 Records = Callable[..., list[Record]]
 
 
@@ -275,29 +261,3 @@ def test_a_pipeline_gets_the_verdict_and_keeps_the_report(
     verdict = measure_drift(bundle, path, "2024-01-29", "", tmp_path / "drift")
     assert verdict["status"] == "drifted"
     assert {file.name for file in (tmp_path / "drift").iterdir()} == {"verdict.json", "report.html"}
-
-
-@pytest.mark.slow
-def test_the_real_year(tmp_path: Path) -> None:
-    """Easter, Memorial Day, Thanksgiving and Christmas alarm; quiet weeks, spikes and closed days do not."""
-    from components.complete_journey import TIMEZONE, read_complete_journey
-    from feature_repo.events import complete_columns, write_dataset
-
-    data = read_complete_journey()
-    events = complete_columns(data.events)
-    write_dataset(tmp_path / "dataset", replace(data, events=events, promotions=None, coupons=None))
-    reference = Window.parse("2017-01-02", "2017-03-06", TIMEZONE)  # weeks 2 to 10
-    weeks = drift_by_week(tmp_path / "dataset", reference, ["category", "item_price", "weekday"])
-    weeks["number"] = (pd.to_datetime(weeks["week"]) - pd.Timestamp("2017-01-02")).dt.days // 7 + 2
-    table = weeks.pivot(index="number", columns="column")
-    category, alarms = table["psi"]["category"], table["status"]["category"] == "alarm"
-    measured_elsewhere = {16: 0.127, 22: 0.127, 27: 0.142, 28: 0.118, 48: 0.178, 52: 0.169}
-    for number, psi in measured_elsewhere.items():
-        assert category[number] == pytest.approx(psi, rel=0.1), number
-    assert alarms[[16, 22, 48, 52]].all()
-    assert (table["status"]["category"][list(range(3, 16))] == "ok").all()
-    assert category[list(range(3, 16))].max() < 0.045
-    # One-week price spikes and the Monday on which the shop was closed are no alarms.
-    assert (table["status"]["item_price"][[9, 13, 26, 39]] == "ok").all()
-    assert table["status"]["weekday"][53] == "ok"
-    assert table["psi"]["weekday"][53] < 0.01

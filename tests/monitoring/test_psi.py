@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,7 +18,7 @@ from monitoring.psi import (
 )
 
 
-def histogram(current: list[object], reference: list[object]) -> Histogram:
+def histogram(current: Sequence[object], reference: Sequence[object]) -> Histogram:
     return encode(pd.Series(current), pd.Series(reference)).histogram("x")
 
 

@@ -79,8 +79,8 @@ class Api(BaseHTTPRequestHandler):
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         if path.startswith("/apis/v2beta1/pipelines/upload"):
             header = f"Content-Type: {self.headers['Content-Type']}\n\n".encode()
-            [part] = message_from_bytes(header + body).get_payload()
-            self.server.uploads.append(part.get_payload(decode=True).decode())
+            _, part = message_from_bytes(header + body).walk()  # the envelope, then what it holds
+            self.server.uploads.append(bytes(part.get_payload(decode=True)).decode())
             version = {"pipeline_version_id": f"v{len(self.server.uploads)}", "pipeline_id": "p1"}
             self.server.versions.append(version)
             if path.endswith("upload_version"):

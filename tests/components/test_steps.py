@@ -1,0 +1,46 @@
+"""The wrappers as text: does each hand over what its function takes?"""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+from kfp.dsl import base_component
+
+from components import steps
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ast.parse((ROOT / "components" / "steps.py").read_text())
+WRAPPERS = [node for node in SOURCE.body if isinstance(node, ast.FunctionDef)]
+
+
+def plain(name: str) -> ast.FunctionDef:
+    tree = ast.parse((ROOT / "components" / f"{name}.py").read_text())
+    return next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda node: node.name)
+def test_a_step_hands_over_what_its_function_takes(wrapper: ast.FunctionDef) -> None:
+    takes = plain(wrapper.name).args
+    [call] = [
+        node
+        for node in ast.walk(wrapper)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == wrapper.name
+    ]
+    given = len(call.args)
+    most = len(takes.args)
+    least = most - len(takes.defaults)
+    assert least <= given <= most, f"{wrapper.name} takes {least} to {most} arguments, its step gives {given}"
+    named = [argument.id for argument in call.args if isinstance(argument, ast.Name)]
+    expected = [argument.arg for argument in takes.args]
+    assert [name for name in expected if name in named] == named, "the order differs"
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda node: node.name)
+def test_a_step_is_a_component_with_our_image_that_installs_nothing(wrapper: ast.FunctionDef) -> None:
+    component = getattr(steps, wrapper.name)
+    assert isinstance(component, base_component.BaseComponent)
+    container = component.component_spec.implementation.container
+    assert container.image == steps.IMAGE
+    assert "pip install" not in " ".join(container.command)
+    assert component.description == inspect.cleandoc(ast.get_docstring(wrapper) or "")
