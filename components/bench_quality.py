@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from components.evaluate_bundle import METRICS, evaluate
+from components.evaluate_bundle import evaluate
+from components.metrics import METRICS
 from feature_repo.events import read_dataset
 from serving.bundle import load_bundle
 from serving.measurement import measured_on, write_result

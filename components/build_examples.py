@@ -46,9 +46,7 @@ class ExampleParams:
     windows: int = 5
     negatives: int = 60  # per list, drawn from the retrieved candidates
     masks: int = 1  # lists made from one basket, each hiding other items
-    anonymous_ratio: float = (
-        0.1  # lists built as if the shopper were unknown, so that the model knows strangers
-    )
+    stranger_ratio: float = 0.1  # lists without a history and with any part of the basket, down to none
     calibration_ratio: float = 0.1  # users whose last window is kept for calibration, all candidates
     seed: int = 0
 
@@ -189,10 +187,10 @@ def _build_share(
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
         for _ in range(1 if calibrates else params.masks):
-            asked = replace(basket, history=nobody) if rng.random() < params.anonymous_ratio else basket
-            one = _ranker_list(
-                windows[window], asked, seen.store_ids, quotas, rng, None if calibrates else params.negatives
-            )
+            stranger = rng.random() < params.stranger_ratio
+            asked = replace(basket, history=nobody) if stranger else basket
+            negatives = None if calibrates else params.negatives
+            one = _ranker_list(windows[window], asked, seen.store_ids, quotas, rng, negatives, stranger)
             if one is not None:
                 lists[calibrates].append(one)
     return _stack(retriever), _stack_lists(lists[False]), _stack_lists(lists[True])
@@ -229,10 +227,13 @@ def _ranker_list(
     quotas: Quotas,
     rng: np.random.Generator,
     negatives: int | None,
+    stranger: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Hide a fifth of the basket and return the features and labels of the candidates for the rest.
 
     All positives among the candidates are kept, and `negatives` others at random (None: all others).
+    Of a stranger only the first so many visible items are known, down to none: the model must know what
+    most people buy.
     """
     codes = window.code[basket.items]
     codes = rng.permutation(codes[codes >= 0])
@@ -240,7 +241,11 @@ def _ranker_list(
         return None
     hidden = max(1, round(HIDDEN_RATIO * len(codes)))
     unknown = len(basket.items) - len(codes)
-    query = window.query(basket, codes[hidden:], len(codes) - hidden + unknown)
+    visible, size = codes[hidden:], len(codes) - hidden + unknown
+    if stranger:
+        visible = visible[: rng.integers(len(visible) + 1)]
+        size = len(visible)
+    query = window.query(basket, visible, size)
     store = window.statistics.store_row.get(str(store_ids[basket.store]))
     candidates = retrieve(
         query, None if store is None else window.statistics.store_popular[store], quotas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +45,11 @@ class Purchases:
 
     def before(self, cut: pd.Timestamp) -> Purchases:
         """Return the purchases strictly before the cut; the id arrays stay whole."""
-        end = int(np.searchsorted(self.at, int(cut.timestamp())))
-        rows = {name: getattr(self, name)[:end] for name in _COLUMNS}
-        return Purchases(self.item_ids, self.user_ids, self.store_ids, self.basket_ids, **rows)
+        return self.where(slice(int(np.searchsorted(self.at, int(cut.timestamp())))))
+
+    def where(self, rows: np.ndarray | slice) -> Purchases:
+        """Return some of the rows, by mask or slice; the id arrays stay whole."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
 
 _COLUMNS = ("item", "user", "store", "basket", "at", "paid", "discount", "quantity")

@@ -604,13 +604,25 @@ def _shown(recommender: Any, answer: dict[str, Any]) -> str:
     "--data", default="", help="Compare events instead of the log: complete-journey, toy, or a data set."
 )
 @click.option(
+    "--reference-from", default="", help="Compare with this stretch of the same data, not with the bundle's."
+)
+@click.option("--reference-until", default="", help="Where that stretch ends.")
+@click.option(
     "--report", type=click.Path(path_type=Path), help="HTML report.  [default: drift.html under home]"
 )
 @click.option("--quick", is_flag=True, help="No report; the same numbers without loading Evidently.")
 @click.option("--retrain", is_flag=True, help="Start the training pipeline when it drifted.")
 @command_options
 def drift(
-    context: Context, since: str, until: str, data: str, report: Path | None, quick: bool, retrain: bool
+    context: Context,
+    since: str,
+    until: str,
+    data: str,
+    reference_from: str,
+    reference_until: str,
+    report: Path | None,
+    quick: bool,
+    retrain: bool,
 ) -> None:
     """Compare a window with what the champion was made from.
 
@@ -623,15 +635,16 @@ def drift(
     champion = read_champion(context.home)
     bundle = champion.bundle(context.home)
     page = None if quick else report or context.home / "drift.html"
-    if data:
-        place = _dataset(context, data)
-        zone = str(json.loads((place / "manifest.json").read_bytes())["timezone"])
-        verdict = drift_of_events(
-            place, Window.parse(since or champion.cut, until, zone), bundle, page, quick
-        )
+    place = _dataset(context, data) if data else None
+    zone = str(json.loads((place / "manifest.json").read_bytes())["timezone"]) if place else "UTC"
+    given = reference_from or reference_until
+    reference = Window.parse(reference_from, reference_until, zone) if given else None
+    if place:
+        window = Window.parse(since or champion.cut, until, zone)
+        verdict = drift_of_events(place, window, reference or bundle, page, quick)
     else:
         log_dir = context.settings().prediction_log_dir
-        verdict = drift_of_log(bundle, log_dir, Window.parse(since, until), None, page, quick)
+        verdict = drift_of_log(bundle, log_dir, Window.parse(since, until), reference, page, quick)
     document: dict[str, Any] = {**verdict.to_dict(), "report": str(page) if page else None}
     rows = [
         [
@@ -642,8 +655,9 @@ def drift(
         ]
         for c in verdict.columns
     ]
-    text = table(["column", "status", "psi", "warns at", "alarms at", "note"], rows)
-    text += f"\n{verdict.status}: {verdict.reason}" + (f"\nreport: {page}" if page else "")
+    text = f"{verdict.status}: {verdict.reason}" + (f"\nreport: {page}" if page else "")
+    if verdict.status != "insufficient_data":
+        text = table(["column", "status", "psi", "warns at", "alarms at", "note"], rows) + f"\n{text}"
     if retrain:
         document["retrain"] = outcome = _retrain(context, verdict)
         text += f"\nretraining: {outcome['said']}"

@@ -25,9 +25,10 @@ from components.home import locked
 from pipelines.arguments import ArgumentsInvalid, closest
 from pipelines.graph import Outputs, Spec, downstream, load_component, step_alone, step_names
 from pipelines.progress import Progress, StepProgress
-from pipelines.runs import Run, StepState, new_run, usual_seconds
+from pipelines.runs import Run, StepState, drop_artifacts, new_run, usual_seconds
 
 ROOT = Path(__file__).parents[1]
+KEPT_RUNS = 3  # a run on Complete Journey leaves half a gigabyte
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 TRACEBACK = "Traceback (most recent call last):"
 # What a step's error means to whoever called `reco`; all others are 1.
@@ -39,11 +40,14 @@ class StepFailed(Exception):
 
     def __init__(self, run: Run, step: str, cause: str, exit_code: int) -> None:
         """Take the run, the step, and the step's own last words."""
-        super().__init__(
-            f"{cause}\n  step {step} of run {run.run_id} failed; all it said: {run.log(step)}\n"
-            f"  this step alone again:  reco run --resume {run.run_id} --only {step}\n"
-            f"  go on from here:        reco run --resume {run.run_id}"
-        )
+        told = f"{cause}\n  step {step} of run {run.run_id} failed; all it said: {run.log(step)}\n"
+        if cause.startswith("GateFailed"):
+            told += "  the new version stays challenger, the champion stays champion\n"
+            told += "  compare again:          reco promote --dry-run"
+        else:
+            told += f"  this step alone again:  reco run --resume {run.run_id} --only {step}\n"
+            told += f"  go on from here:        reco run --resume {run.run_id}"
+        super().__init__(told)
         self.run, self.step, self.cause, self.exit_code = run, step, cause, exit_code
 
 
@@ -59,6 +63,10 @@ def start_run(
     with locked(home / "run.lock", "running a pipeline"):
         run = new_run(home, pipeline, dict(arguments), step_names(spec), fast)
         _execute(home, run, spec, [step.name for step in run.steps], stream)
+        if freed := drop_artifacts(home, KEPT_RUNS):
+            stream.write(
+                f"artifacts of older runs removed ({', '.join(freed)}); their bundles stay registered\n"
+            )
     return run
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -158,6 +159,20 @@ def find_run(home: Path, name: str) -> Run:
     newest = ", ".join(run.run_id for run in known[:5]) or "none yet: start one with `reco run`"
     found = "several runs begin with" if matching else "no run"
     raise RunUnknown(f"{found} {name!r} under {home / 'runs'}; newest: {newest}")
+
+
+def drop_artifacts(home: Path, keep: int) -> list[str]:
+    """Remove the artifacts of all but the newest runs; records and logs stay.
+
+    Returns:
+        The ids of the runs that were freed.
+    """
+    freed = []
+    for run in list(list_runs(home))[keep:]:
+        if (run.folder / "artifacts").exists() and run.status != "running":
+            shutil.rmtree(run.folder / "artifacts")
+            freed.append(run.run_id)
+    return freed
 
 
 def usual_seconds(home: Path, run: Run) -> dict[str, float]:

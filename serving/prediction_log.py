@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -74,6 +75,13 @@ class Record:
     response: Response
     features: np.ndarray
     answered_at: float
+
+
+class RecordSink(Protocol):
+    """Takes records: the prediction log, or a list in an evaluation."""
+
+    def append(self, record: Record, /) -> object:
+        """Take one record, without making its request wait."""
 
 
 def records_to_table(records: Sequence[Record], feature_names: Sequence[str]) -> pa.Table:

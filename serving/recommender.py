@@ -27,7 +27,7 @@ from serving.availability import Availability
 from serving.bundle import Bundle, load_bundle
 from serving.errors import BundleInvalid, FeaturesUnavailable
 from serving.online_features import MemoryStore, OnlineStore, UserRow
-from serving.prediction_log import PredictionLog, Record
+from serving.prediction_log import Record, RecordSink
 from serving.ranking import rank
 from serving.reranking import rerank
 from serving.retrieval import SOURCES, Candidates, FaissTower, build_query, retrieve
@@ -59,7 +59,7 @@ class Recommender:
         self,
         bundle: Bundle,
         store: OnlineStore,
-        log: PredictionLog | None = None,
+        log: RecordSink | None = None,
         availability: Path | None = None,
     ) -> None:
         """Take the bundle, the store of user rows, the prediction log, and the file of excluded items."""
@@ -210,7 +210,7 @@ _POPULAR = {
 
 
 def open_recommender(
-    bundle_path: Path, store: OnlineStore, log: PredictionLog | None = None, availability: Path | None = None
+    bundle_path: Path, store: OnlineStore, log: RecordSink | None = None, availability: Path | None = None
 ) -> Recommender:
     """Load a bundle, ask it its golden requests, and return a recommender that is warm.
 

@@ -152,6 +152,20 @@ def test_hidden_items_are_not_in_the_query(purchases: Purchases) -> None:
     assert built > 100
 
 
+def test_strangers_come_with_any_part_of_their_basket(purchases: Purchases) -> None:
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    seen = purchases.before(CUT)
+    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+    rng = np.random.default_rng(0)
+    sizes = set()
+    for basket in replay(seen):
+        one = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, None, stranger=True)
+        if one is not None:
+            sizes.add(int(one[0][0, DENSE_NAMES.index("basket_size")]))
+    assert {0, 1, 2, 3} <= sizes
+    assert max(sizes) <= max(len(basket.items) for basket in replay(seen)) - 1
+
+
 def test_too_short_a_history_says_so(tmp_path: Path) -> None:
     from components.fit_statistics import fit_statistics
     from feature_repo.events import write_dataset

@@ -1,67 +1,13 @@
-"""Metrics by hand, the protocol, and that the numbers come from the served path."""
+"""That the numbers come from the served path and travel in the sealed bundle."""
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.evaluate_bundle import Bootstrap, Tally, _auc, _protocol_rng, evaluate_bundle
+from components.evaluate_bundle import evaluate_bundle
 from serving.bundle import read_manifest
-
-
-def task(hidden: list[int], before: list[bool]) -> Any:
-    return SimpleNamespace(hidden=np.array(hidden), bought_before=np.array(before))
-
-
-def test_one_list_by_hand() -> None:
-    tally = Tally.empty()
-    ranked = np.arange(100, 130)  # items 101 and 112 are wanted: ranks 2 and 13
-    tally.add(ranked, task([101, 112, 999], [True, True, False]))
-    recall_10, recall_20, ndcg, hit_10, hit_3, mrr = tally.rows[0]
-    assert recall_10 == pytest.approx(1 / 3)
-    assert recall_20 == pytest.approx(2 / 3)
-    ideal = 1 + 1 / np.log2(3) + 1 / np.log2(4)
-    assert ndcg == pytest.approx((1 / np.log2(3)) / ideal)
-    assert (hit_10, hit_3) == (1, 1)
-    assert mrr == pytest.approx(1 / 2)
-    assert tally.repeat == [(2, 2)]
-    assert tally.new == [(0, 1)]
-
-
-def test_an_empty_answer_scores_nothing() -> None:
-    tally = Tally.empty()
-    tally.add(np.empty(0, np.int64), task([1], [True]))
-    assert tally.rows == [(0, 0, 0, 0, 0, 0)]
-
-
-def test_auc_by_hand() -> None:
-    assert _auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])) == pytest.approx(0.75)
-    assert _auc(np.array([0.5, 0.5]), np.array([0, 1])) == 0.5
-    assert _auc(np.array([0.5, 0.6]), np.array([1, 1])) == 0.5
-
-
-def test_the_bootstrap_draws_users_not_baskets() -> None:
-    # One user with 99 baskets of 1 and one with a single 0: whole users come and go.
-    boot = Bootstrap(["a"] * 99 + ["b"])
-    draws = np.unique(boot.means(np.array([1.0] * 99 + [0.0])))
-    np.testing.assert_allclose(draws, [0, 0.99, 1])
-
-
-def test_a_system_against_itself_has_ratio_one() -> None:
-    values = np.random.default_rng(0).random(50)
-    assert Bootstrap([str(i) for i in range(50)]).ratio_interval(values, values) == [1.0, 1.0]
-
-
-def test_the_split_is_a_function_of_the_basket_id() -> None:
-    assert (
-        _protocol_rng("31198570044").permutation(9).tolist()
-        == _protocol_rng("31198570044").permutation(9).tolist()
-    )
-    assert _protocol_rng("basket-1").random() != _protocol_rng("basket-2").random()
 
 
 @pytest.mark.slow
@@ -84,9 +30,19 @@ def test_results_are_part_of_the_sealed_bundle(toy_line: Path) -> None:
 
 @pytest.mark.slow
 def test_the_drift_reference_is_what_the_log_would_hold(toy_line: Path) -> None:
-    reference = pq.read_table(toy_line / "evaluated" / "reference_log.parquet")
-    assert reference.num_rows > 100
-    assert set(np.diff(reference["item_ids"].combine_chunks().offsets.to_numpy())) == {10}
+    """Each basket of the test weeks whole, asked at its own time for the default number of items."""
+    from feature_repo.events import read_dataset
+
+    reference = pq.read_table(toy_line / "evaluated" / "reference_log.parquet").to_pandas()
+    results = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())
+    events = read_dataset(toy_line / "dataset").events
+    window = results["test_window"]
+    tested = events[(events["at"] >= window["from"]) & (events["at"] < window["until"])]
+    bought = tested.groupby("basket_id")["item_id"].agg(set)
+    asked = dict(zip(reference["request_id"], reference["basket"].map(set), strict=True))
+    assert asked == bought.to_dict()
+    assert set(reference["item_ids"].map(len)) == {10}
+    assert set(reference["answered_at"]) == set(tested["at"])
 
 
 @pytest.mark.slow

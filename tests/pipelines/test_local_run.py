@@ -116,6 +116,22 @@ def test_a_killed_step_is_told_as_such(tmp_path: Path, spec: Spec) -> None:
         start(tmp_path, spec, die="9")
 
 
+def test_a_refused_model_is_not_told_to_try_again(tmp_path: Path, spec: Spec) -> None:
+    """The same step on the same inputs fails the same gate: what helps is to look at the comparison."""
+    run, _ = start(tmp_path, spec)
+    told = str(StepFailed(run, "promote-bundle", "GateFailed: ndcg_at_10 is 0.1, needed 0.2", 1))
+    assert "--resume" not in told
+    assert "reco promote --dry-run" in told
+
+
+def test_only_the_newest_runs_keep_their_artifacts(tmp_path: Path, spec: Spec) -> None:
+    runs = [start(tmp_path, spec) for _ in range(4)]
+    assert "artifacts of older runs removed" not in runs[2][1]
+    assert f"artifacts of older runs removed ({runs[0][0].run_id})" in runs[3][1]
+    assert runs[1][0].outputs()
+    assert not (runs[0][0].folder / "artifacts").exists()
+
+
 def test_changed_code_is_told_on_resume(tmp_path: Path, spec: Spec) -> None:
     run, _ = start(tmp_path, spec)
     run.code = "older"

@@ -4,7 +4,16 @@ from pathlib import Path
 import pytest
 
 from pipelines.graph import Outputs
-from pipelines.runs import Run, RunUnknown, find_run, list_runs, new_run, read_run, usual_seconds
+from pipelines.runs import (
+    Run,
+    RunUnknown,
+    drop_artifacts,
+    find_run,
+    list_runs,
+    new_run,
+    read_run,
+    usual_seconds,
+)
 
 
 def finish(run: Run, seconds: float = 1.0) -> Run:
@@ -74,3 +83,17 @@ def test_the_usual_time_is_that_of_a_like_run(tmp_path: Path) -> None:
     now = new_run(tmp_path, "training", {"data": "toy"}, ["a"])
     assert usual_seconds(tmp_path, now) == {"a": 3.0}
     assert usual_seconds(tmp_path, new_run(tmp_path, "training", {"data": "shop"}, ["a"])) == {}
+
+
+def test_artifacts_of_older_runs_go_and_their_records_stay(tmp_path: Path) -> None:
+    made = [finish(new_run(tmp_path, "training", {}, ["a"])) for _ in range(4)]
+    for run in made:
+        run.artifacts("a").mkdir(parents=True)
+    made[0].pid = os.getpid()  # still running: it is left alone
+    made[0].step("a").status = "running"
+    made[0].save()
+    newest = sorted((run.run_id for run in made), reverse=True)
+    assert drop_artifacts(tmp_path, keep=2) == [newest[2]]
+    assert [run.run_id for run in list_runs(tmp_path)] == newest
+    assert [run.artifacts("a").exists() for run in list_runs(tmp_path)] == [True, True, False, True]
+    assert drop_artifacts(tmp_path, keep=2) == []

@@ -1,0 +1,151 @@
+"""Ranked lists and what was bought -> recall, NDCG, calibration, and how sure one may be of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from serving.schemas import MAX_K
+
+BOOTSTRAP_DRAWS = 300
+METRICS = ("recall_at_10", "recall_at_20", "ndcg_at_10", "hit_ratio_at_10", "hit_ratio_at_3", "mrr")
+DISCOUNT = 1 / np.log2(np.arange(2, 12))
+
+Pair = tuple[np.ndarray, np.ndarray]  # probability and label of every candidate of one request
+
+
+@dataclass
+class Tally:
+    """Metrics of one system, one entry per test basket."""
+
+    rows: list[tuple[float, ...]]
+    repeat: list[tuple[float, float]]  # found and wanted among repeat purchases, top 20
+    new: list[tuple[float, float]]
+    shown: set[int]
+
+    @classmethod
+    def empty(cls) -> Tally:
+        """Return a tally of nothing."""
+        return cls([], [], [], set())
+
+    def add(self, ranked: np.ndarray, bought: np.ndarray, before: np.ndarray) -> None:
+        """Count one ranked list of item codes, best first.
+
+        Args:
+            ranked: (n,) codes shown.
+            bought: (m,) codes the shopper bought, m at least 1.
+            before: (m,) bool, whether each had been bought on an earlier occasion.
+        """
+        hit = np.isin(ranked[:MAX_K], bought)
+        wanted = len(bought)
+        ideal = DISCOUNT[: min(10, wanted)].sum()
+        first = np.flatnonzero(hit)
+        self.rows.append(
+            (
+                hit[:10].sum() / wanted,
+                hit[:20].sum() / wanted,
+                float(DISCOUNT[: len(hit[:10])] @ hit[:10]) / ideal,
+                float(hit[:10].any()),
+                float(hit[:3].any()),
+                1 / (first[0] + 1) if len(first) else 0.0,
+            )
+        )
+        found = np.isin(bought, ranked[:20])
+        self.repeat.append((float(found[before].sum()), float(before.sum())))
+        self.new.append((float(found[~before].sum()), float((~before).sum())))
+        self.shown.update(ranked[:10].tolist())
+
+
+class Bootstrap:
+    """Draws users with replacement; the same draws serve every system, so differences are paired."""
+
+    def __init__(self, users: list[str], draws: int = BOOTSTRAP_DRAWS) -> None:
+        """Take the user of each test basket."""
+        _, self._row = np.unique(users, return_inverse=True)
+        count = int(self._row.max()) + 1 if users else 1
+        self._weight = (
+            np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), draws).astype(float)
+        )
+        self._size = self._weight @ np.bincount(self._row, minlength=count)
+
+    def means(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean over baskets in each draw, (draws,)."""
+        totals: np.ndarray = self._weight @ np.bincount(self._row, values, self._weight.shape[1]) / self._size
+        return totals
+
+    def interval(self, values: np.ndarray) -> list[float]:
+        """Return the 95 % interval of the mean."""
+        return _percentiles(self.means(values))
+
+    def ratio_interval(self, values: np.ndarray, others: np.ndarray) -> list[float]:
+        """Return the 95 % interval of the ratio of the two means."""
+        return _percentiles(self.means(values) / np.maximum(self.means(others), 1e-12))
+
+
+def _percentiles(draws: np.ndarray) -> list[float]:
+    return [round(float(x), 5) for x in np.percentile(draws, [2.5, 97.5])]
+
+
+def summary(tally: Tally, boot: Bootstrap, items: int) -> dict[str, Any]:
+    """Return the means over baskets with their intervals; coverage is of a catalogue of `items`."""
+    values = np.array(tally.rows)
+    found: dict[str, Any] = {name: round(float(values[:, i].mean()), 5) for i, name in enumerate(METRICS)}
+    found["interval"] = {name: boot.interval(values[:, i]) for i, name in enumerate(METRICS)}
+    found["repeat_recall_at_20"] = _share(tally.repeat)
+    found["new_recall_at_20"] = _share(tally.new)
+    found["coverage_at_10"] = round(len(tally.shown) / items, 4)
+    return found
+
+
+def _share(pairs: list[tuple[float, float]]) -> float:
+    """Return the mean over baskets that want any of the share found."""
+    found, wanted = np.array(pairs).T
+    some = wanted > 0
+    return round(float((found[some] / wanted[some]).mean()), 5) if some.any() else 0.0
+
+
+def ratios(served: Tally, other: Tally, boot: Bootstrap) -> dict[str, Any]:
+    """Return the ratios of the means of two systems that answered the same baskets."""
+    ours, theirs = np.array(served.rows), np.array(other.rows)
+    found: dict[str, Any] = {}
+    for name in ("ndcg_at_10", "recall_at_20"):
+        i = METRICS.index(name)
+        found[name] = round(float(ours[:, i].mean() / max(theirs[:, i].mean(), 1e-12)), 4)
+        found[f"{name}_interval"] = boot.ratio_interval(ours[:, i], theirs[:, i])
+    return found
+
+
+def calibration(pairs: list[Pair]) -> dict[str, Any]:
+    """Return how true the probabilities are, over all candidates of all requests."""
+    p = np.clip(np.concatenate([scores for scores, _ in pairs]).astype(np.float64), 1e-7, 1 - 1e-7)
+    y = np.concatenate([label for _, label in pairs]).astype(np.float64)
+    base = y.mean()
+    edges = np.quantile(p, np.linspace(0, 1, 21)[1:-1])
+    bucket = np.searchsorted(edges, p)
+    size = np.bincount(bucket, minlength=20)
+    gap = np.abs(np.bincount(bucket, p, 20) - np.bincount(bucket, y, 20))
+    entropy = -(base * np.log(base) + (1 - base) * np.log(1 - base)) if 0 < base < 1 else 1.0
+    log_loss = -(y * np.log(p) + (1 - y) * np.log(1 - p)).mean()
+    return {
+        "candidates": int(size.sum()),
+        "mean_probability": round(float(p.mean()), 6),
+        "purchase_rate": round(float(base), 6),
+        "expected_calibration_error": round(float(gap.sum() / size.sum()), 6),
+        "log_loss": round(float(log_loss), 6),
+        "normalised_entropy": round(float(log_loss / entropy), 5),
+        "auc": round(auc(p, y), 5),
+        "gauc": round(float(np.mean([auc(s, t) for s, t in pairs if 0 < t.sum() < len(t)] or [0.5])), 5),
+    }
+
+
+def auc(scores: np.ndarray, label: np.ndarray) -> float:
+    """Return the area under the ROC curve (rank statistic, ties counted half)."""
+    label = label.astype(bool)
+    positives, negatives = int(label.sum()), int((~label).sum())
+    if not positives or not negatives:
+        return 0.5
+    _values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    rank = np.cumsum(counts) - (counts - 1) / 2
+    return float((rank[inverse][label].sum() - positives * (positives + 1) / 2) / (positives * negatives))

@@ -1,0 +1,78 @@
+"""The test baskets of the protocol on a shop of four baskets, by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
+from components.protocol import Tasks, histories_at, last_baskets, protocol_rng, read_tasks
+
+DAY = 86_400
+
+
+@pytest.fixture(scope="module")
+def purchases() -> Purchases:
+    """Ann buys five things on day 1 and on day 3, two on day 4; Bob one thing never seen before on day 4."""
+    lines = [
+        *(("ann", "b1", 1, item) for item in "abcde"),
+        *(("ann", "b2", 3, item) for item in "bcdez"),
+        *(("ann", "b3", 4, item) for item in "ab"),
+        ("bob", "b4", 4, "y"),
+    ]
+    events = pd.DataFrame(lines, columns=["user_id", "basket_id", "at", "item_id"])
+    events["at"] = pd.to_datetime(events["at"] * DAY, unit="s", utc=True)
+    return purchases_of(
+        events.assign(event_type="purchase", store_id="s", price=2.0, discount=0.0, quantity=1.0)
+    )
+
+
+@pytest.fixture(scope="module")
+def tasks(purchases: Purchases) -> Tasks:
+    seen = purchases.before(pd.Timestamp(2 * DAY, unit="s", tz="UTC"))
+    items = pd.DataFrame(index=pd.Index(list("abcdeyz"), name="item_id"))
+    catalogue = np.array(list("abcde"))
+    cut = pd.Timestamp(2 * DAY, unit="s", tz="UTC")
+    statistics = fit(seen, items, fit_vocabulary(seen, items), cut, catalogue)
+    return read_tasks(purchases, statistics, 2 * DAY, 10 * DAY)
+
+
+def test_only_baskets_of_four_known_items_are_asked(tasks: Tasks) -> None:
+    """b1 is before the window, b3 and b4 are too small; b2 holds four known items and one unknown."""
+    [task] = tasks.hidden
+    assert task.basket_id == "b2"
+    assert len(task.hidden) == 1
+    assert set(task.visible) | {"abcde"[code] for code in task.hidden} == set("bcdez")
+    assert task.bought_before.tolist() == [True]
+    assert task.history.items.tolist() == list("abcde")
+    assert tasks.out_of_catalogue_ratio == round(2 / 8, 4)  # z and y of b, c, d, e, z, a, b, y
+
+
+def test_the_drift_reference_holds_every_basket_whole(tasks: Tasks) -> None:
+    assert {task.basket_id: set(task.visible) for task in tasks.whole} == {
+        "b2": set("bcdez"),
+        "b3": set("ab"),
+        "b4": {"y"},
+    }
+    assert [task.at for task in tasks.whole] == [3 * DAY, 4 * DAY, 4 * DAY]
+
+
+def test_histories_frozen_at_a_time_hold_what_came_before(purchases: Purchases) -> None:
+    at = histories_at(purchases, 4 * DAY)
+    assert set(at) == {"ann"}
+    assert at["ann"].basket_count == 2
+    assert dict(zip(at["ann"].items.tolist(), at["ann"].count.tolist(), strict=True))["b"] == 2
+
+
+def test_the_last_basket_alone_is_a_history_of_one(purchases: Purchases, tasks: Tasks) -> None:
+    third = tasks.whole[[task.basket_id for task in tasks.whole].index("b3")]
+    history = last_baskets(purchases, third, 1)
+    assert history.items.tolist() == list("bcdez")
+    assert history.basket_count == 1
+
+
+def test_the_split_is_a_function_of_the_basket_id() -> None:
+    assert (
+        protocol_rng("31198570044").permutation(9).tolist()
+        == protocol_rng("31198570044").permutation(9).tolist()
+    )
+    assert protocol_rng("basket-1").random() != protocol_rng("basket-2").random()
