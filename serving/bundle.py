@@ -131,9 +131,11 @@ def verify_files(path: Path, manifest: dict[str, Any]) -> None:
         if (
             parts.is_absolute()
             or ".." in parts.parts
-            or any((path / p).is_symlink() for p in [name, *map(str, parts.parents)])
+            or any((path / p).is_symlink() for p in (parts, *parts.parents[:-1]))  # path itself may be one
         ):
-            raise BundleInvalid(f"the manifest of {path} names a file outside the bundle: refuse it")
+            raise BundleInvalid(
+                f"the manifest of {path} names {name!r}, a link or a file outside the bundle: refuse it"
+            )
         if not file.is_file():
             raise BundleInvalid(f"{file} is missing: fetch the bundle again")
         if (found := _sha256(file)) != expected:

@@ -56,7 +56,7 @@ def test_each_command_explains_itself_in_one_line_and_takes_the_common_options(n
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (GateFailed([]), 1),
+        (GateFailed("ndcg_at_10", 0.1, 0.2, "floor"), 1),
         (BundleInvalid("x"), 1),
         (EventsInvalid("x"), 1),
         (NoChampion("x"), 2),

@@ -85,6 +85,16 @@ def test_a_manifest_that_points_outside_is_refused(bundle: Path, tmp_path: Path)
         load_bundle(bundle)
 
 
+def test_a_link_to_a_bundle_is_fine_a_link_in_it_is_not(bundle: Path, tmp_path: Path) -> None:
+    """A volume mount may be reached through links; a linked file could change after it was checked."""
+    (tmp_path / "current").symlink_to(bundle)
+    assert load_bundle(tmp_path / "current").bundle_id == load_bundle(bundle).bundle_id
+    (bundle / "ranker.onnx").rename(tmp_path / "ranker.onnx")
+    (bundle / "ranker.onnx").symlink_to(tmp_path / "ranker.onnx")
+    with pytest.raises(BundleInvalid, match=r"'ranker.onnx', a link"):
+        load_bundle(bundle)
+
+
 def test_an_index_of_another_size_is_refused_though_its_hash_is_right(bundle: Path) -> None:
     index = faiss.IndexFlatIP(64)
     index.add(np.zeros((3, 64), np.float32))

@@ -1,0 +1,90 @@
+"""What the models get: order, hash, padding, and that a broken number stays where it is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from components.fit_statistics import fit, fit_vocabulary, purchases_of
+from feature_repo import schema
+from feature_repo.aggregates import UserHistory, empty_history, fold
+from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH, LIMIT, model_inputs, tower_inputs
+from feature_repo.statistics import Statistics
+from feature_repo.toy_shop import toy_dataset
+from feature_repo.transforms import Query, Rows
+
+DAY = 86_400
+
+
+@pytest.fixture(scope="module")
+def statistics() -> Statistics:
+    data = toy_dataset(users=12, weeks=20)
+    purchases, items = purchases_of(data.events), data.items.set_index("item_id")
+    return fit(purchases, items, fit_vocabulary(purchases, items), pd.Timestamp("2024-06-01", tz="UTC"))
+
+
+def history(*baskets: tuple[int, list[int]]) -> UserHistory:
+    found = empty_history(np.int64)
+    for day, items in baskets:
+        found = fold(found, day * DAY, np.array(items), 1.0, 0.0)
+    return found
+
+
+def query(statistics: Statistics, basket: list[int], bought: UserHistory) -> Query:
+    return Query(statistics, 100.0 * DAY, np.array(basket, np.int64), len(basket), bought)
+
+
+def test_each_feature_stands_in_its_own_column_once() -> None:
+    assert len(set(DENSE_NAMES)) == len(DENSE_NAMES) == 54
+
+
+def test_the_hash_changes_with_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = schema.schema_hash()
+    assert before == schema.schema_hash()
+    monkeypatch.setattr(schema, "DENSE_NAMES", (DENSE_NAMES[1], DENSE_NAMES[0], *DENSE_NAMES[2:]))
+    assert schema.schema_hash() != before
+
+
+def test_columns_are_the_features_in_order(statistics: Statistics) -> None:
+    rows = Rows(query(statistics, [3], history((90, [1, 2]), (95, [2]))), np.array([1, 2, 5]))
+    dense, categorical = model_inputs(rows)
+    assert dense.shape == (3, 54)
+    assert dense.dtype == np.float32
+    assert dense[:, DENSE_NAMES.index("user_item_count")].tolist() == [1, 2, 0]
+    assert dense[:, DENSE_NAMES.index("basket_size")].tolist() == [1, 1, 1]
+    np.testing.assert_array_equal(categorical, statistics.categorical[[1, 2, 5]])
+
+
+def test_a_broken_number_stays_in_its_own_row(statistics: Statistics) -> None:
+    price = np.array(statistics.price)
+    price[1], price[2], price[5] = np.nan, 1e30, 2.0
+    broken = replace(statistics, price=price)
+    rows = Rows(query(broken, [3], history((90, [1]))), np.array([1, 2, 5]))
+    dense, _ = model_inputs(rows)
+    assert np.isfinite(dense).all()
+    column = dense[:, DENSE_NAMES.index("item_price")]
+    assert column[0] == 0
+    assert column[1] <= LIMIT
+    whole, _ = model_inputs(Rows(query(broken, [3], history((90, [1]))), np.array([5])))
+    np.testing.assert_array_equal(dense[2], whole[0])
+
+
+def test_the_tower_sees_recent_favourites_first_and_zero_is_padding(statistics: Statistics) -> None:
+    bought = history((10, [7]), (98, [4]), (99, [4]))
+    inputs = tower_inputs(query(statistics, [0, 9], bought))
+    assert inputs["history"].shape == (1, HISTORY_LENGTH)
+    assert inputs["history"][0, :3].tolist() == [5, 8, 0], (
+        "codes are shifted by one; item 4 was bought lately"
+    )
+    assert (
+        inputs["history_weight"][0, 0] > inputs["history_weight"][0, 1] > inputs["history_weight"][0, 2] == 0
+    )
+    assert inputs["basket"][0, :3].tolist() == [1, 10, 0]
+
+
+def test_a_long_basket_keeps_its_last_items(statistics: Statistics) -> None:
+    basket = list(range(BASKET_LENGTH + 5))
+    inputs = tower_inputs(query(statistics, basket, history()))
+    assert inputs["basket"][0].tolist() == [item + 1 for item in basket[5:]]
+    assert not inputs["history"].any()

@@ -1,0 +1,48 @@
+"""The tables on disk: they come back as they were, and a table of another catalogue is refused."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from components.fit_statistics import fit, fit_vocabulary, purchases_of
+from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
+from feature_repo.toy_shop import toy_dataset
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[Statistics, dict[str, list[str]]]:
+    data = toy_dataset(users=12, weeks=20)
+    purchases, items = purchases_of(data.events), data.items.set_index("item_id")
+    vocabulary = fit_vocabulary(purchases, items)
+    return fit(purchases, items, vocabulary, pd.Timestamp("2024-06-01", tz="UTC")), vocabulary
+
+
+def test_what_was_written_comes_back(tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]) -> None:
+    statistics, vocabulary = fitted
+    write_statistics(tmp_path, statistics, vocabulary)
+    found = read_statistics(tmp_path)
+    for name in (field.name for field in fields(Statistics)):
+        np.testing.assert_array_equal(getattr(found, name), getattr(statistics, name))
+    assert read_vocabulary(tmp_path) == vocabulary
+
+
+def test_codes_follow_the_request_and_leave_out_strangers(
+    fitted: tuple[Statistics, dict[str, list[str]]],
+) -> None:
+    statistics, _ = fitted
+    ids = statistics.item_ids.tolist()
+    assert statistics.codes([ids[3], "nothing", ids[0], ids[3]]).tolist() == [3, 0, 3]
+    assert statistics.codes(()).dtype == np.int64
+    assert statistics.store_row == {store: row for row, store in enumerate(statistics.store_ids.tolist())}
+
+
+def test_a_table_of_another_catalogue_is_named(
+    tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]
+) -> None:
+    write_statistics(tmp_path, *fitted)
+    np.save(tmp_path / "price.npy", np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match=r"price.npy has 3 rows, the catalogue has"):
+        read_statistics(tmp_path)
