@@ -46,7 +46,7 @@ class ExampleParams:
     windows: int = 5
     negatives: int = 60  # per list, drawn from the retrieved candidates
     masks: int = 1  # lists made from one basket, each hiding other items
-    stranger_ratio: float = 0.1  # lists without a history and with any part of the basket, down to none
+    stranger_ratio: float = 0.1  # baskets asked once more without history, with any part of the basket
     calibration_ratio: float = 0.1  # users whose last window is kept for calibration, all candidates
     seed: int = 0
 
@@ -186,13 +186,14 @@ def _build_share(
         if window is None or basket.at >= end_s:
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
-        for _ in range(1 if calibrates else params.masks):
-            stranger = rng.random() < params.stranger_ratio
-            asked = replace(basket, history=nobody) if stranger else basket
-            negatives = None if calibrates else params.negatives
-            one = _ranker_list(windows[window], asked, seen.store_ids, quotas, rng, negatives, stranger)
-            if one is not None:
-                lists[calibrates].append(one)
+        asked = [(basket, False)] * (1 if calibrates else params.masks)
+        if not calibrates and rng.random() < params.stranger_ratio:
+            asked.append((replace(basket, history=nobody), True))
+        negatives = None if calibrates else params.negatives
+        for one, stranger in asked:
+            built = _ranker_list(windows[window], one, seen.store_ids, quotas, rng, negatives, stranger)
+            if built is not None:
+                lists[calibrates].append(built)
     return _stack(retriever), _stack_lists(lists[False]), _stack_lists(lists[True])
 
 

@@ -89,12 +89,14 @@ def retrieve(
         tower: the two-tower search; None leaves it out.
         excluded: codes that must not be offered (out of stock, banned).
     """
+    # Of nobody with nothing the tower knows its items' bias at most: best sellers say that better.
+    says_nothing = len(query.basket) == 0 and len(query.history.items) == 0
     together = query.together
     popular = query.statistics.popular.astype(np.int64)
     found = [
         query.history.items[np.argsort(query.history_rank)[: quotas.history]],
         together.codes[np.argsort(-together.sum, kind="stable")[: quotas.together]],
-        np.empty(0, np.int64) if tower is None else tower.search(query, quotas.tower),
+        np.empty(0, np.int64) if tower is None or says_nothing else tower.search(query, quotas.tower),
         np.empty(0, np.int64) if store is None else store[: quotas.store].astype(np.int64),
         popular,
     ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import Field, fields
 from importlib.metadata import metadata
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -158,3 +159,64 @@ def test_the_changelog_tells_of_this_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert re.search(rf"^## \[({re.escape(version)}|Unreleased)\]", changelog, re.MULTILINE)
     assert metadata("checkout-recommender")["Version"] == version, "installed copy is stale: make setup"
+
+
+# -------------------------------------------------------------------------------------------- figures
+
+FIGURES = ROOT / "docs" / "figures"
+
+
+def measured(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
+    return document
+
+
+def row(label: str) -> list[str]:
+    """The cells of the README's table row that begins with a label."""
+    [found] = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", README, re.MULTILINE)
+    return [cell.strip() for cell in found.split("|")]
+
+
+@pytest.mark.parametrize(
+    ("label", "system"),
+    [
+        ("**as served**", "served"),
+        ("history frozen at the cut", "served_frozen_history"),
+        ("untrained blend of the two", "blend"),
+        ("what this shopper buys, decayed", "personal"),
+        ("bought together with the basket", "together"),
+        ("two-tower and Faiss alone", "two_tower"),
+        ("best sellers of four weeks", "popularity"),
+    ],
+)
+def test_the_quality_in_the_readme_was_measured(label: str, system: str) -> None:
+    quality = measured("quality")
+    found = quality[system] if system in quality else quality["baselines"][system]
+    ratios = quality["ratios"].get(system)
+    assert row(label) == [
+        *(f"{found[metric]:.3f}" for metric in ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10")),
+        f"{ratios['ndcg_at_10']:.2f} x" if ratios else "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("label", "arm", "line"),
+    [
+        ("in process, ten items from the full catalogue", "in_process", "total"),
+        ("over HTTP, one request at a time", "http_one_at_a_time", "client"),
+        ("over HTTP, 50 requests a second, open loop", "http_50_per_s", "client"),
+    ],
+)
+def test_the_latency_in_the_readme_was_measured(label: str, arm: str, line: str) -> None:
+    found = measured("latency")["arms"][arm]["ms"][line]
+    assert row(label) == [f"{found[p]:.1f}" for p in ("p50", "p95", "p99")]
+
+
+def test_the_drift_in_the_readme_was_measured() -> None:
+    alarms = {
+        week["week"]
+        for week in measured("drift")["weeks"]
+        if week["column"] == "category" and week["status"] == "alarm"
+    }
+    [said] = re.findall(r"alarms in the weeks of ([^:]*):", README)
+    assert set(re.findall(r"\d{4}-\d\d-\d\d", said)) == alarms

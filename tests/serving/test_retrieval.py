@@ -78,6 +78,15 @@ def test_sources_come_in_order_and_the_first_one_counts(statistics: Statistics) 
     ]
 
 
+def test_nobody_with_nothing_gets_best_sellers(statistics: Statistics) -> None:
+    """Also when all that is in the basket is unknown; with one known item the tower has its say."""
+    for basket, first in (([], "store"), (["unknown"], "store"), (["i11"], "tower")):
+        store = np.array([5, 0, 3])
+        found = retrieve(query_of(statistics, basket, []), store, Quotas(), FixedTower(7))
+        assert SOURCES[found.source[0]] == first
+        assert {"store", "popular"} <= {SOURCES[source] for source in found.source}
+
+
 def test_basket_and_excluded_items_never_come_back(statistics: Statistics) -> None:
     query = query_of(statistics, ["i00", "i02", "i11"], ["i02", "i03", "i04"])
     found = retrieve(query, statistics.store_popular[0], Quotas(), FixedTower(0, 4, 6), np.array([3, 10]))
