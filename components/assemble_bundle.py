@@ -6,7 +6,7 @@ import base64
 import json
 import logging
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from components.parameters import read_params
 from feature_repo.statistics import read_statistics
 from serving.bundle import RankingSettings, load_bundle, seal_bundle
+from serving.measurement import commit
 from serving.recommender import answer_golden, verify_golden
 from serving.retrieval import Quotas
 
@@ -29,11 +30,11 @@ GOLDEN_USERS = 12
 class BundleParams:
     """Settings of the served path that change the answer."""
 
-    history: int = 300
-    together: int = 200
-    tower: int = 60
-    store: int = 40
-    candidates: int = 500
+    history: int = Quotas.history
+    together: int = Quotas.together
+    tower: int = Quotas.tower
+    store: int = Quotas.store
+    candidates: int = Quotas.total
     type_penalty: float = 0.95
 
 
@@ -80,7 +81,12 @@ def assemble_bundle(
         (index, "index.faiss"),
     ):
         shutil.copyfile(source / name, bundle / name)
-    made_from = {"data_hash": data_hash, "params": params}
+    trained_with = json.loads((graphs / "params.json").read_text())
+    made_from = {
+        "data_hash": data_hash,
+        "commit": commit(),
+        "params": {**trained_with, "bundle": asdict(given)},
+    }
     requests = _golden_requests(bundle, features, cut)
     (bundle / "golden.jsonl").write_text("")
     seal_bundle(bundle, cut=cut, settings=settings, made_from=made_from)

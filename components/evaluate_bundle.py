@@ -28,7 +28,7 @@ from components.baselines import BASELINES
 from components.build_examples import MIN_BASKET_ITEMS
 from components.fit_statistics import Purchases, fit, purchases_of
 from components.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
-from components.protocol import PROTOCOL_SEED, Task, histories_at, last_baskets, read_tasks
+from components.protocol import PROTOCOL_SEED, Task, frozen_at, last_baskets, read_tasks
 from feature_repo.aggregates import UserHistory, empty_history, pack
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.schema import DENSE_NAMES
@@ -93,7 +93,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     purchases = purchases_of(data.events)
     start = pd.Timestamp(bundle.manifest["cut"])
     end = start + TEST_WINDOW
-    found = read_tasks(purchases, bundle.statistics, int(start.timestamp()), int(end.timestamp()))
+    found = read_tasks(purchases, bundle.statistics, *_seconds(start))
     tasks = found.hidden
     if not tasks:
         raise ValueError(
@@ -109,7 +109,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
         others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks)
         served, pairs = _serve(Recommender(bundle, store), store, tasks, baselines)
-        records = _records(bundle, store, found.whole)
+        records = _records(bundle, store, frozen_at(found.whole, purchases, int(start.timestamp())))
         frozen, candidates, cold = others.result()
     window = f"{data.manifest['data_hash']} {start.isoformat()}"
     results: dict[str, Any] = {
@@ -137,6 +137,27 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     return results, records
 
 
+def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, Any]:
+    """Return the served path's metrics of one bundle on the test baskets of another.
+
+    Args:
+        bundle: the bundle that answers. Hidden items that it does not know are misses.
+        examiner: the bundle whose cut and catalogue say what is asked.
+        data: the data set that holds the weeks after that cut.
+    """
+    loaded, asks = load_bundle(bundle), load_bundle(examiner)
+    start = pd.Timestamp(asks.manifest["cut"])
+    found = read_tasks(purchases_of(data.events), asks.statistics, *_seconds(start), asked=loaded.statistics)
+    store = MemoryStore()
+    served, _ = _serve(Recommender(loaded, store), store, found.hidden)
+    boot = Bootstrap([task.user_id for task in found.hidden])
+    return {"served": summary(served, boot, len(loaded.statistics.item_ids))}
+
+
+def _seconds(start: pd.Timestamp) -> tuple[int, int]:
+    return int(start.timestamp()), int((start + TEST_WINDOW).timestamp())
+
+
 def _evaluate_beside(
     bundle_path: Path, items: pd.DataFrame, purchases: Purchases, tasks: list[Task]
 ) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
@@ -144,9 +165,8 @@ def _evaluate_beside(
     bundle = load_bundle(bundle_path)
     store = MemoryStore()
     recommender = Recommender(bundle, store)
-    history = histories_at(purchases, int(pd.Timestamp(bundle.manifest["cut"]).timestamp()))
-    frozen = [replace(task, history=history.get(task.user_id, empty_history())) for task in tasks]
-    tally, _ = _serve(recommender, store, frozen)
+    cut = int(pd.Timestamp(bundle.manifest["cut"]).timestamp())
+    tally, _ = _serve(recommender, store, frozen_at(tasks, purchases, cut))
     return tally, _source_recall(recommender, tasks), _cold(bundle, items, purchases, tasks)
 
 
@@ -176,7 +196,10 @@ def _serve(
 
 
 def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task]) -> list[Record]:
-    """Return what the prediction log would hold, had these tasks come in at their own time."""
+    """Return what the prediction log would hold, had these tasks come in at their own time.
+
+    Their histories are those of the online store: as of the cut, for nothing writes to it later.
+    """
     records: list[Record] = []
     recommender = Recommender(bundle, store, records)
     for _, prepared in _prepared(recommender, store, tasks, DEFAULT_K):

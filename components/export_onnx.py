@@ -13,6 +13,7 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
+from components.checkpoint import read_checkpoint
 from components.examples import read_ranker_examples, read_retriever_examples
 from components.models.two_tower import QueryTower
 from components.train_ranker import load_ranker
@@ -30,7 +31,7 @@ class ParityFailed(Exception):
 
 
 def export_onnx(retriever: Path, ranker: Path, examples: Path, graphs: Path) -> dict[str, float]:
-    """Write `query_tower.onnx`, `ranker.onnx` and `parity.json`.
+    """Write `query_tower.onnx`, `ranker.onnx`, `parity.json` and `params.json`: what they were trained with.
 
     Args:
         retriever: checkpoint of `train_retriever`.
@@ -78,6 +79,9 @@ def export_onnx(retriever: Path, ranker: Path, examples: Path, graphs: Path) -> 
         ),
     }
     (graphs / "parity.json").write_text(json.dumps({"tolerance": TOLERANCE, **parity}, indent=1))
+    trained = (read_checkpoint(retriever, "two_tower"), read_checkpoint(ranker, "dlrm"))
+    params = {name: given for _, config in trained for name, given in config["params"].items()}
+    (graphs / "params.json").write_text(json.dumps(params, indent=1))
     return parity
 
 

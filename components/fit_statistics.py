@@ -23,6 +23,10 @@ STORE_POPULAR = 100
 DAY = pd.Timedelta(days=1)
 
 
+class NoCatalogue(ValueError):
+    """No item was bought often enough to be recommended."""
+
+
 @dataclass(frozen=True)
 class Purchases:
     """The purchases of a data set as integer columns, sorted by time; one row per basket and item.
@@ -41,7 +45,7 @@ class Purchases:
     at: np.ndarray  # int64 seconds since the epoch
     paid: np.ndarray  # float64, for the line
     discount: np.ndarray  # float64, for the line
-    quantity: np.ndarray
+    quantity: np.ndarray  # units whose price is known: what `paid` and `discount` are for
 
     def before(self, cut: pd.Timestamp) -> Purchases:
         """Return the purchases strictly before the cut; the id arrays stay whole."""
@@ -69,7 +73,8 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
     for name in ("item", "user", "store", "basket"):
         ids, codes = np.unique(bought[f"{name}_id"].to_numpy(dtype=str), return_inverse=True)
         coded[name] = (ids, codes.astype(np.int64))
-    quantity = bought["quantity"].to_numpy(np.float64)
+    price = bought["price"].to_numpy(np.float64)
+    quantity = np.where(np.isnan(price), 0.0, bought["quantity"].to_numpy(np.float64))
     return Purchases(
         item_ids=coded["item"][0],
         user_ids=coded["user"][0],
@@ -80,7 +85,7 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
         store=coded["store"][1],
         basket=coded["basket"][1],
         at=bought["at"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy("datetime64[s]").astype(np.int64),
-        paid=np.nan_to_num(bought["price"].to_numpy(np.float64)) * quantity,
+        paid=np.nan_to_num(price) * quantity,
         discount=np.nan_to_num(bought["discount"].to_numpy(np.float64)) * quantity,
         quantity=quantity,
     )
@@ -93,7 +98,7 @@ def fit_statistics(dataset: Path, statistics: Path, cut: str) -> dict[str, int]:
         The number of items in the catalogue, of baskets and of bought-together pairs kept.
 
     Raises:
-        ValueError: no item was bought often enough before the cut.
+        NoCatalogue: no item was bought often enough before the cut.
     """
     purchases, items = read_purchases(dataset)
     seen = purchases.before(pd.Timestamp(cut))
@@ -136,7 +141,7 @@ def fit(
     if catalogue_ids is not None:
         catalogue = np.searchsorted(seen.item_ids, catalogue_ids)
     if len(catalogue) == 0:
-        raise ValueError(
+        raise NoCatalogue(
             f"no item has {MIN_BASKETS} purchases before {cut.isoformat()} "
             f"({len(seen.item)} purchases seen): move --train-until later or bring more events"
         )

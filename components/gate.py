@@ -18,6 +18,8 @@ class GateParams:
     over_blend: float = 1.2
     # Below this, candidate sources and ranker add nothing worth their milliseconds to plain vector search.
     over_two_tower: float = 2.0
+    # On fewer baskets the differences below are chance.
+    least_baskets: int = 100
     # Two trainings on the same data differ by about half a per cent: a loss of one per cent is not noise.
     over_champion: float = 0.99
 
@@ -63,9 +65,14 @@ def compare(
     params = params or GateParams()
     got = _metric(evaluation.get("served"), HEADLINE)
     checks = [
+        Check(
+            "baskets", _metric(evaluation, "baskets"), params.least_baskets, "fewer test baskets say nothing"
+        ),
         # Nothing found at all means the path is broken, whatever the baselines do on this data.
-        Check(name, _metric(evaluation.get("served"), name), 1e-6, "the served path must find something")
-        for name in (HEADLINE, "recall_at_20")
+        *(
+            Check(name, _metric(evaluation.get("served"), name), 1e-6, "the served path must find something")
+            for name in (HEADLINE, "recall_at_20")
+        ),
     ]
     for baseline, ratio in (("blend", params.over_blend), ("two_tower", params.over_two_tower)):
         value = _metric((evaluation.get("baselines") or {}).get(baseline), HEADLINE)

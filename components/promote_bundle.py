@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class NothingToCompare(Exception):
-    """The champion was evaluated on other weeks, and no data set is at hand to evaluate it on these."""
+    """Champion and challenger can't be measured on the same baskets with what is at hand."""
 
     exit_code = 2
-
-    def __init__(self, champion: str) -> None:
-        super().__init__(
-            f"champion {champion} was evaluated on another test window: give the data set the challenger "
-            "was evaluated on (reco promote --dataset DIR), so that both are measured on the same weeks"
-        )
 
 
 def promote_bundle(
@@ -61,13 +55,14 @@ def promote_bundle(
         model_name: the registered model's name.
         home: the state folder that gets the bundle and the pointer.
         params: fields of `GateParams`.
-        dry_run: compare, change nothing, and report instead of raising.
+        dry_run: compare and report; neither raise nor change anything but the copies under `home`.
 
     Returns:
         Version, bundle id, the version before, whether anything changed, and the gate's checks.
 
     Raises:
         GateFailed: naming metric, got, needed; nothing was changed.
+        NothingToCompare: the champion must be measured anew, and the data set for it is missing or wrong.
         Conflict: somebody else promotes, or moved the champion meanwhile.
         RegistryUnreachable: nothing was changed.
     """
@@ -75,7 +70,7 @@ def promote_bundle(
     root = Path(home)
     with locked(root / "promote.lock", f"promoting {model_name} {version}"):
         registry = Registry(tracking_uri, model_name)
-        before = _settle(registry)
+        before = registry.alias(CHAMPION)
         challenger = registry.version(version)
         result = {"version": challenger.version, "bundle_id": challenger.bundle_id, "previous": before or ""}
         if challenger.version == before:
@@ -110,7 +105,7 @@ def rollback(tracking_uri: str, model_name: str, home: str, dry_run: bool = Fals
     root = Path(home)
     with locked(root / "promote.lock", f"rolling back {model_name}"):
         registry = Registry(tracking_uri, model_name)
-        now = _settle(registry)
+        now = registry.alias(CHAMPION)
         stack = _stack(registry.history())
         if now is not None and stack[-1:] != [now]:
             stack.append(now)  # somebody moved the alias by hand
@@ -128,15 +123,6 @@ def rollback(tracking_uri: str, model_name: str, home: str, dry_run: bool = Fals
         if not dry_run:
             _move(registry, root, target, now, "rollback")
     return {"version": target.version, "bundle_id": target.bundle_id, "previous": now, "changed": not dry_run}
-
-
-def _settle(registry: Registry) -> str | None:
-    """Return the champion's version after taking back a promotion that stopped before its alias moved."""
-    now = registry.alias(CHAMPION)
-    history = registry.history()
-    if history and history[-1].version != now and history[-1].previous == (now or ""):
-        registry.forget(history[-1])
-    return now
 
 
 def _stack(history: list[Promotion]) -> list[str]:
@@ -234,28 +220,34 @@ def _champion_evaluation(
     recorded = read_evaluation(path)
     if recorded.get("test_window", {}).get("hash") == evaluation.get("test_window", {}).get("hash"):
         return recorded
-    if dataset is None:
-        raise NothingToCompare(champion)
     log.info("champion %s was evaluated on another test window: evaluating it on this one", champion)
-    return _evaluate_on(path, dataset, read_manifest(bundle)["cut"])
+    return _evaluate_on(path, bundle, evaluation, dataset)
 
 
-def _evaluate_on(path: Path, dataset: Path, cut: str) -> Mapping[str, Any]:
-    """Evaluate a bundle on the weeks after another bundle's cut."""
-    from components.evaluate_bundle import evaluate
+def _evaluate_on(
+    champion: Path, challenger: Path, evaluation: Mapping[str, Any], dataset: Path | None
+) -> Mapping[str, Any]:
+    """Ask the champion what the challenger was asked: the same weeks, baskets and hidden items."""
+    from components.evaluate_bundle import evaluate_served
     from feature_repo.events import read_dataset
-    from serving.bundle import load_bundle
 
-    champion = load_bundle(path)
-    try:
-        results, _ = evaluate(
-            replace(champion, manifest={**champion.manifest, "cut": cut}), read_dataset(dataset)
+    cuts = [str(read_manifest(path)["cut"]) for path in (champion, challenger)]
+    if cuts[0] > cuts[1]:
+        raise NothingToCompare(
+            f"the champion was trained until {cuts[0]} and has seen the weeks after {cuts[1]} that the "
+            f"challenger was tested on: train the challenger until {cuts[0]} or later"
         )
-    except ValueError as error:
-        # None of this shop's baskets can be asked: the champion knows too few of its items.
-        log.warning("champion %s can't be evaluated on this data set: %s", champion.bundle_id, error)
-        return {"served": {"ndcg_at_10": 0.0}}
-    return results
+    wanted = evaluation.get("test_window", {}).get("data_hash")
+    advice = "give the data set the challenger was evaluated on (reco promote --dataset DIR)"
+    if dataset is None:
+        raise NothingToCompare(f"the champion was evaluated on another test window: {advice}")
+    data = read_dataset(dataset)
+    if data.manifest["data_hash"] != wanted:
+        raise NothingToCompare(
+            f"{dataset} is data set {data.manifest['data_hash']}, the challenger was evaluated on {wanted}: "
+            f"{advice}"
+        )
+    return evaluate_served(champion, challenger, data)
 
 
 def _now() -> str:

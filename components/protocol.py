@@ -49,10 +49,20 @@ class Tasks:
     out_of_catalogue_ratio: float  # of the window's lines
 
 
-def read_tasks(purchases: Purchases, statistics: Statistics, start: int, end: int) -> Tasks:
-    """Return the test baskets from `start` to `end`, seconds since the epoch."""
-    code_of = statistics.code_of
-    code = np.array([code_of.get(item, -1) for item in purchases.item_ids.tolist()], np.int64)
+def read_tasks(
+    purchases: Purchases, statistics: Statistics, start: int, end: int, asked: Statistics | None = None
+) -> Tasks:
+    """Return the test baskets from `start` to `end`, seconds since the epoch.
+
+    Args:
+        purchases: the whole data set's.
+        statistics: the catalogue that says which items count.
+        start: the cut.
+        end: where the window ends.
+        asked: the catalogue of the model that is asked, if it is another one; what it lacks has code -1.
+    """
+    code = _codes(purchases, statistics)
+    answered = code if asked is None else _codes(purchases, asked)
     window = (purchases.at >= start) & (purchases.at < end)
     users = np.unique(purchases.user[window])
     every = -(-len(np.unique(purchases.basket[window])) // CHECKOUTS)
@@ -62,7 +72,7 @@ def read_tasks(purchases: Purchases, statistics: Statistics, start: int, end: in
         if basket.at < start:
             continue
         if baskets % every == 0:
-            whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), code))
+            whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), answered))
         baskets += 1
         items = basket.items[code[basket.items] >= 0]
         lines += len(basket.items)
@@ -72,10 +82,15 @@ def read_tasks(purchases: Purchases, statistics: Statistics, start: int, end: in
         order = protocol_rng(str(purchases.basket_ids[basket.basket])).permutation(len(items))
         hide = max(1, round(HIDDEN_RATIO * len(items)))
         shown = np.concatenate([items[np.sort(order[hide:])], basket.items[code[basket.items] < 0]])
-        hidden.append(_task(purchases, basket, shown, items[order[:hide]], code))
+        hidden.append(_task(purchases, basket, shown, items[order[:hide]], answered))
     for tasks in (hidden, whole):
         tasks.sort(key=lambda task: (task.at, task.basket_id))
     return Tasks(hidden, whole, round(1 - known / max(lines, 1), 4))
+
+
+def _codes(purchases: Purchases, statistics: Statistics) -> np.ndarray:
+    code_of = statistics.code_of
+    return np.array([code_of.get(item, -1) for item in purchases.item_ids.tolist()], np.int64)
 
 
 def _task(
@@ -109,12 +124,13 @@ def with_ids(history: UserHistory, purchases: Purchases) -> UserHistory:
     return replace(history, items=purchases.item_ids[history.items])
 
 
-def histories_at(purchases: Purchases, cut: int) -> dict[str, UserHistory]:
-    """Return every user's history as of the cut, with item ids."""
+def frozen_at(tasks: list[Task], purchases: Purchases, cut: int) -> list[Task]:
+    """Return the tasks with each user's history as of the cut, as an online store without a stream has it."""
     latest: dict[int, UserHistory] = {}
     for basket in replay(purchases.where(purchases.at < cut)):
         latest[basket.user] = fold(basket.history, basket.at, basket.items, basket.paid, basket.discount)
-    return {str(purchases.user_ids[user]): with_ids(one, purchases) for user, one in latest.items()}
+    known = {user: with_ids(one, purchases) for user, one in latest.items()}
+    return [replace(task, history=known.get(task.user, empty_history())) for task in tasks]
 
 
 def last_baskets(purchases: Purchases, task: Task, count: int) -> UserHistory:

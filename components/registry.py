@@ -189,25 +189,28 @@ class Registry:
             self._client.delete_registered_model_alias(self.model_name, alias)
 
     def history(self) -> list[Promotion]:
-        """Return all promotions and rollbacks, oldest first."""
+        """Return all promotions and rollbacks that came to pass, oldest first.
+
+        A line is written before its alias moves. The last one, if its alias never did, was stopped in
+        between: it is left out, and the next line takes its number and so its place.
+        """
         with _reached(self.tracking_uri):
             if not self._exists():
                 return []
             tags = self._client.get_registered_model(self.model_name).tags
-        entries = [
-            Promotion(**json.loads(text)) for key, text in tags.items() if key.startswith(PROMOTION_TAG)
-        ]
-        return sorted(entries, key=lambda entry: entry.number)
+            champion = self._aliases().get(CHAMPION)
+        entries = sorted(
+            (Promotion(**json.loads(text)) for key, text in tags.items() if key.startswith(PROMOTION_TAG)),
+            key=lambda entry: entry.number,
+        )
+        if entries and entries[-1].version != champion and entries[-1].previous == (champion or ""):
+            entries.pop()
+        return entries
 
     def write(self, entry: Promotion) -> None:
         """Write a line of the history."""
         with _reached(self.tracking_uri):
             self._client.set_registered_model_tag(self.model_name, _tag(entry), json.dumps(asdict(entry)))
-
-    def forget(self, entry: Promotion) -> None:
-        """Take back a line whose promotion never came to pass."""
-        with _reached(self.tracking_uri):
-            self._client.delete_registered_model_tag(self.model_name, _tag(entry))
 
     # --------------------------------------------------------------------------------------- inside
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from components.checkpoint import read_checkpoint, write_checkpoint
-from components.examples import RankerExamples, read_ranker_examples
+from components.examples import RankerExamples, read_manifest, read_ranker_examples
 from components.models.dlrm import Dlrm
 from components.parameters import read_params
 from feature_repo.statistics import read_vocabulary
@@ -42,7 +42,7 @@ class RankerParams:
 def train_ranker(
     examples: Path, statistics: Path, checkpoint: Path, params: dict[str, Any]
 ) -> dict[str, float]:
-    """Train the ranker on lists, then calibrate it on whole candidate lists of users it has not seen.
+    """Train the ranker on lists, then calibrate it on whole lists of users whose last weeks it has not seen.
 
     The loss is a softmax over each list plus a little binary cross-entropy, which keeps scores of
     different lists comparable. Training sees a sample of the negatives; Platt scaling on complete lists
@@ -78,6 +78,7 @@ def train_ranker(
         cardinality=cardinality,
         dim=settings.dim,
         hidden=settings.hidden,
+        params={"ranker": asdict(settings), "examples": read_manifest(examples)["params"]},
     )
     return {"loss": loss, "seconds": time.perf_counter() - began, **scores}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from components.checkpoint import read_checkpoint, write_checkpoint
-from components.examples import RetrieverExamples, read_retriever_examples
+from components.examples import RetrieverExamples, read_manifest, read_retriever_examples
 from components.models.two_tower import TwoTower
 from components.parameters import read_params
 from feature_repo.schema import BASKET_LENGTH
@@ -91,7 +91,13 @@ def train_retriever(
             left,
         )
     write_checkpoint(
-        checkpoint, "two_tower", model, cardinality=cardinality, dim=settings.dim, hidden=settings.hidden
+        checkpoint,
+        "two_tower",
+        model,
+        cardinality=cardinality,
+        dim=settings.dim,
+        hidden=settings.hidden,
+        params={"retriever": asdict(settings), "examples": read_manifest(examples)["params"]},
     )
     return {"loss": loss_value, "seconds": time.perf_counter() - began, "baskets": float(baskets)}
 

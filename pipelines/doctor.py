@@ -16,6 +16,7 @@ from typing import Literal
 
 from components.home import NoChampion, read_champion
 from pipelines.runs import list_runs
+from serving.availability import read_excluded
 from serving.settings import Settings, unknown_variables, variable
 
 PYTHONS = ((3, 11), (3, 14))
@@ -228,9 +229,8 @@ def _settings(settings: Settings) -> Iterator[Finding]:
     file = settings.availability_path
     if file.is_file():
         try:
-            listed = json.loads(file.read_bytes())
-            good = isinstance(listed, dict)
-        except ValueError:
-            good = False
-        mend = "" if good else 'expected {"out_of_stock": [ids], "banned": [ids]}'
-        yield Finding("availability", "ok" if good else "fail", str(file), mend)
+            excluded = read_excluded(file)
+        except (OSError, ValueError) as error:
+            yield Finding("availability", "fail", str(file), str(error))
+        else:
+            yield Finding("availability", "ok", f"{file}: {len(excluded)} items are not offered")

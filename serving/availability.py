@@ -14,6 +14,23 @@ from feature_repo.statistics import Statistics
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.5  # how often the file's modification time is looked at
+LISTS = ("out_of_stock", "banned")
+
+
+def read_excluded(file: Path) -> list[str]:
+    """Return the item ids that the file excludes.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not {"out_of_stock": [ids], "banned": [ids]}; an unknown key is a typing error.
+    """
+    content = json.loads(file.read_bytes())
+    if not isinstance(content, dict) or not content.keys() <= set(LISTS):
+        raise ValueError('expected {"out_of_stock": [ids], "banned": [ids]} and no other key')
+    for name, ids in content.items():
+        if not isinstance(ids, list) or not all(isinstance(item, str) for item in ids):
+            raise ValueError(f"expected {name} to be a list of item ids, each a string")
+    return [item for ids in content.values() for item in ids]
 
 
 class Availability:
@@ -46,17 +63,10 @@ class Availability:
             if stamp == self._stamp:
                 return
             self._stamp = stamp
-            content = json.loads(file.read_bytes())
-            ids = [*content.get("out_of_stock", []), *content.get("banned", [])]
-            if not all(isinstance(item, str) for item in ids):
-                raise ValueError("item ids must be strings")
+            ids = read_excluded(file)
         except FileNotFoundError:
             self._stamp, self._codes = None, np.empty(0, np.int64)
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            log.error(
-                '%s is not {"out_of_stock": [ids], "banned": [ids]} (%s): the last good list stays in force',
-                file,
-                error,
-            )
+        except (OSError, ValueError) as error:
+            log.error("%s: %s; the last good list stays in force", file, error)
         else:
             self._codes = self._statistics.codes(ids)

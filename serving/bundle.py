@@ -220,7 +220,10 @@ def _session(file: Path) -> ort.InferenceSession:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
-    return ort.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+    try:
+        return ort.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        raise BundleInvalid(f"{file} is not a graph that ONNX Runtime can run: {str(error)[:200]}") from error
 
 
 def _sha256(file: Path) -> str:

@@ -20,7 +20,7 @@ def measured_on() -> dict[str, Any]:
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "load_average": os.getloadavg()},
         "software": {"python": platform.python_version(), **_versions()},
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -48,7 +48,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _commit() -> str:
+def commit() -> str:
     """Return the commit of this code, with a plus sign when files differ from it, or "unknown"."""
     git = ["git", "-C", str(Path(__file__).parent)]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):

@@ -7,10 +7,8 @@ import numpy as np
 POOL = 4  # times k candidates take part; the rest are too far down to come up
 
 
-def rerank(
-    scores: np.ndarray, types: np.ndarray, k: int, type_penalty: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the k items to show, best first, and their scores after the penalty.
+def rerank(scores: np.ndarray, types: np.ndarray, k: int, type_penalty: float) -> np.ndarray:
+    """Return the rows of the k items to show, best first.
 
     Greedy: each item already chosen of a type multiplies the scores of the others of that type by
     `type_penalty`. 1 changes nothing; a hard "one of each type" (0) costs a sixth of the recall on
@@ -24,14 +22,13 @@ def rerank(
     """
     pool = np.argsort(-scores, kind="stable")[: POOL * k]
     if type_penalty >= 1.0:
-        return pool[:k], scores[pool[:k]]
+        return pool[:k]
     left, kinds = scores[pool].astype(np.float64), types[pool]
-    rows, shown = [], []
+    rows = []
     for _ in range(min(k, len(pool))):
         best = int(np.argmax(left))
         rows.append(pool[best])
-        shown.append(left[best])
         if kinds[best]:
             left[kinds == kinds[best]] *= type_penalty
         left[best] = -1.0
-    return np.array(rows, np.int64), np.array(shown, np.float64)
+    return np.array(rows, np.int64)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 PREFIX = "RECO_"
 
@@ -126,7 +127,11 @@ def _switch(text: str) -> bool:
 
 
 def _url(text: str) -> str:
-    if not text.startswith(("sqlite:///", "redis://", "rediss://", "memory:")):
+    url = urlsplit(text)
+    file = url.scheme == "sqlite" and text.startswith("sqlite:///") and url.path.strip("/")
+    # Reading the port raises where it is no number.
+    server = url.scheme in ("redis", "rediss") and url.hostname and url.port != 0
+    if not (file or server or text == "memory:"):
         raise ValueError(text)
     return text
 

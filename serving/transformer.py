@@ -121,8 +121,8 @@ class Checkout(Model):
                 turn.began = time.perf_counter()
                 self._prepare(turn)
             self._rank(turn)
-            if number:
-                self._finish(turn)
+            if len(payload.turns) > 1:
+                self._finish(turn)  # now: its time must not hold the others'
         return payload
 
     async def postprocess(

@@ -43,22 +43,27 @@ def registry(uri: str) -> Registry:
 def evaluated(tmp_path: Path) -> Callable[..., Path]:
     """Make a sealed bundle with an evaluation and empty models."""
 
-    def make(name: str, ndcg: float = 0.16, window: str = "w1", **evaluation: Any) -> Path:
+    def make(
+        name: str,
+        ndcg: float = 0.16,
+        window: str = "w1",
+        cut: str = "2017-11-27T05:00:00Z",
+        **evaluation: Any,
+    ) -> Path:
         path = tmp_path / "made" / name
         for file in REQUIRED:
             (path / file).parent.mkdir(parents=True, exist_ok=True)
             (path / file).write_text(name)
         results = {
-            "test_window": {"hash": window},
+            "test_window": {"hash": window, "data_hash": "d1"},
+            "baskets": 8_000,
             "served": {"ndcg_at_10": ndcg, "recall_at_20": 0.29, "interval": {"ndcg_at_10": [0.1, 0.2]}},
             "baselines": {"blend": {"ndcg_at_10": 0.13}, "two_tower": {"ndcg_at_10": 0.07}},
             **evaluation,
         }
         (path / "evaluation.json").write_text(json.dumps(results))
         settings = RankingSettings(Quotas(), 0.95)
-        seal_bundle(
-            path, cut="2017-11-27T05:00:00Z", settings=settings, made_from={"data_hash": "d1", "params": {}}
-        )
+        seal_bundle(path, cut=cut, settings=settings, made_from={"data_hash": "d1", "params": {}})
         return path
 
     return make

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,9 @@ from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_
 from feature_repo.aggregates import fold
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import toy_dataset
+from feature_repo.transforms import Query
 from serving.retrieval import Quotas
+from serving.retrieval import retrieve as retrieve_candidates
 
 CUT = pd.Timestamp("2024-06-10", tz="UTC")
 
@@ -125,31 +128,74 @@ def test_each_list_holds_a_purchase_and_no_more_negatives_than_asked(toy_line: P
     assert len(read_retriever_examples(toy_line / "examples").basket) > 1_000
 
 
-def test_statistics_of_a_window_come_from_before_its_base(purchases: Purchases) -> None:
-    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
-    base = CUT - pd.Timedelta(weeks=4)
-    seen = purchases.before(base)
-    assert seen.at.max() < base.timestamp()
-    statistics = fit(seen, items, fit_vocabulary(seen, items), base)
-    assert statistics.total_baskets == len(np.unique(seen.basket))
+@pytest.mark.slow
+def test_what_happens_after_a_base_changes_nothing_in_the_examples_before_it(tmp_path: Path) -> None:
+    """One user, two windows: without the newest four weeks the older window's lists are the same bytes."""
+    from components.fit_statistics import fit_statistics
+    from feature_repo.events import Dataset, write_dataset
+
+    data = toy_dataset(users=1, weeks=40)
+    cut = data.events["at"].max().normalize()
+    base = cut - pd.Timedelta(weeks=4)
+    built = []
+    for name, events in (("whole", data.events), ("early", data.events[data.events["at"] < base])):
+        write_dataset(tmp_path / name, Dataset(events, data.items, {"name": name}))
+        fit_statistics(tmp_path / "whole", tmp_path / "statistics", cut.isoformat())
+        params = {"windows": 2, "stranger_ratio": 0.0}
+        build_examples(
+            tmp_path / name, tmp_path / "statistics", tmp_path / f"{name}-out", cut.isoformat(), params
+        )
+        built.append(read_ranker_examples(tmp_path / f"{name}-out", "train"))
+    whole, early = built
+    assert 0 < len(early.label) < len(whole.label)
+    np.testing.assert_array_equal(whole.dense[: len(early.label)], early.dense)
+    np.testing.assert_array_equal(whole.label[: len(early.label)], early.label)
 
 
-def test_hidden_items_are_not_in_the_query(purchases: Purchases) -> None:
+@pytest.mark.slow
+def test_early_windows_without_a_catalogue_are_left_out(tmp_path: Path) -> None:
+    """A young shop: one basket stands long before the others, too little to fit anything on."""
+    from components.fit_statistics import fit_statistics
+    from feature_repo.events import Dataset, write_dataset
+
+    data = toy_dataset(users=20, weeks=14)
+    first = data.events[data.events["basket_id"] == data.events["basket_id"].iloc[0]].copy()
+    first["at"] -= pd.Timedelta(weeks=12)
+    events = pd.concat([first.assign(basket_id="long ago", event_id="long ago"), data.events])
+    events = events.drop_duplicates(["event_id"])
+    write_dataset(tmp_path / "dataset", Dataset(events, data.items, {"name": "young"}))
+    cut = data.events["at"].max().isoformat()
+    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", cut)
+    build_examples(tmp_path / "dataset", tmp_path / "statistics", tmp_path / "out", cut, {"windows": 5})
+    assert 0 < len(read_manifest(tmp_path / "out")["bases"]) < 5
+
+
+def test_hidden_items_are_not_in_the_query(purchases: Purchases, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = []
+
+    def retrieve(query: Query, *rest: Any) -> Any:
+        queries.append(query)
+        return retrieve_candidates(query, *rest)
+
+    monkeypatch.setattr(module, "retrieve", retrieve)
     items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
     seen = purchases.before(CUT)
     window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
     rng = np.random.default_rng(0)
-    built = 0
+    built = found = wanted = 0
     for basket in replay(seen):
         one = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, None)
         if one is None:
             continue
         built += 1
         dense, _, label = one
+        hidden = max(1, round(0.2 * len(basket.items)))
         size = dense[0, DENSE_NAMES.index("basket_size")] if len(dense) else 0
-        assert size == len(basket.items) - max(1, round(0.2 * len(basket.items)))
-        assert label.sum() <= max(1, round(0.2 * len(basket.items)))
+        assert size == len(queries[-1].basket) == len(basket.items) - hidden
+        found += int(label.sum())
+        wanted += hidden
     assert built > 100
+    assert 0.5 * wanted < found <= wanted, "most hidden items are candidates, and nothing else is a purchase"
 
 
 def test_strangers_come_with_any_part_of_their_basket(purchases: Purchases) -> None:

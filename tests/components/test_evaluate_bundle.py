@@ -3,11 +3,16 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from components.evaluate_bundle import evaluate_bundle
-from serving.bundle import read_manifest
+from serving.bundle import load_bundle, read_manifest
+from serving.online_features import open_store
+from serving.prediction_log import Record
+from serving.recommender import Recommender
+from serving.schemas import Request
 
 
 @pytest.mark.slow
@@ -30,7 +35,10 @@ def test_results_are_part_of_the_sealed_bundle(toy_line: Path) -> None:
 
 @pytest.mark.slow
 def test_the_drift_reference_is_what_the_log_would_hold(toy_line: Path) -> None:
-    """Each basket of the test weeks whole, asked at its own time for the default number of items."""
+    """Each basket of the test weeks whole, asked at its own time for the default number of items.
+
+    The endpoint answers from the online store, which holds histories as of the cut: so does the reference.
+    """
     from feature_repo.events import read_dataset
 
     reference = pq.read_table(toy_line / "evaluated" / "reference_log.parquet").to_pandas()
@@ -43,6 +51,15 @@ def test_the_drift_reference_is_what_the_log_would_hold(toy_line: Path) -> None:
     assert asked == bought.to_dict()
     assert set(reference["item_ids"].map(len)) == {10}
     assert set(reference["answered_at"]) == set(tested["at"])
+    store = open_store(f"sqlite:///{toy_line / 'home' / 'online_store.db'}")
+    served: list[Record] = []
+    recommender = Recommender(load_bundle(toy_line / "evaluated"), store, served)
+    for row in reference.head(50).itertuples():
+        recommender.recommend(
+            Request(tuple(row.basket), row.at.timestamp(), row.user_id, row.store_id, 10, "r")
+        )
+        assert [item.item_id for item in served[-1].response.items] == list(row.item_ids)
+        np.testing.assert_array_equal(served[-1].features.ravel(), row.features)
 
 
 @pytest.mark.slow

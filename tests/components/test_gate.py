@@ -9,7 +9,7 @@ from components.gate import GateFailed, GateParams, compare, enforce, gain
 def evaluation(ndcg: float | None = 0.16, blend: float = 0.13, tower: float = 0.07) -> dict[str, Any]:
     served = {"recall_at_20": 0.29} | ({} if ndcg is None else {"ndcg_at_10": ndcg})
     baselines = {"blend": {"ndcg_at_10": blend}, "two_tower": {"ndcg_at_10": tower}}
-    return {"served": served, "baselines": baselines}
+    return {"baskets": 8_000, "served": served, "baselines": baselines}
 
 
 def failed(found: dict[str, Any], champion: dict[str, Any] | None = None) -> list[str]:
@@ -30,8 +30,9 @@ def test_a_good_challenger_passes() -> None:
         (evaluation(0.155), None, "ndcg_at_10 against blend"),
         (evaluation(0.16, 0.13, 0.09), None, "ndcg_at_10 against two_tower"),
         (evaluation(0.16), evaluation(0.17), "ndcg_at_10 against champion"),
-        ({}, None, "ndcg_at_10"),
-        ({"served": evaluation()["served"]}, None, "ndcg_at_10 against blend"),
+        ({}, None, "baskets"),
+        (evaluation() | {"baskets": 99}, None, "baskets"),
+        (evaluation() | {"baselines": {}}, None, "ndcg_at_10 against blend"),
         (evaluation() | {"served": {"ndcg_at_10": 0.2}}, None, "recall_at_20"),
     ],
 )

@@ -99,6 +99,44 @@ def test_other_weeks_need_the_data_set(evaluated: Make, promote: Promote, uri: s
         promote()
 
 
+def test_a_wrong_data_set_never_opens_the_gate(
+    evaluated: Make, promote: Promote, registry: Registry, uri: str, tmp_path: Path
+) -> None:
+    from feature_repo.events import EventsInvalid, write_dataset
+    from feature_repo.toy_shop import toy_dataset
+
+    register(evaluated("one"), uri)
+    promote()
+    register(evaluated("two", window="w2"), uri)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EventsInvalid):
+        promote(dataset=tmp_path / "empty")
+    write_dataset(tmp_path / "toy", toy_dataset(users=5, weeks=6))
+    with pytest.raises(NothingToCompare, match=r"is data set .*, the challenger was evaluated on d1"):
+        promote(dataset=tmp_path / "toy")
+    assert registry.alias("champion") == "1"
+
+
+def test_a_champion_that_has_seen_the_test_weeks_is_no_measure(
+    evaluated: Make, promote: Promote, uri: str, tmp_path: Path
+) -> None:
+    register(evaluated("newer"), uri)
+    promote()
+    register(evaluated("older", window="w0", cut="2017-10-30T04:00:00Z"), uri)
+    with pytest.raises(NothingToCompare, match="has seen the weeks after 2017-10-30"):
+        promote(dataset=tmp_path)
+
+
+def test_champion_and_challenger_sit_the_same_exam(toy_line: Path) -> None:
+    """Asked as another bundle's tests say, a bundle gets the very score of its own evaluation."""
+    from components.evaluate_bundle import evaluate_served
+    from feature_repo.events import read_dataset
+
+    data = read_dataset(toy_line / "dataset")
+    recorded = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())["served"]
+    assert evaluate_served(toy_line / "bundle", toy_line / "evaluated", data)["served"] == recorded
+
+
 def test_rollback_walks_back_one_promotion_at_a_time(
     evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:

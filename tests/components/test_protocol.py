@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
-from components.protocol import Tasks, histories_at, last_baskets, protocol_rng, read_tasks
+from components.protocol import Tasks, frozen_at, last_baskets, protocol_rng, read_tasks
 
 DAY = 86_400
 
@@ -56,11 +56,27 @@ def test_the_drift_reference_holds_every_basket_whole(tasks: Tasks) -> None:
     assert [task.at for task in tasks.whole] == [3 * DAY, 4 * DAY, 4 * DAY]
 
 
-def test_histories_frozen_at_a_time_hold_what_came_before(purchases: Purchases) -> None:
-    at = histories_at(purchases, 4 * DAY)
-    assert set(at) == {"ann"}
-    assert at["ann"].basket_count == 2
-    assert dict(zip(at["ann"].items.tolist(), at["ann"].count.tolist(), strict=True))["b"] == 2
+def test_histories_frozen_at_a_time_hold_what_came_before(purchases: Purchases, tasks: Tasks) -> None:
+    """Ann's third basket is asked with what was known on day 2, her first basket; Bob was unknown then."""
+    frozen = {task.basket_id: task.history for task in frozen_at(tasks.whole, purchases, 2 * DAY)}
+    assert frozen["b3"].items.tolist() == list("abcde")
+    assert frozen["b3"].basket_count == 1
+    assert frozen["b4"].basket_count == 0
+
+
+def test_what_another_catalogue_lacks_is_asked_all_the_same(purchases: Purchases) -> None:
+    """The questions are one bundle's, the codes are those of the bundle that answers: -1 is a sure miss."""
+    seen = purchases.before(pd.Timestamp(2 * DAY, unit="s", tz="UTC"))
+    items = pd.DataFrame(index=pd.Index(list("abcdeyz"), name="item_id"))
+    cut = pd.Timestamp(2 * DAY, unit="s", tz="UTC")
+    whole, poor = (
+        fit(seen, items, fit_vocabulary(seen, items), cut, np.array(list(known))) for known in ("abcde", "a")
+    )
+    [own] = read_tasks(purchases, whole, 2 * DAY, 10 * DAY).hidden
+    [other] = read_tasks(purchases, whole, 2 * DAY, 10 * DAY, asked=poor).hidden
+    assert own.visible == other.visible
+    hidden = "abcde"[own.hidden[0]]
+    assert other.hidden.tolist() == ([0] if hidden == "a" else [-1])
 
 
 def test_the_last_basket_alone_is_a_history_of_one(purchases: Purchases, tasks: Tasks) -> None:

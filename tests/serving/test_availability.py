@@ -22,7 +22,8 @@ def test_no_file_excludes_nothing(catalogue: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", '{"banned": [3]}', '{"banned": "ab"}x', '{"out_of_stock": null}', "\xff"]
+    "content",
+    ["[]", '{"banned": [3]}', '{"banned": "b"}', '{"banned": ["b"]}x', '{"out_of_stok": ["b"]}', "\xff"],
 )
 def test_a_broken_file_keeps_the_last_good_list(catalogue: Any, tmp_path: Path, content: str) -> None:
     file = tmp_path / "availability.json"

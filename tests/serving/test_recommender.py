@@ -67,7 +67,7 @@ def test_any_answer_is_legal(
     assert np.isfinite(scores).all()
     assert (scores >= 0).all()
     assert (scores <= 1).all()
-    assert (np.diff(scores) <= 1e-9).all()
+    assert len(scores) == 0 or scores[0] == scores.max()  # later ones make room for other types
     assert all(item.reason and item.source for item in response.items)
     assert len(shown) == min(k, len(set(ITEMS) - set(basket)))
 

@@ -42,6 +42,20 @@ def test_a_wrong_store_url_is_told_without_its_password() -> None:
     assert "hunter2" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["redis://cache:abc", "redis://", "redis://:pw@:1", "sqlite:///", "sqlite://x", "memory", "nonsense"],
+)
+def test_a_store_url_that_opens_nothing_is_told_at_once(url: str) -> None:
+    with pytest.raises(SettingInvalid, match="expected sqlite:///PATH, redis://HOST:PORT or memory:"):
+        Settings.from_env({"RECO_STORE_URL": url})
+
+
+@pytest.mark.parametrize("url", ["redis://cache", "rediss://u:p@cache:6380/1", "sqlite:///a.db", "memory:"])
+def test_a_store_url_that_opens_something_is_taken(url: str) -> None:
+    assert Settings.from_env({"RECO_STORE_URL": url}).store_url == url
+
+
 def test_places_under_home() -> None:
     settings = Settings(home=Path("/srv/reco"))
     assert settings.online_store_url == "sqlite:////srv/reco/online_store.db"
