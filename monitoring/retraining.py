@@ -1,7 +1,8 @@
 """A drift verdict -> whether the training pipeline may be started for it: once, and not in a storm.
 
 `<home>/retrain.json` holds the last start. It is read and written under a lock, so that of two checks
-that find the same drift in the same moment one starts a run.
+that find the same drift in the same moment one starts a run. The start is noted before it is made; whoever
+then cannot make it gives it back (`release_retrain`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ class RetrainDecision:
 
     allowed: bool
     reason: str
+    noted: str = ""  # what was written for it
+    before: str = ""  # what stood there until then; empty for nothing
 
 
 def may_retrain(
@@ -39,7 +42,8 @@ def may_retrain(
         home: the state folder.
         now: the time, with its time zone.
         cool_down: how long after a start no other follows.
-        key: names what is to be retrained for; the same key never starts a second run.
+        key: names what is to be retrained for; the same key never starts a second run, none stands for
+            nothing that can be told apart from the next.
     """
     last = _read(home / STATE)
     if last is None:
@@ -62,13 +66,37 @@ def claim_retrain(
     """Say whether to start a run for a verdict, and note the start when the answer is yes."""
     if verdict.status != "drifted":
         return RetrainDecision(False, _REFUSED[verdict.status])
-    key = json.dumps([verdict.compared, verdict.window.to_dict()])
+    key = _key(verdict, now)
+    file = home / STATE
     home.mkdir(parents=True, exist_ok=True)
-    with _locked(home / f"{STATE}.lock"):
+    with _locked(home):
         decision = may_retrain(home, now, cool_down, key)
-        if decision.allowed:
-            _write(home / STATE, {"started_at": now.isoformat(), "key": key, "reason": verdict.reason})
-    return decision
+        if not decision.allowed:
+            return decision
+        before = file.read_text() if file.exists() else ""
+        noted = json.dumps({"started_at": now.isoformat(), "key": key, "reason": verdict.reason}, indent=1)
+        _write(file, noted)
+    return replace(decision, noted=noted, before=before)
+
+
+def release_retrain(decision: RetrainDecision, home: Path) -> None:
+    """Take back a start that was claimed and not made, unless somebody claimed another one since."""
+    file = home / STATE
+    with _locked(home):
+        if not decision.noted or not file.exists() or file.read_text() != decision.noted:
+            return
+        if decision.before:
+            _write(file, decision.before)
+        else:
+            file.unlink()
+
+
+def _key(verdict: DriftVerdict, now: datetime) -> str:
+    """Name a window that is over; one that still grows holds something else at each look and has no name."""
+    until = verdict.window.until
+    if until is None or until > now:
+        return ""
+    return json.dumps([verdict.compared, verdict.window.to_dict()])
 
 
 _REFUSED = {
@@ -89,14 +117,14 @@ def _read(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error
 
 
-def _write(path: Path, state: dict[str, Any]) -> None:
+def _write(path: Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    temporary.write_text(json.dumps(state, indent=1))
+    temporary.write_text(text)
     os.replace(temporary, path)
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+def _locked(home: Path) -> Iterator[None]:
+    with (home / f"{STATE}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file gives the lock back

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from components.home import read_champion
 from pipelines.arguments import closest
@@ -19,9 +20,11 @@ from serving.settings import SettingInvalid, Settings
 
 if TYPE_CHECKING:
     from pipelines.runs import Run
+    from pipelines.submit import Mount
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 MODEL_NAME = "checkout-recommender"
+STATE = "/mnt/reco"
 # What errors of other packages mean to a caller; ours carry their exit code.
 EXIT_CODES = {
     "BundleInvalid": 1,
@@ -32,6 +35,7 @@ EXIT_CODES = {
     "TypeError": 2,
     "FeaturesUnavailable": 3,
     "MlflowException": 3,
+    "DatabaseError": 3,  # of SQLAlchemy: what should be the registry is no database, or it is away
     "OSError": 3,
 }
 
@@ -170,6 +174,7 @@ def run(
 ) -> None:
     """Train here, to a promoted champion."""
     if resume:
+        _check_alone(click.get_current_context(), "resume", "only", "home", "output", "debug")
         done = _resume(context, resume, only)
     elif only:
         raise click.UsageError("--only needs --resume RUN: the step's inputs come from that run")
@@ -237,6 +242,17 @@ def _promoted(context: Context, done: Run) -> str:
     )
 
 
+def _check_alone(ctx: click.Context, option: str, *beside: str) -> None:
+    """Refuse what would be ignored: options beside `option` that were given and mean nothing there."""
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        given = ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
+        if given and name not in (option, *beside):
+            raise click.UsageError(
+                f"{parameter.opts[0]} means nothing with --{option}: a run goes on with what it was asked for"
+            )
+
+
 def _check_data(data: str) -> None:
     """Tell a misspelt name before anything starts."""
     names = ("complete-journey", "toy")
@@ -259,21 +275,43 @@ def _absolute(data: str) -> str:
     return str(Path(data).absolute()) if Path(data).exists() else data
 
 
+def with_volume(command: Command) -> Command:
+    """Add --volume and --state."""
+    command = click.option(
+        "--volume", default="", metavar="PVC", help="Volume claim that every step gets at --state."
+    )(command)
+    return click.option(
+        "--state", default=STATE, show_default=True, help="The pipeline's home: a path in its pods."
+    )(command)
+
+
+def _mount(volume: str, state: str) -> Mount | None:
+    from pipelines.submit import Mount
+
+    if not state.startswith("/"):
+        raise click.UsageError(f"--state {state!r} is a path in a pod: it begins with /")
+    if not volume and state != STATE:
+        raise click.UsageError("--state needs --volume PVC: without it nothing is mounted there")
+    return Mount(volume, state) if volume else None
+
+
 @main.command("compile")
 @click.argument(
     "pipeline", type=click.Choice(["training", "watch"]), default="training", metavar="[PIPELINE]"
 )
 @click.option("-o", "--file", type=click.Path(path_type=Path), help="Where.  [default: PIPELINE.yaml]")
 @click.option("--image", default="", help="Container image that holds this project.")
+@with_volume
 @command_options
-def compile_(context: Context, pipeline: str, file: Path | None, image: str) -> None:
+def compile_(context: Context, pipeline: str, file: Path | None, image: str, volume: str, state: str) -> None:
     """Write a pipeline (training or watch) as Kubeflow IR YAML."""
     from importlib import import_module
 
     from pipelines.submit import write_ir
 
     file = file or Path(f"{pipeline}.yaml")
-    steps = write_ir(getattr(import_module(f"pipelines.{pipeline}"), pipeline), file, image)
+    mount = _mount(volume, state)
+    steps = write_ir(getattr(import_module(f"pipelines.{pipeline}"), pipeline), file, image, mount)
     context.answer({"file": str(file), "steps": steps}, f"{file}: {steps} steps")
 
 
@@ -285,9 +323,7 @@ def compile_(context: Context, pipeline: str, file: Path | None, image: str) -> 
 @click.option("--train-until", default="", help="The cut.  [default: five weeks before the end]")
 @click.option("--fast", is_flag=True, help="The same steps with smaller models and fewer examples.")
 @click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. ranker_params.epochs=2")
-@click.option(
-    "--state", default="/mnt/reco", show_default=True, help="The pipeline's home: a volume in its pods."
-)
+@with_volume
 @click.option("--image", default="", help="Container image that holds this project.")
 @click.option("--experiment", default=MODEL_NAME, show_default=True, help="Experiment the run belongs to.")
 @click.option("--namespace", default="", help="Namespace, where the cluster has several users.")
@@ -304,6 +340,7 @@ def submit(
     train_until: str,
     fast: bool,
     params: tuple[str, ...],
+    volume: str,
     state: str,
     image: str,
     experiment: str,
@@ -323,6 +360,12 @@ def submit(
         raise click.UsageError(
             "a cluster needs --tracking-uri http(s)://…: its pods cannot reach a file of this machine"
         )
+    if not volume:
+        raise click.UsageError(
+            "a cluster needs --volume PVC: champion and online store are files under --state, and without a "
+            "volume there they end with the pod that wrote them"
+        )
+    mount = _mount(volume, state)
     given = parse_params(params)
     if fast:
         given |= {name: {**smaller, **given.get(name, {})} for name, smaller in FAST.items()}
@@ -330,7 +373,7 @@ def submit(
     given |= {"home": state, "tracking_uri": tracking_uri}
     arguments = complete_arguments(read_spec(training), given)
     token = token_file.read_text().strip() if token_file else ""
-    submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token)
+    submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token, mount)
     document = asdict(submitted)
     if wait:
         click.echo(f"{submitted.url}: waiting for its end", err=True)
@@ -667,19 +710,23 @@ def drift(
 
 
 def _dataset(context: Context, data: str) -> Path:
-    """Return a checked data set: the folder given, the newest run's, or one read for this."""
-    from components.ingest_events import ingest_events
+    """Return a checked data set: the folder given if it is one, else what is read now.
+
+    What has a name never changes and may come from a run; a folder may have grown since.
+    """
+    from components.ingest_events import BUILT_IN, ingest_events
     from pipelines.runs import list_runs
 
     _check_data(data)
     if (Path(data) / "manifest.json").is_file():
         return Path(data)
-    for known in list_runs(context.home):
+    asked = _absolute(data)
+    for known in list_runs(context.home) if asked in BUILT_IN else ():
         place = known.artifacts("ingest-events") / "dataset"
-        if known.arguments.get("data") == _absolute(data) and (place / "manifest.json").is_file():
+        if known.arguments.get("data") == asked and (place / "manifest.json").is_file():
             return place
-    place = context.home / "datasets" / Path(data).name
-    ingest_events(_absolute(data), place)
+    place = context.home / "datasets" / Path(asked).resolve().name
+    ingest_events(asked, place)
     return place
 
 
@@ -687,22 +734,22 @@ def _retrain(context: Context, verdict: Any) -> dict[str, Any]:
     """Start the training pipeline, asked for as the champion's was, unless that was done for this already."""
     from datetime import UTC, datetime
 
-    from monitoring.retraining import claim_retrain
+    from components.home import Conflict
+    from monitoring.retraining import claim_retrain, release_retrain
     from pipelines.local_run import StepFailed
     from pipelines.runs import list_runs
 
     decision = claim_retrain(verdict, context.home, datetime.now(UTC))
     if not decision.allowed:
         return {"started": False, "said": f"not started: {decision.reason}"}
-    last = next((run for run in list_runs(context.home) if run.status == "done"), None)
-    given = (
-        {}
-        if last is None
-        else {name: last.arguments[name] for name in last.arguments.keys() - {"train_until"}}
-    )
-    uri = str(given.get("tracking_uri", ""))
+    before = {run.run_id for run in list_runs(context.home)}
     try:
-        done = start_training(context.home, given, bool(last and last.fast), uri, sys.stderr)
+        made = _champions_run(context)
+        if made is None:
+            release_retrain(decision, context.home)
+            return {"started": False, "said": _NO_RUN}
+        given = {name: value for name, value in made.arguments.items() if name != "train_until"}
+        done = start_training(context.home, given, made.fast, str(given.get("tracking_uri", "")), sys.stderr)
     except StepFailed as error:
         return {
             "started": True,
@@ -710,7 +757,31 @@ def _retrain(context: Context, verdict: Any) -> dict[str, Any]:
             "promoted": False,
             "said": f"the champion stays: {error}",
         }
+    except BaseException as error:
+        # On a conflict the new run is somebody else's.
+        if isinstance(error, Conflict) or before >= {run.run_id for run in list_runs(context.home)}:
+            release_retrain(decision, context.home)
+        raise
     return {"started": True, "run_id": done.run_id, "promoted": True, "said": _promoted(context, done)}
+
+
+_NO_RUN = (
+    "not started: no run recorded here promoted the champion, so that what it was asked for is not known; "
+    "start one by hand: reco run --data complete-journey, or --data DIR"
+)
+
+
+def _champions_run(context: Context) -> Run | None:
+    """Return the newest run that promoted the bundle which is champion now."""
+    from pipelines.runs import list_runs
+
+    bundle_id = read_champion(context.home).bundle_id
+    for known in list_runs(context.home):
+        for step in known.steps:
+            given = step.parameters.get("Output")
+            if step.name == "promote-bundle" and given and given["bundle_id"] == bundle_id:
+                return known
+    return None
 
 
 @main.group()
@@ -783,9 +854,14 @@ def bench_drift(context: Context, data: str, out: Path | None) -> None:
 
 
 def _newest_data(context: Context) -> str:
+    """Return the newest run's checked data set; what it was made from when that is gone."""
     from pipelines.runs import list_runs
 
-    return next((str(run.arguments["data"]) for run in list_runs(context.home)), "complete-journey")
+    newest = next(list_runs(context.home), None)
+    if newest is None:
+        return "complete-journey"
+    place = newest.artifacts("ingest-events") / "dataset"
+    return str(place if (place / "manifest.json").is_file() else newest.arguments["data"])
 
 
 @main.command()

@@ -32,7 +32,19 @@ KEPT_RUNS = 3  # a run on Complete Journey leaves 0.8 GB
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 TRACEBACK = "Traceback (most recent call last):"
 # What a step's error means to whoever called `reco`; all others are 1.
-EXIT_CODES = {"RegistryUnreachable": 3, "Conflict": 4, "RegistryRefused": 2, "ArgumentsInvalid": 2}
+EXIT_CODES = {
+    "ArgumentsInvalid": 2,
+    "NoChampion": 2,
+    "NothingToCompare": 2,
+    "RegistryRefused": 2,
+    # Python's own and, without its module, redis.exceptions': the online store is away.
+    "ConnectionError": 3,
+    "ConnectionRefusedError": 3,
+    "ConnectionResetError": 3,
+    "TimeoutError": 3,
+    "RegistryUnreachable": 3,
+    "Conflict": 4,
+}
 
 
 class StepFailed(Exception):
@@ -63,10 +75,6 @@ def start_run(
     with locked(home / "run.lock", "running a pipeline"):
         run = new_run(home, pipeline, dict(arguments), step_names(spec), fast)
         _execute(home, run, spec, [step.name for step in run.steps], stream)
-        if freed := drop_artifacts(home, KEPT_RUNS):
-            stream.write(
-                f"artifacts of older runs removed ({', '.join(freed)}); their bundles stay registered\n"
-            )
     return run
 
 
@@ -118,6 +126,18 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str])
     finally:
         run.pid = 0
         run.save()
+        _free_space(home, run, progress)
+
+
+def _free_space(home: Path, run: Run, progress: Progress) -> None:
+    """Remove what older runs left; that this fails must not hide how the run ended."""
+    try:
+        freed = drop_artifacts(home, KEPT_RUNS, spare=run.run_id)
+    except OSError as error:
+        progress.say(f"artifacts of older runs could not be removed: {error}")
+        return
+    if freed:
+        progress.say(f"artifacts of older runs removed ({', '.join(freed)}); their bundles stay registered")
 
 
 def _run_step(run: Run, spec: Spec, name: str, told: StepProgress) -> None:

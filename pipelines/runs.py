@@ -161,16 +161,18 @@ def find_run(home: Path, name: str) -> Run:
     raise RunUnknown(f"{found} {name!r} under {home / 'runs'}; newest: {newest}")
 
 
-def drop_artifacts(home: Path, keep: int) -> list[str]:
-    """Remove the artifacts of all but the newest runs; records and logs stay.
+def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:
+    """Remove the artifacts of all but the newest runs and the run `spare`; records and logs stay.
 
     Returns:
         The ids of the runs that were freed.
     """
     freed = []
     for run in list(list_runs(home))[keep:]:
-        if (run.folder / "artifacts").exists() and run.status != "running":
-            shutil.rmtree(run.folder / "artifacts")
+        left = [place for name in ("artifacts", "working") if (place := run.folder / name).exists()]
+        if left and run.run_id != spare and run.status != "running":
+            for place in left:
+                shutil.rmtree(place)
             freed.append(run.run_id)
     return freed
 

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,23 @@ class Submitted:
     state: str
 
 
-def write_ir(pipeline: Any, file: Path, image: str = "") -> int:
-    """Compile a pipeline to `file` and return how many steps it has; `image` replaces the steps' image."""
+@dataclass(frozen=True)
+class Mount:
+    """A PersistentVolumeClaim, and where every step finds it."""
+
+    claim: str
+    path: str
+
+
+def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = None) -> int:
+    """Compile a pipeline to `file` and return how many steps it has.
+
+    Args:
+        pipeline: the pipeline function.
+        file: where the IR goes.
+        image: replaces the steps' image.
+        mount: what every step gets mounted.
+    """
     import yaml
     from kfp import compiler
 
@@ -54,14 +69,29 @@ def write_ir(pipeline: Any, file: Path, image: str = "") -> int:
         compiler.Compiler().compile(pipeline, str(part))
         documents = list(yaml.safe_load_all(part.read_text(encoding="utf-8")))
         executors = documents[0]["deploymentSpec"]["executors"]
-        if image:
-            for executor in executors.values():
-                executor["container"]["image"] = image
+        for executor in executors.values() if image else ():
+            executor["container"]["image"] = image
+        if mount:
+            documents[1:] = [_mounted(documents[1] if documents[1:] else {}, executors, mount)]
+        if image or mount:
             part.write_text(yaml.safe_dump_all(documents, sort_keys=True), encoding="utf-8")
         part.rename(file)
     finally:
         part.unlink(missing_ok=True)
     return len(executors)
+
+
+def _mounted(platform: dict[str, Any], executors: Iterable[str], mount: Mount) -> dict[str, Any]:
+    """Add a claim to the IR's second document, which says what a step's pod has on Kubernetes."""
+    pods = platform
+    for key in ("platforms", "kubernetes", "deploymentSpec", "executors"):
+        pods = pods.setdefault(key, {})
+    for executor in executors:
+        name = {"runtimeValue": {"constant": mount.claim}}
+        # The name stands there twice, as kfp-kubernetes writes it: older servers read `constant`.
+        claim = {"mountPath": mount.path, "pvcNameParameter": name, "constant": mount.claim}
+        pods.setdefault(executor, {}).setdefault("pvcMount", []).append(claim)
+    return platform
 
 
 def submit_pipeline(
@@ -72,6 +102,7 @@ def submit_pipeline(
     experiment: str = "checkout-recommender",
     namespace: str = "",
     token: str = "",
+    mount: Mount | None = None,
 ) -> Submitted:
     """Upload a pipeline as a new version, run it, and return at once.
 
@@ -85,7 +116,7 @@ def submit_pipeline(
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     with tempfile.TemporaryDirectory() as folder, _api(host):
         file = Path(folder) / f"{name}.yaml"
-        write_ir(pipeline, file, image)
+        write_ir(pipeline, file, image, mount)
         client = _client(host, namespace, token)
         pipeline_id = client.get_pipeline_id(name)
         if pipeline_id is None:

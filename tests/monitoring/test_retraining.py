@@ -1,11 +1,12 @@
 import json
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from monitoring.retraining import COOL_DOWN, claim_retrain, may_retrain
+from monitoring.retraining import COOL_DOWN, claim_retrain, may_retrain, release_retrain
 from monitoring.verdict import DriftVerdict, Status
 from monitoring.windows import Window
 
@@ -31,6 +32,37 @@ def test_one_window_starts_one_run_only(tmp_path: Path) -> None:
     claim_retrain(verdict(), tmp_path, NOW)
     again = claim_retrain(verdict(), tmp_path, NOW + timedelta(days=3))
     assert (again.allowed, "this window" in again.reason) == (False, True)
+
+
+@pytest.mark.parametrize("since", [None, datetime(2024, 2, 1, tzinfo=UTC)])
+@pytest.mark.parametrize("until", [None, NOW + timedelta(days=30)])
+def test_a_window_that_still_grows_is_held_back_by_the_cool_down_alone(
+    tmp_path: Path, since: datetime | None, until: datetime | None
+) -> None:
+    growing = replace(verdict(), window=Window(since, until))
+    assert claim_retrain(growing, tmp_path, NOW).allowed
+    assert not claim_retrain(growing, tmp_path, NOW + timedelta(hours=1)).allowed
+    assert claim_retrain(growing, tmp_path, NOW + COOL_DOWN).allowed
+
+
+def test_a_start_that_was_not_made_is_taken_back(tmp_path: Path) -> None:
+    first = claim_retrain(verdict(), tmp_path, NOW)
+    release_retrain(first, tmp_path)
+    assert not (tmp_path / "retrain.json").exists()
+    assert claim_retrain(verdict(), tmp_path, NOW).allowed
+    before = (tmp_path / "retrain.json").read_text()
+    second = claim_retrain(verdict(day=2), tmp_path, NOW + COOL_DOWN)
+    release_retrain(second, tmp_path)
+    assert (tmp_path / "retrain.json").read_text() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["retrain.json", "retrain.json.lock"]
+
+
+def test_another_s_start_and_a_refusal_take_nothing_back(tmp_path: Path) -> None:
+    first = claim_retrain(verdict(), tmp_path, NOW)
+    second = claim_retrain(verdict(day=2), tmp_path, NOW + COOL_DOWN)
+    release_retrain(first, tmp_path)
+    release_retrain(claim_retrain(verdict(day=3), tmp_path, NOW + COOL_DOWN), tmp_path)
+    assert (tmp_path / "retrain.json").read_text() == second.noted
 
 
 @pytest.mark.parametrize("status", ["ok", "warn", "insufficient_data", "schema_change"])

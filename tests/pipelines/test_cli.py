@@ -1,6 +1,7 @@
 """The command: its conventions without training anything, its answers on the toy champion."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from components.gate import GateFailed
-from components.home import Champion, Conflict, NoChampion, read_champion, write_champion
+from components.home import Champion, Conflict, NoChampion, locked, read_champion, write_champion
+from components.ingest_events import ingest_events
 from components.registry import RegistryUnreachable
 from feature_repo.events import EventsInvalid
-from pipelines.cli import exit_code, main
+from monitoring.verdict import DriftVerdict
+from monitoring.windows import Window
+from pipelines.arguments import ArgumentsInvalid
+from pipelines.cli import Context, _dataset, _newest_data, exit_code, main
+from pipelines.local_run import StepFailed
+from pipelines.runs import Run, new_run
 from serving.bundle import read_manifest
 from serving.errors import BundleInvalid, InvalidRequest
 from serving.settings import SettingInvalid
@@ -85,7 +92,21 @@ def test_what_an_error_means_to_the_caller(error: Exception, code: int | None) -
         (["run", "--resume", "nothing"], "none yet: start one with `reco run`"),
         (["run", "--data", "toy", "--param", "ranker_params.epochs"], "ranker_params.epochs"),
         (["run", "--data", "toy", "--param", "ranker_parms.epochs=1"], "did you mean 'ranker_params'"),
+        (["run", "--resume", "last", "--data", "complete-journey"], "--data means nothing with --resume"),
+        (["run", "--resume", "last", "--train-until", "2024-01-01"], "--train-until means nothing"),
+        (["run", "--resume", "last", "--fast"], "--fast means nothing"),
+        (["run", "--resume", "last", "--param", "ranker_params.epochs=1"], "--param means nothing"),
+        (["run", "--resume", "last", "--tracking-uri", ""], "--tracking-uri means nothing"),
+        (["run", "--resume", "last", "--model-name", "other"], "--model-name means nothing"),
         (["submit", "--host", "http://127.0.0.1:1"], "needs --tracking-uri http"),
+        (
+            ["submit", "--host", "http://127.0.0.1:1", "--tracking-uri", "http://127.0.0.1:1"],
+            "they end with the pod that wrote them",
+        ),
+        (["compile", "--state", "/data"], "--state needs --volume"),
+        (["compile", "--volume", "reco", "--state", "data"], "it begins with /"),
+        (["models", "--tracking-uri", "ftp://x"], "tracking URI with scheme 'ftp'"),
+        (["promote", "--gate", "over_blend"], "over_blend"),
         (["recommend", "--basket", "1"], "has no champion"),
         (["serve"], "has no champion"),
         (["drift"], "has no champion"),
@@ -104,6 +125,164 @@ def test_no_runs_is_an_answer(tmp_path: Path) -> None:
     done = reco(tmp_path, "runs")
     assert (done.exit_code, done.output) == (0, "no runs yet: reco run\n")
     assert json.loads(reco(tmp_path, "runs", "--output", "json").output) == []
+
+
+# -------------------------------------------------------------------------------------- release, by exit code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["models"], 0, "no versions yet"),
+        (["models", "3"], 2, "has no version '3'"),
+        (["promote"], 2, "has no version 'challenger'"),
+        (["promote", "--gate", "over_everything=1"], 2, "over_everything"),
+        (["promote", "--model-name", "A B"], 2, "expected lower-case letters"),
+        (["rollback"], 2, "there is nothing to go back to"),
+        (["models", "--tracking-uri", "http://127.0.0.1:9"], 3, "no registry at"),
+        (["promote", "--tracking-uri", "http://127.0.0.1:9"], 3, "no registry at"),
+        (["rollback", "--tracking-uri", "http://127.0.0.1:9"], 3, "no registry at"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.filterwarnings("ignore")
+def test_release_commands_keep_the_exit_codes(
+    tmp_path: Path, arguments: list[str], code: int, says: str
+) -> None:
+    done = reco(tmp_path, *arguments)
+    assert done.exit_code == code, done.output
+    assert says in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_registry_that_is_no_database_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("hello" * 300)
+    done = reco(tmp_path, "models")
+    assert done.exit_code == 3
+    assert "file is not a database" in done.output
+
+
+@pytest.mark.parametrize("command", ["promote", "rollback"])
+def test_two_who_release_at_once_are_a_conflict(tmp_path: Path, command: str) -> None:
+    with locked(tmp_path / "promote.lock", "promoting checkout-recommender 7"):
+        done = reco(tmp_path, command)
+    assert done.exit_code == 4
+    assert "is promoting checkout-recommender 7" in done.output
+
+
+# -------------------------------------------------------------------------------------- drift and retraining
+
+
+@pytest.fixture
+def drifted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home whose champion `good` was promoted by the middle one of three runs; the log has drifted."""
+    home = tmp_path / "home"
+    for bundle_id, data in (("older", "toy"), ("good", "/shop"), ("refused", "complete-journey")):
+        run = new_run(home, "training", {"data": data, "train_until": "2024-01-01"}, ["promote-bundle"], True)
+        run.step("promote-bundle").status = "failed" if bundle_id == "refused" else "done"
+        run.step("promote-bundle").parameters = (
+            {}
+            if bundle_id == "refused"
+            else {"Output": {"bundle_id": bundle_id, "version": "1", "changed": True}}
+        )
+        run.save()
+    write_champion(home, Champion("good", "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
+    verdict = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
+    monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: verdict)
+    return home
+
+
+def retrained(home: Path) -> tuple[int, dict[str, Any]]:
+    done = reco(home, "drift", "--quick", "--retrain", "--output", "json")
+    return done.exit_code, json.loads(done.stdout)["retrain"] if done.stdout else {"said": done.output}
+
+
+def test_retraining_asks_for_what_the_champion_was_asked_for(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def start(home: Path, given: dict[str, Any], fast: bool, *_: object) -> Run:
+        asked.append((given, fast))
+        return new_run(home, "training", given, ["promote-bundle"])
+
+    monkeypatch.setattr("pipelines.cli.start_training", start)
+    assert retrained(drifted)[1]["started"]
+    assert asked == [({"data": "/shop"}, True)]
+    code, again = retrained(drifted)
+    assert (code, again["started"], "the next may start at" in again["said"]) == (1, False, True)
+
+
+def test_a_champion_that_no_run_made_is_not_retrained_by_guess(drifted: Path) -> None:
+    write_champion(drifted, replace(read_champion(drifted), bundle_id="stranger"))
+    code, outcome = retrained(drifted)
+    assert (code, outcome["started"]) == (1, False)
+    assert "no run recorded here promoted the champion" in outcome["said"]
+    assert "reco run --data" in outcome["said"]
+    assert not (drifted / "retrain.json").exists(), "nothing was started: the next try is free"
+
+
+def test_a_run_that_could_not_begin_gives_its_turn_back(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(home: Path, *_: object) -> Run:
+        new_run(home, "training", {}, [])  # somebody else's
+        raise Conflict("process 7 is running a pipeline")
+
+    monkeypatch.setattr("pipelines.cli.start_training", refuse)
+    assert retrained(drifted)[0] == 4
+    assert not (drifted / "retrain.json").exists()
+
+    def stop(*_: object) -> Run:
+        raise ArgumentsInvalid("the pipeline has no parameter 'x'")
+
+    monkeypatch.setattr("pipelines.cli.start_training", stop)
+    assert retrained(drifted)[0] == 2
+    assert not (drifted / "retrain.json").exists()
+
+
+def test_a_run_that_began_keeps_its_turn(drifted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(home: Path, *_: object) -> Run:
+        run = new_run(home, "training", {}, ["promote-bundle"])
+        raise StepFailed(run, "promote-bundle", "GateFailed: ndcg_at_10 is 0.1", 1)
+
+    monkeypatch.setattr("pipelines.cli.start_training", fail)
+    code, outcome = retrained(drifted)
+    assert (code, outcome["started"], outcome["promoted"]) == (1, True, False)
+    assert (drifted / "retrain.json").exists()
+
+
+def test_a_folder_is_read_anew_each_time(tmp_path: Path) -> None:
+    """A run's data set is what the folder held then; rows were appended since."""
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    lines = ["user_id,basket_id,item_id,at"]
+    lines += [
+        f"u{day % 3},b{day},i{day % 5},2024-{1 + day // 28:02d}-{1 + day % 28:02d}" for day in range(84)
+    ]
+    (shop / "events.csv").write_text("\n".join(lines) + "\n")
+    home = tmp_path / "home"
+    run = new_run(home, "training", {"data": str(shop)}, ["ingest-events"])
+    ingest_events(str(shop), run.artifacts("ingest-events") / "dataset")
+    context = Context(home, "text")
+    place = _dataset(context, str(shop))
+    assert place == home / "datasets" / "shop"
+    with (shop / "events.csv").open("a") as stream:
+        stream.write("u1,late,i1,2024-04-02\n")
+    assert _dataset(context, str(shop)) == place
+    assert json.loads((place / "manifest.json").read_bytes())["rows"] == 85
+    assert _dataset(context, str(place)) == place, "a checked data set is taken as it is"
+    assert _dataset(context, _newest_data(context)) == run.artifacts("ingest-events") / "dataset"
+
+
+def test_a_data_set_with_a_name_is_taken_from_a_run(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "training", {"data": "toy"}, ["ingest-events"])
+    held = run.artifacts("ingest-events") / "dataset"
+    held.mkdir(parents=True)
+    (held / "manifest.json").write_text("{}")
+    assert _dataset(Context(tmp_path, "text"), "toy") == held
 
 
 # ---------------------------------------------------------------------------------------- the toy champion
@@ -188,6 +367,8 @@ def test_the_pipeline_is_written_as_yaml(tmp_path: Path) -> None:
     done = answered(reco(tmp_path, "compile", "--file", str(file), "--output", "json"))
     assert done == {"file": str(file), "steps": 12}
     assert file.read_text().startswith("# PIPELINE DEFINITION")
+    answered(reco(tmp_path, "compile", "--file", str(file), "--volume", "shop", "--output", "json"))
+    assert file.read_text().count("mountPath: /mnt/reco\n") == 12
 
 
 @pytest.mark.slow

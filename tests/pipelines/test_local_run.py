@@ -7,16 +7,20 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from components.home import Conflict, locked
+from components.home import Conflict, NoChampion, locked
+from components.promote_bundle import NothingToCompare
 from pipelines.arguments import ArgumentsInvalid, complete_arguments
 from pipelines.graph import Spec
-from pipelines.local_run import StepFailed, code_hash, exit_code_of, resume_run, start_run
-from pipelines.runs import Run, find_run
+from pipelines.local_run import StepFailed, _Log, code_hash, exit_code_of, resume_run, start_run
+from pipelines.progress import Progress
+from pipelines.runs import Run, find_run, new_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:kfp.*")]
 
@@ -132,6 +136,40 @@ def test_only_the_newest_runs_keep_their_artifacts(tmp_path: Path, spec: Spec) -
     assert not (runs[0][0].folder / "artifacts").exists()
 
 
+def test_a_run_that_failed_or_went_on_frees_space_too(tmp_path: Path, spec: Spec) -> None:
+    flag = tmp_path / "flag"
+    runs = [start(tmp_path, spec)[0] for _ in range(3)]
+    flag.touch()
+    with pytest.raises(StepFailed):
+        start(tmp_path, spec, fail_while=str(flag))
+    assert not (runs[0].folder / "artifacts").exists()
+    failed = find_run(tmp_path, "last")
+    oldest = new_run(tmp_path, "sums", failed.arguments, [])  # a fifth, which makes one more the fourth
+    said = io.StringIO()
+    flag.unlink()
+    resume_run(tmp_path, failed, spec, "", said)
+    assert f"artifacts of older runs removed ({runs[1].run_id})" in said.getvalue()
+    assert oldest.run_id > failed.run_id
+
+
+def test_a_run_that_goes_on_keeps_its_artifacts_however_old_it_is(tmp_path: Path, spec: Spec) -> None:
+    runs = [start(tmp_path, spec)[0] for _ in range(4)]
+    resume_run(tmp_path, find_run(tmp_path, runs[0].run_id), spec, "", io.StringIO())
+    assert find_run(tmp_path, runs[0].run_id).outputs().keys() == {"make-numbers", "add-up", "report"}
+
+
+def test_what_cannot_be_removed_does_not_hide_the_end(
+    tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> list[str]:
+        raise PermissionError("artifacts of another user")
+
+    monkeypatch.setattr("pipelines.local_run.drop_artifacts", refuse)
+    with pytest.raises(StepFailed, match="it was killed"):
+        start(tmp_path, spec, die="9")
+    assert "could not be removed: artifacts of another user" in start(tmp_path, spec)[1]
+
+
 def test_changed_code_is_told_on_resume(tmp_path: Path, spec: Spec) -> None:
     run, _ = start(tmp_path, spec)
     run.code = "older"
@@ -155,13 +193,40 @@ def test_two_runs_under_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> N
     [
         ("GateFailed: ndcg_at_10 is 0.1", 1),
         ("ValueError: x", 1),
+        ("NothingToCompare: the champion was evaluated on another test window", 2),
+        ("NoChampion: there is nothing to go back to", 2),
         ("RegistryUnreachable: no registry", 3),
+        ("ConnectionError: the online store at 127.0.0.1:1 cannot be reached", 3),
         ("Conflict: somebody", 4),
         ("KeyError", 1),
     ],
 )
 def test_a_step_s_error_has_an_exit_code(cause: str, code: int) -> None:
     assert exit_code_of(cause) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (redis.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."), 3),
+        (redis.TimeoutError("Timeout reading from socket"), 3),
+        (ConnectionError("the online store at 127.0.0.1:1 cannot be reached: refused"), 3),
+        (NothingToCompare("the champion has seen these weeks"), 2),
+        (NoChampion("there is none"), 2),
+        (Conflict("somebody promotes"), 4),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_s_traceback_has_an_exit_code(tmp_path: Path, error: Exception, code: int) -> None:
+    """As KFP's executor says it: the whole traceback indented, the class with its module."""
+    try:
+        raise error
+    except type(error):
+        text = traceback.format_exc()
+    with _Log(tmp_path / "step.log", Progress(io.StringIO()).step("a", 1, ["a"])) as log:
+        log.write(textwrap.indent(text, "    "))
+    assert log.cause() == f"{type(error).__name__}: {error}"
+    assert exit_code_of(log.cause()) == code
 
 
 RUN = """

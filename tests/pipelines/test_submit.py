@@ -15,8 +15,9 @@ import pytest
 import yaml
 from kfp import components
 
-from pipelines.submit import ApiRefused, ApiUnreachable, submit_pipeline, wait_for_run, write_ir
+from pipelines.submit import ApiRefused, ApiUnreachable, Mount, submit_pipeline, wait_for_run, write_ir
 from pipelines.training import training
+from pipelines.watch import watch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -159,6 +160,44 @@ def test_the_ir_says_image_size_and_retries_and_installs_nothing(tmp_path: Path)
     assert [file.name for file in tmp_path.iterdir()] == ["training.yaml"]
 
 
+@pytest.mark.parametrize("pipeline", [training, watch], ids=["training", "watch"])
+def test_a_volume_is_mounted_in_every_step(tmp_path: Path, pipeline: Any) -> None:
+    file = tmp_path / "mounted.yaml"
+    write_ir(pipeline, file, mount=Mount("shop-state", "/mnt/reco"))
+    spec, platform = yaml.safe_load_all(file.read_text())
+    pods = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert set(pods) == set(spec["deploymentSpec"]["executors"])
+    for name, pod in pods.items():
+        [mount] = pod["pvcMount"]
+        assert mount["mountPath"] == "/mnt/reco", name
+        assert mount["pvcNameParameter"] == {"runtimeValue": {"constant": "shop-state"}}, name
+    loaded = components.load_component_from_file(str(file))
+    read = loaded.platform_spec.platforms["kubernetes"].deployment_spec.executors
+    assert set(read) == set(pods)
+
+
+def test_a_mount_is_written_as_kfp_kubernetes_writes_it(tmp_path: Path) -> None:
+    from kfp import dsl, kubernetes
+
+    from components import steps
+
+    @dsl.pipeline(name="bare")
+    def bare() -> None:
+        steps.ingest_events(data="toy", max_quarantine_ratio=0.01, train_until="")
+
+    @dsl.pipeline(name="bare")
+    def mounted() -> None:
+        task = steps.ingest_events(data="toy", max_quarantine_ratio=0.01, train_until="")
+        kubernetes.mount_pvc(task, "shop-state", "/mnt/reco")
+
+    write_ir(mounted, tmp_path / "theirs.yaml")
+    write_ir(bare, tmp_path / "ours.yaml", mount=Mount("shop-state", "/mnt/reco"))
+    theirs, ours = (
+        list(yaml.safe_load_all((tmp_path / f"{n}.yaml").read_text())) for n in ("theirs", "ours")
+    )
+    assert ours == theirs
+
+
 def test_compiling_twice_gives_the_same(tmp_path: Path) -> None:
     write_ir(training, tmp_path / "a.yaml")
     write_ir(training, tmp_path / "b.yaml")
@@ -166,7 +205,8 @@ def test_compiling_twice_gives_the_same(tmp_path: Path) -> None:
 
 
 def test_a_first_submission_uploads_the_pipeline_and_runs_it(cluster: Cluster) -> None:
-    run = submit_pipeline(training, cluster.url, ARGUMENTS, image="x-python:2")
+    mount = Mount("shop-state", "/mnt/reco")
+    run = submit_pipeline(training, cluster.url, ARGUMENTS, image="x-python:2", mount=mount)
     assert (run.run_id, run.pipeline_id, run.version_id, run.state) == ("r1", "p1", "v1", "PENDING")
     assert run.url == f"{cluster.url}/#/runs/details/r1"
     assert cluster.pipelines == {"p1": "training"}
@@ -176,6 +216,7 @@ def test_a_first_submission_uploads_the_pipeline_and_runs_it(cluster: Cluster) -
     assert asked["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v1"}
     assert asked["runtime_config"]["parameters"] == ARGUMENTS
     assert "x-python:2" in cluster.uploads[0]
+    assert cluster.uploads[0].count("constant: shop-state") == 24, "two for each step"
 
 
 def test_the_next_one_adds_a_version(cluster: Cluster) -> None:
