@@ -1,4 +1,4 @@
-"""Dataset -> each user's history and each item's statistics, in Feast's offline and online stores.
+"""Dataset -> each user's history and each item's statistics, as the files of Feast's offline store.
 
 A snapshot stamped t holds what happened strictly before t. Feast joins a row to every request at t or
 later, so stamping it later than its last event is what keeps a basket from seeing itself.
@@ -6,35 +6,19 @@ later, so stamping it later than its last event is what keeps a basket from seei
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import logging
-import os
-import shutil
-import struct
-import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import redis
 
 from components.fit_statistics import MIN_BASKETS, Purchases, read_purchases
 from feature_repo.aggregates import UserHistory, empty_history, fold, pack
-from serving.online_features import JOIN_KEY, PROJECT
-
-if TYPE_CHECKING:
-    from feast import FeatureStore
 
 log = logging.getLogger(__name__)
 
@@ -69,52 +53,32 @@ ITEM_COLUMNS = pa.schema(
 )
 
 
-def materialize_features(
-    dataset: Path, features: Path, cut: str, home: str, online_store: str = ""
-) -> dict[str, int]:
-    """Write the features as of `cut` to the offline store and the latest rows to the online store.
+def materialize_features(dataset: Path, features: Path, cut: str) -> dict[str, int]:
+    """Write the features as of `cut`, and as of some weeks before it, to one directory per view.
 
-    What the stores under `home` held before is replaced, so that a run with an earlier cut leaves
-    nothing of a later one behind.
+    Nobody is served from these files: `publish_features` brings them to the stores once their bundle is
+    champion.
 
     Args:
         dataset: the data set's directory.
-        features: gets the offline Parquet files, one directory per view.
+        features: gets the Parquet files.
         cut: ISO 8601; only purchases strictly before it are seen.
-        home: directory of the Feast state: `offline_store/`, `registry.db`, `online_store.db`.
-        online_store: a redis:// URL; empty for SQLite under `home`.
 
     Returns:
-        How many users and items the online store holds, and how many snapshot rows the offline store.
+        How many snapshot rows of users and of items were written.
 
     Raises:
-        ValueError: no purchase happened before the cut, or the URL is not one of Redis.
-        ConnectionError: Redis cannot be reached.
+        ValueError: no purchase happened before the cut.
     """
-    if online_store:
-        _connection_string(online_store)  # a URL that cannot work fails before the work
     cut_s = int(pd.Timestamp(cut).timestamp())
     purchases, _ = read_purchases(dataset)
     if len(purchases.at) == 0 or purchases.at[0] >= cut_s:
         raise ValueError(f"no purchase before {cut}: move --train-until later or bring older events")
     times = [at for at in (cut_s - weeks * WEEK_S for weeks in BASE_WEEKS) if at > purchases.at[0]]
     rows = write_snapshots(purchases, times, features)
+    check_point_in_time(features / "user_history" / "snapshots.parquet")
     log.info("offline store: %d user and %d item snapshots", rows["user_history"], rows["item_statistics"])
-    root = Path(home).absolute()
-    _publish_offline(features, root / "offline_store")
-    counts = _publish_online(root, cut_s, online_store)
-    _write_atomically(
-        root / "online_store.json",
-        {
-            "kind": "online_store",
-            "store": "redis" if online_store else "sqlite",
-            "cut": _iso(cut_s),
-            "created_at": _iso(datetime.now(UTC).timestamp()),
-            **counts,
-        },
-    )
-    log.info("online store as of %s: %d users, %d items", _iso(cut_s), counts["users"], counts["items"])
-    return {**counts, "user_snapshots": rows["user_history"], "item_snapshots": rows["item_statistics"]}
+    return {"user_snapshots": rows["user_history"], "item_snapshots": rows["item_statistics"]}
 
 
 def write_snapshots(purchases: Purchases, times: list[int], features: Path) -> dict[str, int]:
@@ -228,146 +192,3 @@ def check_point_in_time(snapshots: Path) -> None:
     leaks = int(pc.sum(pc.greater_equal(table["last_basket_at"], table["event_timestamp"])).as_py() or 0)
     if leaks:
         raise ValueError(f"{leaks} of {table.num_rows} rows of {snapshots} know a basket of their future")
-
-
-def _publish_offline(features: Path, offline_store: Path) -> None:
-    """Copy the views into the home, each file in one step."""
-    check_point_in_time(features / "user_history" / "snapshots.parquet")
-    for view in VIEWS:
-        target = offline_store / view / "snapshots.parquet"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_suffix(".tmp")
-        shutil.copyfile(features / view / "snapshots.parquet", temporary)
-        os.replace(temporary, target)
-
-
-def feature_store(home: Path, online_store: str = "", state: Path | None = None) -> FeatureStore:
-    """Return Feast's own view of the stores under `home`, for joins, reads and materialisation.
-
-    Args:
-        home: the directory that `materialize_features` was given.
-        online_store: a redis:// URL; empty for SQLite.
-        state: directory of `registry.db` and `online_store.db` when it is not `home`.
-
-    Raises:
-        ValueError: the URL is not one of Redis, or holds what Feast cannot express.
-    """
-    from feast import FeatureStore, RepoConfig
-
-    root = home.absolute()
-    state = state or root
-    online = {"type": "sqlite", "path": str(state / "online_store.db")}
-    if online_store:
-        online = {"type": "redis", "connection_string": _connection_string(online_store)}
-    return FeatureStore(
-        config=RepoConfig(
-            project=PROJECT,
-            provider="local",
-            registry=str(state / "registry.db"),
-            offline_store={"type": "duckdb"},
-            online_store=online,
-            entity_key_serialization_version=3,
-            repo_path=root,
-        )
-    )
-
-
-def _publish_online(root: Path, cut_s: int, redis_url: str) -> dict[str, int]:
-    """Materialise the rows as of the cut with Feast, in place of whatever was there."""
-    with tempfile.TemporaryDirectory(prefix=".feast-", dir=root) as workspace, quiet_feast():
-        from feature_repo.feature_definitions import definitions
-
-        # Feast never lets an older row replace a newer one, so an earlier cut needs an empty store.
-        fresh = Path(workspace)
-        store = feature_store(root, redis_url, fresh)
-        if redis_url:
-            _delete_rows(redis_url)
-        cut = datetime.fromtimestamp(cut_s, UTC)
-        store.apply([*definitions(root / "offline_store")])
-        store.materialize(cut - timedelta(seconds=1), cut)
-        os.replace(fresh / "registry.db", root / "registry.db")
-        if not redis_url:
-            os.replace(fresh / "online_store.db", root / "online_store.db")
-    return {
-        name: _rows_at(root / "offline_store" / view / "snapshots.parquet", cut)
-        for name, view in (("users", VIEWS[0]), ("items", VIEWS[1]))
-    }
-
-
-@contextlib.contextmanager
-def quiet_feast() -> Iterator[None]:
-    """Keep Feast's prints out of the command's answer, and its look-ups and warnings out of the log."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        import feast  # noqa: F401  (seconds, needed only here; it sets warning filters of its own)
-        import ibis
-
-        warnings.simplefilter("ignore")
-        logger = logging.getLogger("feast")
-        level, backend = logger.level, ibis.options.default_backend
-        logger.setLevel(logging.WARNING)
-        ibis.options.default_backend = connection = ibis.duckdb.connect()
-        try:
-            yield
-        finally:
-            # A DuckDB connection that lives to the end of the process complains of leaks on stderr.
-            connection.disconnect()
-            ibis.options.default_backend = backend
-            logger.setLevel(level)
-
-
-def _rows_at(path: Path, at: datetime) -> int:
-    return pq.read_table(path, columns=["event_timestamp"], filters=[("event_timestamp", "=", at)]).num_rows
-
-
-def _connection_string(url: str) -> str:
-    """Return a redis:// URL in Feast's own notation, with time-outs that fail instead of hanging."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-        raise ValueError(f"an online store URL is redis://HOST:PORT/DB, not one of {parts.scheme!r}")
-    options = {"db": parts.path.strip("/") or "0", "socket_timeout": "5", "socket_connect_timeout": "5"}
-    if parts.scheme == "rediss":
-        options["ssl"] = "true"
-    if parts.username:
-        options["username"] = unquote(parts.username)
-    if parts.password:
-        options["password"] = unquote(parts.password)
-    if any("," in value for value in options.values()):
-        raise ValueError("Feast cannot take an online store user or password with a comma: choose another")
-    named = [f"{name}={value}" for name, value in options.items()]
-    return ",".join([f"{parts.hostname}:{parts.port or 6379}", *named, "retry=null"])
-
-
-def _delete_rows(url: str) -> None:
-    """Delete the project's rows of both views; keys of anything else in the same Redis stay."""
-    client = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5, retry=None)
-    try:
-        for join_key in (JOIN_KEY, "item_id"):
-            # Feast's key: one entity, a string (2), the join key, a string, the id, then the project.
-            prefix = struct.pack("<III", 1, 2, len(join_key)) + join_key.encode()
-            scanned = client.scan_iter(prefix + b"*" + PROJECT.encode(), count=10_000)
-            # "other_checkout" ends alike: only what stands behind the id is the project.
-            found = [key for key in scanned if key[_id_end(key, len(prefix)) :] == PROJECT.encode()]
-            for first in range(0, len(found), 10_000):
-                client.unlink(*found[first : first + 10_000])
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        host, port = urlsplit(url).hostname, urlsplit(url).port or 6379
-        reason = type(error).__name__
-        raise ConnectionError(f"the online store at {host}:{port} cannot be reached: {reason}") from error
-    finally:
-        client.close()
-
-
-def _id_end(key: bytes, prefix: int) -> int:
-    """Return where the entity's id ends in Feast's key; its type and length stand behind the prefix."""
-    return prefix + 8 + int.from_bytes(key[prefix + 4 : prefix + 8], "little")
-
-
-def _write_atomically(path: Path, document: dict[str, object]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document, indent=2) + "\n")
-    os.replace(temporary, path)
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")

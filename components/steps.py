@@ -41,15 +41,13 @@ def fit_statistics(dataset: Input[Dataset], cut: str, statistics: Output[Artifac
 
 
 @step
-def materialize_features(
-    dataset: Input[Dataset], cut: str, home: str, online_store: str, features: Output[Dataset]
-) -> dict[str, Any]:
-    """Write each user's row as of the cut to the offline and the online store."""
+def materialize_features(dataset: Input[Dataset], cut: str, features: Output[Dataset]) -> dict[str, Any]:
+    """Write what each user had bought as of the cut, and as of some weeks before it."""
     from pathlib import Path
 
     from components.materialize_features import materialize_features
 
-    return materialize_features(Path(dataset.path), Path(features.path), cut, home, online_store)
+    return materialize_features(Path(dataset.path), Path(features.path), cut)
 
 
 @step
@@ -179,3 +177,15 @@ def promote_bundle(
     from components.promote_bundle import promote_bundle
 
     return promote_bundle(version, Path(dataset.path), tracking_uri, model_name, home, params)
+
+
+@step
+def publish_features(
+    features: Input[Dataset], cut: str, promoted: dict[str, Any], home: str, online_store: str
+) -> dict[str, Any]:
+    """Fill the online store with each user's row as of the champion's cut."""
+    from pathlib import Path
+
+    from components.publish_features import publish_features
+
+    return publish_features(Path(features.path), cut, promoted, home, online_store)

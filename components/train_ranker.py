@@ -32,7 +32,7 @@ class RankerParams:
     dim: int = 8
     hidden: int = 128
     dropout: float = 0.1
-    epochs: int = 3
+    epochs: int = 2
     batch_size: int = 64  # lists
     learning_rate: float = 2e-3
     pointwise_weight: float = 0.1

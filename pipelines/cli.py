@@ -214,8 +214,13 @@ def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: 
     if fast:
         given |= {name: {**smaller, **given.get(name, {})} for name, smaller in FAST.items()}
     given |= {"home": str(home), "tracking_uri": tracking_uri or default_tracking_uri(home)}
+    served = Settings.from_env().store_url
+    if served.startswith(("redis://", "rediss://")):
+        given.setdefault("online_store", served)
     spec = read_spec(training)
-    return start_run(home, "training", spec, complete_arguments(spec, given), fast, stream)
+    arguments = complete_arguments(spec, given)
+    _check_online_store(arguments["online_store"])
+    return start_run(home, "training", spec, arguments, fast, stream)
 
 
 def _resume(context: Context, name: str, only: str) -> Run:
@@ -258,6 +263,14 @@ def _check_data(data: str) -> None:
     names = ("complete-journey", "toy")
     if data not in names and not Path(data).exists():
         raise click.UsageError(f"no data {data!r}: neither a folder nor a name; {closest(data, names)}")
+
+
+def _check_online_store(url: str) -> None:
+    """Refuse now what the last step would refuse after all the training."""
+    from components.publish_features import connection_string
+
+    if url:
+        connection_string(url)
 
 
 def _check_time(text: str) -> None:
@@ -323,6 +336,9 @@ def compile_(context: Context, pipeline: str, file: Path | None, image: str, vol
 @click.option("--train-until", default="", help="The cut.  [default: five weeks before the end]")
 @click.option("--fast", is_flag=True, help="The same steps with smaller models and fewer examples.")
 @click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. ranker_params.epochs=2")
+@click.option(
+    "--online-store", default="", metavar="URL", help="redis:// to fill.  [default: SQLite under --state]"
+)
 @with_volume
 @click.option("--image", default="", help="Container image that holds this project.")
 @click.option("--experiment", default=MODEL_NAME, show_default=True, help="Experiment the run belongs to.")
@@ -340,6 +356,7 @@ def submit(
     train_until: str,
     fast: bool,
     params: tuple[str, ...],
+    online_store: str,
     volume: str,
     state: str,
     image: str,
@@ -371,7 +388,10 @@ def submit(
         given |= {name: {**smaller, **given.get(name, {})} for name, smaller in FAST.items()}
     given |= {"data": data, "train_until": train_until, "model_name": model_name}
     given |= {"home": state, "tracking_uri": tracking_uri}
+    if online_store:
+        given["online_store"] = online_store
     arguments = complete_arguments(read_spec(training), given)
+    _check_online_store(arguments["online_store"])
     token = token_file.read_text().strip() if token_file else ""
     submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token, mount)
     document = asdict(submitted)

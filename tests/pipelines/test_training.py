@@ -15,10 +15,10 @@ def test_every_step_is_in_the_pipeline_under_its_own_name() -> None:
         assert task["componentRef"]["name"] == f"comp-{name}"
 
 
-def test_it_begins_with_events_and_ends_with_a_champion() -> None:
+def test_it_begins_with_events_and_ends_with_a_champion_and_its_users() -> None:
     names = step_names(SPEC)
     assert names[0] == "ingest-events"
-    assert names[-3:] == ["evaluate-bundle", "register-bundle", "promote-bundle"]
+    assert names[-3:] == ["register-bundle", "promote-bundle", "publish-features"]
 
 
 def test_nothing_in_it_is_conditional() -> None:
