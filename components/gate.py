@@ -95,8 +95,10 @@ def gain(baseline: float, ratio: float) -> float:
     """Return the value that is `ratio` times better than a baseline between 0 and 1.
 
     Better by 1.2 means the metric times 1.2 or, once a baseline is so good that this cannot be reached,
-    what is missing to 1 divided by 1.2: whichever is nearer.
+    what is missing to 1 divided by 1.2: whichever is nearer. A ratio of 0 asks for nothing.
     """
+    if ratio <= 0:
+        return 0.0
     return min(baseline * ratio, 1 - (1 - baseline) / ratio)
 
 

@@ -1,4 +1,4 @@
-"""Features of a bundle that was promoted -> the home's offline store, and the online store that is served from.
+"""Features of a bundle that was promoted -> the offline store, and the online store that is served from.
 
 The last step of a training: until the gate let a bundle through, the endpoint meets the rows of the champion
 that it has. A store that is being read is never empty: SQLite's file is written beside the old one and

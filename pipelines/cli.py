@@ -419,7 +419,12 @@ def runs(context: Context, run: str | None) -> None:
         ]
         text = table(["step", "status", "time", "gave"], rows)
         context.answer(
-            {**_run_row(found), "arguments": found.arguments, "steps": [asdict(s) for s in found.steps]}, text
+            {
+                **_run_row(found),
+                "arguments": found.shown_arguments(),
+                "steps": [asdict(s) for s in found.steps],
+            },
+            text,
         )
         return
     known = list(list_runs(context.home))

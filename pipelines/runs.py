@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -63,6 +64,13 @@ class Run:
             return "running"
         return "failed" if "failed" in states else "stopped" if states != {"waiting"} else "waiting"
 
+    def shown_arguments(self) -> dict[str, Any]:
+        """Return the arguments without the passwords that their URLs may hold."""
+        return {
+            name: re.sub(r"://[^/@]*@", "://…@", value) if isinstance(value, str) else value
+            for name, value in self.arguments.items()
+        }
+
     @property
     def seconds(self) -> float:
         """Return the time spent in steps."""
@@ -94,6 +102,7 @@ class Run:
         document = {"kind": "run", **asdict(self)}
         del document["folder"]
         write_json(self.folder / "state.json", document)
+        (self.folder / "state.json").chmod(0o600)  # an argument may hold the online store's password
 
 
 def new_run(

@@ -73,3 +73,8 @@ def test_the_needed_ratios_are_parameters() -> None:
     weak = evaluation(0.131)
     checks = compare(weak, None, GateParams(over_blend=1.0, over_two_tower=1.0))
     assert all(check.passed for check in checks)
+
+
+def test_a_ratio_of_nothing_asks_for_nothing() -> None:
+    found = compare(evaluation(0.05), None, GateParams(over_blend=0, over_two_tower=0))
+    assert all(check.passed for check in found)

@@ -19,6 +19,7 @@ from pipelines.arguments import ArgumentsInvalid
 from pipelines.cli import Context, _dataset, _newest_data, exit_code, main
 from pipelines.local_run import StepFailed
 from pipelines.runs import Run, new_run
+from pipelines.submit import Submitted
 from serving.bundle import read_manifest
 from serving.errors import BundleInvalid, InvalidRequest
 from serving.settings import SettingInvalid
@@ -103,6 +104,24 @@ def test_what_an_error_means_to_the_caller(error: Exception, code: int | None) -
             ["submit", "--host", "http://127.0.0.1:1", "--tracking-uri", "http://127.0.0.1:1"],
             "they end with the pod that wrote them",
         ),
+        (
+            ["run", "--data", "toy", "--param", "online_store=http://cache"],
+            "redis://HOST:PORT/DB, not one of",
+        ),
+        (
+            [
+                "submit",
+                "--host",
+                "http://127.0.0.1:1",
+                "--tracking-uri",
+                "http://127.0.0.1:1",
+                "--volume",
+                "reco",
+                "--online-store",
+                "redis://:a,b@cache",
+            ],
+            "with a comma",
+        ),
         (["compile", "--state", "/data"], "--state needs --volume"),
         (["compile", "--volume", "reco", "--state", "data"], "it begins with /"),
         (["models", "--tracking-uri", "ftp://x"], "tracking URI with scheme 'ftp'"),
@@ -170,6 +189,53 @@ def test_two_who_release_at_once_are_a_conflict(tmp_path: Path, command: str) ->
         done = reco(tmp_path, command)
     assert done.exit_code == 4
     assert "is promoting checkout-recommender 7" in done.output
+
+
+# ------------------------------------------------------------------------------------------- the online store
+
+
+@pytest.mark.parametrize(
+    ("served", "params", "filled"),
+    [
+        ("", [], ""),
+        ("redis://:word@cache:6379/1", [], "redis://:word@cache:6379/1"),
+        ("rediss://cache", [], "rediss://cache"),
+        ("sqlite:///elsewhere.db", [], ""),
+        ("memory:", [], ""),
+        ("redis://cache", ["online_store=redis://other"], "redis://other"),
+        ("redis://cache", ["online_store="], ""),
+    ],
+)
+def test_a_run_fills_the_redis_that_is_served_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: str, params: list[str], filled: str
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
+        asked.append(arguments)
+        return new_run(home, pipeline, arguments, ["promote-bundle"])
+
+    monkeypatch.setattr("pipelines.local_run.start_run", start)
+    monkeypatch.setenv("RECO_STORE_URL", served)
+    done = reco(tmp_path, "run", "--data", "toy", *(word for one in params for word in ("--param", one)))
+    assert done.exit_code == 0, done.output
+    assert [arguments["online_store"] for arguments in asked] == [filled]
+
+
+def test_a_submission_fills_the_redis_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def submit(pipeline: object, host: str, arguments: dict[str, Any], *_: object) -> Submitted:
+        asked.append(arguments)
+        return Submitted("r1", "url", "p1", "v1", "PENDING")
+
+    monkeypatch.setattr("pipelines.submit.submit_pipeline", submit)
+    monkeypatch.setenv("RECO_STORE_URL", "redis://of-this-machine")
+    common = ["submit", "--host", "http://kfp", "--tracking-uri", "http://mlflow", "--volume", "reco"]
+    for more in ([], ["--online-store", "redis://cache:6379"]):
+        done = reco(tmp_path, *common, *more)
+        assert done.exit_code == 0, done.output
+    assert [arguments["online_store"] for arguments in asked] == ["", "redis://cache:6379"]
 
 
 # -------------------------------------------------------------------------------------- drift and retraining

@@ -99,3 +99,12 @@ def test_artifacts_of_older_runs_go_and_their_records_stay(tmp_path: Path) -> No
     assert [run.run_id for run in list_runs(tmp_path)] == newest
     assert [run.artifacts("a").exists() for run in list_runs(tmp_path)] == [True, True, False, True]
     assert drop_artifacts(tmp_path, keep=2) == []
+
+
+def test_a_password_is_never_shown_and_only_the_owner_reads_it(tmp_path: Path) -> None:
+    arguments = {"online_store": "redis://app:hunter2@cache:6379/0", "tracking_uri": "sqlite:////a/b.db"}
+    run = new_run(tmp_path, "training", arguments, ["a"])
+    shown = run.shown_arguments()
+    assert shown == {"online_store": "redis://…@cache:6379/0", "tracking_uri": "sqlite:////a/b.db"}
+    assert (run.folder / "state.json").stat().st_mode & 0o077 == 0
+    assert read_run(run.folder).arguments == arguments

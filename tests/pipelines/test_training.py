@@ -1,8 +1,17 @@
+import json
+import shutil
+import sys
+from pathlib import Path
+
 import pytest
 
 from components import steps
+from components.home import read_champion
+from components.registry import default_tracking_uri
 from pipelines.arguments import PARAMS, complete_arguments
-from pipelines.graph import read_spec, step_names
+from pipelines.graph import WiringChanged, read_spec, step_names
+from pipelines.local_run import StepFailed, resume_run
+from pipelines.runs import Run, new_run
 from pipelines.training import FAST, training
 
 SPEC = read_spec(training)
@@ -25,6 +34,74 @@ def test_nothing_in_it_is_conditional() -> None:
     """The local runner would skip a condition without a word."""
     for task in SPEC["root"]["dag"]["tasks"].values():
         assert not task.keys() & {"triggerPolicy", "parameterIterator", "artifactIterator"}
+
+
+def test_what_is_served_changes_only_after_the_gate() -> None:
+    """Before it no step is told where the online store is; the one that is takes what promotion gave."""
+    tasks = SPEC["root"]["dag"]["tasks"]
+    told = {
+        name
+        for name, task in tasks.items()
+        for source in task.get("inputs", {}).get("parameters", {}).values()
+        if source.get("componentInputParameter") in ("online_store", "home")
+    }
+    assert told == {"promote-bundle", "publish-features"}
+    assert "promote-bundle" in tasks["publish-features"]["dependentTasks"]
+
+
+def evaluated_run(toy_line: Path, home: Path) -> Run:
+    """The record of a run on the toy shop that came as far as the evaluated bundle."""
+    given = {"home": str(home), "tracking_uri": default_tracking_uri(home), "data": "toy"}
+    run = new_run(home, "training", complete_arguments(SPEC, given), step_names(SPEC))
+    cut = (toy_line / "cut.txt").read_text()
+    for name, artifact, source, gave in (
+        ("ingest-events", "dataset", "dataset", {"cut": cut, "data_hash": "toy"}),
+        ("fit-statistics", "statistics", "statistics", {"Output": {}}),
+        ("materialize-features", "features", "features", {"Output": {}}),
+        ("build-examples", "examples", "examples", {"Output": {}}),
+        ("train-retriever", "checkpoint", "retriever", {"Output": {}}),
+        ("train-ranker", "checkpoint", "ranker", {"Output": {}}),
+        ("export-onnx", "graphs", "graphs", {"Output": {}}),
+        ("build-index", "index", "index", {"Output": {}}),
+        ("assemble-bundle", "bundle", "bundle", {"Output": "toy"}),
+        ("evaluate-bundle", "evaluated", "evaluated", {"Output": {}}),
+    ):
+        step = run.step(name)
+        step.status, step.parameters, step.artifacts = "done", gave, [artifact]
+        shutil.copytree(toy_line / source, run.artifacts(name) / artifact)
+    run.save()
+    return run
+
+
+def files(home: Path) -> dict[str, bytes]:
+    """What the endpoint and Feast read under a home."""
+    served = [home / name for name in ("online_store.db", "online_store.json", "registry.db")]
+    return {str(path): path.read_bytes() for path in [*served, *home.glob("offline_store/**/*.parquet")]}
+
+
+@pytest.mark.slow
+def test_a_refused_bundle_leaves_the_online_store_as_it_was(toy_line: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(toy_line / "home", home)
+    before = files(home)
+    run = evaluated_run(toy_line, home)
+    run.arguments["gate_params"] = {"over_blend": 1_000.0}
+    with pytest.raises(StepFailed, match="GateFailed"):
+        resume_run(home, run, SPEC, "", sys.stderr)
+    assert (run.step("promote-bundle").status, run.step("publish-features").status) == ("failed", "waiting")
+    assert files(home) == before
+    # Nor can the step be sent alone past the gate.
+    with pytest.raises(WiringChanged, match="takes 'Output' of promote-bundle"):
+        resume_run(home, run, SPEC, "publish-features", sys.stderr)
+    assert files(home) == before
+
+    run.arguments["gate_params"] = {"over_blend": 0.1, "over_two_tower": 0.1, "least_baskets": 1}
+    resume_run(home, run, SPEC, "", sys.stderr)
+    assert run.status == "done"
+    note = json.loads((home / "online_store.json").read_text())
+    champion = read_champion(home)
+    assert (note["bundle_id"], note["cut"]) == (champion.bundle_id, champion.cut)
+    assert run.step("publish-features").parameters["Output"]["users"] == note["users"] > 0
 
 
 @pytest.mark.slow
