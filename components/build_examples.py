@@ -160,6 +160,12 @@ def build_examples(
     retriever = _concatenate([part[0] for part in parts])
     train = _concatenate_lists([part[1] for part in parts])
     calibration = _concatenate_lists([part[2] for part in parts])
+    if len(train.start) < 2:
+        raise ValueError(
+            f"no basket of the {len(bases)} training windows gives an example: a basket needs "
+            f"{MIN_BASKET_ITEMS} catalogue items or more, one of which is found when it is hidden; "
+            "bring larger baskets or more history"
+        )
     write_arrays(examples / "retriever", retriever)
     write_arrays(examples / "ranker_train", train)
     write_arrays(examples / "ranker_calibration", calibration)

@@ -23,6 +23,12 @@ class GateParams:
     # Two trainings on the same data differ by about half a per cent: a loss of one per cent is not noise.
     over_champion: float = 0.99
 
+    def __post_init__(self) -> None:
+        """Refuse what would turn a check into its opposite."""
+        for name, value in vars(self).items():
+            if not 0 <= value < math.inf:
+                raise TypeError(f"GateParams.{name} is {value!r}, expected 0 (ask for nothing) or more")
+
 
 class GateFailed(Exception):
     """A challenger is not good enough; nothing was changed."""

@@ -55,7 +55,7 @@ def read_champion(home: Path) -> Champion:
         ) from error
     except (ValueError, TypeError) as error:
         raise NoChampion(
-            f"{file} is not a champion pointer ({error}): write it again with `reco promote`"
+            f"{file} is not a champion pointer: write it again with `reco promote champion`"
         ) from error
 
 

@@ -332,7 +332,10 @@ def _timezone(directory: Path) -> str:
     if file is None:
         return "UTC"
     try:
-        name = json.loads(file.read_text(encoding="utf-8")).get("timezone", "UTC")
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if file.name == "dataset.json" and (unknown := content.keys() - {"timezone"}):
+            raise ValueError(f"unknown key {min(unknown)!r}")
+        name = content.get("timezone", "UTC")
         ZoneInfo(name)
     except (ValueError, AttributeError, KeyError, TypeError, OSError) as error:
         raise EventsInvalid(

@@ -75,7 +75,7 @@ def promote_bundle(
         result = {"version": challenger.version, "bundle_id": challenger.bundle_id, "previous": before or ""}
         if challenger.version == before:
             if not dry_run:
-                _install(registry, root, challenger)
+                _install(registry, root, challenger)  # its pointer or its copy under home may be gone
             return {**result, "changed": False, "checks": []}
         bundle = _fetch(registry, root, challenger)
         evaluation = read_evaluation(bundle)

@@ -38,6 +38,12 @@ class RetrieverParams:
     targets: int = 3  # hidden items per basket and epoch
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse a training of nothing."""
+        for name in ("epochs", "batch_size", "dim", "hidden"):
+            if getattr(self, name) < 1:
+                raise TypeError(f"RetrieverParams.{name} is {getattr(self, name)}, expected 1 or more")
+
 
 def train_retriever(
     examples: Path, statistics: Path, checkpoint: Path, params: dict[str, Any]

@@ -34,7 +34,7 @@ class ArgumentsInvalid(Exception):
     exit_code = 2
 
 
-def parse_params(texts: Iterable[str]) -> dict[str, Any]:
+def parse_params(texts: Iterable[str], option: str = "--param") -> dict[str, Any]:
     """Return NAME=VALUE and NAME.KEY=VALUE as arguments; a value that is JSON is read as JSON.
 
     Raises:
@@ -45,7 +45,8 @@ def parse_params(texts: Iterable[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ArgumentsInvalid(
-                f"--param {text!r}: expected NAME=VALUE, for example ranker_params.epochs=2"
+                f"{option} {text!r}: expected NAME=VALUE, for example "
+                + ("over_blend=1.1" if option == "--gate" else "ranker_params.epochs=2")
             )
         outer, dot, key = name.partition(".")
         if dot:

@@ -81,6 +81,12 @@ def exit_code(error: Exception) -> int | None:
     )
 
 
+class NoRegistry(Exception):
+    """Nothing was registered where one looks."""
+
+    exit_code = 2
+
+
 class Context:
     """What every command is told: where the state lives, and how to answer."""
 
@@ -261,6 +267,8 @@ def _check_alone(ctx: click.Context, option: str, *beside: str) -> None:
 def _check_data(data: str) -> None:
     """Tell a misspelt name before anything starts."""
     names = ("complete-journey", "toy")
+    if not data.strip():
+        raise click.UsageError(f"--data is empty: give a folder, {' or '.join(names)}")
     if data not in names and not Path(data).exists():
         raise click.UsageError(f"no data {data!r}: neither a folder nor a name; {closest(data, names)}")
 
@@ -501,9 +509,20 @@ def models(context: Context, version: str | None, tracking_uri: str, model_name:
 
 
 def _registry(context: Context, tracking_uri: str, model_name: str) -> Any:
-    from components.registry import Registry, default_tracking_uri
+    from components.registry import Registry
 
-    return Registry(tracking_uri or default_tracking_uri(context.home), model_name)
+    return Registry(_existing(context, tracking_uri), model_name)
+
+
+def _existing(context: Context, tracking_uri: str) -> str:
+    """Return the registry's URI; MLflow would make a database, and folders, where there is none."""
+    from components.registry import default_tracking_uri
+
+    uri = tracking_uri or default_tracking_uri(context.home)
+    file = Path(uri.removeprefix("sqlite:///"))
+    if uri.startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
+        raise NoRegistry(f"{file} is no registry: train with `reco run`, or give --tracking-uri")
+    return uri
 
 
 @main.command()
@@ -526,15 +545,15 @@ def promote(
 ) -> None:
     """Send the challenger, or VERSION, through the gate."""
     from components.promote_bundle import promote_bundle
-    from components.registry import default_tracking_uri
     from pipelines.arguments import parse_params
     from pipelines.runs import list_runs
     from pipelines.tables import table
 
-    uri = tracking_uri or default_tracking_uri(context.home)
+    wanted = parse_params(gate, "--gate")
+    uri = _existing(context, tracking_uri)
     made = (run.artifacts("ingest-events") / "dataset" for run in list_runs(context.home))
     dataset = dataset or next((place for place in made if (place / "manifest.json").is_file()), None)
-    result = promote_bundle(version, dataset, uri, model_name, str(context.home), parse_params(gate), dry_run)
+    result = promote_bundle(version, dataset, uri, model_name, str(context.home), wanted, dry_run)
     rows = [
         ["yes" if c["passed"] else "NO", c["metric"], c["got"], c["need"], c["reason"]]
         for c in result["checks"]
@@ -559,9 +578,8 @@ def promote(
 def rollback(context: Context, dry_run: bool, tracking_uri: str, model_name: str) -> None:
     """Go back to the champion before this one."""
     from components.promote_bundle import rollback as go_back
-    from components.registry import default_tracking_uri
 
-    uri = tracking_uri or default_tracking_uri(context.home)
+    uri = _existing(context, tracking_uri)
     result = go_back(uri, model_name, str(context.home), dry_run)
     verb = "would be champion again" if dry_run else "is champion again"
     context.answer(result, f"version {result['version']} {verb} (was: {result['previous']})")
@@ -703,6 +721,10 @@ def drift(
     champion = read_champion(context.home)
     bundle = champion.bundle(context.home)
     page = None if quick else report or context.home / "drift.html"
+    if page and (page.is_dir() or not os.access(page.parent, os.W_OK)):
+        raise click.UsageError(f"--report {page} cannot be written: name a file in a folder that is there")
+    if reference_from and not reference_until:
+        raise click.UsageError("--reference-from needs --reference-until: the window would be part of it")
     place = _dataset(context, data) if data else None
     zone = str(json.loads((place / "manifest.json").read_bytes())["timezone"]) if place else "UTC"
     given = reference_from or reference_until

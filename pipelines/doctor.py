@@ -127,7 +127,11 @@ def _champion(settings: Settings) -> Iterator[Finding]:
     try:
         champion = read_champion(settings.home)
     except NoChampion as error:
-        yield Finding("champion", "warn", str(error).partition(":")[0], "reco run")
+        found, _, mend = str(error).partition(":")
+        if (settings.home / "champion.json").exists():
+            yield Finding("champion", "fail", found, mend.strip())
+        else:
+            yield Finding("champion", "warn", found, "reco run")
         return
     try:
         bundle = load_bundle(champion.bundle(settings.home))
@@ -159,7 +163,11 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
     if not note.is_file():
         yield Finding("online store", "warn", "answers, but what it holds is not written down", "reco run")
         return
-    held = json.loads(note.read_bytes())
+    try:
+        held = dict(json.loads(note.read_bytes()))
+    except (ValueError, TypeError):
+        yield Finding("online store", "warn", f"{note} cannot be read", "reco run --resume last")
+        return
     found = f"{held.get('users', '?')} users as of {held.get('cut', '?')}"
     try:
         champion = read_champion(settings.home)

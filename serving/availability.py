@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from pathlib import Path
+from stat import S_ISREG
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from feature_repo.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
+MAX_BYTES = 16 << 20
 CHECK_S = 0.5  # how often the file's modification time is looked at
 LISTS = ("out_of_stock", "banned")
 
@@ -24,7 +26,10 @@ def read_excluded(file: Path) -> list[str]:
         FileNotFoundError: there is none.
         ValueError: it is not {"out_of_stock": [ids], "banned": [ids]}; an unknown key is a typing error.
     """
-    content = json.loads(file.read_bytes())
+    try:
+        content = json.loads(file.read_bytes())
+    except RecursionError as error:
+        raise ValueError("expected no nesting but two lists") from error
     if not isinstance(content, dict) or not content.keys() <= set(LISTS):
         raise ValueError('expected {"out_of_stock": [ids], "banned": [ids]} and no other key')
     for name, ids in content.items():
@@ -59,6 +64,8 @@ class Availability:
     def _refresh(self, file: Path) -> None:
         try:
             stat = file.stat()
+            if not S_ISREG(stat.st_mode) or stat.st_size > MAX_BYTES:
+                raise ValueError(f"expected a regular file of at most {MAX_BYTES} bytes")
             stamp = (stat.st_mtime_ns, stat.st_size)
             if stamp == self._stamp:
                 return

@@ -78,7 +78,7 @@ class Endpoint(ModelServer):
             on_ready: called with the HTTP and the gRPC address once both listen.
         """
         self._register_and_check_atleast_one_model_is_ready(models)
-        app = build_app(self.dataplane, self.model_repository_extension, self._settings)
+        self._app = app = build_app(self.dataplane, self.model_repository_extension, self._settings)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -118,7 +118,7 @@ class Endpoint(ModelServer):
             await self._stopping
 
     async def _drain(self) -> None:
-        self.dataplane.draining = True
+        self.dataplane.draining = self._app.draining = True
         await asyncio.sleep(self._settings.drain_s)
         self._http.should_exit = True
         await self._grpc.stop(self._settings.grace_s)

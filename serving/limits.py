@@ -41,9 +41,12 @@ class Limits:
         self._app = app
         self._limit = settings.body_limit_bytes
         self._timeout_s = settings.body_timeout_ms / 1e3
+        self.draining = False  # then each answer tells its client to connect anew: elsewhere
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its body read and checked, or answer it here."""
+        if self.draining:
+            send = _last(send)
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
@@ -120,6 +123,15 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return replayed
+
+
+def _last(send: Send) -> Send:
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return closing
 
 
 async def _answer(send: Send, status: int, message: str, *, close: bool) -> None:

@@ -129,6 +129,8 @@ def _values(tensor: InferInput) -> np.ndarray:
             raise InvalidInput(f"input {tensor.name} holds data that is not {tensor.datatype}")
         with np.errstate(over="ignore"):  # beyond float32 becomes infinite, which the model refuses
             values: np.ndarray = tensor.as_numpy()
+    except InvalidInput:
+        raise
     except (ValueError, TypeError, OverflowError, struct.error) as error:
         raise InvalidInput(f"input {tensor.name}: shape and data do not fit together") from error
     return values

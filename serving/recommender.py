@@ -238,7 +238,8 @@ def verify_golden(bundle: Bundle) -> int:
             raise BundleInvalid(
                 f"bundle {bundle.bundle_id} answers golden request {record['request']['request_id']} "
                 f"with {answer[:3]}…, recorded was {expected[:3]}…: "
-                "the models or this code are not those it was built with"
+                "the models or this code are not those it was built with; serve it with that code, "
+                "or train again with `reco run`"
             )
     return len(records)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import logging
 import socket
@@ -40,6 +41,11 @@ def serve(bundle_path: Path, settings: Settings) -> None:
         SettingInvalid: the host is no address of this machine.
     """
     began = time.monotonic()
+    if settings.http_port == settings.grpc_port != 0:
+        raise SettingInvalid(
+            f"{variable('http_port')} and {variable('grpc_port')} are both {settings.http_port}; "
+            "expected two different ports"
+        )
     with contextlib.ExitStack() as cleanup:
         http_socket = cleanup.enter_context(_bind(settings.host, settings.http_port, "http_port"))
         _bind(settings.host, settings.grpc_port, "grpc_port").close()
@@ -167,6 +173,10 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise SettingInvalid(
+                f"{variable('host')} is {host!r}; expected an address of this machine"
+            ) from error
         raise PortTaken(
             f"cannot listen on {host}:{port} ({error.strerror}): "
             f"stop what listens there, or set {variable(field)} to another port"

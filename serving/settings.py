@@ -35,7 +35,7 @@ class Settings:
     deadline_ms: float = 50.0  # an answer that takes longer steps down the ladder
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
     body_timeout_ms: float = 1_000.0  # a body that takes longer to arrive is refused with 408
-    drain_s: float = 0.0  # time between readiness off and the door shut, for load balancers to notice
+    drain_s: float = 0.5  # time between readiness off and the door shut, for load balancers to notice
     grace_s: float = 20.0  # time that requests in flight get to finish after that
     log: bool = True  # keep the prediction log
     log_dir: Path | None = None  # empty means prediction_log under home

@@ -1,6 +1,7 @@
 """The command: its conventions without training anything, its answers on the toy champion."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from click.testing import CliRunner, Result
 from components.gate import GateFailed
 from components.home import Champion, Conflict, NoChampion, locked, read_champion, write_champion
 from components.ingest_events import ingest_events
-from components.registry import RegistryUnreachable
+from components.registry import Registry, RegistryUnreachable
 from feature_repo.events import EventsInvalid
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
@@ -128,6 +129,9 @@ def test_what_an_error_means_to_the_caller(error: Exception, code: int | None) -
         (["promote", "--gate", "over_blend"], "over_blend"),
         (["recommend", "--basket", "1"], "has no champion"),
         (["serve"], "has no champion"),
+        (["run", "--data", ""], "--data is empty"),
+        (["run", "--data", "toy", "--param", "ranker_params.epochs=-1"], "epochs is -1, expected 1 or more"),
+        (["promote", "--gate", "over_blend"], "--gate 'over_blend': expected NAME=VALUE"),
         (["drift"], "has no champion"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -149,6 +153,27 @@ def test_no_runs_is_an_answer(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------- release, by exit code
 
 
+@pytest.fixture(scope="module")
+def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new MLflow database takes seconds of migrations: made once, copied for each test."""
+    database = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    Registry(f"sqlite:///{database}", "checkout-recommender").versions()
+    return database
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["models", "2"], ["promote"], ["rollback"]], ids=" ".join)
+@pytest.mark.parametrize("left", [None, b""], ids=["nothing", "an empty file"])
+def test_where_no_registry_is_none_is_made(tmp_path: Path, arguments: list[str], left: bytes | None) -> None:
+    database = tmp_path / "lost" / "mlflow.db"
+    if left is not None:
+        database.parent.mkdir()
+        database.write_bytes(left)
+    done = reco(tmp_path / "home", *arguments, "--tracking-uri", f"sqlite:///{database}")
+    assert done.exit_code == 2
+    assert f"{database} is no registry: train with `reco run`" in done.output
+    assert (database.read_bytes() if database.exists() else None) == left
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
@@ -167,8 +192,9 @@ def test_no_runs_is_an_answer(tmp_path: Path) -> None:
 )
 @pytest.mark.filterwarnings("ignore")
 def test_release_commands_keep_the_exit_codes(
-    tmp_path: Path, arguments: list[str], code: int, says: str
+    tmp_path: Path, empty_registry: Path, arguments: list[str], code: int, says: str
 ) -> None:
+    shutil.copyfile(empty_registry, tmp_path / "mlflow.db")
     done = reco(tmp_path, *arguments)
     assert done.exit_code == code, done.output
     assert says in done.output
@@ -185,6 +211,7 @@ def test_a_registry_that_is_no_database_is_no_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["promote", "rollback"])
 def test_two_who_release_at_once_are_a_conflict(tmp_path: Path, command: str) -> None:
+    (tmp_path / "mlflow.db").write_text("not read: the lock comes first")
     with locked(tmp_path / "promote.lock", "promoting checkout-recommender 7"):
         done = reco(tmp_path, command)
     assert done.exit_code == 4
@@ -439,8 +466,6 @@ def test_the_pipeline_is_written_as_yaml(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_doctor_finds_the_champion_and_a_flipped_byte(home: Path, tmp_path: Path) -> None:
-    import shutil
-
     found = {f["name"]: f for f in json.loads(reco(home, "doctor", "--output", "json").stdout)}
     assert found["champion"]["status"] == "ok"
     broken = tmp_path / "broken"

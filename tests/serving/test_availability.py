@@ -1,5 +1,6 @@
 """The file of excluded items: read, read again, and never trusted blindly."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,15 @@ def test_no_file_excludes_nothing(catalogue: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["[]", '{"banned": [3]}', '{"banned": "b"}', '{"banned": ["b"]}x', '{"out_of_stok": ["b"]}', "\xff"],
+    [
+        "[]",
+        '{"banned": [3]}',
+        '{"banned": "b"}',
+        '{"banned": ["b"]}x',
+        "[" * 100_000,
+        '{"out_of_stok": ["b"]}',
+        "\xff",
+    ],
 )
 def test_a_broken_file_keeps_the_last_good_list(catalogue: Any, tmp_path: Path, content: str) -> None:
     file = tmp_path / "availability.json"
@@ -33,3 +42,10 @@ def test_a_broken_file_keeps_the_last_good_list(catalogue: Any, tmp_path: Path, 
     file.write_text(content)
     availability._looked_at = -1.0
     assert availability.excluded().tolist() == [0]
+
+
+def test_what_is_no_regular_file_is_never_opened(catalogue: Any, tmp_path: Path) -> None:
+    """Opening a pipe waits for its other end: the endpoint would stand still."""
+    file = tmp_path / "availability.json"
+    os.mkfifo(file)
+    assert Availability(file, catalogue).excluded().tolist() == []

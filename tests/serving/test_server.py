@@ -43,7 +43,7 @@ def test_sigterm_lets_a_request_in_flight_finish_and_the_log_reach_the_disk(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
     running = start_endpoint(
-        toy_bundle, Settings(home=tmp_path, store_url=toy_store, body_timeout_ms=10_000.0)
+        toy_bundle, Settings(home=tmp_path, store_url=toy_store, body_timeout_ms=10_000.0, drain_s=0.0)
     )
     request = {"user_id": "u1", "basket": ["1000005"], "request_id": "in-flight"}
     body = json.dumps({"instances": [request]}).encode()
@@ -81,7 +81,10 @@ def test_readiness_goes_off_before_the_door_shuts(
         time.sleep(0.3)
         assert client.get("/v2/health/ready").status_code == 503
         assert client.get("/healthz").status_code == 503
-        assert ask(client, {"basket": []})["items"]
+        answer = client.post(V1, json={"instances": [{"basket": []}]})
+        assert answer.json()["predictions"][0]["items"]
+        assert answer.headers["connection"] == "close"  # so that the next request goes elsewhere
+        assert client.post(V1, content=b"{").headers["connection"] == "close"
     assert running.process.wait(10) == 0
     assert not (tmp_path / "prediction_log").exists()
 
