@@ -346,7 +346,9 @@ def test_a_broken_table_beside_the_events(
         ingest_events(str(source), tmp_path / "d")
 
 
-@pytest.mark.parametrize("content", ['{"timezone": "Mars/Base"}', '{"timezone": 1}', "[]", "{"])
+@pytest.mark.parametrize(
+    "content", ['{"timezone": "Mars/Base"}', '{"timezone": 1}', '{"tz": "UTC"}', "[]", "{"]
+)
 def test_a_broken_time_zone(source: Path, tmp_path: Path, content: str) -> None:
     (source / "dataset.json").write_text(content)
     with pytest.raises(EventsInvalid, match=r"dataset.json should read"):

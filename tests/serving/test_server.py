@@ -175,9 +175,13 @@ def test_a_wrong_setting_is_told(toy_bundle: Path, tmp_path: Path) -> None:
     assert code == 2
     assert "RECO_DEADLINE_MS is 'soon'; expected a number" in said
     assert "RECO_DEADLIN_MS names no setting" in said
-    code, said = refused_start(toy_bundle, replace(settings, host="no.such.host.invalid"))
+    for host in ("no.such.host.invalid", "192.0.2.1"):  # the second is nobody's address, RFC 5737
+        code, said = refused_start(toy_bundle, replace(settings, host=host))
+        assert code == 2
+        assert "RECO_HOST" in said
+    code, said = refused_start(toy_bundle, replace(settings, http_port=9_123, grpc_port=9_123))
     assert code == 2
-    assert "RECO_HOST" in said
+    assert "RECO_HTTP_PORT and RECO_GRPC_PORT are both 9123" in said
 
 
 def test_a_line_that_repeats_appears_once_a_second_and_tells_how_often() -> None:
