@@ -182,7 +182,7 @@ def row(label: str) -> list[str]:
     [
         ("**as served**", "served"),
         ("history frozen at the cut", "served_frozen_history"),
-        ("untrained blend of the two", "blend"),
+        ("untrained blend of the next two rows", "blend"),
         ("what this shopper buys, decayed", "personal"),
         ("bought together with the basket", "together"),
         ("two-tower and Faiss alone", "two_tower"),
