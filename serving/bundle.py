@@ -165,6 +165,7 @@ def load_bundle(path: Path) -> Bundle:
             f"this code computes {schema_hash()}: serve it with the code it was built with, or train again"
         )
     verify_files(path, manifest)
+    faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
     faiss.set_deserialization_vector_byte_limit(FAISS_BYTE_LIMIT)
     faiss.set_deserialization_loop_limit(FAISS_LOOP_LIMIT)
     try:

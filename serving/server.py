@@ -50,8 +50,6 @@ def serve(bundle_path: Path, settings: Settings) -> None:
         http_socket = cleanup.enter_context(_bind(settings.host, settings.http_port, "http_port"))
         _bind(settings.host, settings.grpc_port, "grpc_port").close()
         # These take seconds to import; a taken port or a wrong host is told before.
-        import faiss
-
         from feature_repo.schema import CATEGORICAL, DENSE_NAMES
         from serving.endpoint import Endpoint
         from serving.metrics import BUNDLE
@@ -61,7 +59,6 @@ def serve(bundle_path: Path, settings: Settings) -> None:
         from serving.recommender import open_recommender
         from serving.transformer import Checkout
 
-        faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
         sys.setswitchinterval(SWITCH_S)
         store = open_store(settings.online_store_url)
         cleanup.callback(store.close)
