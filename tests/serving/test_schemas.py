@@ -51,8 +51,6 @@ def test_a_huge_k_is_cut() -> None:
         ({"basket": [], "user_id": 12}, "user_id must be a string"),
         ({"basket": [], "at": 12}, "ISO 8601"),
         ({"basket": [], "at": "yesterday"}, "ISO 8601"),
-        ({"basket": [], "at": "9999-12-31"}, "between 1990 and 2100"),
-        ({"basket": [], "at": "0001-01-01T00:00:00Z"}, "between 1990 and 2100"),
         ({"basket": [], "bascet": []}, "1 unknown field"),
     ],
 )
