@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,7 @@ def draw_quality(results: dict[str, Any], file: Path) -> None:
     axes.set_xlabel("NDCG@10, whole catalogue ranked (95 % interval over users)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.part")
-    figure.savefig(temporary, format="png", dpi=140)
-    temporary.replace(file)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=140)
     pyplot.close(figure)
+    write_result(file, picture.getvalue())

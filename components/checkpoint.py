@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from components.examples import ContractViolation
+from components.home import write_json
 
 
 def write_checkpoint(path: Path, kind: str, model: nn.Module, **config: Any) -> None:
     """Write a model's weights (`weights.npz`, no pickle) and what it takes to build it again."""
     path.mkdir(parents=True, exist_ok=True)
     np.savez(path / "weights.npz", **{name: tensor.numpy() for name, tensor in model.state_dict().items()})
-    (path / "manifest.json.part").write_text(json.dumps({"kind": kind, **config}, indent=1))
-    (path / "manifest.json.part").rename(path / "manifest.json")
+    write_json(path / "manifest.json", {"kind": kind, **config})
 
 
 def read_checkpoint(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -28,7 +28,7 @@ from components.baselines import BASELINES
 from components.build_examples import MIN_BASKET_ITEMS
 from components.fit_statistics import Purchases, fit, purchases_of
 from components.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
-from components.protocol import PROTOCOL_SEED, Task, frozen_at, last_baskets, read_tasks
+from components.protocol import PROTOCOL_SEED, Task, last_baskets, read_tasks
 from feature_repo.aggregates import UserHistory, empty_history, pack
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.schema import DENSE_NAMES
@@ -107,9 +107,9 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     baselines = {name: Tally.empty() for name in BASELINES}
     # The parts share nothing but their inputs, so a second process halves the wait.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
-        others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks)
+        others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks, found.histories)
         served, pairs = _serve(Recommender(bundle, store), store, tasks, baselines)
-        records = _records(bundle, store, frozen_at(found.whole, purchases, int(start.timestamp())))
+        records = _records(bundle, store, found.whole)
         frozen, candidates, cold = others.result()
     window = f"{data.manifest['data_hash']} {start.isoformat()}"
     results: dict[str, Any] = {
@@ -159,14 +159,17 @@ def _seconds(start: pd.Timestamp) -> tuple[int, int]:
 
 
 def _evaluate_beside(
-    bundle_path: Path, items: pd.DataFrame, purchases: Purchases, tasks: list[Task]
+    bundle_path: Path,
+    items: pd.DataFrame,
+    purchases: Purchases,
+    tasks: list[Task],
+    histories: dict[int, UserHistory],
 ) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
     """Return the tally with histories frozen at the cut, the recall of each source, and cold users."""
     bundle = load_bundle(bundle_path)
     store = MemoryStore()
     recommender = Recommender(bundle, store)
-    cut = int(pd.Timestamp(bundle.manifest["cut"]).timestamp())
-    tally, _ = _serve(recommender, store, frozen_at(tasks, purchases, cut))
+    tally, _ = _serve(recommender, store, [replace(task, history=histories[task.user]) for task in tasks])
     return tally, _source_recall(recommender, tasks), _cold(bundle, items, purchases, tasks)
 
 
@@ -196,10 +199,7 @@ def _serve(
 
 
 def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task]) -> list[Record]:
-    """Return what the prediction log would hold, had these tasks come in at their own time.
-
-    Their histories are those of the online store: as of the cut, for nothing writes to it later.
-    """
+    """Return what the prediction log would hold, had these tasks come in at their own time."""
     records: list[Record] = []
     recommender = Recommender(bundle, store, records)
     for _, prepared in _prepared(recommender, store, tasks, DEFAULT_K):

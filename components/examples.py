@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from components.home import write_json
 from feature_repo.schema import schema_hash
 
 
@@ -44,9 +45,7 @@ def write_arrays(path: Path, examples: RetrieverExamples | RankerExamples) -> No
 
 def write_manifest(path: Path, **fields: Any) -> None:
     """Write the manifest last: a directory without one is half written."""
-    text = json.dumps({"kind": "examples", "schema_hash": schema_hash(), **fields}, indent=1)
-    (path / "manifest.json.part").write_text(text)
-    (path / "manifest.json.part").rename(path / "manifest.json")
+    write_json(path / "manifest.json", {"kind": "examples", "schema_hash": schema_hash(), **fields})
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

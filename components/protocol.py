@@ -45,14 +45,15 @@ class Tasks:
     """The test baskets of a window in time order, and how much of it the catalogue knows."""
 
     hidden: list[Task]  # the protocol: a fifth of the basket is hidden
-    whole: list[Task]  # baskets as they stand at the checkout, nothing hidden: at most CHECKOUTS of all
+    whole: list[Task]  # as an online store without a stream meets them: nothing hidden, histories at the cut
+    histories: dict[int, UserHistory]  # of each user who buys in the window, as of the cut, with item ids
     out_of_catalogue_ratio: float  # of the window's lines
 
 
 def read_tasks(
     purchases: Purchases, statistics: Statistics, start: int, end: int, asked: Statistics | None = None
 ) -> Tasks:
-    """Return the test baskets from `start` to `end`, seconds since the epoch.
+    """Return the test baskets from `start` to `end`, seconds since the epoch; at most CHECKOUTS whole ones.
 
     Args:
         purchases: the whole data set's.
@@ -67,12 +68,15 @@ def read_tasks(
     users = np.unique(purchases.user[window])
     every = -(-len(np.unique(purchases.basket[window])) // CHECKOUTS)
     hidden, whole = [], []
+    histories: dict[int, UserHistory] = {}
     baskets = lines = known = 0
     for basket in replay(purchases.where(purchases.at < end), users):
         if basket.at < start:
             continue
+        history = with_ids(basket.history, purchases)
+        at_cut = histories.setdefault(basket.user, history)  # the first basket's is what came before the cut
         if baskets % every == 0:
-            whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), answered))
+            whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), answered, at_cut))
         baskets += 1
         items = basket.items[code[basket.items] >= 0]
         lines += len(basket.items)
@@ -82,10 +86,10 @@ def read_tasks(
         order = protocol_rng(str(purchases.basket_ids[basket.basket])).permutation(len(items))
         hide = max(1, round(HIDDEN_RATIO * len(items)))
         shown = np.concatenate([items[np.sort(order[hide:])], basket.items[code[basket.items] < 0]])
-        hidden.append(_task(purchases, basket, shown, items[order[:hide]], answered))
+        hidden.append(_task(purchases, basket, shown, items[order[:hide]], answered, history))
     for tasks in (hidden, whole):
         tasks.sort(key=lambda task: (task.at, task.basket_id))
-    return Tasks(hidden, whole, round(1 - known / max(lines, 1), 4))
+    return Tasks(hidden, whole, histories, round(1 - known / max(lines, 1), 4))
 
 
 def _codes(purchases: Purchases, statistics: Statistics) -> np.ndarray:
@@ -94,7 +98,12 @@ def _codes(purchases: Purchases, statistics: Statistics) -> np.ndarray:
 
 
 def _task(
-    purchases: Purchases, basket: Basket, shown: np.ndarray, hidden: np.ndarray, code: np.ndarray
+    purchases: Purchases,
+    basket: Basket,
+    shown: np.ndarray,
+    hidden: np.ndarray,
+    code: np.ndarray,
+    history: UserHistory,
 ) -> Task:
     return Task(
         user=basket.user,
@@ -105,7 +114,7 @@ def _task(
         visible=tuple(purchases.item_ids[shown].tolist()),
         hidden=code[hidden],
         bought_before=np.isin(hidden, basket.history.items),
-        history=with_ids(basket.history, purchases),
+        history=history,
     )
 
 
@@ -122,15 +131,6 @@ def protocol_rng(basket_id: str) -> np.random.Generator:
 def with_ids(history: UserHistory, purchases: Purchases) -> UserHistory:
     """Return a history over the purchases' item codes as one over item ids."""
     return replace(history, items=purchases.item_ids[history.items])
-
-
-def frozen_at(tasks: list[Task], purchases: Purchases, cut: int) -> list[Task]:
-    """Return the tasks with each user's history as of the cut, as an online store without a stream has it."""
-    latest: dict[int, UserHistory] = {}
-    for basket in replay(purchases.where(purchases.at < cut)):
-        latest[basket.user] = fold(basket.history, basket.at, basket.items, basket.paid, basket.discount)
-    known = {user: with_ids(one, purchases) for user, one in latest.items()}
-    return [replace(task, history=known.get(task.user, empty_history())) for task in tasks]
 
 
 def last_baskets(purchases: Purchases, task: Task, count: int) -> UserHistory:

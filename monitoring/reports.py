@@ -10,7 +10,7 @@ of the smallest share, so that a single rare level decides the PSI of a column. 
 
 from __future__ import annotations
 
-import os
+import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from monitoring.psi import Histogram, distinct, smoothed
+from serving.measurement import write_result
 
 TOP = 5
 
@@ -51,10 +52,7 @@ def write_report(path: Path, verdict: dict[str, Any], charts: str = "") -> None:
     """
     ours = _page(verdict)
     page = charts.replace("<body>", f"<body>{ours}", 1) if "<body>" in charts else _alone(ours)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, path)
+    write_result(path, page.encode())
 
 
 def draw_weeks(
@@ -74,10 +72,9 @@ def draw_weeks(
     axes.set(ylabel="PSI", title=title, ylim=(0, None))
     axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.stem}.{os.getpid()}.part.png")
-    figure.savefig(temporary, dpi=120)
-    os.replace(temporary, path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_result(path, picture.getvalue())
 
 
 _LINES = {"alarm_at": "alarm line", "warn_at": "warning line", "noise_floor": "noise floor"}

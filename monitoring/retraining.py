@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monitoring.verdict import DriftVerdict
+from serving.measurement import write_result
 
 COOL_DOWN = timedelta(hours=6)
 STATE = "retrain.json"
@@ -75,7 +75,7 @@ def claim_retrain(
             return decision
         before = file.read_text() if file.exists() else ""
         noted = json.dumps({"started_at": now.isoformat(), "key": key, "reason": verdict.reason}, indent=1)
-        _write(file, noted)
+        write_result(file, noted.encode())
     return replace(decision, noted=noted, before=before)
 
 
@@ -86,7 +86,7 @@ def release_retrain(decision: RetrainDecision, home: Path) -> None:
         if not decision.noted or not file.exists() or file.read_text() != decision.noted:
             return
         if decision.before:
-            _write(file, decision.before)
+            write_result(file, decision.before.encode())
         else:
             file.unlink()
 
@@ -115,12 +115,6 @@ def _read(path: Path) -> dict[str, Any] | None:
         return {"started_at": datetime.fromisoformat(last["started_at"]).isoformat(), "key": str(last["key"])}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 @contextmanager

@@ -215,10 +215,10 @@ def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: 
     from pipelines.arguments import complete_arguments
     from pipelines.graph import read_spec
     from pipelines.local_run import start_run
-    from pipelines.training import FAST, training
+    from pipelines.training import faster, training
 
     if fast:
-        given |= {name: {**smaller, **given.get(name, {})} for name, smaller in FAST.items()}
+        given = faster(given)
     given |= {"home": str(home), "tracking_uri": tracking_uri or default_tracking_uri(home)}
     served = Settings.from_env().store_url
     if served.startswith(("redis://", "rediss://")):
@@ -379,7 +379,7 @@ def submit(
     from pipelines.arguments import complete_arguments, parse_params
     from pipelines.graph import read_spec
     from pipelines.submit import submit_pipeline, wait_for_run
-    from pipelines.training import FAST, training
+    from pipelines.training import faster, training
 
     if not tracking_uri.startswith(("http://", "https://")):
         raise click.UsageError(
@@ -393,7 +393,7 @@ def submit(
     mount = _mount(volume, state)
     given = parse_params(params)
     if fast:
-        given |= {name: {**smaller, **given.get(name, {})} for name, smaller in FAST.items()}
+        given = faster(given)
     given |= {"data": data, "train_until": train_until, "model_name": model_name}
     given |= {"home": state, "tracking_uri": tracking_uri}
     if online_store:

@@ -104,3 +104,8 @@ FAST: dict[str, dict[str, Any]] = {
     "ranker_params": {"epochs": 4},
     "gate_params": {"over_blend": 1.0, "over_two_tower": 1.0},
 }
+
+
+def faster(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with `FAST` where they leave a choice."""
+    return given | {name: {**smaller, **given.get(name, {})} for name, smaller in FAST.items()}

@@ -55,7 +55,9 @@ class Limits:
             _check(scope, body)
         except _Refused as refused:
             count_rejected(refused.reason)
-            await _answer(send, refused.status, str(refused), close=refused.status == 408)
+            # The rest of a body that did not come in time must not be read as the next request.
+            late = refused.status == 408 and not self.draining
+            await _answer(_last(send) if late else send, refused.status, str(refused))
         except _Gone:
             count_rejected("client_gone")
         else:
@@ -134,10 +136,8 @@ def _last(send: Send) -> Send:
     return closing
 
 
-async def _answer(send: Send, status: int, message: str, *, close: bool) -> None:
+async def _answer(send: Send, status: int, message: str) -> None:
     body = orjson.dumps({"error": message})
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if close:
-        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -25,9 +25,9 @@ def measured_on() -> dict[str, Any]:
 
 
 def write_result(file: Path, content: bytes) -> None:
-    """Write a result file under a temporary name, then rename it."""
+    """Write a file under a temporary name, then rename it: a reader sees the old one or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.part")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
     temporary.write_bytes(content)
     os.replace(temporary, file)
 

