@@ -26,7 +26,14 @@ from components.examples import RankerExamples, RetrieverExamples, write_arrays,
 from components.fit_statistics import NoCatalogue, Purchases, fit, read_purchases
 from components.parameters import read_params
 from feature_repo.aggregates import UserHistory, empty_history, fold
-from feature_repo.schema import DENSE_NAMES, HISTORY_LENGTH, model_inputs, tower_inputs
+from feature_repo.schema import (
+    BASKET_LENGTH,
+    CATEGORICAL,
+    DENSE_NAMES,
+    HISTORY_LENGTH,
+    model_inputs,
+    tower_inputs,
+)
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
 from feature_repo.transforms import Query, Rows
 from serving.retrieval import Quotas, restrict, retrieve
@@ -37,6 +44,7 @@ WINDOW = pd.Timedelta(weeks=4)
 BASKET_WIDTH = 64  # items of one basket the retriever trains on
 MIN_BASKET_ITEMS = 4  # smaller baskets have nothing to hide and still say what the shopper is after
 HIDDEN_RATIO = 0.2
+GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smooths over
 SHARES = 8  # users are split into as many, whatever the machine: the same seed gives the same examples
 
 
@@ -48,7 +56,7 @@ class ExampleParams:
     negatives: int = 60  # per list, drawn from the retrieved candidates
     masks: int = 4  # lists made from one basket, each hiding other items; against one: NDCG@10 + 2.3 %
     stranger_ratio: float = 0.1  # baskets asked once more without history, with any part of the basket
-    calibration_ratio: float = 0.1  # users whose last window is kept for calibration, all candidates
+    calibration_ratio: float = 0.2  # users whose last window is held out of training, all candidates kept
     seed: int = 0
 
 
@@ -169,6 +177,7 @@ def build_examples(
     write_arrays(examples / "retriever", retriever)
     write_arrays(examples / "ranker_train", train)
     write_arrays(examples / "ranker_calibration", calibration)
+    _write_graph(examples, statistics, windows / str(len(bases) - 1), seen.item_ids)
     counts = {
         "retriever_baskets": len(retriever.basket),
         "ranker_lists": len(train.start) - 1,
@@ -188,12 +197,14 @@ def _build_share(
     """Build the examples of some users: the retriever's, the ranker's, and those for calibration."""
     seen, users, statistics_path, windows_path, starts, end_s, params = job
     final = _Window(read_statistics(statistics_path), seen.item_ids)
-    windows = [_Window(read_statistics(windows_path / str(i)), seen.item_ids) for i in range(len(starts))]
+    windows = [
+        _Window(read_statistics(windows_path / str(i)), seen.item_ids, final.code) for i in range(len(starts))
+    ]
     quotas, nobody = Quotas(), empty_history(np.int64)
     rng = np.random.default_rng([params.seed, int(users[0]) if len(users) else 0])
     held_out = np.random.default_rng(params.seed).random(len(seen.user_ids)) < params.calibration_ratio
     retriever: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    lists: dict[bool, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {True: [], False: []}
+    lists: dict[bool, list[RankerExamples]] = {True: [], False: []}
     for basket in replay(seen, users):
         if (row := _retriever_row(final, basket)) is not None:
             retriever.append(row)
@@ -204,23 +215,46 @@ def _build_share(
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
         asked = [(basket, False)] * (1 if calibrates else params.masks)
-        if not calibrates and rng.random() < params.stranger_ratio:
+        if rng.random() < params.stranger_ratio:
             asked.append((replace(basket, history=nobody), True))
         negatives = None if calibrates else params.negatives
         for one, stranger in asked:
             built = _ranker_list(windows[window], one, seen.store_ids, quotas, rng, negatives, stranger)
             if built is not None:
                 lists[calibrates].append(built)
-    return _stack(retriever), _stack_lists(lists[False]), _stack_lists(lists[True])
+    return _stack(retriever), _concatenate_lists(lists[False]), _concatenate_lists(lists[True])
+
+
+def _write_graph(examples: Path, statistics: Path, oldest: Path, item_ids: np.ndarray) -> None:
+    """Write the bought-together graph as it was before the first example, in codes shifted by one."""
+    final = _Window(read_statistics(statistics), item_ids)
+    window = _Window(read_statistics(oldest), item_ids, final.code)
+    found = window.statistics
+    near = found.neighbours[:, :GRAPH_DEGREE]
+    there = near >= 0
+    share = np.where(there, found.together_count[:, :GRAPH_DEGREE], 0)
+    share = share / np.sqrt(np.maximum(found.basket_count[near], 1))
+    neighbours = np.zeros((len(final.statistics.item_ids) + 1, GRAPH_DEGREE), np.int32)
+    weights = np.zeros(neighbours.shape, np.float32)
+    rows = window.input_code[1:]
+    neighbours[rows, : near.shape[1]] = window.input_code[near + 1]
+    weights[rows, : near.shape[1]] = share / np.maximum(share.sum(1, keepdims=True), 1e-9)
+    np.save(examples / "graph_neighbours.npy", neighbours, allow_pickle=False)
+    np.save(examples / "graph_weights.npy", weights, allow_pickle=False)
 
 
 class _Window:
     """Statistics with the map from dataset item codes to their catalogue codes."""
 
-    def __init__(self, statistics: Statistics, item_ids: np.ndarray) -> None:
+    def __init__(self, statistics: Statistics, item_ids: np.ndarray, final: np.ndarray | None = None) -> None:
+        """Take the statistics, the dataset's item ids and, for each, its code in the catalogue at the cut."""
         self.statistics = statistics
         at = np.minimum(np.searchsorted(statistics.item_ids, item_ids), len(statistics.item_ids) - 1)
         self.code = np.where(self.statistics.item_ids[at] == item_ids, at, -1)
+        own = np.flatnonzero(self.code >= 0)
+        # Models of several windows must mean the same item by a code: the one it has at the cut, plus one.
+        self.input_code = np.zeros(len(statistics.item_ids) + 1, np.int32)
+        self.input_code[self.code[own] + 1] = (self.code if final is None else final)[own] + 1
 
     def query(self, basket: Basket, visible: np.ndarray, size: int) -> Query:
         history = restrict(basket.history, self.code[basket.history.items])
@@ -246,7 +280,7 @@ def _ranker_list(
     rng: np.random.Generator,
     negatives: int | None,
     stranger: bool = False,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+) -> RankerExamples | None:
     """Hide a fifth of the basket and return the features and labels of the candidates for the rest.
 
     All positives among the candidates are kept, and `negatives` others at random (None: all others).
@@ -276,7 +310,17 @@ def _ranker_list(
         keep = np.sort(np.r_[np.flatnonzero(label), rng.permutation(others)[:negatives]])
         candidates, label = candidates[keep], label[keep]
     dense, categorical = model_inputs(Rows(query, candidates))
-    return dense, categorical.astype(np.int32), label.astype(np.int8)
+    categorical[:, 0] = window.input_code[categorical[:, 0]]
+    asked = tower_inputs(query)
+    return RankerExamples(
+        dense,
+        categorical.astype(np.int32),
+        label.astype(np.int8),
+        np.array([0, len(label)]),
+        window.input_code[asked["history"]],
+        asked["history_weight"].astype(np.float16),
+        window.input_code[asked["basket"]],
+    )
 
 
 def _stack(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> RetrieverExamples:
@@ -289,18 +333,6 @@ def _stack(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> RetrieverEx
     return RetrieverExamples(*(np.stack(column) for column in zip(*rows, strict=True)))
 
 
-def _stack_lists(lists: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> RankerExamples:
-    if not lists:
-        return RankerExamples(
-            np.empty((0, len(DENSE_NAMES)), np.float32),
-            np.empty((0, 3), np.int32),
-            np.empty(0, np.int8),
-            np.zeros(1, np.int64),
-        )
-    dense, categorical, label = (np.concatenate(column) for column in zip(*lists, strict=True))
-    return RankerExamples(dense, categorical, label, np.cumsum([0, *(len(one[2]) for one in lists)]))
-
-
 def _concatenate(parts: list[RetrieverExamples]) -> RetrieverExamples:
     return RetrieverExamples(
         *(np.concatenate(column) for column in zip(*(vars(p).values() for p in parts), strict=True))
@@ -308,10 +340,23 @@ def _concatenate(parts: list[RetrieverExamples]) -> RetrieverExamples:
 
 
 def _concatenate_lists(parts: list[RankerExamples]) -> RankerExamples:
+    parts = parts or [_no_lists()]
     lengths = np.concatenate([np.diff(part.start) for part in parts])
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in RankerExamples.__annotations__
+        if name != "start"
+    }
+    return RankerExamples(start=np.cumsum([0, *lengths]), **columns)
+
+
+def _no_lists() -> RankerExamples:
     return RankerExamples(
-        np.concatenate([part.dense for part in parts]),
-        np.concatenate([part.categorical for part in parts]),
-        np.concatenate([part.label for part in parts]),
-        np.cumsum([0, *lengths]),
+        np.empty((0, len(DENSE_NAMES)), np.float32),
+        np.empty((0, len(CATEGORICAL)), np.int32),
+        np.empty(0, np.int8),
+        np.zeros(1, np.int64),
+        np.empty((0, HISTORY_LENGTH), np.int32),
+        np.empty((0, HISTORY_LENGTH), np.float16),
+        np.empty((0, BASKET_LENGTH), np.int32),
     )

@@ -31,9 +31,12 @@ class RankerExamples:
     """Lists of candidates, one list per basket; list i is rows `start[i]:start[i + 1]`."""
 
     dense: np.ndarray  # (rows, features) float32
-    categorical: np.ndarray  # (rows, 3) int32
+    categorical: np.ndarray  # (rows, 4) int32
     label: np.ndarray  # (rows,) int8, 1 where the shopper bought the item
     start: np.ndarray  # (lists + 1,) int64
+    history: np.ndarray  # (lists, HISTORY_LENGTH) int32, as the query tower sees it
+    history_weight: np.ndarray  # (lists, HISTORY_LENGTH) float16
+    basket: np.ndarray  # (lists, BASKET_LENGTH) int32
 
 
 def write_arrays(path: Path, examples: RetrieverExamples | RankerExamples) -> None:
@@ -78,6 +81,13 @@ def read_ranker_examples(path: Path, part: str) -> RankerExamples:
     """Return the ranker's examples, memory-mapped; `part` is "train" or "calibration"."""
     read_manifest(path)
     return RankerExamples(**_load(path / f"ranker_{part}", RankerExamples))
+
+
+def read_graph(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return each item's neighbours in the bought-together graph and their weights, (items + 1, degree)."""
+    read_manifest(path)
+    neighbours, weights = (np.load(path / f"graph_{name}.npy") for name in ("neighbours", "weights"))
+    return neighbours, weights
 
 
 def _load(path: Path, kind: type) -> dict[str, np.ndarray]:

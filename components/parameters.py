@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 Params = TypeVar("Params")
@@ -19,7 +19,10 @@ def read_params(kind: type[Params], given: Mapping[str, Any]) -> Params:
     Raises:
         TypeError: naming the key, what was found and what was expected.
     """
-    known = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
+    known = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(kind)  # type: ignore[arg-type]
+    }
     return kind(**{name: _value(kind, known, name, value) for name, value in given.items()})
 
 

@@ -1,24 +1,35 @@
-"""Ranker examples -> a trained, calibrated DLRM checkpoint."""
+"""Ranker examples -> a trained, calibrated ranker: its ONNX graph, and the weights to go on from."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import logging
-import math
-import time
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import distributed
 
-from components.checkpoint import read_checkpoint, write_checkpoint
-from components.examples import RankerExamples, read_manifest, read_ranker_examples
+from components.examples import RankerExamples, read_graph, read_manifest, read_ranker_examples
+from components.export_ranker import export_ranker
+from components.fitting import Schedule, fit, inputs_of, sample_rows
+from components.models.dcn_v2 import DcnV2
 from components.models.dlrm import Dlrm
+from components.models.gradient_boosting import GradientBoosting
+from components.models.graph import GraphRanker
+from components.models.ranker import Ranker, Shape
+from components.models.sequence import SequenceRanker
+from components.models.wide_deep import WideDeep
 from components.parameters import read_params
-from feature_repo.statistics import read_vocabulary
+from components.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker
+from components.scoring import batches
+from feature_repo.schema import LEVELS
+from feature_repo.statistics import read_statistics, read_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -27,144 +38,166 @@ MIN_SLOPE = 1e-3
 
 @dataclass(frozen=True)
 class RankerParams:
-    """Hyper-parameters of the ranker."""
+    """How large a ranker is and how it is trained."""
 
-    dim: int = 8
-    hidden: int = 128
-    dropout: float = 0.1
+    size: dict[str, Any] = field(default_factory=dict)  # arguments of the model's class
     epochs: int = 2
     batch_size: int = 64  # lists
     learning_rate: float = 2e-3
     pointwise_weight: float = 0.1
+    table_decay: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a training of nothing."""
-        for name in ("epochs", "batch_size", "dim", "hidden"):
+        for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise TypeError(f"RankerParams.{name} is {getattr(self, name)}, expected 1 or more")
 
 
-def train_ranker(
-    examples: Path, statistics: Path, checkpoint: Path, params: dict[str, Any]
-) -> dict[str, float]:
-    """Train the ranker on lists, then calibrate it on whole lists of users whose last weeks it has not seen.
+# Adding a ranker: a file in `components/models/` and a line here, with what it is trained by unless told.
+RANKERS: Mapping[str, tuple[type[Ranker] | type[GradientBoosting], RankerParams]] = {
+    "dlrm": (Dlrm, RankerParams(epochs=1, size={"items": True, "dim": 16})),
+    "wide_deep": (WideDeep, RankerParams()),
+    "dcn_v2": (DcnV2, RankerParams()),
+    "sequence": (SequenceRanker, RankerParams(table_decay=10.0)),
+    "graph": (GraphRanker, RankerParams(epochs=1)),
+    "gradient_boosting": (GradientBoosting, RankerParams()),
+}
 
-    The loss is a softmax over each list plus a little binary cross-entropy, which keeps scores of
-    different lists comparable. Training sees a sample of the negatives; Platt scaling on complete lists
-    turns the logits into purchase probabilities (Platt 1999).
+
+def train_ranker(
+    examples: Path, statistics: Path, checkpoint: Path, model: str, params: dict[str, Any]
+) -> dict[str, Any]:
+    """Train a ranker on lists, then calibrate it on whole lists of users whose last weeks it has not seen.
+
+    The torch rankers' loss is a softmax over each list plus a little binary cross-entropy, which keeps
+    scores of different lists comparable. Training sees a sample of the negatives; Platt scaling on
+    complete lists turns the logits into purchase probabilities (Platt 1999).
+
+    Under `torchrun` each process takes its share of every batch (DistributedDataParallel) and the first
+    one writes. Trees use all cores of one machine instead.
+
+    Args:
+        examples: what `build_examples` wrote.
+        statistics: what `fit_statistics` wrote for the same cut.
+        checkpoint: the directory to write.
+        model: a key of `RANKERS`.
+        params: fields of `RankerParams` for each model, by its name; others' are passed over.
 
     Returns:
-        Last training loss, calibration slope and intercept, and the mean probability against the
-        purchase rate on the calibration lists.
+        Calibration slope and intercept, the mean probability against the purchase rate on the calibration
+        lists, and what it took.
 
     Raises:
         ContractViolation: the examples are missing or of another schema.
-        ValueError: no list holds a purchase.
+        ValueError: no list holds a purchase or none is held out, or there is no ranker of that name.
     """
-    settings = read_params(RankerParams, params)
-    torch.manual_seed(settings.seed)
+    settings = read_ranker_params(params).get(model)
+    leads = join_workers()
+    if settings is None:
+        raise ValueError(f"no ranker {model!r}: choose one of {', '.join(RANKERS)}")
+    kind, _ = RANKERS[model]
     data = read_ranker_examples(examples, "train")
     if len(data.start) < 2:
         raise ValueError("no training list holds a purchase: bring more baskets of four items or more")
-    vocabulary = read_vocabulary(statistics)
-    cardinality = [len(vocabulary[level]) for level in ("type", "category", "department")]
-    model = Dlrm(data.dense.shape[1], cardinality, settings.dim, settings.hidden, settings.dropout)
-    _fit_normalisation(model, data)
-    began = time.perf_counter()
-    loss = _fit(model, data, settings)
-    model.eval()
-    calibration = read_ranker_examples(examples, "calibration")
-    scores = _calibrate(model, calibration)
-    write_checkpoint(
+    held_out = read_ranker_examples(examples, "calibration")
+    if len(held_out.label) == 0:
+        raise ValueError("no list is held out to calibrate on: raise calibration_ratio or bring more users")
+    shape = read_shape(examples, statistics)
+    cost = Cost()
+    torch.manual_seed(settings.seed)
+    ranker = kind(shape, **settings.size)
+    if isinstance(ranker, GradientBoosting):
+        ranker.fit(data, settings.seed, os.cpu_count() or 1)
+    else:
+        if isinstance(ranker, GraphRanker):
+            ranker.set_graph(*read_graph(examples))
+        ranker.fit_scale(sample_rows(data))
+        fit(ranker, data, schedule_of(settings))
+        ranker.eval()
+    if not leads:  # all processes hold the same weights: one writes them
+        return {"model": model}
+    scores = calibrate(ranker, held_out)
+    spent = cost.spent()
+    begin_ranker(checkpoint)
+    certificate = export_ranker("train_ranker", ranker, checkpoint, held_out)
+    finish_ranker(
         checkpoint,
-        "dlrm",
-        model,
-        dense=data.dense.shape[1],
-        cardinality=cardinality,
-        dim=settings.dim,
-        hidden=settings.hidden,
-        params={"ranker": asdict(settings), "examples": read_manifest(examples)["params"]},
+        [certificate],
+        step="train_ranker",
+        parents=[],
+        model=model,
+        shape=asdict(shape),
+        size=settings.size,
+        params={
+            "ranker": {"model": model, **asdict(settings)},
+            "examples": read_manifest(examples)["params"],
+        },
+        cost=spent,
     )
-    return {"loss": loss, "seconds": time.perf_counter() - began, **scores}
+    return {"model": model, **scores, **spent, "ndcg_at_10": certificate["ndcg_at_10"]["child"]}
 
 
-def _fit_normalisation(model: Dlrm, data: RankerExamples) -> None:
-    rows = np.linspace(0, len(data.label) - 1, min(len(data.label), 200_000)).astype(int)
-    sample = data.dense[rows].astype(np.float64)
-    scaled = np.sign(sample) * np.log1p(np.abs(sample))
-    model.mean.copy_(torch.from_numpy(scaled.mean(0)))
-    model.std.copy_(torch.from_numpy(np.maximum(scaled.std(0), 1e-3)))
+def join_workers() -> bool:
+    """Join the other processes when `torchrun` started this one; return whether this one leads."""
+    if distributed.is_torchelastic_launched() and not distributed.is_initialized():
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
-def _fit(model: Dlrm, data: RankerExamples, settings: RankerParams) -> float:
-    rng = np.random.default_rng(settings.seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    lists = len(data.start) - 1
-    batches = max(1, math.ceil(lists / settings.batch_size))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.learning_rate, total_steps=batches * settings.epochs, pct_start=0.2
+def read_ranker_params(given: Mapping[str, Any]) -> dict[str, RankerParams]:
+    """Return how each ranker is trained: what is given for it by its name, the rest as usual.
+
+    Raises:
+        TypeError: there is no such ranker, or it has no such parameter.
+    """
+    if unknown := sorted(set(given) - set(RANKERS)):
+        raise TypeError(f"no ranker {unknown[0]!r}: there is {', '.join(RANKERS)}")
+    return {
+        name: read_params(RankerParams, {**asdict(usual), **given.get(name, {})})
+        for name, (_, usual) in RANKERS.items()
+    }
+
+
+def schedule_of(settings: RankerParams) -> Schedule:
+    """Return how long and how fast these settings ask to learn."""
+    return Schedule(
+        settings.epochs,
+        settings.batch_size,
+        settings.learning_rate,
+        settings.pointwise_weight,
+        settings.table_decay,
+        settings.seed,
     )
-    dense, categorical = np.asarray(data.dense), np.asarray(data.categorical)
-    label = np.asarray(data.label)
-    began, mean_loss = time.perf_counter(), math.nan
-    for epoch in range(settings.epochs):
-        losses = []
-        for chosen in np.array_split(rng.permutation(lists), batches):
-            rows, there = _pad(data.start, chosen)
-            logits = model.logits(
-                torch.from_numpy(dense[rows.ravel()]),
-                torch.from_numpy(categorical[rows.ravel()].astype(np.int64)),
-            ).view(rows.shape)
-            loss = _loss(logits, torch.from_numpy(label[rows]) * there, there, settings.pointwise_weight)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
-        mean_loss = float(np.mean(losses))
-        took = time.perf_counter() - began
-        left = took / (epoch + 1) * (settings.epochs - epoch - 1)
-        log.info(
-            "epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go",
-            epoch + 1,
-            settings.epochs,
-            mean_loss,
-            took,
-            left,
-        )
-    return mean_loss
 
 
-def _pad(start: np.ndarray, lists: np.ndarray) -> tuple[np.ndarray, Tensor]:
-    """Return row numbers, (lists, longest), and which of them are real, same shape."""
-    begin, end = np.asarray(start[lists]), np.asarray(start[lists + 1])
-    rows = begin[:, None] + np.arange((end - begin).max())[None, :]
-    there = rows < end[:, None]
-    return np.where(there, rows, begin[:, None]), torch.from_numpy(there)
+def read_shape(examples: Path, statistics: Path) -> Shape:
+    """Return what the data says about a ranker's size."""
+    vocabulary = read_vocabulary(statistics)
+    levels = (len(vocabulary[level]) for level in LEVELS)
+    dense = read_ranker_examples(examples, "train").dense.shape[1]
+    return Shape(dense, (len(read_statistics(statistics).item_ids) + 1, *levels))
 
 
-def _loss(logits: Tensor, label: Tensor, there: Tensor, pointwise_weight: float) -> Tensor:
-    """Return the softmax loss over each list, its purchases sharing the target, plus weighted BCE."""
-    log_p = functional.log_softmax(logits.masked_fill(~there, -1e9), dim=1)
-    label = label.to(logits.dtype)
-    listwise = -(log_p * label).sum(1) / label.sum(1).clamp(min=1)
-    pointwise = functional.binary_cross_entropy_with_logits(logits[there], label[there])
-    return listwise.mean() + pointwise_weight * pointwise
-
-
-def _calibrate(model: Dlrm, data: RankerExamples) -> dict[str, float]:
-    """Fit slope and intercept by Newton's method on the calibration lists, and set them in the model."""
+def calibrate(model: Ranker | GradientBoosting, data: RankerExamples) -> dict[str, float]:
+    """Fit slope and intercept by Newton's method on whole lists, and set them in the model."""
     if len(data.label) == 0 or not data.label.any():
         log.warning("no purchases to calibrate on: probabilities stay as trained")
         return {"calibration_slope": 1.0, "calibration_intercept": 0.0}
-    with torch.no_grad():
-        logits = model.logits(
-            torch.from_numpy(np.array(data.dense)), torch.from_numpy(data.categorical.astype(np.int64))
-        )
-    z = logits.double().numpy()
+    logits = model.logits_of(data) if isinstance(model, GradientBoosting) else logits_of(model, data)
+    slope, intercept = platt(logits, data.label)
+    if isinstance(model, GradientBoosting):
+        model.calibrate(slope, intercept)
+    else:
+        model.calibration.copy_(torch.tensor([slope, intercept]))
+    return {"calibration_slope": slope, "calibration_intercept": intercept}
+
+
+def platt(logits: np.ndarray, label: np.ndarray) -> tuple[float, float]:
+    """Return the slope and intercept that turn logits, (rows,), into purchase probabilities (Platt 1999)."""
+    z, y = logits.astype(np.float64), label.astype(np.float64)
     x = np.stack([z, np.ones(len(z))], axis=1)
-    y = data.label.astype(np.float64)
     weights = np.array([1.0, np.log(y.mean()) - np.log(np.exp(z).mean())])
     for _ in range(50):
         p = 1 / (1 + np.exp(-x @ weights))
@@ -175,19 +208,58 @@ def _calibrate(model: Dlrm, data: RankerExamples) -> dict[str, float]:
             break
     if weights[0] < MIN_SLOPE:  # a falling slope would turn the ranking round: all that is known is the rate
         weights = np.array([MIN_SLOPE, np.log(y.mean() / (1 - y.mean())) - MIN_SLOPE * z.mean()])
-    model.calibration.copy_(torch.from_numpy(weights))
-    p = 1 / (1 + np.exp(-x @ weights))
-    return {
-        "calibration_slope": float(weights[0]),
-        "calibration_intercept": float(weights[1]),
-        "calibration_mean_probability": float(p.mean()),
-        "calibration_purchase_rate": float(y.mean()),
-    }
+    return float(weights[0]), float(weights[1])
 
 
-def load_ranker(checkpoint: Path) -> Dlrm:
-    """Return the trained model of a checkpoint, ready for inference."""
-    weights, config = read_checkpoint(checkpoint, "dlrm")
-    model = Dlrm(config["dense"], config["cardinality"], config["dim"], config["hidden"])
+def logits_of(model: Ranker, data: RankerExamples) -> np.ndarray:
+    """Return the logit of each row, (rows,) float32, scoring some lists at a time."""
+    found = np.empty(len(data.label), np.float32)
+    with torch.no_grad():
+        for lists in batches(data.start):
+            inputs, rows, there = inputs_of(data, lists)
+            found[rows[there.numpy()]] = model.logits(inputs)[there].numpy()
+    return found
+
+
+def shape_of(artefact: RankerArtefact) -> Shape:
+    """Return the shape a ranker was made for."""
+    shape = artefact.manifest["shape"]
+    return Shape(shape["dense"], tuple(shape["cardinality"]))
+
+
+def load_ranker(artefact: RankerArtefact) -> Ranker:
+    """Return a torch ranker with its weights, ready for inference.
+
+    Raises:
+        ContractViolation: it is no torch model.
+    """
+    weights, manifest = artefact.weights(), artefact.manifest
+    kind, _ = RANKERS[manifest["model"]]
+    model = kind(shape_of(artefact), **manifest["size"])
+    assert isinstance(model, Ranker)  # GradientBoosting writes no weights
     model.load_state_dict(weights)
     return model.eval()
+
+
+def main() -> None:
+    """Train one ranker from the command line: what `torchrun` starts, once for each process."""
+    parser = argparse.ArgumentParser(description="Train one ranker; under torchrun, in several processes.")
+    parser.add_argument("--model", choices=list(RANKERS), required=True)
+    parser.add_argument("--params", type=json.loads, default={}, help="JSON, as in ranker_params")
+    for name, what in (
+        ("examples", "what build_examples wrote"),
+        ("statistics", "what fit_statistics wrote"),
+        ("ranker", "the directory to write"),
+    ):
+        parser.add_argument(f"--{name}", type=Path, required=True, help=what)
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    result = train_ranker(given.examples, given.statistics, given.ranker, given.model, given.params)
+    if join_workers():
+        log.info("%s", json.dumps(result))
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -70,7 +70,8 @@ DENSE: tuple[Feature, ...] = (
 )
 DENSE_NAMES: tuple[str, ...] = tuple(feature.__name__ for feature in DENSE)
 LIMIT = 1e9  # no feature of a sane shop is larger
-CATEGORICAL: tuple[str, ...] = ("type", "category", "department")
+LEVELS: tuple[str, ...] = ("type", "category", "department")  # of an item, the narrowest first
+CATEGORICAL: tuple[str, ...] = ("item", *LEVELS)
 
 
 def schema_hash() -> str:
@@ -79,7 +80,7 @@ def schema_hash() -> str:
 
 
 def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ranker's inputs: dense (n, len(DENSE)) float32 and categorical (n, 3) int64.
+    """Return the ranker's inputs: dense (n, len(DENSE)) float32 and categorical (n, 4) int64, 0 unknown.
 
     Values that are not finite, or beyond what float32 holds, become 0 and ±1e9: one broken number
     stays in its own row and never reaches another user's score.
@@ -89,7 +90,7 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         row[:] = feature(rows)
     dense = np.clip(columns, -LIMIT, LIMIT).T.astype(np.float32, order="C")
     np.nan_to_num(dense, copy=False)
-    return dense, rows.levels.astype(np.int64)
+    return dense, np.column_stack([rows.candidates + 1, rows.levels]).astype(np.int64)
 
 
 HISTORY_LENGTH = 64  # history items the query tower sees, most bought lately first
@@ -99,11 +100,12 @@ BASKET_LENGTH = 40  # basket items it sees, the last ones
 def tower_inputs(query: Query) -> dict[str, np.ndarray]:
     """Return the query tower's inputs for one request; item codes are shifted by one, 0 is padding.
 
-    `history` (1, HISTORY_LENGTH) int64, `history_weight` (1, HISTORY_LENGTH) float32 (log of one plus
-    the 60-day decayed count), `basket` (1, BASKET_LENGTH) int64.
+    `history` (1, HISTORY_LENGTH) int64, what was bought most lately, the latest first; `history_weight`
+    (1, HISTORY_LENGTH) float32 (log of one plus the 60-day decayed count); `basket` (1, BASKET_LENGTH) int64.
     """
     weight = query.decayed[:, 1]
     top = np.argsort(-weight, kind="stable")[:HISTORY_LENGTH]
+    top = top[np.argsort(-query.history.last_at[top], kind="stable")]
     history = np.zeros((1, HISTORY_LENGTH), np.int64)
     history[0, : len(top)] = query.history.items[top] + 1
     history_weight = np.zeros((1, HISTORY_LENGTH), np.float32)

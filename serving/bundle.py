@@ -24,12 +24,26 @@ import faiss
 import numpy as np
 import onnxruntime as ort
 
-from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH, schema_hash
+from feature_repo.schema import (
+    BASKET_LENGTH,
+    CATEGORICAL,
+    DENSE_NAMES,
+    HISTORY_LENGTH,
+    LEVELS,
+    schema_hash,
+)
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary
 from serving.errors import BundleInvalid
 from serving.retrieval import Quotas
 
-REQUIRED = ("query_tower.onnx", "ranker.onnx", "index.faiss", "statistics/item_ids.npy", "golden.jsonl")
+REQUIRED = (
+    "query_tower.onnx",
+    "ranker.onnx",
+    "index.faiss",
+    "statistics/item_ids.npy",
+    "golden.jsonl",
+    "certificates.json",
+)
 # Corrupt indexes may claim huge arrays; these limits bound what Faiss allocates while reading one.
 FAISS_BYTE_LIMIT = 4 << 30
 FAISS_LOOP_LIMIT = 10**8
@@ -56,6 +70,11 @@ class Bundle:
     query_tower: ort.InferenceSession
     ranker: ort.InferenceSession
     index: faiss.Index
+
+    @property
+    def cardinality(self) -> list[int]:
+        """How many values each categorical input of the ranker has, the unknown one included."""
+        return [len(self.statistics.item_ids) + 1, *(len(self.vocabulary[level]) for level in LEVELS)]
 
 
 def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: dict[str, Any]) -> str:
@@ -171,7 +190,7 @@ def load_bundle(path: Path) -> Bundle:
     try:
         statistics = read_statistics(path / "statistics")
         vocabulary = read_vocabulary(path / "statistics")
-        tower, ranker = _session(path / "query_tower.onnx"), _session(path / "ranker.onnx")
+        tower, ranker = open_session(path / "query_tower.onnx"), open_session(path / "ranker.onnx")
         index = faiss.read_index(str(path / "index.faiss"))
         given = dict(manifest["settings"])
         settings = RankingSettings(Quotas(**given.pop("quotas")), **given)
@@ -214,10 +233,16 @@ def _check_shapes(bundle: Bundle) -> None:
             )
 
 
-def _session(file: Path) -> ort.InferenceSession:
+def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:
+    """Return a graph ready to run on this machine's processor.
+
+    One thread a call: requests run beside each other, and idle ORT threads would spin on their cores.
+
+    Raises:
+        BundleInvalid: ONNX Runtime cannot run it.
+    """
     options = ort.SessionOptions()
-    # One thread a call: requests run beside each other, and idle ORT threads would spin on their cores.
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3

@@ -12,7 +12,7 @@ def rank(session: ort.InferenceSession, dense: np.ndarray, categorical: np.ndarr
     Args:
         session: the bundle's ranker.
         dense: (n, features) float32.
-        categorical: (n, 3) int64, every code inside its vocabulary.
+        categorical: (n, 4) int64, every code inside its vocabulary.
     """
     if len(dense) == 0:
         return np.empty(0, np.float32)

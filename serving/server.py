@@ -50,7 +50,7 @@ def serve(bundle_path: Path, settings: Settings) -> None:
         http_socket = cleanup.enter_context(_bind(settings.host, settings.http_port, "http_port"))
         _bind(settings.host, settings.grpc_port, "grpc_port").close()
         # These take seconds to import; a taken port or a wrong host is told before.
-        from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+        from feature_repo.schema import DENSE_NAMES
         from serving.endpoint import Endpoint
         from serving.metrics import BUNDLE
         from serving.online_features import open_store
@@ -76,7 +76,7 @@ def serve(bundle_path: Path, settings: Settings) -> None:
         except FeaturesUnavailable as error:
             store_state = "unavailable"
             _log.warning("answers will lack the users' history until the online store is back: %s", error)
-        ranker = Ranker(recommender.rank, [len(bundle.vocabulary[level]) for level in CATEGORICAL])
+        ranker = Ranker(recommender.rank, bundle.cardinality)
         checkout = Checkout(recommender, ranker, settings.deadline_ms)
 
         def on_ready(http: str, grpc: str) -> None:

@@ -13,13 +13,16 @@ from components import build_examples as module
 from components.build_examples import Basket, build_examples, replay
 from components.examples import (
     ContractViolation,
+    read_graph,
     read_manifest,
     read_ranker_examples,
     read_retriever_examples,
+    write_manifest,
 )
 from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
-from feature_repo.aggregates import fold
+from feature_repo.aggregates import empty_history, fold
 from feature_repo.schema import DENSE_NAMES
+from feature_repo.statistics import write_statistics
 from feature_repo.toy_shop import toy_dataset
 from feature_repo.transforms import Query
 from serving.retrieval import Quotas
@@ -150,6 +153,10 @@ def test_what_happens_after_a_base_changes_nothing_in_the_examples_before_it(tmp
     assert 0 < len(early.label) < len(whole.label)
     np.testing.assert_array_equal(whole.dense[: len(early.label)], early.dense)
     np.testing.assert_array_equal(whole.label[: len(early.label)], early.label)
+    lists = len(early.start) - 1
+    np.testing.assert_array_equal(whole.categorical[: len(early.label)], early.categorical)
+    np.testing.assert_array_equal(whole.history[:lists], early.history)
+    np.testing.assert_array_equal(whole.basket[:lists], early.basket)
 
 
 @pytest.mark.slow
@@ -188,7 +195,7 @@ def test_hidden_items_are_not_in_the_query(purchases: Purchases, monkeypatch: py
         if one is None:
             continue
         built += 1
-        dense, _, label = one
+        dense, label = one.dense, one.label
         hidden = max(1, round(0.2 * len(basket.items)))
         size = dense[0, DENSE_NAMES.index("basket_size")] if len(dense) else 0
         assert size == len(queries[-1].basket) == len(basket.items) - hidden
@@ -207,9 +214,131 @@ def test_strangers_come_with_any_part_of_their_basket(purchases: Purchases) -> N
     for basket in replay(seen):
         one = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, None, stranger=True)
         if one is not None:
-            sizes.add(int(one[0][0, DENSE_NAMES.index("basket_size")]))
+            sizes.add(int(one.dense[0, DENSE_NAMES.index("basket_size")]))
     assert {0, 1, 2, 3} <= sizes
     assert max(sizes) <= max(len(basket.items) for basket in replay(seen)) - 1
+
+
+# --------------------------------------------------------------------- what rankers see of the request
+
+
+@pytest.fixture(scope="module")
+def windows(purchases: Purchases) -> tuple[module._Window, module._Window]:
+    """A window whose catalogue is smaller, and the one at the cut."""
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    seen = purchases.before(CUT)
+    vocabulary = fit_vocabulary(seen, items)
+    first = pd.Timestamp(seen.at[0], unit="s", tz="UTC") + pd.Timedelta(weeks=3)
+    final = module._Window(fit(seen, items, vocabulary, CUT), purchases.item_ids)
+    early = module._Window(fit(seen.before(first), items, vocabulary, first), purchases.item_ids, final.code)
+    assert len(early.statistics.item_ids) < len(final.statistics.item_ids)
+    return early, final
+
+
+def test_a_code_means_the_same_item_in_every_window(
+    windows: tuple[module._Window, module._Window],
+) -> None:
+    early, final = windows
+    assert early.input_code[0] == final.input_code[0] == 0
+    assert final.input_code.tolist() == list(range(len(final.statistics.item_ids) + 1))
+    meant = final.statistics.item_ids[early.input_code[1:] - 1]
+    assert meant.tolist() == early.statistics.item_ids.tolist()
+
+
+def test_candidates_history_and_basket_are_in_the_codes_of_the_cut(
+    purchases: Purchases, windows: tuple[module._Window, module._Window]
+) -> None:
+    early, final = windows
+    rng = np.random.default_rng(0)
+    seen = 0
+    for basket in replay(purchases.before(CUT)):
+        one = module._ranker_list(early, basket, purchases.store_ids, Quotas(), rng, None)
+        if one is None or not len(one.label):
+            continue
+        seen += 1
+        items, levels = one.categorical[:, 0], one.categorical[:, 1:]
+        np.testing.assert_array_equal(final.statistics.categorical[items - 1], levels)
+        bought = set((final.code[basket.items] + 1).tolist())
+        assert set(one.basket[0].tolist()) - {0} < bought
+        assert set(items[one.label == 1].tolist()) <= bought - set(one.basket[0].tolist())
+        before = final.code[basket.history.items] + 1
+        assert set(one.history[0].tolist()) - {0} <= set(before.tolist())
+        assert ((one.history > 0) == (one.history_weight > 0)).all()
+    assert seen > 50
+
+
+def test_a_stranger_has_no_history(
+    purchases: Purchases, windows: tuple[module._Window, module._Window]
+) -> None:
+    nobody = empty_history(np.int64)
+    basket = next(b for b in replay(purchases.before(CUT)) if len(b.items) > 5 and len(b.history.items))
+    rng = np.random.default_rng(0)
+    one = module._ranker_list(
+        windows[1], replace(basket, history=nobody), purchases.store_ids, Quotas(), rng, None, True
+    )
+    assert one is not None
+    assert not one.history.any()
+    assert not one.history_weight.any()
+
+
+def test_lists_are_put_together_in_their_order(
+    purchases: Purchases, windows: tuple[module._Window, module._Window]
+) -> None:
+    rng = np.random.default_rng(0)
+    every = [
+        module._ranker_list(windows[1], basket, purchases.store_ids, Quotas(), rng, 5)
+        for basket in list(replay(purchases.before(CUT)))[-30:]
+    ]
+    lists = [one for one in every if one is not None]
+    together = module._concatenate_lists(lists)
+    assert len(together.start) == len(lists) + 1 > 10
+    for i, one in enumerate(lists):
+        rows = slice(together.start[i], together.start[i + 1])
+        np.testing.assert_array_equal(together.dense[rows], one.dense)
+        np.testing.assert_array_equal(together.categorical[rows], one.categorical)
+        np.testing.assert_array_equal(together.history[i], one.history[0])
+        np.testing.assert_array_equal(together.basket[i], one.basket[0])
+
+
+def test_no_lists_have_the_shapes_of_some() -> None:
+    nothing = module._concatenate_lists([])
+    assert nothing.start.tolist() == [0]
+    assert nothing.dense.shape == (0, len(DENSE_NAMES))
+    assert nothing.categorical.shape == (0, 4)
+    assert len(nothing.history) == len(nothing.history_weight) == len(nothing.basket) == 0
+
+
+def test_the_graph_is_that_of_the_oldest_window_in_the_codes_of_the_cut(
+    purchases: Purchases, windows: tuple[module._Window, module._Window], tmp_path: Path
+) -> None:
+    early, final = windows
+    for name, window in (("early", early), ("final", final)):
+        write_statistics(tmp_path / name, window.statistics, {})
+    module._write_graph(tmp_path, tmp_path / "final", tmp_path / "early", purchases.item_ids)
+    write_manifest(tmp_path)
+    neighbours, weights = read_graph(tmp_path)
+    assert neighbours.shape == weights.shape == (len(final.statistics.item_ids) + 1, module.GRAPH_DEGREE)
+    np.testing.assert_allclose(weights.sum(1)[weights.any(1)], 1, rtol=1e-5)
+    assert not weights[0].any()
+    assert not weights[neighbours == 0].any()
+    known = set(early.statistics.item_ids.tolist())
+    for code, item in enumerate(final.statistics.item_ids.tolist()):
+        if item not in known:
+            assert not weights[code + 1].any()
+            continue
+        row = early.statistics.code_of[item]
+        near = early.statistics.neighbours[row, : module.GRAPH_DEGREE]
+        near = near[near >= 0]
+        share = early.statistics.together_count[row, : len(near)] / np.sqrt(
+            early.statistics.basket_count[near]
+        )
+        expected = dict(zip(early.statistics.item_ids[near].tolist(), share / share.sum(), strict=True))
+        found = {
+            str(final.statistics.item_ids[other - 1]): float(weight)
+            for other, weight in zip(neighbours[code + 1], weights[code + 1], strict=True)
+            if weight
+        }
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_too_short_a_history_says_so(tmp_path: Path) -> None:
@@ -232,8 +361,6 @@ def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
 def test_half_written_and_foreign_examples_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from components.examples import write_manifest
-
     with pytest.raises(ContractViolation, match="no finished examples"):
         read_manifest(tmp_path)
     write_manifest(tmp_path)

@@ -9,6 +9,7 @@ from components.examples import (
     ContractViolation,
     RankerExamples,
     RetrieverExamples,
+    read_graph,
     read_manifest,
     read_ranker_examples,
     read_retriever_examples,
@@ -18,9 +19,12 @@ from components.examples import (
 
 RANKER = RankerExamples(
     dense=np.arange(6, dtype=np.float32).reshape(3, 2),
-    categorical=np.array([[1, 2, 3]] * 3, np.int32),
+    categorical=np.array([[7, 1, 2, 3]] * 3, np.int32),
     label=np.array([1, 0, 0], np.int8),
     start=np.array([0, 2, 3]),
+    history=np.array([[4, 0], [0, 0]], np.int32),
+    history_weight=np.array([[0.5, 0.0], [0.0, 0.0]], np.float16),
+    basket=np.array([[7, 8, 0], [0, 0, 0]], np.int32),
 )
 RETRIEVER = RetrieverExamples(
     history=np.array([[4, 0]], np.int32),
@@ -62,3 +66,14 @@ def test_examples_of_other_features_are_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("components.examples.schema_hash", lambda: "other")
     with pytest.raises(ContractViolation, match="this code has other: run build_examples again"):
         read_retriever_examples(tmp_path)
+
+
+def test_the_graph_comes_back_and_not_from_half_written_examples(tmp_path: Path) -> None:
+    neighbours, weights = np.array([[0, 0], [2, 1]], np.int32), np.array([[0, 0], [0.75, 0.25]], np.float32)
+    np.save(tmp_path / "graph_neighbours.npy", neighbours)
+    np.save(tmp_path / "graph_weights.npy", weights)
+    with pytest.raises(ContractViolation, match="no finished examples"):
+        read_graph(tmp_path)
+    write_manifest(tmp_path)
+    for written, found in zip((neighbours, weights), read_graph(tmp_path), strict=True):
+        np.testing.assert_array_equal(found, written)

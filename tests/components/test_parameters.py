@@ -1,4 +1,5 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -41,3 +42,21 @@ def test_whole_floats_become_ints_where_the_field_is_one() -> None:
 def test_an_unknown_or_mistyped_key_is_named(given: dict, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         read_params(Shape, given)
+
+
+@dataclass(frozen=True)
+class Sized:
+    size: dict[str, Any] = field(default_factory=dict)
+    ratios: tuple[float, ...] = (0.3, 0.5)
+
+
+def test_a_field_with_a_factory_has_its_default_and_takes_what_is_given() -> None:
+    assert read_params(Sized, {}) == Sized(size={})
+    assert read_params(Sized, {"size": {"hidden": 64}, "ratios": [0.4]}) == Sized({"hidden": 64}, (0.4,))
+    first, second = read_params(Sized, {}), read_params(Sized, {})
+    assert first.size is not second.size
+
+
+def test_a_field_with_a_factory_is_checked_too() -> None:
+    with pytest.raises(TypeError, match=r"Sized.size is 64, expected dict like \{\}"):
+        read_params(Sized, {"size": 64})

@@ -53,7 +53,9 @@ def test_columns_are_the_features_in_order(statistics: Statistics) -> None:
     assert dense.dtype == np.float32
     assert dense[:, DENSE_NAMES.index("user_item_count")].tolist() == [1, 2, 0]
     assert dense[:, DENSE_NAMES.index("basket_size")].tolist() == [1, 1, 1]
-    np.testing.assert_array_equal(categorical, statistics.categorical[[1, 2, 5]])
+    assert categorical.dtype == np.int64
+    assert categorical[:, 0].tolist() == [2, 3, 6], "item codes are shifted by one: 0 is an unknown item"
+    np.testing.assert_array_equal(categorical[:, 1:], statistics.categorical[[1, 2, 5]])
 
 
 def test_a_broken_number_stays_in_its_own_row(statistics: Statistics) -> None:
@@ -81,6 +83,21 @@ def test_the_tower_sees_recent_favourites_first_and_zero_is_padding(statistics: 
         inputs["history_weight"][0, 0] > inputs["history_weight"][0, 1] > inputs["history_weight"][0, 2] == 0
     )
     assert inputs["basket"][0, :3].tolist() == [1, 10, 0]
+
+
+def test_the_history_is_in_the_order_of_the_last_purchases(statistics: Statistics) -> None:
+    """An old favourite weighs more than what was bought once yesterday, and stands behind it."""
+    bought = history((80, [7]), (85, [7]), (90, [7]), (99, [4]))
+    inputs = tower_inputs(query(statistics, [], bought))
+    assert inputs["history"][0, :3].tolist() == [5, 8, 0]
+    assert inputs["history_weight"][0, 0] < inputs["history_weight"][0, 1]
+
+
+def test_of_a_long_history_the_weightiest_are_kept(statistics: Statistics) -> None:
+    """What was bought once long ago goes first, wherever its code stands."""
+    bought = history((1, [0]), *((50, list(range(1, HISTORY_LENGTH + 1))) for _ in range(2)))
+    inputs = tower_inputs(query(statistics, [], bought))
+    assert sorted(inputs["history"][0].tolist()) == [item + 1 for item in range(1, HISTORY_LENGTH + 1)]
 
 
 def test_a_long_basket_keeps_its_last_items(statistics: Statistics) -> None:

@@ -101,7 +101,8 @@ def test_a_stranger_with_an_empty_basket_has_finite_features(statistics: Statist
     dense, categorical = model_inputs(Rows(query, np.arange(5)))
     assert dense.shape == (5, len(DENSE))
     assert np.isfinite(dense).all()
-    assert categorical.tolist() == statistics.categorical.tolist()
+    assert categorical[:, 0].tolist() == [1, 2, 3, 4, 5]
+    assert categorical[:, 1:].tolist() == statistics.categorical.tolist()
     assert not tower_inputs(query)["history"].any()
 
 

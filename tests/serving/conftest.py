@@ -147,6 +147,7 @@ def build_bundle(path: Path, items: int = ITEMS) -> Path:
     write_graphs(items, path)
     settings = RankingSettings(Quotas(), 0.95)
     (path / "golden.jsonl").write_text("")
+    (path / "certificates.json").write_text("[]")  # the registry reads them, the endpoint does not
     seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
     bundle = load_bundle(path)
     request = {"request_id": "golden-0", "basket": ["1000010"], "at": CUT.isoformat(), "k": 10}

@@ -32,7 +32,7 @@ def ask() -> Ask:
     def answers(
         recommender: Recommender, *requests: dict[str, Any], deadline_ms: float = 1e6
     ) -> list[dict[str, Any]]:
-        model = Checkout(recommender, Ranker(recommender.rank, [99, 99, 99]), deadline_ms)
+        model = Checkout(recommender, Ranker(recommender.rank, [999, 99, 99, 99]), deadline_ms)
         given, _ = asyncio.run(model({"instances": list(requests)}, {}))
         return given["predictions"]
 

@@ -1,32 +1,49 @@
-"""The ranker's arithmetic."""
+"""The DLRM's arithmetic; what it shares with all rankers is asserted in test_train_ranker.py."""
 
 import pytest
 import torch
 
 from components.models.dlrm import Dlrm
+from components.models.ranker import Inputs, Shape
+
+NOTHING = torch.empty(0)
+
+
+def of(dense: torch.Tensor, categorical: torch.Tensor) -> Inputs:
+    return Inputs(dense, categorical, NOTHING, NOTHING, NOTHING)
 
 
 @pytest.fixture
 def model() -> Dlrm:
     torch.manual_seed(0)
-    return Dlrm(dense=4, cardinality=[5, 3, 2]).eval()
+    return Dlrm(Shape(4, (9, 5, 3, 2)), hidden=16).eval()
 
 
-def test_scores_are_calibrated_logits(model: Dlrm) -> None:
-    dense, categorical = torch.randn(6, 4), torch.tensor([[1, 2, 1]] * 6)
-    model.calibration.copy_(torch.tensor([2.0, -3.0]))
-    expected = torch.sigmoid(2 * model.logits(dense, categorical) - 3)
-    assert torch.allclose(model(dense, categorical), expected)
+def test_interactions_are_the_dot_products_of_each_pair(model: Dlrm) -> None:
+    """Written the long way round: each pair of vectors, multiplied and added up."""
+    dense, codes = torch.rand(6, 4), torch.tensor([[3, 1, 2, 1]] * 6)
+    x = model.scale(dense)
+    vectors = [
+        model.bottom(x),
+        *(table(codes[:, 1 + i]) for i, table in enumerate(model.embeddings)),
+    ]
+    dots = [(vectors[i] * vectors[j]).sum(1) for i in range(4) for j in range(i + 1, 4)]
+    expected = model.top(torch.cat([x, *vectors, torch.stack(dots, 1)], dim=1)).squeeze(1)
+    torch.testing.assert_close(model.logits(of(dense, codes)), expected)
 
 
-def test_a_row_scores_the_same_alone_and_beside_a_wild_one(model: Dlrm) -> None:
-    dense, categorical = torch.randn(8, 4), torch.randint(0, 2, (8, 3))
-    alone = model(dense[:1], categorical[:1])
-    dense[1:] = 1e9
-    assert torch.allclose(model(dense, categorical)[:1], alone, atol=1e-6)
+def test_lists_and_rows_score_the_same(model: Dlrm) -> None:
+    dense, codes = torch.rand(6, 4), torch.randint(0, 2, (6, 4))
+    flat = model.logits(of(dense, codes))
+    listed = model.logits(of(dense.view(2, 3, 4), codes.view(2, 3, 4)))
+    torch.testing.assert_close(listed, flat.view(2, 3))
 
 
-def test_a_huge_feature_is_clipped(model: Dlrm) -> None:
-    zeros = torch.zeros(1, 3, dtype=torch.long)
-    scores = [model(torch.full((1, 4), value), zeros) for value in (1e6, 1e9)]
-    assert torch.equal(*scores)
+@pytest.mark.parametrize("items", [False, True])
+def test_items_have_a_table_only_when_asked_for(items: bool) -> None:
+    torch.manual_seed(0)
+    model = Dlrm(Shape(4, (9, 5, 3, 2)), hidden=16, items=items).eval()
+    assert len(model.embeddings) == 3 + items
+    dense, codes = torch.rand(1, 4).repeat(2, 1), torch.tensor([[1, 1, 1, 1], [8, 1, 1, 1]])
+    scores = model.logits(of(dense, codes))
+    assert torch.equal(scores[0], scores[1]) is not items

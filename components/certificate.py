@@ -1,0 +1,238 @@
+"""CONTRACT the parity certificate: how far a ranker's scores are from those of the one it was made from.
+
+Every step that turns one ranker into another writes one, on the same held-out lists of candidates. It
+holds measurements, not a verdict: whoever reads it holds them against `tolerances.toml` again.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.examples import RankerExamples
+from feature_repo.schema import DENSE_NAMES
+
+TOLERANCES = Path(__file__).with_name("tolerances.toml")
+LEAST_LISTS = 100  # a segment of fewer lists with a purchase proves nothing
+LONG_BASKET = 10  # items
+TOP = 10
+DRAWS = 300
+_DISCOUNT = 1 / np.log2(np.arange(2, TOP + 2))
+
+
+class ParityFailed(Exception):
+    """A ranker is too far from the one it was made from."""
+
+    exit_code = 1
+
+
+def certify(
+    step: str,
+    tolerance: str,
+    child: tuple[str, np.ndarray],
+    parents: Sequence[str],
+    parent_scores: np.ndarray,
+    lists: RankerExamples,
+    **measured: Any,
+) -> dict[str, Any]:
+    """Return the certificate of one step.
+
+    Args:
+        step: what was done, for example "quantize_ranker".
+        tolerance: the section of `tolerances.toml` it is held against.
+        child: id and probabilities, (rows,), of the ranker that was made.
+        parents: the ids it was made from; several for an ensemble.
+        parent_scores: (rows,) probabilities of the parent (an ensemble's are its own, combined).
+        lists: the held-out lists both have scored.
+        measured: what else was measured: bytes, latency_ms.
+    """
+    child_id, scores = child
+    ours, theirs = _per_list(scores, lists), _per_list(parent_scores, lists)
+    masks = _segments(lists)
+    return {
+        "step": step,
+        "tolerance": tolerance,
+        "id": child_id,
+        "parents": list(parents),
+        "lists": len(ours["ndcg_at_10"]),
+        **_compare(scores, parent_scores, ours, theirs, lists, np.ones(len(lists.start) - 1, bool)),
+        "segments": {
+            name: _compare(scores, parent_scores, ours, theirs, lists, mask)
+            for name, mask in masks.items()
+            if mask.any()
+        },
+        **measured,
+    }
+
+
+def check(certificate: Mapping[str, Any]) -> list[str]:
+    """Return what of a certificate lies outside its tolerance, in words; nothing when all is well."""
+    tolerances = tomllib.loads(TOLERANCES.read_text())
+    allowed = tolerances.get(str(certificate.get("tolerance")))
+    if allowed is None:
+        return [f"it names no tolerance of {', '.join(tolerances)}"]
+    failed = [] if certificate["lists_with_purchase"] else ["it was measured on no list with a purchase"]
+    least = allowed["segment_ratio"]
+    for metric in ("ndcg_at_10", "auc"):
+        need = allowed[f"{metric.split('_')[0]}_ratio"]
+        ratio = certificate[metric]["ratio"]
+        if not ratio >= need:
+            failed.append(f"{metric} is {ratio:.4f} of the parent's, needed {need:g}")
+    for name, segment in certificate["segments"].items():
+        ratio = segment["ndcg_at_10"]["ratio"]
+        if segment["lists_with_purchase"] >= LEAST_LISTS and not ratio >= least:
+            failed.append(f"ndcg_at_10 of segment {name} is {ratio:.4f} of the parent's, needed {least:g}")
+    ratio, most = certificate["logloss"]["ratio"], allowed["logloss_ratio"]
+    if not ratio <= most:
+        failed.append(f"logloss is {ratio:.4f} of the parent's, allowed {most:g}")
+    if not certificate["difference"]["max"] <= allowed["difference"]:
+        failed.append(
+            f"a score moved by {certificate['difference']['max']:.2g}, allowed {allowed['difference']:g}"
+        )
+    return failed
+
+
+def enforce(certificate: Mapping[str, Any]) -> None:
+    """Raise `ParityFailed` when a certificate lies outside its tolerance."""
+    if failed := check(certificate):
+        raise ParityFailed(
+            f"{certificate['step']} made {certificate['id']} too far from its parent "
+            f"({certificate['tolerance']} in {TOLERANCES.name}): {'; '.join(failed)}"
+        )
+
+
+def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[str]:
+    """Return what is wrong with the chain that should lead to the graph with the id `served`."""
+    if not certificates:
+        return ["there is no certificate at all"]
+    wrong = []
+    known: set[str] = set()
+    for certificate in certificates:
+        name = f"{certificate.get('step')} -> {certificate.get('id')}"
+        if not certificate["parents"] and certificate.get("tolerance") != "train":
+            wrong.append(f"{name}: it names no parent, and only a trained ranker has none")
+        missing = [parent for parent in certificate["parents"] if parent not in known]
+        if missing:
+            wrong.append(f"{name}: no certificate of its parent {missing[0]}")
+        wrong += [f"{name}: {reason}" for reason in check(certificate)]
+        known.add(str(certificate["id"]))
+    if certificates[-1]["id"] != served:
+        wrong.append(f"the last certificate is of {certificates[-1]['id']}, the graph is {served}")
+    return wrong
+
+
+def _per_list(scores: np.ndarray, lists: RankerExamples) -> dict[str, np.ndarray]:
+    """Return NDCG@10, AUC (NaN without a purchase) and log loss of each list, (lists,) each.
+
+    The ideal list holds the purchases that were retrieved: a ranker cannot find others.
+    """
+    count = len(lists.start) - 1
+    ndcg, auc = np.full(count, np.nan), np.full(count, np.nan)
+    p = np.clip(scores.astype(np.float64), 1e-6, 1 - 1e-6)
+    label = np.asarray(lists.label, bool)
+    losses = -np.where(label, np.log(p), np.log1p(-p))
+    for i, (begin, end) in enumerate(zip(lists.start[:-1].tolist(), lists.start[1:].tolist(), strict=True)):
+        bought = label[begin:end]
+        wanted = int(bought.sum())
+        if not 0 < wanted < end - begin:
+            continue
+        order = np.argsort(-scores[begin:end], kind="stable")
+        hits = bought[order]
+        ndcg[i] = _DISCOUNT[: len(hits[:TOP])] @ hits[:TOP] / _DISCOUNT[: min(TOP, wanted)].sum()
+        places = np.flatnonzero(hits)  # others ranked above each purchase, counted from the places
+        above = (places - np.arange(wanted)).sum()
+        auc[i] = 1 - above / (wanted * (end - begin - wanted))
+    lengths = np.maximum(np.diff(lists.start), 1)
+    summed = np.add.reduceat(np.r_[losses, 0.0], lists.start[:-1]) if count else np.empty(0)
+    return {
+        "ndcg_at_10": ndcg,
+        "auc": auc,
+        "logloss": np.where(np.diff(lists.start) > 0, summed / lengths, 0.0),
+    }
+
+
+def _segments(lists: RankerExamples) -> dict[str, np.ndarray]:
+    """Return which lists are of new users, of tail items bought, and of long baskets, (lists,) bool each."""
+    filled = np.flatnonzero(np.diff(lists.start))
+    long = np.zeros(len(lists.start) - 1, bool)
+    long[filled] = lists.dense[lists.start[filled], DENSE_NAMES.index("basket_size")] >= LONG_BASKET
+    owner = np.repeat(np.arange(len(lists.start) - 1), np.diff(lists.start))
+    label = np.asarray(lists.label, bool)
+    sold = np.asarray(lists.dense[label][:, DENSE_NAMES.index("item_purchases_13w")])
+    tail = np.zeros(len(lists.start) - 1, bool)
+    tail[owner[label][sold <= np.quantile(sold, 0.25)] if len(sold) else []] = True
+    return {
+        "new users": (lists.history == 0).all(1),
+        "tail items": tail,
+        "long baskets": long,
+    }
+
+
+def _compare(
+    scores: np.ndarray,
+    parent: np.ndarray,
+    ours: Mapping[str, np.ndarray],
+    theirs: Mapping[str, np.ndarray],
+    lists: RankerExamples,
+    mask: np.ndarray,
+) -> dict[str, Any]:
+    rows = np.repeat(mask, np.diff(lists.start))
+    apart = np.abs(scores[rows].astype(np.float64) - parent[rows])
+    judged = mask & ~np.isnan(ours["ndcg_at_10"])
+    found: dict[str, Any] = {
+        "lists_with_purchase": int(judged.sum()),
+        "difference": {
+            "max": float(apart.max(initial=0.0)),
+            "mean": float(apart.mean()) if len(apart) else 0.0,
+        },
+        "top_10_overlap": _overlap(scores, parent, lists, mask),
+        "calibration_error": _calibration_error(scores[rows], np.asarray(lists.label)[rows]),
+    }
+    for metric in ours:
+        chosen = judged if metric != "logloss" else mask
+        found[metric] = _delta(ours[metric][chosen], theirs[metric][chosen])
+    return found
+
+
+def _delta(ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+    """Return both means, their ratio, and the difference with its paired 95 % bootstrap interval."""
+    if not len(ours):
+        return {"child": 0.0, "parent": 0.0, "ratio": 1.0, "delta": 0.0, "interval": [0.0, 0.0]}
+    gap = ours - theirs
+    draws = np.random.default_rng(0).integers(0, len(gap), (DRAWS, len(gap)))
+    low, high = np.percentile(gap[draws].mean(1), [2.5, 97.5])
+    child, parent = float(ours.mean()), float(theirs.mean())
+    return {
+        "child": child,
+        "parent": parent,
+        "ratio": child / parent if parent > 0 else 1.0,
+        "delta": child - parent,
+        "interval": [float(low), float(high)],
+    }
+
+
+def _overlap(scores: np.ndarray, parent: np.ndarray, lists: RankerExamples, mask: np.ndarray) -> float:
+    """Return the mean share of the ten best candidates that both name."""
+    shares = []
+    for i in np.flatnonzero(mask & (np.diff(lists.start) > 0)):
+        begin, end = lists.start[i], lists.start[i + 1]
+        best = [set(np.argsort(-s[begin:end], kind="stable")[:TOP].tolist()) for s in (scores, parent)]
+        shares.append(len(best[0] & best[1]) / len(best[0]))
+    return float(np.mean(shares)) if shares else 1.0
+
+
+def _calibration_error(scores: np.ndarray, label: np.ndarray) -> float:
+    """Return the expected calibration error over ten bins of equal size."""
+    if not len(scores):
+        return 0.0
+    order = np.argsort(scores, kind="stable")
+    gaps = [
+        abs(float(scores[part].mean()) - float(label[part].mean())) * len(part) / len(scores)
+        for part in np.array_split(order, 10)
+        if len(part)
+    ]
+    return float(sum(gaps))

@@ -1,0 +1,163 @@
+"""Gradient-boosted trees that learn to rank: LightGBM's lambdarank."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import lightgbm
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from components.examples import RankerExamples
+from components.models.ranker import CANDIDATE, FLAT, Shape
+
+log = logging.getLogger(__name__)
+
+OPSET = 20
+
+
+class GradientBoosting:
+    """Scores a candidate with LightGBM trees fitted by lambdarank.
+
+    Burges, "From RankNet to LambdaRank to LambdaMART: An Overview" (MSR-TR-2010-82); Ke et al., "LightGBM"
+    (NeurIPS 2017). Item ids are left out: a tree would memorise them. Categorical inputs go in as numbers,
+    so that the exported graph needs comparisons only.
+    """
+
+    uses = CANDIDATE
+
+    def __init__(
+        self,
+        shape: Shape,
+        trees: int = 200,
+        leaves: int = 63,
+        learning_rate: float = 0.08,
+    ) -> None:
+        """Take the shape and how many trees of how many leaves are added at which rate."""
+        self.shape, self.trees, self.calibration = shape, trees, (1.0, 0.0)
+        self.params = {
+            "objective": "lambdarank",
+            "num_leaves": leaves,
+            "learning_rate": learning_rate,
+            "min_data_in_leaf": 100,
+            "lambda_l2": 5.0,
+            "feature_fraction": 0.7,
+            "bagging_fraction": 0.8,
+            "bagging_freq": 1,
+            "lambdarank_truncation_level": 20,
+            "deterministic": True,
+            "force_row_wise": True,
+            "verbosity": -1,
+        }
+
+    def fit(self, data: RankerExamples, seed: int, threads: int) -> None:
+        """Train on lists, each with a purchase."""
+        rows = lightgbm.Dataset(
+            _rows(data), label=np.asarray(data.label), group=np.diff(data.start), free_raw_data=True
+        )
+        params = {**self.params, "seed": seed, "num_threads": threads}
+        trained = lightgbm.train(params, rows, self.trees, callbacks=[_say(self.trees)])
+        self.booster = lightgbm.Booster(model_str=_in_float32(trained.model_to_string()))
+
+    def logits_of(self, data: RankerExamples) -> np.ndarray:
+        """Return the raw score of each row, (rows,) float32, computed by LightGBM itself."""
+        return np.asarray(self.booster.predict(_rows(data), raw_score=True), np.float32)
+
+    def probabilities(self, data: RankerExamples) -> np.ndarray:
+        """Return the calibrated probability of each row, (rows,) float32, computed by LightGBM itself."""
+        slope, intercept = self.calibration
+        z = np.clip(slope * self.logits_of(data).astype(np.float64) + intercept, -FLAT, FLAT)
+        return (1 / (1 + np.exp(-z))).astype(np.float32)
+
+    def calibrate(self, slope: float, intercept: float) -> None:
+        """Set how a raw score becomes a probability."""
+        self.calibration = (slope, intercept)
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the trees in LightGBM's own text format, for people."""
+        self.booster.save_model(checkpoint / "trees.txt")
+
+    def export(self, file: Path) -> None:
+        """Write the graph: concatenation, trees (TreeEnsembleRegressor), calibration, sigmoid."""
+        from onnxmltools import convert_lightgbm
+        from onnxmltools.convert.common.data_types import FloatTensorType
+
+        trees = convert_lightgbm(
+            self.booster, initial_types=[("rows", FloatTensorType([None, self.booster.num_feature()]))]
+        )
+        node = next(node for node in trees.graph.node if node.op_type == "TreeEnsembleRegressor")
+        node.input[:], node.output[:] = ["rows"], ["raw"]
+        slope, intercept = (np.array(value, np.float32) for value in self.calibration)
+        graph = helper.make_graph(
+            [
+                helper.make_node("Slice", ["categorical", "from", "to", "axis"], ["levels"]),
+                helper.make_node("Cast", ["levels"], ["numbers"], to=TensorProto.FLOAT),
+                helper.make_node("Concat", ["dense", "numbers"], ["rows"], axis=1),
+                node,
+                helper.make_node("Mul", ["raw", "slope"], ["scaled"]),
+                helper.make_node("Add", ["scaled", "intercept"], ["moved"]),
+                helper.make_node("Clip", ["moved", "least", "most"], ["clipped"]),
+                helper.make_node("Sigmoid", ["clipped"], ["column"]),
+                helper.make_node("Squeeze", ["column", "axis"], ["score"]),
+            ],
+            "gradient_boosting",
+            [
+                helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["rows", self.shape.dense]),
+                helper.make_tensor_value_info("categorical", TensorProto.INT64, ["rows", 4]),
+            ],
+            [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["rows"])],
+            [
+                numpy_helper.from_array(np.array([1], np.int64), "from"),
+                numpy_helper.from_array(np.array([4], np.int64), "to"),
+                numpy_helper.from_array(np.array([1], np.int64), "axis"),
+                numpy_helper.from_array(np.array(-FLAT, np.float32), "least"),
+                numpy_helper.from_array(np.array(FLAT, np.float32), "most"),
+                numpy_helper.from_array(slope, "slope"),
+                numpy_helper.from_array(intercept, "intercept"),
+            ],
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", 1)],
+            ir_version=9,
+        )
+        onnx.checker.check_model(model)
+        onnx.save(model, file)
+
+
+def _in_float32(trees: str) -> str:
+    """Return the trees with each threshold as the largest float32 not above it.
+
+    The graph compares in float32. Rounded to the nearest, a threshold could pass its neighbour; rounded
+    down, every float32 falls on the same side as before.
+    """
+
+    def rounded(line: re.Match[str]) -> str:
+        exact = np.array(line.group(1).split(), np.float64)
+        near = exact.astype(np.float32)
+        below = np.where(near > exact, np.nextafter(near, np.float32(-np.inf)), near)
+        return "threshold=" + " ".join(repr(float(value)) for value in below)
+
+    unsized = re.sub(r"^tree_sizes=.*\n", "", trees, flags=re.MULTILINE)  # lengths that no longer hold
+    return re.sub(r"^threshold=(.+)$", rounded, unsized, flags=re.MULTILINE)
+
+
+def _rows(data: RankerExamples) -> np.ndarray:
+    return np.concatenate([data.dense, data.categorical[:, 1:].astype(np.float32)], axis=1)
+
+
+def _say(trees: int) -> Callable[[lightgbm.callback.CallbackEnv], None]:
+    began = time.perf_counter()
+
+    def say(env: lightgbm.callback.CallbackEnv) -> None:
+        done = env.iteration + 1
+        if done % 50 == 0 or done == trees:
+            left = (time.perf_counter() - began) / done * (trees - done)
+            log.info("tree %d of %d, about %.0f s to go", done, trees, left)
+
+    return say
