@@ -1,16 +1,25 @@
-"""A registry of its own for each test, and bundles that are sealed but hold no model."""
+"""A registry of its own for each test, sealed bundles without a model, and a shop whose answer is known."""
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from components.certificate import certify
+from components.examples import RankerExamples, write_arrays, write_manifest
+from components.ranker_artefact import CERTIFICATES, GRAPH, graph_id
 from components.registry import Registry
+from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH
+from feature_repo.statistics import Statistics, write_statistics
 from serving.bundle import REQUIRED, RankingSettings, seal_bundle
 from serving.retrieval import Quotas
+
+SIGNAL = DENSE_NAMES.index("together_sum")  # the feature that says what is bought
+ITEMS, TYPES, CATEGORIES, DEPARTMENTS = 60, 9, 5, 3  # without the unknown one, which is 0
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +63,8 @@ def evaluated(tmp_path: Path) -> Callable[..., Path]:
         for file in REQUIRED:
             (path / file).parent.mkdir(parents=True, exist_ok=True)
             (path / file).write_text(name)
+        proven = [certificate_of(graph_id(path / GRAPH))]
+        (path / CERTIFICATES).write_text(json.dumps(proven))
         results = {
             "test_window": {"hash": window, "data_hash": "d1"},
             "baskets": 8_000,
@@ -67,3 +78,112 @@ def evaluated(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return make
+
+
+def certificate_of(graph: str) -> dict[str, Any]:
+    """A certificate of a graph that says exactly what its parent says."""
+    lists = planted_lists(5, 6, seed=0, always=True)
+    scores = np.linspace(0.1, 0.9, len(lists.label), dtype=np.float32)
+    latency = {"500": {"p50": 0.4, "p99": 0.6}}
+    return certify("train_ranker", "train", (graph, scores), [], scores, lists, bytes=1, latency_ms=latency)
+
+
+@pytest.fixture(scope="session")
+def plant() -> Callable[..., RankerExamples]:
+    """Make lists in which one feature is large for one candidate, which is bought nine times in ten.
+
+    Everything else is noise, so that the right ranking and the right probabilities are known.
+    """
+    return planted_lists
+
+
+def planted_lists(lists: int, length: int, seed: int, always: bool = False) -> RankerExamples:
+    """Return `lists` lists; with `always` those without a purchase get one, as in training."""
+    rng = np.random.default_rng(seed)
+    rows = lists * length
+    dense = rng.exponential(1.0, (rows, len(DENSE_NAMES))).astype(np.float32)
+    dense[:, DENSE_NAMES.index("basket_size")] = np.repeat(rng.integers(0, 20, lists), length)
+    signal = rng.integers(length, size=lists)
+    at = np.arange(lists) * length + signal
+    dense[:, SIGNAL] = rng.uniform(0, 1, rows)
+    dense[at, SIGNAL] = rng.uniform(6, 9, lists)
+    label = np.zeros(rows, np.int8)
+    label[at] = rng.random(lists) < 0.9
+    other = np.arange(lists) * length + (signal + rng.integers(1, length, lists)) % length
+    label[other] |= rng.random(lists) < 0.1
+    if always:
+        label[at] |= label.reshape(lists, length).sum(1) == 0
+    history = rng.integers(1, ITEMS + 1, (lists, HISTORY_LENGTH)).astype(np.int32)
+    known = rng.integers(0, HISTORY_LENGTH, lists)
+    known[::7] = 0  # new users
+    history[np.arange(HISTORY_LENGTH)[None, :] >= known[:, None]] = 0
+    basket = rng.integers(1, ITEMS + 1, (lists, BASKET_LENGTH)).astype(np.int32)
+    basket[np.arange(BASKET_LENGTH)[None, :] >= rng.integers(0, 12, lists)[:, None]] = 0
+    items = rng.integers(1, ITEMS + 1, rows)
+    levels = [items % size + 1 for size in (TYPES, CATEGORIES, DEPARTMENTS)]
+    return RankerExamples(
+        dense=dense,
+        categorical=np.column_stack([items, *levels]).astype(np.int32),
+        label=label,
+        start=np.arange(lists + 1, dtype=np.int64) * length,
+        history=history,
+        history_weight=((history > 0) * rng.exponential(1.0, history.shape)).astype(np.float16),
+        basket=basket,
+    )
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The planted shop on disk: examples/ as `build_examples` writes them, statistics/ of its catalogue."""
+    root = tmp_path_factory.mktemp("shop")
+    write_arrays(root / "examples" / "ranker_train", planted_lists(500, 20, seed=1, always=True))
+    write_arrays(root / "examples" / "ranker_calibration", planted_lists(300, 30, seed=2))
+    rng = np.random.default_rng(0)
+    weights = rng.exponential(1.0, (ITEMS + 1, 20))
+    weights[0] = 0
+    neighbours = rng.integers(1, ITEMS + 1, (ITEMS + 1, 20)).astype(np.int32)
+    np.save(root / "examples" / "graph_neighbours.npy", neighbours)
+    weights = (weights / np.maximum(weights.sum(1, keepdims=True), 1e-9)).astype(np.float32)
+    np.save(root / "examples" / "graph_weights.npy", weights)
+    write_manifest(root / "examples", cut="2024-06-01", params={"windows": 1})
+    numbers: dict[str, Any] = {name: np.zeros(ITEMS, np.float32) for name in Statistics.__annotations__}
+    numbers |= {
+        "item_ids": np.array([f"i{code:02d}" for code in range(ITEMS)]),
+        "categorical": np.ones((ITEMS, 3), np.int32),
+        "neighbours": np.full((ITEMS, 1), -1, np.int32),
+        "together_count": np.zeros((ITEMS, 1), np.float32),
+    }
+    vocabulary = {
+        level: ["", *(f"{level}{i}" for i in range(size))]
+        for level, size in (("type", TYPES), ("category", CATEGORIES), ("department", DEPARTMENTS))
+    }
+    write_statistics(root / "statistics", Statistics(**numbers), vocabulary)
+    return root
+
+
+@pytest.fixture(scope="session")
+def few_repeats() -> Iterator[None]:
+    """A latency of three calls is as good as one of 120 to a test that asserts nothing about time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("components.scoring.REPEATS", 3)
+        yield
+
+
+@pytest.fixture(scope="session")
+def teacher(shop: Path, few_repeats: None) -> Path:
+    """A small DLRM that has found the planted signal."""
+    from components.train_ranker import train_ranker
+
+    params = {"dlrm": {"size": {"hidden": 32}, "epochs": 4, "batch_size": 16, "learning_rate": 0.01}}
+    train_ranker(shop / "examples", shop / "statistics", shop / "teacher", "dlrm", params)
+    return shop / "teacher"
+
+
+@pytest.fixture(scope="session")
+def student(shop: Path, teacher: Path) -> Path:
+    """What was distilled from the teacher."""
+    from components.distill_ranker import distill_ranker
+
+    params = {"hidden": 32, "epochs": 4, "batch_size": 16, "learning_rate": 0.01}
+    distill_ranker(shop / "examples", shop / "statistics", [teacher], shop / "student", params)
+    return shop / "student"

@@ -1,0 +1,253 @@
+"""Rankers in several precisions -> the one that this machine runs fastest, optimised ahead of time."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+
+from components.certificate import certify, check, enforce
+from components.examples import RankerExamples, read_ranker_examples
+from components.export_ranker import sample_inputs
+from components.home import write_json
+from components.parameters import read_params
+from components.ranker_artefact import (
+    GRAPH,
+    Cost,
+    RankerArtefact,
+    begin_ranker,
+    finish_ranker,
+    graph_id,
+    read_ranker,
+)
+from components.scoring import SIZES, Call, OnnxRanker, measure_calls
+from components.train_ranker import load_ranker
+
+log = logging.getLogger(__name__)
+
+# Engines of ONNX Runtime by the provider they need, in the order of preference among equals.
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "cuda_graph": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+TORCH = ("torch_eager", "torch_compile")  # measured for comparison; the endpoint has no PyTorch
+
+
+class EngineMissing(Exception):
+    """An engine cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class CompileParams:
+    """How the winner is chosen."""
+
+    candidates: int = 500  # the number of candidates whose p50 decides
+    near_ratio: float = 1.03  # as good as equally fast: then the smaller file wins
+
+
+def compile_ranker(
+    examples: Path, ranker: Path, variants: Path, compiled: Path, params: dict[str, Any]
+) -> dict[str, Any]:
+    """Optimise every variant ahead of time, measure all engines of this machine, keep the best.
+
+    Only variants within their tolerance may win, and only engines that the endpoint has: PyTorch, eager and
+    compiled, is measured beside them for comparison.
+
+    Args:
+        examples: what `build_examples` wrote.
+        ranker: what `prune_ranker` wrote; it takes part as the variant fp32.
+        variants: what `quantize_ranker` wrote.
+        compiled: the directory to write; `engines.json` in it tells of every engine and variant.
+        params: fields of `CompileParams`.
+
+    Returns:
+        The winner's variant and engine, its p50 and how many times faster than eager PyTorch that is.
+
+    Raises:
+        ParityFailed: the optimised graph does not say what its variant says.
+    """
+    settings = read_params(CompileParams, params)
+    if settings.candidates not in SIZES:
+        raise TypeError(f"CompileParams.candidates is {settings.candidates}, expected one of {SIZES}")
+    held_out = read_ranker_examples(examples, "calibration")
+    parent = read_ranker(ranker)
+    known = {"fp32": parent}
+    known |= {place.name: read_ranker(place) for place in sorted(variants.iterdir()) if place.is_dir()}
+    work = compiled.with_name(f"{compiled.name}.work")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    arms: list[dict[str, Any]] = []
+    calls: list[Call] = []
+    skipped: dict[str, str] = {}
+
+    def add(variant: str, engine: str, failed: list[str], open_call: Callable[[], Call]) -> None:
+        try:
+            calls.append(open_call())
+        except EngineMissing as reason:
+            skipped[engine] = str(reason)
+        else:
+            arms.append({"variant": variant, "engine": engine, "outside_tolerance": failed})
+
+    for name, artefact in known.items():
+        file = optimise(artefact.graph, work / f"{name}.onnx")
+        failed = check(artefact.certificates[-1])
+        for engine in PROVIDERS:
+            add(name, engine, failed, partial(open_engine, file, engine))
+    for engine in TORCH:
+        add("fp32", engine, [], partial(open_torch, parent, engine, held_out))
+    feeds = [OnnxRanker(parent.graph).feed] * len(calls)
+    for arm, latency in zip(arms, measure_calls(calls, feeds, held_out), strict=True):
+        arm["latency_ms"] = latency
+    winner = choose(arms, {name: artefact.graph.stat().st_size for name, artefact in known.items()}, settings)
+    eager = next(arm for arm in arms if arm["engine"] == "torch_eager")
+    size = str(settings.candidates)
+    speedup = eager["latency_ms"][size]["p50"] / winner["latency_ms"][size]["p50"]
+    _write(known[winner["variant"]], work / f"{winner['variant']}.onnx", compiled, winner, held_out, settings)
+    write_json(compiled / "engines.json", {"arms": arms, "skipped": skipped})
+    shutil.rmtree(work)
+    return {
+        "variant": winner["variant"],
+        "engine": winner["engine"],
+        "p50_ms": winner["latency_ms"][size]["p50"],
+        "speedup_over_eager": round(speedup, 2),
+    }
+
+
+def choose(arms: list[dict[str, Any]], sizes: dict[str, int], settings: CompileParams) -> dict[str, Any]:
+    """Return the fastest arm that may serve; among those as good as equally fast, the smallest.
+
+    Raises:
+        ValueError: there is none.
+    """
+    size = str(settings.candidates)
+    fit = [arm for arm in arms if arm["engine"] in PROVIDERS and not arm["outside_tolerance"]]
+    if not fit:
+        raise ValueError("no variant that may serve is within its tolerance: look at its certificate")
+    fastest = min(arm["latency_ms"][size]["p50"] for arm in fit)
+    near = [arm for arm in fit if arm["latency_ms"][size]["p50"] <= settings.near_ratio * fastest]
+    return min(near, key=lambda arm: (sizes[arm["variant"]], arm["latency_ms"][size]["p50"]))
+
+
+def optimise(graph: Path, file: Path) -> Path:
+    """Write a graph with its operators fused; the runtime need not do it again whenever a process starts."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(file)
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    return file
+
+
+def open_engine(file: Path, engine: str) -> Call:
+    """Return what runs a graph on an engine: feed in, scores out.
+
+    Raises:
+        EngineMissing: this machine, or this build of ONNX Runtime, has it not.
+    """
+    provider = PROVIDERS[engine]
+    if provider not in ort.get_available_providers():
+        raise EngineMissing(f"this build of onnxruntime has no {provider}")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    settings = {"enable_cuda_graph": "1"} if engine == "cuda_graph" else {}
+    session = ort.InferenceSession(str(file), options, providers=[(provider, settings)])
+    if session.get_providers()[0] != provider:
+        raise EngineMissing(f"{provider} could not start here: no GPU, or not the libraries it needs")
+    if engine != "cuda_graph":
+        return lambda feed: session.run(["score"], feed)
+    return _CudaGraph(session)
+
+
+class _CudaGraph:
+    """Replays one recorded launch per number of candidates: inputs must stay where they were recorded."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session = session
+        self._bound: dict[int, tuple[ort.IOBinding, dict[str, ort.OrtValue], ort.RunOptions]] = {}
+
+    def __call__(self, feed: dict[str, np.ndarray]) -> np.ndarray:
+        rows = len(feed["dense"])
+        if rows not in self._bound:
+            binding, options = self._session.io_binding(), ort.RunOptions()
+            options.add_run_config_entry("gpu_graph_id", str(len(self._bound) + 1))
+            values = {
+                name: ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0) for name, value in feed.items()
+            }
+            for name, value in values.items():
+                binding.bind_ortvalue_input(name, value)
+            values["score"] = ort.OrtValue.ortvalue_from_shape_and_type([rows], np.float32, "cuda", 0)
+            binding.bind_ortvalue_output("score", values["score"])
+            self._bound[rows] = binding, values, options
+        binding, values, options = self._bound[rows]
+        for name, value in feed.items():
+            values[name].update_inplace(value)
+        self._session.run_with_iobinding(binding, options)
+        return np.asarray(values["score"].numpy())
+
+
+def open_torch(artefact: RankerArtefact, engine: str, held_out: RankerExamples) -> Call:
+    """Return what runs a ranker in PyTorch, eager or compiled, with as many threads as ONNX Runtime gets.
+
+    Raises:
+        EngineMissing: there is no C++ compiler, which torch.compile needs.
+    """
+    model: Any = load_ranker(artefact)
+    given = sample_inputs(model, held_out)[0]
+    names = list(given)
+    torch.set_num_threads(1)
+    if engine == "torch_compile":
+        if shutil.which("g++") is None:
+            raise EngineMissing("torch.compile needs a C++ compiler: g++ is not installed")
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter(
+                "ignore"
+            )  # the compiler warns of its own internals, nothing a user can mend
+            model = torch.compile(model, dynamic=True)
+            model(*given.values())
+
+    def call(feed: dict[str, np.ndarray]) -> Any:
+        with torch.inference_mode():
+            return model(*(torch.from_numpy(feed[name]) for name in names))
+
+    return call
+
+
+def _write(
+    source: RankerArtefact,
+    graph: Path,
+    compiled: Path,
+    winner: dict[str, Any],
+    held_out: RankerExamples,
+    settings: CompileParams,
+) -> None:
+    cost = Cost([source])
+    begin_ranker(compiled)
+    shutil.copyfile(graph, compiled / GRAPH)
+    certificate = certify(
+        "compile_ranker",
+        "compile",
+        (graph_id(graph), OnnxRanker(compiled / GRAPH).scores(held_out)),
+        [source.id],
+        OnnxRanker(source.graph).scores(held_out),
+        held_out,
+        engine=winner["engine"],
+        bytes=graph.stat().st_size,
+        latency_ms=winner["latency_ms"],
+    )
+    enforce(certificate)
+    fields = {**source.manifest, "step": "compile_ranker", "parents": [source.id], "engine": winner["engine"]}
+    fields["params"] = {**source.manifest["params"], "compile": asdict(settings)}
+    fields["cost"] = cost.spent()
+    certificates = [*source.certificates, certificate]
+    finish_ranker(compiled, certificates, **{n: v for n, v in fields.items() if n not in ("kind", "id")})

@@ -1,0 +1,181 @@
+"""A student -> a smaller one: hidden units that say least are taken out, and the rest is tuned again."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from components.certificate import certify, check
+from components.distill_ranker import TAUGHT
+from components.examples import RankerExamples, read_ranker_examples
+from components.export_ranker import export_ranker
+from components.fitting import Schedule, Soft, fit
+from components.home import write_json
+from components.models.ranker import Ranker
+from components.parameters import read_params
+from components.ranker_artefact import (
+    GRAPH,
+    Cost,
+    RankerArtefact,
+    begin_ranker,
+    finish_ranker,
+    read_ranker,
+)
+from components.scoring import OnnxRanker, measure
+from components.train_ranker import RANKERS, calibrate, load_ranker, shape_of
+
+log = logging.getLogger(__name__)
+
+MULTIPLE = 8  # hidden widths a processor's vector units like
+
+
+@dataclass(frozen=True)
+class PruneParams:
+    """Which shares of the hidden units are tried, and how each is tuned afterwards."""
+
+    ratios: tuple[float, ...] = (0.3, 0.5, 0.7)
+    epochs: int = 1
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    soft_weight: float = 0.7
+    seed: int = 0
+
+
+def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """Prune a student by each ratio; keep the smallest that is still within its tolerance.
+
+    Structured pruning after Li et al., "Pruning Filters for Efficient ConvNets" (arXiv 1608.08710): whole
+    hidden units go, those with the smallest product of the norms of what comes in and what goes out, so
+    that the matrices that are left are really smaller. When no ratio holds the tolerance the student
+    itself goes on, with a certificate of equality.
+
+    Args:
+        examples: what `build_examples` wrote.
+        student: what `distill_ranker` wrote.
+        pruned: the directory to write; `table.json` in it tells of every ratio.
+        params: fields of `PruneParams`.
+
+    Returns:
+        The ratio that was kept, 0 for none, and NDCG@10 on the held-out lists for each.
+    """
+    settings = read_params(PruneParams, params)
+    parent = read_ranker(student)
+    data = read_ranker_examples(examples, "train")
+    held_out = read_ranker_examples(examples, "calibration")
+    taught = np.load(student / TAUGHT, mmap_mode="r", allow_pickle=False)
+    before = OnnxRanker(parent.graph).scores(held_out)
+    table: dict[str, Any] = {}
+    kept: tuple[float, Path] | None = None
+    for ratio in sorted(settings.ratios):
+        place = pruned.with_name(f"{pruned.name}.{ratio:g}")
+        certificate = _prune(parent, place, ratio, data, held_out, taught, before, settings)
+        failed = check(certificate)
+        table[f"{ratio:g}"] = {**certificate, "outside_tolerance": failed}
+        log.info("%.0f %% pruned: NDCG@10 %.4f %s", 100 * ratio, certificate["ndcg_at_10"]["child"], failed)
+        if not failed:
+            kept = (ratio, place)
+    begin_ranker(pruned)
+    if kept is None:
+        log.warning("no ratio holds the tolerance: the student stays whole")
+        for name in (GRAPH, "weights.npz"):
+            (pruned / name).write_bytes((student / name).read_bytes())
+        manifest = {name: value for name, value in parent.manifest.items() if name not in ("kind", "id")}
+        finish_ranker(pruned, parent.certificates, **manifest)
+    else:
+        for file in kept[1].iterdir():
+            file.rename(pruned / file.name)
+    np.save(pruned / TAUGHT, taught, allow_pickle=False)
+    write_json(pruned / "table.json", table)
+    for ratio in settings.ratios:
+        begin_ranker(place := pruned.with_name(f"{pruned.name}.{ratio:g}"))
+        place.rmdir()
+    return {
+        "kept_ratio": kept[0] if kept else 0.0,
+        **{f"ndcg_at_10_{ratio}": row["ndcg_at_10"]["child"] for ratio, row in table.items()},
+    }
+
+
+def _prune(
+    parent: RankerArtefact,
+    place: Path,
+    ratio: float,
+    data: RankerExamples,
+    held_out: RankerExamples,
+    taught: np.ndarray,
+    before: np.ndarray,
+    settings: PruneParams,
+) -> dict[str, Any]:
+    cost = Cost([parent])
+    torch.manual_seed(settings.seed)
+    model, size = smaller(load_ranker(parent), parent, ratio)
+    fit(
+        model,
+        data,
+        Schedule(settings.epochs, settings.batch_size, settings.learning_rate, 0.1, 0.0, settings.seed),
+        Soft(taught, settings.soft_weight, 1.0),
+    )
+    model.eval()
+    calibrate(model, held_out)
+    begin_ranker(place)
+    exported = export_ranker("export_pruned", model, place, held_out)
+    ranker = OnnxRanker(place / GRAPH)
+    latency, theirs = measure([ranker, OnnxRanker(parent.graph)], held_out)
+    certificate = certify(
+        "prune_ranker",
+        "prune",
+        (exported["id"], ranker.scores(held_out)),
+        [parent.id],
+        before,
+        held_out,
+        ratio=ratio,
+        bytes=exported["bytes"],
+        latency_ms=latency,
+        parent_bytes=parent.graph.stat().st_size,
+        parent_latency_ms=theirs,
+    )
+    fields = {**parent.manifest, "step": "prune_ranker", "parents": [parent.id], "size": size}
+    fields["params"] = {**parent.manifest["params"], "prune": {**asdict(settings), "kept": ratio}}
+    fields["cost"] = cost.spent()
+    certificates = [*parent.certificates, exported, certificate]
+    finish_ranker(place, certificates, **{n: v for n, v in fields.items() if n not in ("kind", "id")})
+    return certificate
+
+
+def smaller(model: Ranker, artefact: RankerArtefact, ratio: float) -> tuple[Ranker, dict[str, Any]]:
+    """Return a ranker with `1 - ratio` of the hidden units of every MLP, and its size.
+
+    Raises:
+        ValueError: the ratio leaves nothing, or is none.
+    """
+    if not 0 < ratio < 1:
+        raise ValueError(f"prune ratio is {ratio}, expected more than 0 and less than 1")
+    hidden = artefact.manifest["size"]["hidden"]
+    left = max(MULTIPLE, round(hidden * (1 - ratio) / MULTIPLE) * MULTIPLE)
+    size = {**artefact.manifest["size"], "hidden": left}
+    kind, _ = RANKERS[artefact.manifest["model"]]
+    small = kind(shape_of(artefact), **size)
+    assert isinstance(small, Ranker)
+    weights = dict(model.state_dict())
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Sequential):
+            layers = [i for i, layer in enumerate(module) if isinstance(layer, nn.Linear)]
+            for first, second in pairwise(layers):
+                _drop_units(weights, f"{name}.{first}", f"{name}.{second}", left)
+    small.load_state_dict(weights)
+    return small, size
+
+
+def _drop_units(weights: dict[str, Tensor], first: str, second: str, left: int) -> None:
+    """Keep the `left` hidden units between two linear layers that carry most."""
+    into, out = weights[f"{first}.weight"], weights[f"{second}.weight"]
+    keep = torch.sort(torch.topk(into.norm(dim=1) * out.norm(dim=0), left).indices).values
+    weights[f"{first}.weight"] = into[keep]
+    weights[f"{first}.bias"] = weights[f"{first}.bias"][keep]
+    weights[f"{second}.weight"] = out[:, keep]

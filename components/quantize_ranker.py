@@ -1,0 +1,287 @@
+"""A ranker -> the same ranker in fewer bits, several ways, each with its certificate."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper, version_converter
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from torch import nn
+from torch.nn.utils import parametrize
+
+from components.certificate import certify, check
+from components.distill_ranker import TAUGHT
+from components.examples import RankerExamples, read_ranker_examples
+from components.export_ranker import export_ranker
+from components.fitting import Schedule, Soft, fit
+from components.home import write_json
+from components.onnx_export import check_operators
+from components.parameters import read_params
+from components.ranker_artefact import (
+    GRAPH,
+    Cost,
+    RankerArtefact,
+    begin_ranker,
+    finish_ranker,
+    graph_id,
+    read_ranker,
+)
+from components.scoring import OnnxRanker, batches, measure
+from components.smooth_quant import smooth
+from components.table_quantization import dequantize_table, quantize_table, quantize_tables
+from components.train_ranker import calibrate, load_ranker
+
+log = logging.getLogger(__name__)
+
+CALIBRATION_BATCHES = 8  # of about 8,000 rows: what ranges of activations are read from
+WEIGHT_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to spend fewer bits."""
+
+    table_bits: int
+    dense: str = "fp32"  # or int8_weights, int4_weights, int8_static, int8_smooth
+    tolerance: str = ""  # section of tolerances.toml
+
+
+# Dynamic INT8 is not among them: its scale comes from the whole batch, so that one shopper's outlier moves
+# the scores of everybody who is ranked beside them (by up to 0.4, measured).
+VARIANTS: Mapping[str, Variant] = {
+    "fp16": Variant(16, tolerance="fp16"),
+    "int8": Variant(8, tolerance="int8"),
+    "int4": Variant(4, tolerance="int4"),
+    "int8_weights": Variant(8, "int8_weights", "int8"),
+    "int4_weights": Variant(4, "int4_weights", "int4"),
+    "int8_static": Variant(8, "int8_static", "int8"),
+    "int8_smooth": Variant(8, "int8_smooth", "int8"),
+}
+
+
+@dataclass(frozen=True)
+class QuantizeParams:
+    """How tables are tuned when rounding alone loses more than the tolerance."""
+
+    tune_epochs: int = 1
+    batch_size: int = 64
+    learning_rate: float = 5e-4
+    soft_weight: float = 0.7
+    seed: int = 0
+
+
+def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """Write one ranker per variant of `VARIANTS` into `variants`.
+
+    Rounding comes first (post-training quantisation). Where the tables lose more than their tolerance that
+    way, they are tuned with the rounding in the loop (quantisation-aware training, straight-through
+    gradients: Jacob et al., arXiv 1712.05877) and rounded again.
+
+    Args:
+        examples: what `build_examples` wrote.
+        ranker: what `prune_ranker` wrote.
+        variants: the directory to write; `table.json` in it tells of every variant.
+        params: fields of `QuantizeParams`.
+
+    Returns:
+        NDCG@10 on the held-out lists of each variant as a share of the parent's.
+    """
+    settings = read_params(QuantizeParams, params)
+    logging.getLogger("onnxruntime.quantization").setLevel(logging.ERROR)  # a line for every node
+    parent = read_ranker(ranker)
+    held_out = read_ranker_examples(examples, "calibration")
+    train = read_ranker_examples(examples, "train")
+    before = OnnxRanker(parent.graph).scores(held_out)
+    begin_ranker(variants)
+    table = {}
+    for name, variant in VARIANTS.items():
+        certificate = _write(parent, parent, name, variant, variants / name, train, held_out, before)
+        failed = check(certificate)
+        if failed and variant.dense == "fp32":
+            log.info("%s: %s; tuning with the rounding in the loop", name, "; ".join(failed))
+            with tempfile.TemporaryDirectory() as scratch:
+                taught = np.load(ranker / TAUGHT, mmap_mode="r", allow_pickle=False)
+                tuned = tune(parent, variant.table_bits, Path(scratch), train, held_out, taught, settings)
+                certificate = _write(parent, tuned, name, variant, variants / name, train, held_out, before)
+            failed = check(certificate)
+        table[name] = {**certificate, "outside_tolerance": failed}
+        log.info("%s: %.4f of NDCG@10 %s", name, certificate["ndcg_at_10"]["ratio"], "; ".join(failed))
+    write_json(variants / "table.json", table)
+    return {name: row["ndcg_at_10"]["ratio"] for name, row in table.items()}
+
+
+def _write(
+    parent: RankerArtefact,
+    source: RankerArtefact,
+    name: str,
+    variant: Variant,
+    place: Path,
+    train: RankerExamples,
+    held_out: RankerExamples,
+    before: np.ndarray,
+) -> dict[str, Any]:
+    cost = Cost([parent])
+    begin_ranker(place)
+    model = quantize_dense(onnx.load(source.graph), variant.dense, source.graph, train)
+    onnx.save(quantize_tables(model, variant.table_bits), place / GRAPH)
+    check_operators(place / GRAPH)
+    ranker = OnnxRanker(place / GRAPH)
+    latency, theirs = measure([ranker, OnnxRanker(parent.graph)], held_out)
+    certificate = certify(
+        "quantize_ranker",
+        variant.tolerance,
+        (graph_id(place / GRAPH), ranker.scores(held_out)),
+        [parent.id],
+        before,
+        held_out,
+        variant=name,
+        tuned=source is not parent,
+        bytes=(place / GRAPH).stat().st_size,
+        latency_ms=latency,
+        parent_bytes=parent.graph.stat().st_size,
+        parent_latency_ms=theirs,
+    )
+    fields = {**parent.manifest, "step": "quantize_ranker", "parents": [parent.id], "variant": name}
+    fields["params"] = {**parent.manifest["params"], "quantize": asdict(variant)}
+    fields["cost"] = cost.spent()
+    certificates = [*parent.certificates, certificate]
+    finish_ranker(place, certificates, **{n: v for n, v in fields.items() if n not in ("kind", "id")})
+    return certificate
+
+
+def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerExamples) -> onnx.ModelProto:
+    """Return the graph with its linear layers in the given form.
+
+    Args:
+        model: the graph; it may be changed.
+        how: fp32 (as they are), int8_weights or int4_weights (blocks of weights, whatever comes in stays
+            float), int8_static (weights and activations, ranges read from training lists), int8_smooth
+            (the same after SmoothQuant).
+        file: where the graph lies, for reading ranges.
+        train: lists to read ranges from.
+    """
+    if how == "fp32":
+        return model
+    feeds = list(_some(OnnxRanker(file), train))
+    if how.endswith("_weights"):
+        quantizer = MatMulNBitsQuantizer(
+            _gemm_to_matmul(model),
+            bits=int(how[3]),
+            block_size=WEIGHT_BLOCK,
+            is_symmetric=True,
+            accuracy_level=0,
+        )
+        quantizer.process()
+        made: onnx.ModelProto = quantizer.model.model
+        return made
+    if how == "int8_smooth":
+        model = smooth(model, feeds)
+    with tempfile.TemporaryDirectory() as scratch:
+        source, target = Path(scratch) / "fp32.onnx", Path(scratch) / "int8.onnx"
+        onnx.save(version_converter.convert_version(model, 21), source)
+        quantize_static(
+            source,
+            target,
+            _Feeds(feeds),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["Gemm"],
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+        return onnx.load(target)
+
+
+def tune(
+    parent: RankerArtefact,
+    bits: int,
+    place: Path,
+    train: RankerExamples,
+    held_out: RankerExamples,
+    taught: np.ndarray,
+    settings: QuantizeParams,
+) -> RankerArtefact:
+    """Train a ranker's tables so that they bear the rounding, and write it, in float32, into `place`."""
+    torch.manual_seed(settings.seed)
+    model = load_ranker(parent)
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    for table in tables:
+        parametrize.register_parametrization(table, "weight", _Rounding(bits))
+    fit(
+        model,
+        train,
+        Schedule(settings.tune_epochs, settings.batch_size, settings.learning_rate, 0.1, 0.0, settings.seed),
+        Soft(taught, settings.soft_weight, 1.0),
+    )
+    for table in tables:
+        parametrize.remove_parametrizations(table, "weight", leave_parametrized=True)
+    model.eval()
+    calibrate(model, held_out)
+    begin_ranker(place)
+    certificate = export_ranker("export_tuned", model, place, held_out)
+    fields = {n: v for n, v in parent.manifest.items() if n not in ("kind", "id")}
+    finish_ranker(place, [*parent.certificates, certificate], **fields)
+    return read_ranker(place)
+
+
+class _Rounding(nn.Module):
+    """Rounds a table on its way in and lets gradients pass as if it had not."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.bits = bits
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if self.bits == 16:
+                rounded = weight.half().float()
+            else:
+                rounded = dequantize_table(*quantize_table(weight, self.bits), self.bits)
+        return weight + (rounded - weight).detach()
+
+
+class _Feeds(CalibrationDataReader):
+    def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
+        self._left: Iterator[dict[str, np.ndarray]] = iter(feeds)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._left, None)
+
+
+def _some(ranker: OnnxRanker, data: RankerExamples) -> Iterator[dict[str, np.ndarray]]:
+    """Yield inputs of lists of equal length, spread over the data."""
+    every = batches(data.start)
+    for lists in every[:: max(1, len(every) // CALIBRATION_BATCHES)][:CALIBRATION_BATCHES]:
+        length = int(np.diff(data.start)[lists].min())
+        yield ranker.feed(data, data.start[lists][:, None] + np.arange(length)[None, :], lists)
+
+
+def _gemm_to_matmul(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the graph with each linear layer as MatMul and Add, the form that weight quantisation knows."""
+    nodes = list(model.graph.node)
+    known = {tensor.name: tensor for tensor in model.graph.initializer}
+    del model.graph.node[:]
+    for node in nodes:
+        if node.op_type != "Gemm":
+            model.graph.node.append(node)
+            continue
+        given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        x, w, b = node.input
+        if given.get("transB"):
+            turned = numpy_helper.from_array(numpy_helper.to_array(known[w]).T.copy(), f"{w}.turned")
+            model.graph.initializer.append(turned)
+            model.graph.initializer.remove(known[w])
+            w = turned.name
+        product = f"{node.output[0]}.product"
+        model.graph.node.append(onnx.helper.make_node("MatMul", [x, w], [product], name=f"{product}.node"))
+        model.graph.node.append(onnx.helper.make_node("Add", [product, b], list(node.output)))
+    return model
