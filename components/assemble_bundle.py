@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.parameters import read_params
+from components.ranker_artefact import CERTIFICATES, GRAPH, read_ranker
 from feature_repo.statistics import read_statistics
 from serving.bundle import RankingSettings, load_bundle, seal_bundle
 from serving.measurement import commit
@@ -41,6 +42,7 @@ class BundleParams:
 def assemble_bundle(
     statistics: Path,
     graphs: Path,
+    ranker: Path,
     index: Path,
     features: Path,
     bundle: Path,
@@ -52,7 +54,8 @@ def assemble_bundle(
 
     Args:
         statistics: what `fit_statistics` wrote.
-        graphs: what `export_onnx` wrote.
+        graphs: what `export_retriever` wrote.
+        ranker: what `compile_ranker` wrote.
         index: what `build_index` wrote.
         features: what `materialize_features` wrote; rows of real users for the golden requests.
         bundle: the directory to write.
@@ -76,16 +79,21 @@ def assemble_bundle(
     shutil.copytree(statistics, bundle / "statistics")
     for source, name in (
         (graphs, "query_tower.onnx"),
-        (graphs, "ranker.onnx"),
         (graphs, "parity.json"),
+        (ranker, GRAPH),
+        (ranker, CERTIFICATES),
+        (ranker, "engines.json"),
         (index, "index.faiss"),
     ):
         shutil.copyfile(source / name, bundle / name)
     trained_with = json.loads((graphs / "params.json").read_text())
+    made = read_ranker(ranker).manifest
     made_from = {
+        "ranker": {name: made[name] for name in ("id", "model", "variant", "engine", "size") if name in made},
+        "cpu_seconds": made["cost"]["total_cpu_seconds"],
         "data_hash": data_hash,
         "commit": commit(),
-        "params": {**trained_with, "bundle": asdict(given)},
+        "params": {**trained_with, **made["params"], "bundle": asdict(given)},
     }
     requests = _golden_requests(bundle, features, cut)
     (bundle / "golden.jsonl").write_text("")

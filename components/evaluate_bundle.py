@@ -93,7 +93,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     purchases = purchases_of(data.events)
     start = pd.Timestamp(bundle.manifest["cut"])
     end = start + TEST_WINDOW
-    found = read_tasks(purchases, bundle.statistics, *_seconds(start))
+    found = read_tasks(purchases, bundle.statistics, *window_s(start))
     tasks = found.hidden
     if not tasks:
         raise ValueError(
@@ -147,14 +147,15 @@ def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, An
     """
     loaded, asks = load_bundle(bundle), load_bundle(examiner)
     start = pd.Timestamp(asks.manifest["cut"])
-    found = read_tasks(purchases_of(data.events), asks.statistics, *_seconds(start), asked=loaded.statistics)
+    found = read_tasks(purchases_of(data.events), asks.statistics, *window_s(start), asked=loaded.statistics)
     store = MemoryStore()
     served, _ = _serve(Recommender(loaded, store), store, found.hidden)
     boot = Bootstrap([task.user_id for task in found.hidden])
     return {"served": summary(served, boot, len(loaded.statistics.item_ids))}
 
 
-def _seconds(start: pd.Timestamp) -> tuple[int, int]:
+def window_s(start: pd.Timestamp) -> tuple[int, int]:
+    """Return begin and end of the test window after a cut, in seconds since the epoch."""
     return int(start.timestamp()), int((start + TEST_WINDOW).timestamp())
 
 
@@ -181,7 +182,7 @@ def _serve(
     bundle = recommender.bundle
     tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
     began = time.perf_counter()
-    for number, (task, prepared) in enumerate(_prepared(recommender, store, tasks)):
+    for number, (task, prepared) in enumerate(prepared_tasks(recommender, store, tasks)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         response = recommender.finish(prepared, scores)
         ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
@@ -202,7 +203,7 @@ def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task]) -> list[Reco
     """Return what the prediction log would hold, had these tasks come in at their own time."""
     records: list[Record] = []
     recommender = Recommender(bundle, store, records)
-    for _, prepared in _prepared(recommender, store, tasks, DEFAULT_K):
+    for _, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K):
         recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
     return [replace(record, answered_at=record.request.at) for record in records]
 
@@ -220,9 +221,10 @@ def _rank_baselines(
         tallies[name].add(ranked, task.hidden, task.bought_before)
 
 
-def _prepared(
+def prepared_tasks(
     recommender: Recommender, store: MemoryStore, tasks: list[Task], k: int = MAX_K
 ) -> Iterator[tuple[Task, Prepared]]:
+    """Yield each task with what the request path knows before it ranks; fills the store on the way."""
     for task in tasks:
         store.write(task.user_id, UserRow(pack(task.history), float(task.at)))
         yield task, recommender.prepare(task.request(k))
@@ -243,7 +245,7 @@ def _source_recall(recommender: Recommender, tasks: list[Task]) -> dict[str, dic
     tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in alone}
     sample = Recommender(bundle, store)
-    for task, prepared in _prepared(sample, store, tasks[:: max(1, len(tasks) // 2_000)]):
+    for task, prepared in prepared_tasks(sample, store, tasks[:: max(1, len(tasks) // 2_000)]):
         row = bundle.statistics.store_row.get(task.store_id)
         best = None if row is None else bundle.statistics.store_popular[row]
         for name, quotas in alone.items():

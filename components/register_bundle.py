@@ -7,6 +7,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from components.certificate import ParityFailed, check_chain
+from components.model_card import model_card
+from components.ranker_artefact import CERTIFICATES, GRAPH, graph_id
 from components.registry import CHALLENGER, Registry
 from serving.bundle import read_manifest, verify_files
 from serving.errors import BundleInvalid
@@ -29,16 +32,24 @@ def register_bundle(bundle: Path, tracking_uri: str, model_name: str) -> str:
 
     Raises:
         BundleInvalid: the bundle is broken or was not evaluated.
+        ParityFailed: its ranker has no certificate for a step, or one outside its tolerance.
         RegistryUnreachable: nothing was stored.
     """
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     evaluation = read_evaluation(bundle)
+    certificates = read_certificates(bundle)
+    if wrong := check_chain(certificates, graph_id(bundle / GRAPH)):
+        raise ParityFailed(f"{bundle / GRAPH} is not proven to say what its teachers say: {'; '.join(wrong)}")
     registry = Registry(tracking_uri, model_name)
     version = registry.version_of(manifest["bundle_id"])
     if version is None:
         version = registry.add(
-            bundle, _tags(bundle, manifest, evaluation), _params(manifest), _metrics(evaluation)
+            bundle,
+            _tags(bundle, manifest, evaluation),
+            _params(manifest),
+            _metrics(evaluation),
+            model_card(bundle, manifest, evaluation, certificates),
         )
         log.info("bundle %s is version %s of %s", manifest["bundle_id"], version, model_name)
     else:
@@ -58,6 +69,12 @@ def read_evaluation(bundle: Path) -> dict[str, Any]:
         raise BundleInvalid(f"{bundle} holds no evaluation.json: run evaluate_bundle on it first")
     evaluation: dict[str, Any] = json.loads(file.read_bytes())
     return evaluation
+
+
+def read_certificates(bundle: Path) -> list[dict[str, Any]]:
+    """Return the certificates of a bundle's ranker, from its teachers to the file that is served."""
+    certificates: list[dict[str, Any]] = json.loads((bundle / CERTIFICATES).read_bytes())
+    return certificates
 
 
 def _tags(bundle: Path, manifest: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, str]:

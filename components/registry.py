@@ -133,9 +133,14 @@ class Registry:
         return next((version.version for version in self.versions() if version.bundle_id == bundle_id), None)
 
     def add(
-        self, bundle: Path, tags: Mapping[str, str], params: Mapping[str, str], metrics: Mapping[str, float]
+        self,
+        bundle: Path,
+        tags: Mapping[str, str],
+        params: Mapping[str, str],
+        metrics: Mapping[str, float],
+        card: str = "",
     ) -> str:
-        """Store a bundle with what is known of it, and return its new version.
+        """Store a bundle with what is known of it, and return its new version; `card` is its description.
 
         The run is found again by its bundle id when an earlier attempt stopped between run and version.
         """
@@ -144,12 +149,17 @@ class Registry:
             if not self._exists():
                 self._client.create_registered_model(self.model_name)
             version = self._client.create_model_version(
-                self.model_name, f"runs:/{run_id}/{ARTIFACT}", run_id, tags=dict(tags), await_creation_for=0
+                self.model_name,
+                f"runs:/{run_id}/{ARTIFACT}",
+                run_id,
+                tags=dict(tags),
+                description=card,
+                await_creation_for=0,
             )
         return str(version.version)
 
-    def download(self, version: Version, destination: Path) -> Path:
-        """Copy a version's bundle to `destination` and return where it lies.
+    def download(self, version: Version, destination: Path, file: str = "") -> Path:
+        """Copy a version's bundle, or one file of it, to `destination` and return where it lies.
 
         Raises:
             RegistryUnreachable: the artifact store does not give it.
@@ -160,7 +170,7 @@ class Registry:
         try:
             found = download_artifacts(
                 run_id=version.run_id,
-                artifact_path=ARTIFACT,
+                artifact_path=f"{ARTIFACT}/{file}".rstrip("/"),
                 dst_path=str(destination),
                 tracking_uri=self.tracking_uri,
             )

@@ -80,26 +80,93 @@ def train_retriever(
 
 @step
 def train_ranker(
-    examples: Input[Dataset], statistics: Input[Artifact], params: dict[str, Any], checkpoint: Output[Model]
+    examples: Input[Dataset],
+    statistics: Input[Artifact],
+    model: str,
+    params: dict[str, Any],
+    ranker: Output[Model],
 ) -> dict[str, Any]:
-    """Train the ranker that scores candidates, and calibrate it."""
+    """Train one teacher that scores candidates, and calibrate it."""
     from pathlib import Path
 
     from components.train_ranker import train_ranker
 
-    return train_ranker(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
+    return train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params)
 
 
 @step
-def export_onnx(
-    retriever: Input[Model], ranker: Input[Model], examples: Input[Dataset], graphs: Output[Model]
+def distill_ranker(
+    examples: Input[Dataset],
+    statistics: Input[Artifact],
+    teacher_1: Input[Model],
+    teacher_2: Input[Model],
+    teacher_3: Input[Model],
+    teacher_4: Input[Model],
+    teacher_5: Input[Model],
+    params: dict[str, Any],
+    ranker: Output[Model],
 ) -> dict[str, Any]:
-    """Write query tower and ranker as ONNX and measure that they answer alike."""
+    """Train one small student on what the teachers think of every candidate."""
     from pathlib import Path
 
-    from components.export_onnx import export_onnx
+    from components.distill_ranker import distill_ranker
 
-    return export_onnx(Path(retriever.path), Path(ranker.path), Path(examples.path), Path(graphs.path))
+    teachers = [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)]
+    return distill_ranker(Path(examples.path), Path(statistics.path), teachers, Path(ranker.path), params)
+
+
+@step
+def prune_ranker(
+    examples: Input[Dataset], student: Input[Model], params: dict[str, Any], ranker: Output[Model]
+) -> dict[str, Any]:
+    """Take out the student's hidden units that say least."""
+    from pathlib import Path
+
+    from components.prune_ranker import prune_ranker
+
+    return prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params)
+
+
+@step
+def quantize_ranker(
+    examples: Input[Dataset], pruned: Input[Model], params: dict[str, Any], variants: Output[Artifact]
+) -> dict[str, Any]:
+    """Write the student in fewer bits, several ways, and measure what each loses."""
+    from pathlib import Path
+
+    from components.quantize_ranker import quantize_ranker
+
+    return quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params)
+
+
+@step
+def compile_ranker(
+    examples: Input[Dataset],
+    pruned: Input[Model],
+    variants: Input[Artifact],
+    params: dict[str, Any],
+    ranker: Output[Model],
+) -> dict[str, Any]:
+    """Measure every variant on every engine of this machine and keep the best."""
+    from pathlib import Path
+
+    from components.compile_ranker import compile_ranker
+
+    return compile_ranker(
+        Path(examples.path), Path(pruned.path), Path(variants.path), Path(ranker.path), params
+    )
+
+
+@step
+def export_retriever(
+    retriever: Input[Model], examples: Input[Dataset], graphs: Output[Model]
+) -> dict[str, Any]:
+    """Write the query tower as ONNX and measure that it answers alike."""
+    from pathlib import Path
+
+    from components.export_retriever import export_retriever
+
+    return export_retriever(Path(retriever.path), Path(examples.path), Path(graphs.path))
 
 
 @step
@@ -116,6 +183,7 @@ def build_index(retriever: Input[Model], index: Output[Artifact]) -> dict[str, A
 def assemble_bundle(
     statistics: Input[Artifact],
     graphs: Input[Model],
+    ranker: Input[Model],
     index: Input[Artifact],
     features: Input[Dataset],
     cut: str,
@@ -131,6 +199,7 @@ def assemble_bundle(
     return assemble_bundle(
         Path(statistics.path),
         Path(graphs.path),
+        Path(ranker.path),
         Path(index.path),
         Path(features.path),
         Path(bundle.path),

@@ -10,11 +10,15 @@ from typing import Any
 
 from pipelines.graph import Spec
 
-# The dataclass behind each JSON parameter: its keys are checked before hours of work, not after.
+# The dataclass behind each JSON parameter, or what reads it: checked before hours of work, not after.
 PARAMS = {
     "example_params": "components.build_examples:ExampleParams",
     "retriever_params": "components.train_retriever:RetrieverParams",
-    "ranker_params": "components.train_ranker:RankerParams",
+    "ranker_params": "components.train_ranker:read_ranker_params",
+    "student_params": "components.distill_ranker:StudentParams",
+    "prune_params": "components.prune_ranker:PruneParams",
+    "quantize_params": "components.quantize_ranker:QuantizeParams",
+    "compile_params": "components.compile_ranker:CompileParams",
     "bundle_params": "components.assemble_bundle:BundleParams",
     "gate_params": "components.gate:GateParams",
 }
@@ -35,7 +39,7 @@ class ArgumentsInvalid(Exception):
 
 
 def parse_params(texts: Iterable[str], option: str = "--param") -> dict[str, Any]:
-    """Return NAME=VALUE and NAME.KEY=VALUE as arguments; a value that is JSON is read as JSON.
+    """Return NAME=VALUE and NAME.KEY=VALUE as arguments, to any depth; a value that is JSON is read as JSON.
 
     Raises:
         ArgumentsInvalid: a text without `=`.
@@ -46,13 +50,15 @@ def parse_params(texts: Iterable[str], option: str = "--param") -> dict[str, Any
         if not equals or not name:
             raise ArgumentsInvalid(
                 f"{option} {text!r}: expected NAME=VALUE, for example "
-                + ("over_blend=1.1" if option == "--gate" else "ranker_params.epochs=2")
+                + ("over_blend=1.1" if option == "--gate" else "student_params.epochs=2")
             )
-        outer, dot, key = name.partition(".")
-        if dot:
-            given.setdefault(outer, {})[key] = _read(value)
-        else:
-            given[outer] = _read(value)
+        *outer, key = name.split(".")
+        place = given
+        for step in outer:
+            place = place.setdefault(step, {})
+            if not isinstance(place, dict):
+                raise ArgumentsInvalid(f"{option} {text!r}: {step} was given as a value before")
+        place[key] = _read(value)
     return given
 
 
@@ -95,7 +101,8 @@ def _check_fields(name: str, given: Mapping[str, Any]) -> None:
 
     module, kind = PARAMS[name].split(":")
     try:
-        read_params(getattr(import_module(module), kind), given)
+        behind = getattr(import_module(module), kind)
+        read_params(behind, given) if isinstance(behind, type) else behind(given)
     except TypeError as error:
         raise ArgumentsInvalid(f"{name}: {error}") from error
 

@@ -49,13 +49,13 @@ def answer_lines(recommender: Recommender, lines: Iterable[bytes]) -> Iterator[d
 
 def item_names(recommender: Recommender, item_ids: Iterable[str]) -> dict[str, str]:
     """Return what is known of each item: type, or the next wider level that is known."""
-    from feature_repo.schema import CATEGORICAL
+    from feature_repo.schema import LEVELS
 
     statistics, vocabulary = recommender.bundle.statistics, recommender.bundle.vocabulary
     names = {}
     for item_id in item_ids:
         row = statistics.categorical[statistics.code_of[item_id]]
-        levels = [vocabulary[level][int(code)] for level, code in zip(CATEGORICAL, row, strict=True)]
+        levels = [vocabulary[level][int(code)] for level, code in zip(LEVELS, row, strict=True)]
         names[item_id] = next((level for level in levels if level), "")
     return names
 

@@ -160,7 +160,7 @@ def main(home: Path | None, debug: bool) -> None:
     "--train-until", default="", help="The cut, a date or time.  [default: five weeks before the end]"
 )
 @click.option("--fast", is_flag=True, help="The same steps with smaller models and fewer examples.")
-@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. ranker_params.epochs=2")
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. student_params.epochs=2")
 @click.option(
     "--resume", default="", metavar="RUN", help="Go on with a run after its last good step, or `last`."
 )
@@ -215,7 +215,7 @@ def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: 
     from pipelines.arguments import complete_arguments
     from pipelines.graph import read_spec
     from pipelines.local_run import start_run
-    from pipelines.training import faster, training
+    from pipelines.training import faster, training_of
 
     if fast:
         given = faster(given)
@@ -223,7 +223,7 @@ def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: 
     served = Settings.from_env().store_url
     if served.startswith(("redis://", "rediss://")):
         given.setdefault("online_store", served)
-    spec = read_spec(training)
+    spec = read_spec(training_of(fast))
     arguments = complete_arguments(spec, given)
     _check_online_store(arguments["online_store"])
     return start_run(home, "training", spec, arguments, fast, stream)
@@ -233,9 +233,10 @@ def _resume(context: Context, name: str, only: str) -> Run:
     from pipelines.graph import read_spec
     from pipelines.local_run import resume_run
     from pipelines.runs import find_run
-    from pipelines.training import training
+    from pipelines.training import training_of
 
-    return resume_run(context.home, find_run(context.home, name), read_spec(training), only, sys.stderr)
+    run = find_run(context.home, name)
+    return resume_run(context.home, run, read_spec(training_of(run.fast)), only, sys.stderr)
 
 
 def _promoted(context: Context, done: Run) -> str:
@@ -343,7 +344,7 @@ def compile_(context: Context, pipeline: str, file: Path | None, image: str, vol
 )
 @click.option("--train-until", default="", help="The cut.  [default: five weeks before the end]")
 @click.option("--fast", is_flag=True, help="The same steps with smaller models and fewer examples.")
-@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. ranker_params.epochs=2")
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. student_params.epochs=2")
 @click.option(
     "--online-store", default="", metavar="URL", help="redis:// to fill.  [default: SQLite under --state]"
 )
@@ -379,7 +380,7 @@ def submit(
     from pipelines.arguments import complete_arguments, parse_params
     from pipelines.graph import read_spec
     from pipelines.submit import submit_pipeline, wait_for_run
-    from pipelines.training import faster, training
+    from pipelines.training import faster, training_of
 
     if not tracking_uri.startswith(("http://", "https://")):
         raise click.UsageError(
@@ -398,6 +399,7 @@ def submit(
     given |= {"home": state, "tracking_uri": tracking_uri}
     if online_store:
         given["online_store"] = online_store
+    training = training_of(fast)
     arguments = complete_arguments(read_spec(training), given)
     _check_online_store(arguments["online_store"])
     token = token_file.read_text().strip() if token_file else ""
@@ -460,28 +462,17 @@ def _run_row(run: Run) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- release
 
 
-@main.command()
-@click.argument("version", required=False, metavar="[VERSION]")
+@main.group(invoke_without_command=True)
 @with_registry
 @command_options
-def models(context: Context, version: str | None, tracking_uri: str, model_name: str) -> None:
-    """List model versions with aliases and metrics, or show one."""
+@click.pass_context
+def models(inner: click.Context, context: Context, tracking_uri: str, model_name: str) -> None:
+    """List model versions with aliases and metrics; `models show VERSION` tells of one."""
+    if inner.invoked_subcommand is not None:
+        return
     from pipelines.tables import moment, size, table
 
     registry = _registry(context, tracking_uri, model_name)
-    if version:
-        found = registry.version(version)
-        history = [asdict(entry) for entry in registry.history() if entry.version == found.version]
-        rows = [
-            ["bundle", found.bundle_id],
-            ["trained until", found.cut],
-            ["aliases", ", ".join(found.aliases)],
-            ["size", size(found.size_bytes)],
-            *([name, value] for name, value in sorted(found.metrics.items())),
-            *([f"{e['action']} {e['at']}", f"after version {e['previous'] or '-'}"] for e in history),
-        ]
-        context.answer({**asdict(found), "history": history}, table(["version", found.version], rows))
-        return
     known = registry.versions()
     cells = [
         [
@@ -506,6 +497,35 @@ def models(context: Context, version: str | None, tracking_uri: str, model_name:
         "registered",
     ]
     context.answer([asdict(v) for v in known], table(head, cells) if known else "no versions yet: reco run")
+
+
+@models.command("show")
+@click.argument("version", metavar="VERSION")
+@with_registry
+@command_options
+def show_model(context: Context, version: str, tracking_uri: str, model_name: str) -> None:
+    """Show a version, or an alias: metrics, history, and the certificates from its teachers to its file."""
+    import tempfile
+
+    from components.model_card import chain_table
+    from pipelines.tables import size, table
+
+    registry = _registry(context, tracking_uri, model_name)
+    found = registry.version(version)
+    history = [asdict(entry) for entry in registry.history() if entry.version == found.version]
+    with tempfile.TemporaryDirectory() as scratch:
+        file = registry.download(found, Path(scratch), "certificates.json")
+        certificates = json.loads(file.read_bytes())
+    rows = [
+        ["bundle", found.bundle_id],
+        ["trained until", found.cut],
+        ["aliases", ", ".join(found.aliases)],
+        ["size", size(found.size_bytes)],
+        *([name, value] for name, value in sorted(found.metrics.items())),
+        *([f"{e['action']} {e['at']}", f"after version {e['previous'] or '-'}"] for e in history),
+    ]
+    text = table(["version", found.version], rows) + "\n\n" + "\n".join(chain_table(certificates))
+    context.answer({**asdict(found), "history": history, "certificates": certificates}, text)
 
 
 def _registry(context: Context, tracking_uri: str, model_name: str) -> Any:
@@ -885,6 +905,30 @@ def bench_quality(context: Context, data: str, out: Path | None) -> None:
     context.answer(results, quality_table(results))
 
 
+@bench.command("compression")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_compression(context: Context, out: Path | None) -> None:
+    """Measure every ranker of the newest run: quality, bytes, milliseconds.
+
+    Needs what the run left in its folder; trains what it did not: about a quarter of an hour in all.
+    """
+    from components.bench_compression import bench_compression as measure
+    from components.bench_compression import compression_table
+    from pipelines.runs import RunUnknown, list_runs
+
+    run = next(
+        (run for run in list_runs(context.home) if (run.artifacts("compile-ranker") / "ranker").is_dir()),
+        None,
+    )
+    if run is None:
+        raise RunUnknown(f"no run under {context.home} holds its rankers any more: run `reco run` first")
+    results = measure(_line_of(run), out or context.home / "bench")
+    context.answer(results, compression_table(results))
+
+
 @bench.command("drift")
 @click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
 @click.option(
@@ -898,6 +942,26 @@ def bench_drift(context: Context, data: str, out: Path | None) -> None:
 
     results = measure(_dataset(context, data or _newest_data(context)), out or context.home / "bench")
     context.answer(results, drift_table(results))
+
+
+def _line_of(run: Run) -> Any:
+    """Return where a run of the training pipeline left its parts."""
+    from components.bench_compression import Line
+
+    teachers = [
+        run.artifacts(step.name) / "ranker" for step in run.steps if step.name.startswith("train-ranker")
+    ]
+    return Line(
+        examples=run.artifacts("build-examples") / "examples",
+        statistics=run.artifacts("fit-statistics") / "statistics",
+        teachers=teachers,
+        student=run.artifacts("distill-ranker") / "ranker",
+        pruned=run.artifacts("prune-ranker") / "ranker",
+        variants=run.artifacts("quantize-ranker") / "variants",
+        compiled=run.artifacts("compile-ranker") / "ranker",
+        bundle=run.artifacts("evaluate-bundle") / "evaluated",
+        dataset=run.artifacts("ingest-events") / "dataset",
+    )
 
 
 def _newest_data(context: Context) -> str:

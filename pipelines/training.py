@@ -1,5 +1,6 @@
 """Events of a shop -> a promoted champion: the training pipeline, as people launch it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from kfp import dsl
@@ -25,83 +26,127 @@ def _fit(task: dsl.PipelineTask, cpu: str, memory: str, retries: int) -> dsl.Pip
     return task.set_caching_options(False)
 
 
-@dsl.pipeline(name="training", description="Events of a shop to a promoted champion.")
-def training(
-    home: str,
-    tracking_uri: str,
-    data: str = "complete-journey",
-    train_until: str = "",
-    max_quarantine_ratio: float = 0.01,
-    online_store: str = "",
-    model_name: str = "checkout-recommender",
-    example_params: dict[str, Any] = {},  # noqa: B006 - KFP reads the default, nothing changes it
-    retriever_params: dict[str, Any] = {},  # noqa: B006
-    ranker_params: dict[str, Any] = {},  # noqa: B006
-    bundle_params: dict[str, Any] = {},  # noqa: B006
-    gate_params: dict[str, Any] = {},  # noqa: B006
-) -> None:
-    """Train, evaluate, register, promote, and fill the online store.
+# The ensemble: five unlike models, chosen by what each adds to the others on the held-out lists. The first
+# is the one that a fast run keeps.
+TEACHERS = ("wide_deep", "dcn_v2", "dlrm", "sequence", "gradient_boosting")
 
-    A gate raises inside its step and so ends the run: conditions are not used, because the local runner
-    would skip them without a word.
-    """
-    events = large(
-        steps.ingest_events(data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=train_until)
-    )
-    dataset, cut = events.outputs["dataset"], events.outputs["cut"]
-    statistics = large(steps.fit_statistics(dataset=dataset, cut=cut)).outputs["statistics"]
-    features = large(steps.materialize_features(dataset=dataset, cut=cut)).outputs["features"]
-    examples = large(
-        steps.build_examples(dataset=dataset, statistics=statistics, cut=cut, params=example_params)
-    ).outputs["examples"]
-    retriever = large(
-        steps.train_retriever(examples=examples, statistics=statistics, params=retriever_params)
-    ).outputs["checkpoint"]
-    ranker = large(
-        steps.train_ranker(examples=examples, statistics=statistics, params=ranker_params)
-    ).outputs["checkpoint"]
-    graphs = small(steps.export_onnx(retriever=retriever, ranker=ranker, examples=examples)).outputs["graphs"]
-    index = small(steps.build_index(retriever=retriever)).outputs["index"]
-    bundle = small(
-        steps.assemble_bundle(
-            statistics=statistics,
-            graphs=graphs,
-            index=index,
-            features=features,
-            cut=cut,
-            data_hash=events.outputs["data_hash"],
-            params=bundle_params,
+
+def _training(name: str, teachers: Sequence[str]) -> Any:
+    @dsl.pipeline(name=name, description="Events of a shop to a promoted champion.")
+    def training(
+        home: str,
+        tracking_uri: str,
+        data: str = "complete-journey",
+        train_until: str = "",
+        max_quarantine_ratio: float = 0.01,
+        online_store: str = "",
+        model_name: str = "checkout-recommender",
+        example_params: dict[str, Any] = {},  # noqa: B006 - KFP reads the default, nothing changes it
+        retriever_params: dict[str, Any] = {},  # noqa: B006
+        ranker_params: dict[str, Any] = {},  # noqa: B006
+        student_params: dict[str, Any] = {},  # noqa: B006
+        prune_params: dict[str, Any] = {},  # noqa: B006
+        quantize_params: dict[str, Any] = {},  # noqa: B006
+        compile_params: dict[str, Any] = {},  # noqa: B006
+        bundle_params: dict[str, Any] = {},  # noqa: B006
+        gate_params: dict[str, Any] = {},  # noqa: B006
+    ) -> None:
+        """Train, distil, compress, evaluate, register, promote, and fill the online store.
+
+        A gate raises inside its step and so ends the run: conditions are not used, because the local
+        runner would skip them without a word.
+        """
+        events = large(
+            steps.ingest_events(data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=train_until)
         )
-    ).outputs["bundle"]
-    evaluated = large(steps.evaluate_bundle(bundle=bundle, dataset=dataset)).outputs["evaluated"]
-    version = small(
-        steps.register_bundle(bundle=evaluated, tracking_uri=tracking_uri, model_name=model_name)
-    ).output
-    promoted = large(
-        steps.promote_bundle(
-            version=version,
-            dataset=dataset,
-            tracking_uri=tracking_uri,
-            model_name=model_name,
-            home=home,
-            params=gate_params,
-        ),
-        retries=0,
-    ).output
-    # Takes what promotion gave: where the gate refuses, the endpoint's rows stay those of its champion.
-    large(
-        steps.publish_features(
-            features=features, cut=cut, promoted=promoted, home=home, online_store=online_store
+        dataset, cut = events.outputs["dataset"], events.outputs["cut"]
+        statistics = large(steps.fit_statistics(dataset=dataset, cut=cut)).outputs["statistics"]
+        features = large(steps.materialize_features(dataset=dataset, cut=cut)).outputs["features"]
+        examples = large(
+            steps.build_examples(dataset=dataset, statistics=statistics, cut=cut, params=example_params)
+        ).outputs["examples"]
+        retriever = large(
+            steps.train_retriever(examples=examples, statistics=statistics, params=retriever_params)
+        ).outputs["checkpoint"]
+        rankers = [
+            large(
+                steps.train_ranker(
+                    examples=examples, statistics=statistics, model=model, params=ranker_params
+                )
+            ).outputs["ranker"]
+            for model in teachers
+        ]
+        # An artifact cannot be left out under kfp.local: a smaller ensemble names its first teacher again,
+        # and one that is named twice counts once.
+        named = {f"teacher_{i + 1}": (rankers * 5)[i] for i in range(5)}
+        student = large(
+            steps.distill_ranker(examples=examples, statistics=statistics, params=student_params, **named)
+        ).outputs["ranker"]
+        pruned = large(steps.prune_ranker(examples=examples, student=student, params=prune_params)).outputs[
+            "ranker"
+        ]
+        variants = large(
+            steps.quantize_ranker(examples=examples, pruned=pruned, params=quantize_params)
+        ).outputs["variants"]
+        ranker = large(
+            steps.compile_ranker(examples=examples, pruned=pruned, variants=variants, params=compile_params)
+        ).outputs["ranker"]
+        graphs = small(steps.export_retriever(retriever=retriever, examples=examples)).outputs["graphs"]
+        index = small(steps.build_index(retriever=retriever)).outputs["index"]
+        bundle = small(
+            steps.assemble_bundle(
+                statistics=statistics,
+                graphs=graphs,
+                ranker=ranker,
+                index=index,
+                features=features,
+                cut=cut,
+                data_hash=events.outputs["data_hash"],
+                params=bundle_params,
+            )
+        ).outputs["bundle"]
+        evaluated = large(steps.evaluate_bundle(bundle=bundle, dataset=dataset)).outputs["evaluated"]
+        version = small(
+            steps.register_bundle(bundle=evaluated, tracking_uri=tracking_uri, model_name=model_name)
+        ).output
+        promoted = large(
+            steps.promote_bundle(
+                version=version,
+                dataset=dataset,
+                tracking_uri=tracking_uri,
+                model_name=model_name,
+                home=home,
+                params=gate_params,
+            ),
+            retries=0,
+        ).output
+        # Takes what promotion gave: where the gate refuses, the endpoint's rows stay those of its champion.
+        large(
+            steps.publish_features(
+                features=features, cut=cut, promoted=promoted, home=home, online_store=online_store
+            )
         )
-    )
+
+    return training
 
 
-# What `--fast` puts in for what is not given: the same steps, less of each. A quick try need not reach a
-# release's margin over what costs nothing, but it must not be worse than that, nor than the champion.
+training = _training("training", TEACHERS)
+training_fast = _training("training-fast", TEACHERS[:1])
+
+
+def training_of(fast: bool) -> Any:
+    """Return the pipeline of a full run, or of a fast one, whose ensemble is one teacher."""
+    return training_fast if fast else training
+
+
+# What `--fast` puts in for what is not given: one teacher, and less of each step. A quick try need not reach
+# a release's margin over what costs nothing, but it must not be worse than that, nor than the champion.
 FAST: dict[str, dict[str, Any]] = {
     "example_params": {"windows": 2, "masks": 1},
     "retriever_params": {"epochs": 1},
-    "ranker_params": {"epochs": 4},
+    "ranker_params": {TEACHERS[0]: {"epochs": 4}},
+    "student_params": {"epochs": 4},
+    "prune_params": {"ratios": [0.5]},
     "gate_params": {"over_blend": 1.0, "over_two_tower": 1.0},
 }
 

@@ -118,12 +118,16 @@ def build_toy_line(line: Path) -> None:
     from components.assemble_bundle import assemble_bundle
     from components.build_examples import build_examples
     from components.build_index import build_index
+    from components.compile_ranker import compile_ranker
+    from components.distill_ranker import distill_ranker
     from components.evaluate_bundle import evaluate_bundle
-    from components.export_onnx import export_onnx
+    from components.export_retriever import export_retriever
     from components.fit_statistics import fit_statistics
     from components.ingest_events import ingest_events
     from components.materialize_features import materialize_features
+    from components.prune_ranker import prune_ranker
     from components.publish_features import publish_features
+    from components.quantize_ranker import quantize_ranker
     from components.train_ranker import train_ranker
     from components.train_retriever import train_retriever
 
@@ -133,12 +137,18 @@ def build_toy_line(line: Path) -> None:
     materialize_features(line / "dataset", line / "features", cut)
     build_examples(line / "dataset", line / "statistics", line / "examples", cut, {"windows": 3})
     train_retriever(line / "examples", line / "statistics", line / "retriever", {"epochs": 3})
-    train_ranker(line / "examples", line / "statistics", line / "ranker", {"epochs": 3})
-    export_onnx(line / "retriever", line / "ranker", line / "examples", line / "graphs")
+    examples, statistics = line / "examples", line / "statistics"
+    train_ranker(examples, statistics, line / "teacher", "dlrm", {"dlrm": {"epochs": 3}})
+    distill_ranker(examples, statistics, [line / "teacher"], line / "student", {})
+    prune_ranker(examples, line / "student", line / "pruned", {"ratios": [0.5]})
+    quantize_ranker(examples, line / "pruned", line / "variants", {})
+    compile_ranker(examples, line / "pruned", line / "variants", line / "ranker", {})
+    export_retriever(line / "retriever", examples, line / "graphs")
     build_index(line / "retriever", line / "index")
     assemble_bundle(
         line / "statistics",
         line / "graphs",
+        line / "ranker",
         line / "index",
         line / "features",
         line / "bundle",

@@ -19,6 +19,7 @@ STEPS = [path for path in MODULES if path.name == "steps.py"]
 TOUCHES_ENVIRONMENT = {
     "serving/settings.py": "reads it, once, when the endpoint starts",
     "pipelines/cli.py": "reads RECO_HOME",
+    "pipelines/local_run.py": "tells the steps' threads not to spin while they wait",
     "components/registry.py": "sets MLflow's own switches before it imports MLflow",
 }
 # Package markers hold no logic to test.

@@ -28,14 +28,14 @@ def commands(
     group: click.Command, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Each command of `reco` with the words that call it, groups opened."""
+    if not isinstance(group, click.Group) or group.invoke_without_command:
+        yield path, group
     if isinstance(group, click.Group):
         context = click.Context(group)
         for word in group.list_commands(context):
             command = group.get_command(context, word)
             assert command is not None, word
             yield from commands(command, (*path, word))
-    else:
-        yield path, group
 
 
 COMMANDS = dict(commands(main))
@@ -75,7 +75,7 @@ def test_the_table_of_commands_names_options_that_exist() -> None:
     assert len(rows) >= len(COMMANDS)
     for row in re.findall(r"^\| `reco [^|]*\|[^|]*\|$", README, re.MULTILINE):
         words = row.split("`")[1].split()[1:]
-        called = next(path for path in COMMANDS if tuple(words[: len(path)]) == path)
+        called = max((path for path in COMMANDS if tuple(words[: len(path)]) == path), key=len)
         assert set(re.findall(r"--[a-z-]+", row)) <= options(COMMANDS[called]), row
 
 
@@ -173,7 +173,7 @@ def measured(name: str) -> dict[str, Any]:
 
 def row(label: str) -> list[str]:
     """The cells of the README's table row that begins with a label."""
-    [found] = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", README, re.MULTILINE)
+    found = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", README, re.MULTILINE)[0]
     return [cell.strip() for cell in found.split("|")]
 
 
@@ -210,6 +210,45 @@ def test_the_quality_in_the_readme_was_measured(label: str, system: str) -> None
 def test_the_latency_in_the_readme_was_measured(label: str, arm: str, line: str) -> None:
     found = measured("latency")["arms"][arm]["ms"][line]
     assert row(label) == [f"{found[p]:.1f}" for p in ("p50", "p95", "p99")]
+
+
+@pytest.mark.parametrize(
+    ("label", "ranker"),
+    [
+        ("the five teachers together", "ensemble"),
+        ("gradient boosting, the best teacher", "teacher gradient_boosting"),
+        ("student", "student"),
+        ("student without teachers", "student without teachers"),
+        ("pruned", "pruned"),
+        ("pruned, tables in INT4", "pruned, int4"),
+        ("**as served**", "served"),
+    ],
+)
+def test_the_compression_in_the_readme_was_measured(label: str, ranker: str) -> None:
+    rankers = measured("compression")["rankers"]
+    whole, found = rankers["ensemble"], rankers[ranker]
+    p50 = found["latency_ms"]["500"]["p50"]
+    cells = [
+        f"{found['ndcg_at_10']:.4f}",
+        f"{found['recall_at_20']:.4f}",
+        f"{found['bytes'] / 1e3:,.0f}",
+        f"{p50:.2f}",
+        f"{whole['bytes'] / found['bytes']:.1f} x smaller, "
+        f"{whole['latency_ms']['500']['p50'] / p50:.1f} x faster",
+    ]
+    rows = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", README, re.MULTILINE)
+    assert cells in [[cell.strip() for cell in found.split("|")] for found in rows]
+
+
+@pytest.mark.parametrize("precision", ["FP16", "INT8", "INT4"])
+def test_the_tables_in_the_readme_were_measured(precision: str) -> None:
+    found = measured("compression")["tables"][precision]
+    kept = found["kept"]
+    assert row(precision) == [
+        f"{found['ratio']:.2f} x",
+        f"{kept['ndcg_at_10']:.2%}",
+        f"{found['gauc_kept']:.2%}",
+    ]
 
 
 def test_the_drift_in_the_readme_was_measured() -> None:

@@ -27,9 +27,10 @@ def test_the_same_parts_give_the_same_bundle(toy_line: Path, tmp_path: Path) -> 
     cut = (toy_line / "cut.txt").read_text()
 
     def assemble(name: str, params: dict[str, Any]) -> str:
-        statistics, graphs, index = (toy_line / part for part in ("statistics", "graphs", "index"))
+        parts = ("statistics", "graphs", "ranker", "index")
+        statistics, graphs, ranker, index = (toy_line / part for part in parts)
         return assemble_bundle(
-            statistics, graphs, index, toy_line / "features", tmp_path / name, cut, "toy", params
+            statistics, graphs, ranker, index, toy_line / "features", tmp_path / name, cut, "toy", params
         )
 
     assert assemble("a", {}) == assemble("b", {}) == read_manifest(toy_line / "bundle")["bundle_id"]

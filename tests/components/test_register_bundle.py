@@ -1,12 +1,16 @@
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from components.register_bundle import register_bundle
+from components.certificate import ParityFailed
+from components.register_bundle import read_certificates, register_bundle
 from components.registry import Registry
-from serving.bundle import read_manifest
+from serving.bundle import RankingSettings, read_manifest, seal_bundle
 from serving.errors import BundleInvalid
+from serving.retrieval import Quotas
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
@@ -40,6 +44,40 @@ def test_registering_again_changes_nothing(
     assert registry.alias("challenger") == first
 
 
+@pytest.mark.slow
+def test_its_description_is_the_model_card(
+    evaluated: Callable[..., Path], registry: Registry, uri: str
+) -> None:
+    register_bundle(evaluated("one"), uri, "recommender")
+    [found] = registry._client.search_model_versions("name = 'recommender'")
+    for told in ("| ndcg_at_10 | 0.1600 |", "| train_ranker |", "core-hour"):
+        assert told in str(found.description)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda chain: chain.clear(), "no certificate at all"),
+        (lambda chain: chain[-1].update(id="0" * 16), "the last certificate is of 0000"),
+        (lambda chain: chain[-1].update(parents=["feed" * 4]), "no certificate of its parent feed"),
+        (lambda chain: chain[-1]["ndcg_at_10"].update(ratio=0.9), "ndcg_at_10 is 0.9000 of the parent's"),
+        (lambda chain: chain[-1].update(tolerance="any"), "names no tolerance"),
+    ],
+)
+def test_an_unproven_ranker_is_refused(
+    evaluated: Callable[..., Path], tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], said: str
+) -> None:
+    """Whoever seals such a bundle, forged or half made, does not get it into the registry."""
+    bundle = evaluated("one")
+    chain = read_certificates(bundle)
+    change(chain)
+    (bundle / "certificates.json").write_text(json.dumps(chain))
+    seal_bundle(bundle, cut="", settings=RankingSettings(Quotas(), 0.95), made_from={})
+    with pytest.raises(ParityFailed, match=said):
+        register_bundle(bundle, f"sqlite:///{tmp_path}/x.db", "recommender")
+    assert not (tmp_path / "x.db").exists()
+
+
 def test_a_broken_bundle_is_refused(evaluated: Callable[..., Path], tmp_path: Path) -> None:
     bundle = evaluated("one")
     (bundle / "index.faiss").write_text("changed")
@@ -48,9 +86,6 @@ def test_a_broken_bundle_is_refused(evaluated: Callable[..., Path], tmp_path: Pa
 
 
 def test_a_bundle_without_evaluation_is_refused(evaluated: Callable[..., Path], tmp_path: Path) -> None:
-    from serving.bundle import RankingSettings, seal_bundle
-    from serving.retrieval import Quotas
-
     bundle = evaluated("one")
     (bundle / "evaluation.json").unlink()
     seal_bundle(bundle, cut="", settings=RankingSettings(Quotas(), 0.95), made_from={})

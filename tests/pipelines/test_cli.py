@@ -130,7 +130,10 @@ def test_what_an_error_means_to_the_caller(error: Exception, code: int | None) -
         (["recommend", "--basket", "1"], "has no champion"),
         (["serve"], "has no champion"),
         (["run", "--data", ""], "--data is empty"),
-        (["run", "--data", "toy", "--param", "ranker_params.epochs=-1"], "epochs is -1, expected 1 or more"),
+        (
+            ["run", "--data", "toy", "--param", "ranker_params.dlrm.epochs=-1"],
+            "epochs is -1, expected 1 or more",
+        ),
         (["promote", "--gate", "over_blend"], "--gate 'over_blend': expected NAME=VALUE"),
         (["drift"], "has no champion"),
     ],
@@ -161,7 +164,9 @@ def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return database
 
 
-@pytest.mark.parametrize("arguments", [["models"], ["models", "2"], ["promote"], ["rollback"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["models"], ["models", "show", "2"], ["promote"], ["rollback"]], ids=" ".join
+)
 @pytest.mark.parametrize("left", [None, b""], ids=["nothing", "an empty file"])
 def test_where_no_registry_is_none_is_made(tmp_path: Path, arguments: list[str], left: bytes | None) -> None:
     database = tmp_path / "lost" / "mlflow.db"
@@ -179,7 +184,7 @@ def test_where_no_registry_is_none_is_made(tmp_path: Path, arguments: list[str],
     ("arguments", "code", "says"),
     [
         (["models"], 0, "no versions yet"),
-        (["models", "3"], 2, "has no version '3'"),
+        (["models", "show", "3"], 2, "has no version '3'"),
         (["promote"], 2, "has no version 'challenger'"),
         (["promote", "--gate", "over_everything=1"], 2, "over_everything"),
         (["promote", "--model-name", "A B"], 2, "expected lower-case letters"),

@@ -130,7 +130,7 @@ ARGUMENTS = {
     "home": "/mnt/reco",
     "tracking_uri": "http://mlflow:5000",
     "data": "toy",
-    "ranker_params": {"epochs": 1},
+    "ranker_params": {"dlrm": {"epochs": 1}},
 }
 
 

@@ -1,7 +1,9 @@
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,16 +14,30 @@ from pipelines.arguments import PARAMS, complete_arguments
 from pipelines.graph import WiringChanged, read_spec, step_names
 from pipelines.local_run import StepFailed, resume_run
 from pipelines.runs import Run, new_run
-from pipelines.training import FAST, training
+from pipelines.training import FAST, TEACHERS, training, training_fast
 
 SPEC = read_spec(training)
 
 
 def test_every_step_is_in_the_pipeline_under_its_own_name() -> None:
     ours = [name.replace("_", "-") for name, value in vars(steps).items() if hasattr(value, "python_func")]
-    assert sorted(step_names(SPEC)) == sorted(ours)
-    for name, task in SPEC["root"]["dag"]["tasks"].items():
-        assert task["componentRef"]["name"] == f"comp-{name}"
+    named = [re.sub(r"-\d+$", "", name) for name in step_names(SPEC)]
+    assert sorted(set(named)) == sorted(ours)
+    assert {name: named.count(name) for name in named if named.count(name) > 1} == {"train-ranker": 5}
+
+
+@pytest.mark.parametrize(("pipeline", "teachers"), [(training, TEACHERS), (training_fast, TEACHERS[:1])])
+def test_the_teachers_are_tasks_that_do_not_wait_for_each_other(
+    pipeline: Any, teachers: tuple[str, ...]
+) -> None:
+    tasks = read_spec(pipeline)["root"]["dag"]["tasks"]
+    trained = {name: task for name, task in tasks.items() if name.startswith("train-ranker")}
+    models = {task["inputs"]["parameters"]["model"]["runtimeValue"]["constant"] for task in trained.values()}
+    assert models == set(teachers)
+    assert all(sorted(t["dependentTasks"]) == ["build-examples", "fit-statistics"] for t in trained.values())
+    taught = tasks["distill-ranker"]["inputs"]["artifacts"]
+    from_tasks = {source["taskOutputArtifact"]["producerTask"] for source in taught.values()}
+    assert from_tasks == {"build-examples", "fit-statistics", *trained}
 
 
 def test_it_begins_with_events_and_ends_with_a_champion_and_its_users() -> None:
@@ -60,8 +76,16 @@ def evaluated_run(toy_line: Path, home: Path) -> Run:
         ("materialize-features", "features", "features", {"Output": {}}),
         ("build-examples", "examples", "examples", {"Output": {}}),
         ("train-retriever", "checkpoint", "retriever", {"Output": {}}),
-        ("train-ranker", "checkpoint", "ranker", {"Output": {}}),
-        ("export-onnx", "graphs", "graphs", {"Output": {}}),
+        ("train-ranker", "ranker", "teacher", {"Output": {}}),
+        ("train-ranker-2", "ranker", "teacher", {"Output": {}}),
+        ("train-ranker-3", "ranker", "teacher", {"Output": {}}),
+        ("train-ranker-4", "ranker", "teacher", {"Output": {}}),
+        ("train-ranker-5", "ranker", "teacher", {"Output": {}}),
+        ("distill-ranker", "ranker", "student", {"Output": {}}),
+        ("prune-ranker", "ranker", "pruned", {"Output": {}}),
+        ("quantize-ranker", "variants", "variants", {"Output": {}}),
+        ("compile-ranker", "ranker", "ranker", {"Output": {}}),
+        ("export-retriever", "graphs", "graphs", {"Output": {}}),
         ("build-index", "index", "index", {"Output": {}}),
         ("assemble-bundle", "bundle", "bundle", {"Output": "toy"}),
         ("evaluate-bundle", "evaluated", "evaluated", {"Output": {}}),
