@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from feature_repo.events import Dataset
-from feature_repo.schema import CATEGORICAL
+from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.bundle import read_manifest
 from serving.prediction_log import feature_names, feature_rows
@@ -231,7 +231,7 @@ def bundle_categories(bundle: Path) -> dict[str, str]:
     """Return the category of each item that a bundle's catalogue holds."""
     statistics = read_statistics(bundle / "statistics")
     names = read_vocabulary(bundle / "statistics")["category"]
-    codes = statistics.categorical[:, CATEGORICAL.index("category")]
+    codes = statistics.categorical[:, LEVELS.index("category")]
     return {
         item: names[code] for item, code in zip(statistics.item_ids.tolist(), codes.tolist(), strict=True)
     }
