@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -84,9 +85,29 @@ def compile_ranker(
     parent = read_ranker(ranker)
     known = {"fp32": parent}
     known |= {place.name: read_ranker(place) for place in sorted(variants.iterdir()) if place.is_dir()}
-    work = compiled.with_name(f"{compiled.name}.work")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        graphs = {name: optimise(one.graph, Path(scratch) / f"{name}.onnx") for name, one in known.items()}
+        arms, skipped = _measure(known, graphs, held_out)
+        sizes = {name: artefact.graph.stat().st_size for name, artefact in known.items()}
+        winner = choose(arms, sizes, settings)
+        source = winner["variant"]
+        _write(known[source], graphs[source], compiled, winner, held_out, settings)
+    write_json(compiled / "engines.json", {"arms": arms, "skipped": skipped})
+    size = str(settings.candidates)
+    eager = next(arm for arm in arms if arm["engine"] == "torch_eager")
+    speedup = eager["latency_ms"][size]["p50"] / winner["latency_ms"][size]["p50"]
+    return {
+        "variant": winner["variant"],
+        "engine": winner["engine"],
+        "p50_ms": winner["latency_ms"][size]["p50"],
+        "speedup_over_eager": round(speedup, 2),
+    }
+
+
+def _measure(
+    known: Mapping[str, RankerArtefact], graphs: Mapping[str, Path], held_out: RankerExamples
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the latency of every variant on every engine, and why an engine was skipped."""
     arms: list[dict[str, Any]] = []
     calls: list[Call] = []
     skipped: dict[str, str] = {}
@@ -100,28 +121,15 @@ def compile_ranker(
             arms.append({"variant": variant, "engine": engine, "outside_tolerance": failed})
 
     for name, artefact in known.items():
-        file = optimise(artefact.graph, work / f"{name}.onnx")
         failed = check(artefact.certificates[-1])
         for engine in PROVIDERS:
-            add(name, engine, failed, partial(open_engine, file, engine))
+            add(name, engine, failed, partial(open_engine, graphs[name], engine))
     for engine in TORCH:
-        add("fp32", engine, [], partial(open_torch, parent, engine, held_out))
-    feeds = [OnnxRanker(parent.graph).feed] * len(calls)
+        add("fp32", engine, [], partial(open_torch, known["fp32"], engine, held_out))
+    feeds = [OnnxRanker(known["fp32"].graph).feed] * len(calls)
     for arm, latency in zip(arms, measure_calls(calls, feeds, held_out), strict=True):
         arm["latency_ms"] = latency
-    winner = choose(arms, {name: artefact.graph.stat().st_size for name, artefact in known.items()}, settings)
-    eager = next(arm for arm in arms if arm["engine"] == "torch_eager")
-    size = str(settings.candidates)
-    speedup = eager["latency_ms"][size]["p50"] / winner["latency_ms"][size]["p50"]
-    _write(known[winner["variant"]], work / f"{winner['variant']}.onnx", compiled, winner, held_out, settings)
-    write_json(compiled / "engines.json", {"arms": arms, "skipped": skipped})
-    shutil.rmtree(work)
-    return {
-        "variant": winner["variant"],
-        "engine": winner["engine"],
-        "p50_ms": winner["latency_ms"][size]["p50"],
-        "speedup_over_eager": round(speedup, 2),
-    }
+    return arms, skipped
 
 
 def choose(arms: list[dict[str, Any]], sizes: dict[str, int], settings: CompileParams) -> dict[str, Any]:

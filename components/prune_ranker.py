@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +56,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     Structured pruning after Li et al., "Pruning Filters for Efficient ConvNets" (arXiv 1608.08710): whole
     hidden units go, those with the smallest product of the norms of what comes in and what goes out, so
     that the matrices that are left are really smaller. When no ratio holds the tolerance the student
-    itself goes on, with a certificate of equality.
+    itself goes on.
 
     Args:
         examples: what `build_examples` wrote.
@@ -72,32 +74,27 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     taught = np.load(student / TAUGHT, mmap_mode="r", allow_pickle=False)
     before = OnnxRanker(parent.graph).scores(held_out)
     table: dict[str, Any] = {}
-    kept: tuple[float, Path] | None = None
-    for ratio in sorted(settings.ratios):
-        place = pruned.with_name(f"{pruned.name}.{ratio:g}")
-        certificate = _prune(parent, place, ratio, data, held_out, taught, before, settings)
-        failed = check(certificate)
-        table[f"{ratio:g}"] = {**certificate, "outside_tolerance": failed}
-        log.info("%.0f %% pruned: NDCG@10 %.4f %s", 100 * ratio, certificate["ndcg_at_10"]["child"], failed)
-        if not failed:
-            kept = (ratio, place)
+    kept = 0.0
     begin_ranker(pruned)
-    if kept is None:
-        log.warning("no ratio holds the tolerance: the student stays whole")
-        for name in (GRAPH, "weights.npz"):
-            (pruned / name).write_bytes((student / name).read_bytes())
-        manifest = {name: value for name, value in parent.manifest.items() if name not in ("kind", "id")}
-        finish_ranker(pruned, parent.certificates, **manifest)
-    else:
-        for file in kept[1].iterdir():
-            file.rename(pruned / file.name)
+    with tempfile.TemporaryDirectory() as scratch:
+        best = student
+        for ratio in sorted(settings.ratios):
+            place = Path(scratch) / f"{ratio:g}"
+            certificate = _prune(parent, place, ratio, data, held_out, taught, before, settings)
+            failed = check(certificate)
+            table[f"{ratio:g}"] = {**certificate, "outside_tolerance": failed}
+            log.info(
+                "%.0f %% pruned: %.4f of NDCG@10 %s", 100 * ratio, certificate["ndcg_at_10"]["ratio"], failed
+            )
+            if not failed:
+                kept, best = ratio, place
+        if best is student:
+            log.warning("no ratio holds the tolerance: the student stays whole")
+        shutil.copytree(best, pruned, dirs_exist_ok=True)
     np.save(pruned / TAUGHT, taught, allow_pickle=False)
     write_json(pruned / "table.json", table)
-    for ratio in settings.ratios:
-        begin_ranker(place := pruned.with_name(f"{pruned.name}.{ratio:g}"))
-        place.rmdir()
     return {
-        "kept_ratio": kept[0] if kept else 0.0,
+        "kept_ratio": kept,
         **{f"ndcg_at_10_{ratio}": row["ndcg_at_10"]["child"] for ratio, row in table.items()},
     }
 

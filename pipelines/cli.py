@@ -854,6 +854,9 @@ def _champions_run(context: Context) -> Run | None:
 @main.group()
 def bench() -> None:
     """Measure, and write tables as JSON and Markdown."""
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # how far it is, on stderr
 
 
 @bench.command("latency")
