@@ -24,15 +24,22 @@ import onnx
 import onnxruntime as ort
 import orjson
 
-from components.budget_tables import budget_tables, read_table, table_bytes, uniform_options, uniform_table
+from components.budget_tables import (
+    Option,
+    budget_tables,
+    read_table,
+    table_bytes,
+    uniform_options,
+    uniform_table,
+)
 from components.compile_ranker import TORCH, EngineMissing, open_torch
-from components.distill_ranker import Ensemble, distill_ranker
+from components.distill_ranker import Ensemble, train_student
 from components.examples import RankerExamples, read_ranker_examples
 from components.metrics import Tally, auc, ratios, summary
 from components.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE, dollars_a_million, watt_hours
 from components.ranker_artefact import GRAPH, RankerArtefact, read_ranker
-from components.scoring import SIZES, Call, Latency, OnnxRanker, measure, measure_calls
-from components.table_quantization import quantize_tables, table_names
+from components.scoring import SIZES, Call, Feed, Latency, OnnxRanker, measure_calls
+from components.table_quantization import table_names
 from components.test_lists import TestLists, read_test_lists
 from components.train_ranker import RANKERS, train_ranker
 from feature_repo.events import read_dataset
@@ -81,7 +88,7 @@ def _bench(line: Line, out_dir: Path, scratch: Path) -> dict[str, Any]:
     arms["student"] = line.student
     arms["student without teachers"] = scratch / "alone"
     settings = read_ranker(line.student).manifest["params"]["student"]
-    distill_ranker(
+    train_student(
         line.examples, line.statistics, line.teachers, scratch / "alone", {**settings, "soft_weight": 0.0}
     )
     arms["pruned"] = line.pruned
@@ -106,16 +113,16 @@ def _judge(
     for name, ranker in rankers.items():
         log.info("%s: scoring %d candidates", name, len(lists.examples.label))
         tallies[name], rows[name] = _row(lists, ranker.scores(lists.examples), items)
-    for name, latency in zip(rankers, measure(list(rankers.values()), held_out), strict=True):
-        rows[name] |= {"bytes": (arms[name] / GRAPH).stat().st_size, "latency_ms": latency}
-    ours = [rows[f"teacher {teacher.manifest['model']}"] for teacher in ensemble.teachers]
-    rows["ensemble"] |= {
-        "bytes": sum(row["bytes"] for row in ours),
-        "latency_ms": {
-            size: {p: sum(row["latency_ms"][size][p] for row in ours) for p in ("p50", "p99")}
-            for size in ours[0]["latency_ms"]
-        },
-    }
+    asked = [rankers[f"teacher {teacher.manifest['model']}"] for teacher in ensemble.teachers]
+    calls: list[Call] = [
+        *(partial(_run, ranker.session) for ranker in rankers.values()),
+        partial(_run_all, asked),
+    ]
+    feeds: list[Feed] = [*(ranker.feed for ranker in rankers.values()), partial(_feed_all, asked)]
+    sizes = {name: (arms[name] / GRAPH).stat().st_size for name in arms}
+    sizes["ensemble"] = sum(teacher.graph.stat().st_size for teacher in ensemble.teachers)
+    for name, latency in zip([*rankers, "ensemble"], measure_calls(calls, feeds, held_out), strict=True):
+        rows[name] |= {"bytes": sizes[name], "latency_ms": latency}
     for row in rows.values():
         each = row["latency_ms"]["500"]["p50"]
         row |= {"wh_a_million": watt_hours(each * 1e3), "dollars_a_million": dollars_a_million(each)}
@@ -156,12 +163,15 @@ def _tables(line: Line, lists: TestLists, scratch: Path) -> dict[str, dict[str, 
     params = {"dlrm": {"epochs": 1, "size": {"items": True, "dim": TABLE_DIM}}}
     train_ranker(line.examples, line.statistics, place, "dlrm", params)
     whole = onnx.load(place / GRAPH)
-    table = table_names(whole)[0]
+    table = table_names(whole)[0]  # of the items: categorical inputs are looked up in their order
     size = 4 * read_table(whole, table).numel()
-    graphs = {"FP32": whole} | {
-        name: quantize_tables(whole, bits) for name, bits in {"FP16": 16, "INT8": 8, "INT4": 4}.items()
-    }
     frequency = np.r_[0, np.asarray(read_statistics(line.statistics).basket_count)]
+    graphs = {"FP32": whole} | {
+        f"{'FP' if bits == 16 else 'INT'}{bits}": uniform_table(
+            whole, table, frequency, Option(TABLE_DIM, bits)
+        )
+        for bits in (16, 8, 4)
+    }
     held_out = read_ranker_examples(line.examples, "calibration")
     for part in BUDGETS:
         graphs[f"1/{part}, budgeted"], _ = budget_tables(whole, table, frequency, size // part, held_out)
@@ -174,7 +184,7 @@ def _tables(line: Line, lists: TestLists, scratch: Path) -> dict[str, dict[str, 
     for name, graph in graphs.items():
         file = scratch / "table.onnx"
         onnx.save(graph, file)
-        tallies[name], rows[name] = _row(lists, OnnxRanker(file).scores(lists.examples), len(lists.tasks))
+        tallies[name], rows[name] = _row(lists, OnnxRanker(file).scores(lists.examples), len(frequency) - 1)
         stored = table_bytes(graph, table) or size  # as it is, the table is none of that module's parts
         rows[name] |= {
             "table_bytes": stored,
@@ -210,6 +220,14 @@ def _engines(line: Line, held_out: RankerExamples) -> dict[str, dict[str, Latenc
         measured = measure_calls(list(calls.values()), feeds, held_out)
         found[name] = dict(zip(calls, measured, strict=True))
     return found
+
+
+def _run_all(teachers: Sequence[OnnxRanker], feeds: Sequence[dict[str, np.ndarray]]) -> Any:
+    return [_run(teacher.session, feed) for teacher, feed in zip(teachers, feeds, strict=True)]
+
+
+def _feed_all(teachers: Sequence[OnnxRanker], *given: Any) -> list[dict[str, np.ndarray]]:
+    return [teacher.feed(*given) for teacher in teachers]
 
 
 def _run(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> Any:

@@ -142,7 +142,7 @@ def train_ranker(
 def join_workers() -> bool:
     """Join the other processes when `torchrun` started this one; return whether this one leads."""
     if distributed.is_torchelastic_launched() and not distributed.is_initialized():
-        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        distributed.init_process_group("gloo")
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
