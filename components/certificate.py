@@ -6,6 +6,7 @@ holds measurements, not a verdict: whoever reads it holds them against `toleranc
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,16 @@ LONG_BASKET = 10  # items
 TOP = 10
 DRAWS = 300
 _DISCOUNT = 1 / np.log2(np.arange(2, TOP + 2))
+
+
+# What a step may be measured against; the certificate says which, this table says whether it may.
+MAY_BE_HELD_AGAINST = {
+    "train_ranker": ("train",),
+    "distill_ranker": ("distill",),
+    "prune_ranker": ("prune",),
+    "quantize_ranker": ("fp16", "int8", "int4"),
+    "compile_ranker": ("compile",),
+}
 
 
 class ParityFailed(Exception):
@@ -59,6 +70,7 @@ def certify(
         "id": child_id,
         "parents": list(parents),
         "lists": len(ours["ndcg_at_10"]),
+        "lists_hash": _hash(lists),
         **_compare(scores, parent_scores, ours, theirs, lists, np.ones(len(lists.start) - 1, bool)),
         "segments": {
             name: _compare(scores, parent_scores, ours, theirs, lists, mask)
@@ -71,29 +83,42 @@ def certify(
 
 def check(certificate: Mapping[str, Any]) -> list[str]:
     """Return what of a certificate lies outside its tolerance, in words; nothing when all is well."""
-    tolerances = tomllib.loads(TOLERANCES.read_text())
-    allowed = tolerances.get(str(certificate.get("tolerance")))
-    if allowed is None:
-        return [f"it names no tolerance of {', '.join(tolerances)}"]
+    try:
+        return _check(certificate, tomllib.loads(TOLERANCES.read_text()))
+    except (KeyError, TypeError, ValueError) as error:
+        return [f"it is no certificate ({type(error).__name__}: {error})"]
+
+
+def _check(certificate: Mapping[str, Any], tolerances: Mapping[str, Any]) -> list[str]:
+    step, named = certificate["step"], certificate["tolerance"]
+    if named not in MAY_BE_HELD_AGAINST.get(step, ()):
+        return [f"a certificate of {step!r} cannot be held against the tolerance {named!r}"]
+    allowed = tolerances[named]
     failed = [] if certificate["lists_with_purchase"] else ["it was measured on no list with a purchase"]
-    least = allowed["segment_ratio"]
     for metric in ("ndcg_at_10", "auc"):
-        need = allowed[f"{metric.split('_')[0]}_ratio"]
-        ratio = certificate[metric]["ratio"]
+        need, ratio = allowed[f"{metric.split('_')[0]}_ratio"], _ratio(certificate[metric])
         if not ratio >= need:
             failed.append(f"{metric} is {ratio:.4f} of the parent's, needed {need:g}")
+    least = allowed["segment_ratio"]
     for name, segment in certificate["segments"].items():
-        ratio = segment["ndcg_at_10"]["ratio"]
+        ratio = _ratio(segment["ndcg_at_10"])
         if segment["lists_with_purchase"] >= LEAST_LISTS and not ratio >= least:
             failed.append(f"ndcg_at_10 of segment {name} is {ratio:.4f} of the parent's, needed {least:g}")
-    ratio, most = certificate["logloss"]["ratio"], allowed["logloss_ratio"]
+    ratio, most = _ratio(certificate["logloss"]), allowed["logloss_ratio"]
     if not ratio <= most:
         failed.append(f"logloss is {ratio:.4f} of the parent's, allowed {most:g}")
     if not certificate["difference"]["max"] <= allowed["difference"]:
         failed.append(
             f"a score moved by {certificate['difference']['max']:.2g}, allowed {allowed['difference']:g}"
         )
+    if "export" in certificate:
+        failed += [f"its graph: {reason}" for reason in _check(certificate["export"], tolerances)]
     return failed
+
+
+def _ratio(measured: Mapping[str, Any]) -> float:
+    """Return child / parent from the two numbers themselves."""
+    return float(measured["child"] / measured["parent"]) if measured["parent"] else 1.0
 
 
 def enforce(certificate: Mapping[str, Any]) -> None:
@@ -106,23 +131,36 @@ def enforce(certificate: Mapping[str, Any]) -> None:
 
 
 def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[str]:
-    """Return what is wrong with the chain that should lead to the graph with the id `served`."""
+    """Return what is wrong with the chain that should lead to the graph with the id `served`.
+
+    A chain begins with trained rankers, which alone have no parent; every other certificate names parents
+    that stand before it, and all were measured on the same lists.
+    """
     if not certificates:
         return ["there is no certificate at all"]
     wrong = []
     known: set[str] = set()
     for certificate in certificates:
         name = f"{certificate.get('step')} -> {certificate.get('id')}"
-        if not certificate["parents"] and certificate.get("tolerance") != "train":
+        parents = certificate.get("parents", [])
+        if not parents and certificate.get("step") != "train_ranker":
             wrong.append(f"{name}: it names no parent, and only a trained ranker has none")
-        missing = [parent for parent in certificate["parents"] if parent not in known]
-        if missing:
+        if missing := [parent for parent in parents if parent not in known]:
             wrong.append(f"{name}: no certificate of its parent {missing[0]}")
+        if certificate.get("lists_hash") != certificates[0].get("lists_hash"):
+            wrong.append(f"{name}: it was measured on other lists than the first")
         wrong += [f"{name}: {reason}" for reason in check(certificate)]
-        known.add(str(certificate["id"]))
-    if certificates[-1]["id"] != served:
-        wrong.append(f"the last certificate is of {certificates[-1]['id']}, the graph is {served}")
+        known.add(str(certificate.get("id")))
+    if certificates[-1].get("id") != served:
+        wrong.append(f"the last certificate is of {certificates[-1].get('id')}, the graph is {served}")
     return wrong
+
+
+def _hash(lists: RankerExamples) -> str:
+    """Return a hash of what was bought in which list: two certificates of one chain must share it."""
+    digest = hashlib.sha256(np.ascontiguousarray(lists.start).tobytes())
+    digest.update(np.ascontiguousarray(lists.label).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _per_list(scores: np.ndarray, lists: RankerExamples) -> dict[str, np.ndarray]:
@@ -140,7 +178,7 @@ def _per_list(scores: np.ndarray, lists: RankerExamples) -> dict[str, np.ndarray
         wanted = int(bought.sum())
         if not 0 < wanted < end - begin:
             continue
-        order = np.argsort(-scores[begin:end], kind="stable")
+        order = np.lexsort((bought, -scores[begin:end]))  # among equal scores, what was bought comes last
         hits = bought[order]
         ndcg[i] = _DISCOUNT[: len(hits[:TOP])] @ hits[:TOP] / _DISCOUNT[: min(TOP, wanted)].sum()
         places = np.flatnonzero(hits)  # others ranked above each purchase, counted from the places

@@ -42,6 +42,7 @@ PROVIDERS = {
     "cuda_graph": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
+SERVED = ("cpu",)  # what the endpoint runs a bundle with; the others are measured for comparison
 TORCH = ("torch_eager", "torch_compile")  # measured for comparison; the endpoint has no PyTorch
 
 
@@ -139,7 +140,7 @@ def choose(arms: list[dict[str, Any]], sizes: dict[str, int], settings: CompileP
         ValueError: there is none.
     """
     size = str(settings.candidates)
-    fit = [arm for arm in arms if arm["engine"] in PROVIDERS and not arm["outside_tolerance"]]
+    fit = [arm for arm in arms if arm["engine"] in SERVED and not arm["outside_tolerance"]]
     if not fit:
         raise ValueError("no variant that may serve is within its tolerance: look at its certificate")
     fastest = min(arm["latency_ms"][size]["p50"] for arm in fit)

@@ -135,12 +135,12 @@ def train_student(
     spent = cost.spent()
     begin_ranker(student)
     np.save(student / TAUGHT, taught, allow_pickle=False)
-    exported = export_ranker("export_student", model, student, held_out)
-    certificate = certify_against_ensemble(ensemble, student / "ranker.onnx", exported["id"], held_out)
+    exported = export_ranker(model, student, held_out)
+    certificate = certify_against_ensemble(ensemble, student / "ranker.onnx", exported, held_out)
     own = [one for teacher in ensemble.teachers for one in teacher.certificates]
     finish_ranker(
         student,
-        [*own, exported, certificate],
+        [*own, certificate],
         step="distill_ranker",
         parents=[teacher.id for teacher in ensemble.teachers],
         model="dlrm",
@@ -153,7 +153,7 @@ def train_student(
 
 
 def certify_against_ensemble(
-    ensemble: Ensemble, graph: Path, student_id: str, held_out: RankerExamples
+    ensemble: Ensemble, graph: Path, exported: dict[str, Any], held_out: RankerExamples
 ) -> dict[str, Any]:
     """Return the certificate of a student; the ensemble's bytes and milliseconds are its teachers' sums."""
     parent = 1 / (1 + np.exp(-ensemble.logits(held_out).astype(np.float64)))
@@ -163,10 +163,11 @@ def certify_against_ensemble(
     return certify(
         "distill_ranker",
         "distill",
-        (student_id, ranker.scores(held_out)),
+        (exported["id"], ranker.scores(held_out)),
         [teacher.id for teacher in ensemble.teachers],
         parent.astype(np.float32),
         held_out,
+        export=exported,
         bytes=graph.stat().st_size,
         latency_ms=latency,
         parent_bytes=sum(teacher.graph.stat().st_size for teacher in ensemble.teachers),

@@ -20,9 +20,7 @@ from components.scoring import OnnxRanker, batches, measure
 SAMPLE_LISTS = 4  # real lists that the exporter traces the graph with
 
 
-def export_ranker(
-    step: str, ranker: Ranker | GradientBoosting, path: Path, held_out: RankerExamples
-) -> dict[str, Any]:
+def export_ranker(ranker: Ranker | GradientBoosting, path: Path, held_out: RankerExamples) -> dict[str, Any]:
     """Write `ranker.onnx` and the weights into `path` and return the certificate of the graph.
 
     Its parent is the trained model in its own framework, which has no id.
@@ -42,7 +40,7 @@ def export_ranker(
         expected = probabilities(ranker, held_out)
     graph = OnnxRanker(file)
     certificate = certify(
-        step,
+        "train_ranker",
         "train",
         (graph_id(file), graph.scores(held_out)),
         [],

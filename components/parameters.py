@@ -26,6 +26,17 @@ def read_params(kind: type[Params], given: Mapping[str, Any]) -> Params:
     return kind(**{name: _value(kind, known, name, value) for name, value in given.items()})
 
 
+def overlay(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `usual` with what is given in its place, mappings within mappings likewise."""
+    merged = dict(usual)
+    for name, value in given.items():
+        below = merged.get(name)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = overlay(below, value)
+        merged[name] = value
+    return merged
+
+
 def _value(kind: type, known: dict[str, Any], name: str, value: Any) -> Any:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)

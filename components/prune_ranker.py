@@ -121,7 +121,7 @@ def _prune(
     model.eval()
     calibrate(model, held_out)
     begin_ranker(place)
-    exported = export_ranker("export_pruned", model, place, held_out)
+    exported = export_ranker(model, place, held_out)
     ranker = OnnxRanker(place / GRAPH)
     latency, theirs = measure([ranker, OnnxRanker(parent.graph)], held_out)
     certificate = certify(
@@ -131,6 +131,7 @@ def _prune(
         [parent.id],
         before,
         held_out,
+        export=exported,
         ratio=ratio,
         bytes=exported["bytes"],
         latency_ms=latency,
@@ -140,7 +141,7 @@ def _prune(
     fields = {**parent.manifest, "step": "prune_ranker", "parents": [parent.id], "size": size}
     fields["params"] = {**parent.manifest["params"], "prune": {**asdict(settings), "kept": ratio}}
     fields["cost"] = cost.spent()
-    certificates = [*parent.certificates, exported, certificate]
+    certificates = [*parent.certificates, certificate]
     finish_ranker(place, certificates, **{n: v for n, v in fields.items() if n not in ("kind", "id")})
     return certificate
 

@@ -104,14 +104,16 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
     begin_ranker(variants)
     table = {}
     for name, variant in VARIANTS.items():
-        certificate = _write(parent, parent, name, variant, variants / name, train, held_out, before)
+        cost, place = Cost([parent]), variants / name
+        certificate = _write(parent, parent, name, place, train, held_out, before, cost, {})
         failed = check(certificate)
         if failed and variant.dense == "fp32":
             log.info("%s: %s; tuning with the rounding in the loop", name, "; ".join(failed))
             with tempfile.TemporaryDirectory() as scratch:
                 taught = np.load(ranker / TAUGHT, mmap_mode="r", allow_pickle=False)
                 tuned = tune(parent, variant.table_bits, Path(scratch), train, held_out, taught, settings)
-                certificate = _write(parent, tuned, name, variant, variants / name, train, held_out, before)
+                how = asdict(settings)
+                certificate = _write(parent, tuned, name, place, train, held_out, before, cost, how)
             failed = check(certificate)
         table[name] = {**certificate, "outside_tolerance": failed}
         log.info("%s: %.4f of NDCG@10 %s", name, certificate["ndcg_at_10"]["ratio"], "; ".join(failed))
@@ -123,13 +125,14 @@ def _write(
     parent: RankerArtefact,
     source: RankerArtefact,
     name: str,
-    variant: Variant,
     place: Path,
     train: RankerExamples,
     held_out: RankerExamples,
     before: np.ndarray,
+    cost: Cost,
+    tuned: dict[str, Any],
 ) -> dict[str, Any]:
-    cost = Cost([parent])
+    variant = VARIANTS[name]
     begin_ranker(place)
     model = quantize_dense(onnx.load(source.graph), variant.dense, source.graph, train)
     onnx.save(quantize_tables(model, variant.table_bits), place / GRAPH)
@@ -144,14 +147,14 @@ def _write(
         before,
         held_out,
         variant=name,
-        tuned=source is not parent,
+        tuned=bool(tuned),
         bytes=(place / GRAPH).stat().st_size,
         latency_ms=latency,
         parent_bytes=parent.graph.stat().st_size,
         parent_latency_ms=theirs,
     )
     fields = {**parent.manifest, "step": "quantize_ranker", "parents": [parent.id], "variant": name}
-    fields["params"] = {**parent.manifest["params"], "quantize": asdict(variant)}
+    fields["params"] = {**parent.manifest["params"], "quantize": {**asdict(variant), "tuned": tuned}}
     fields["cost"] = cost.spent()
     certificates = [*parent.certificates, certificate]
     finish_ranker(place, certificates, **{n: v for n, v in fields.items() if n not in ("kind", "id")})
@@ -227,7 +230,7 @@ def tune(
     model.eval()
     calibrate(model, held_out)
     begin_ranker(place)
-    certificate = export_ranker("export_tuned", model, place, held_out)
+    certificate = export_ranker(model, place, held_out)
     fields = {n: v for n, v in parent.manifest.items() if n not in ("kind", "id")}
     finish_ranker(place, [*parent.certificates, certificate], **fields)
     return read_ranker(place)

@@ -25,7 +25,7 @@ from components.models.graph import GraphRanker
 from components.models.ranker import Ranker, Shape
 from components.models.sequence import SequenceRanker
 from components.models.wide_deep import WideDeep
-from components.parameters import read_params
+from components.parameters import overlay, read_params
 from components.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker
 from components.scoring import batches
 from feature_repo.schema import LEVELS
@@ -121,7 +121,7 @@ def train_ranker(
     scores = calibrate(ranker, held_out)
     spent = cost.spent()
     begin_ranker(checkpoint)
-    certificate = export_ranker("train_ranker", ranker, checkpoint, held_out)
+    certificate = export_ranker(ranker, checkpoint, held_out)
     finish_ranker(
         checkpoint,
         [certificate],
@@ -155,7 +155,7 @@ def read_ranker_params(given: Mapping[str, Any]) -> dict[str, RankerParams]:
     if unknown := sorted(set(given) - set(RANKERS)):
         raise TypeError(f"no ranker {unknown[0]!r}: there is {', '.join(RANKERS)}")
     return {
-        name: read_params(RankerParams, {**asdict(usual), **given.get(name, {})})
+        name: read_params(RankerParams, overlay(asdict(usual), given.get(name, {})))
         for name, (_, usual) in RANKERS.items()
     }
 

@@ -508,14 +508,19 @@ def show_model(context: Context, version: str, tracking_uri: str, model_name: st
     import tempfile
 
     from components.model_card import chain_table
+    from components.registry import RegistryUnreachable
     from pipelines.tables import size, table
 
     registry = _registry(context, tracking_uri, model_name)
     found = registry.version(version)
     history = [asdict(entry) for entry in registry.history() if entry.version == found.version]
     with tempfile.TemporaryDirectory() as scratch:
-        file = registry.download(found, Path(scratch), "certificates.json")
-        certificates = json.loads(file.read_bytes())
+        try:
+            file = registry.download(found, Path(scratch), "certificates.json")
+            certificates = json.loads(file.read_bytes())
+        except RegistryUnreachable as error:  # a bundle from before there were any, or its files are away
+            certificates = []
+            click.echo(f"no certificates: {error}", err=True)
     rows = [
         ["bundle", found.bundle_id],
         ["trained until", found.cut],

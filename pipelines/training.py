@@ -6,6 +6,7 @@ from typing import Any
 from kfp import dsl
 
 from components import steps
+from components.parameters import overlay
 
 
 def small(task: dsl.PipelineTask) -> dsl.PipelineTask:
@@ -153,4 +154,4 @@ FAST: dict[str, dict[str, Any]] = {
 
 def faster(given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with `FAST` where they leave a choice."""
-    return given | {name: {**smaller, **given.get(name, {})} for name, smaller in FAST.items()}
+    return overlay(FAST, given)

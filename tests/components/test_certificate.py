@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from components import certificate as module
-from components.certificate import TOLERANCES, ParityFailed, certify, check, check_chain, enforce
+from components.certificate import (
+    MAY_BE_HELD_AGAINST,
+    TOLERANCES,
+    ParityFailed,
+    certify,
+    check,
+    check_chain,
+    enforce,
+)
 from components.examples import RankerExamples
 from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH
 
@@ -168,25 +176,26 @@ def good() -> dict[str, Any]:
 
 
 def test_an_equal_ranker_is_within_every_tolerance(good: dict[str, Any]) -> None:
-    for section in SECTIONS:
-        assert check({**good, "tolerance": section}) == []
+    for step, sections in MAY_BE_HELD_AGAINST.items():
+        for section in sections:
+            assert check({**good, "step": step, "tolerance": section}) == []
     enforce(good)
 
 
 @pytest.mark.parametrize(
     ("place", "value", "told"),
     [
-        (("ndcg_at_10", "ratio"), 0.98, r"^ndcg_at_10 is 0.9800 of the parent's, needed 0.99$"),
-        (("auc", "ratio"), 0.98, r"^auc is 0.9800"),
-        (("logloss", "ratio"), 1.1, r"^logloss is 1.1000 of the parent's, allowed 1.02$"),
+        (("ndcg_at_10", "child"), 0.98, r"^ndcg_at_10 is 0.9800 of the parent's, needed 0.99$"),
+        (("auc", "child"), 0.98, r"^auc is 0.9800"),
+        (("logloss", "child"), 1.1 * -math.log(0.8), r"^logloss is 1.1000 of the parent's, allowed 1.02$"),
         (("difference", "max"), 1.5, r"^a score moved by 1.5, allowed 1$"),
         (
-            ("segments", "new users", "ndcg_at_10", "ratio"),
+            ("segments", "new users", "ndcg_at_10", "child"),
             0.9,
             r"^ndcg_at_10 of segment new users is 0.9000",
         ),
-        (("ndcg_at_10", "ratio"), math.nan, r"^ndcg_at_10 is nan"),
-        (("logloss", "ratio"), math.nan, r"^logloss is nan of"),
+        (("ndcg_at_10", "child"), math.nan, r"^ndcg_at_10 is nan"),
+        (("logloss", "child"), math.nan, r"^logloss is nan of"),
         (("difference", "max"), math.nan, r"^a score moved by nan"),
     ],
 )
@@ -206,14 +215,15 @@ def test_what_lies_outside_is_named(
 
 def test_a_small_segment_proves_nothing(good: dict[str, Any]) -> None:
     segment = good["segments"]["new users"]
-    segment["ndcg_at_10"]["ratio"] = 0.1
+    segment["ndcg_at_10"]["child"] = 0.1
     segment["lists_with_purchase"] = 99
     assert check(good) == []
 
 
 @pytest.mark.parametrize("tolerance", ["loose", "", None])
 def test_a_certificate_without_a_tolerance_is_outside(good: dict[str, Any], tolerance: str | None) -> None:
-    assert check({**good, "tolerance": tolerance}) == [f"it names no tolerance of {', '.join(SECTIONS)}"]
+    (reason,) = check({**good, "tolerance": tolerance})
+    assert reason == f"a certificate of 'prune_ranker' cannot be held against the tolerance {tolerance!r}"
 
 
 def test_the_numbers_are_held_against_the_file_again(
@@ -264,8 +274,34 @@ def test_a_parent_must_come_first(chain: list[dict[str, Any]]) -> None:
     ]
 
 
+@pytest.mark.parametrize("at", [2, 3])
+def test_only_a_trained_ranker_has_no_parent(chain: list[dict[str, Any]], at: int) -> None:
+    """What is left of a chain whose beginning was cut off is no chain."""
+    chain[at] = {**chain[at], "parents": []}
+    (wrong,) = check_chain(chain[at:], chain[-1]["id"])
+    assert wrong.endswith("it names no parent, and only a trained ranker has none")
+
+
+def test_all_links_are_measured_on_the_same_lists(chain: list[dict[str, Any]]) -> None:
+    chain[3] = {**chain[3], "lists_hash": "other"}
+    assert check_chain(chain, "d") == ["compile_ranker -> d: it was measured on other lists than the first"]
+
+
+def test_the_graph_a_link_was_exported_to_is_checked_too(chain: list[dict[str, Any]]) -> None:
+    export = {**chain[0], "difference": {"max": 0.5, "mean": 0.1}}
+    chain[2] = {**chain[2], "export": export}
+    (wrong,) = check_chain(chain, "d")
+    assert wrong.endswith("its graph: a score moved by 0.5, allowed 0.001")
+
+
+@pytest.mark.parametrize("broken", [{}, {"step": "train_ranker", "tolerance": "train"}, {"step": 7}])
+def test_what_is_no_certificate_is_said_to_be_none(broken: dict[str, Any]) -> None:
+    assert "no certificate" in check(broken)[0] or "cannot be held" in check(broken)[0]
+    assert check_chain([broken], "d")
+
+
 def test_a_link_outside_its_tolerance_is_refused(chain: list[dict[str, Any]]) -> None:
-    chain[2] = {**chain[2], "ndcg_at_10": {**chain[2]["ndcg_at_10"], "ratio": 0.5}}
+    chain[2] = {**chain[2], "ndcg_at_10": {**chain[2]["ndcg_at_10"], "child": 0.5}}
     (wrong,) = check_chain(chain, "d")
     assert wrong.startswith("distill_ranker -> c: ndcg_at_10 is 0.5000 of the parent's")
 

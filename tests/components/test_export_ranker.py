@@ -47,7 +47,7 @@ def test_graph_weights_and_certificate_are_written(
     data: RankerExamples, tmp_path: Path, few_repeats: None
 ) -> None:
     model = untrained(Dlrm, data)
-    certificate = export_ranker("train_ranker", model, tmp_path, data)
+    certificate = export_ranker(model, tmp_path, data)
     file = tmp_path / "ranker.onnx"
     assert certificate["id"] == graph_id(file)
     assert certificate["bytes"] == file.stat().st_size
@@ -63,7 +63,7 @@ def test_a_graph_that_answers_otherwise_is_refused(
     data: RankerExamples, tmp_path: Path, few_repeats: None
 ) -> None:
     with pytest.raises(ParityFailed, match=r"train_ranker made .* too far from its parent"):
-        export_ranker("train_ranker", untrained(Wavering, data), tmp_path, data)
+        export_ranker(untrained(Wavering, data), tmp_path, data)
 
 
 def test_a_ranker_of_candidates_is_traced_with_rows(data: RankerExamples) -> None:

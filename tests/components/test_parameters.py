@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from components.parameters import read_params
+from components.parameters import overlay, read_params
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,9 @@ def test_a_field_with_a_factory_has_its_default_and_takes_what_is_given() -> Non
 def test_a_field_with_a_factory_is_checked_too() -> None:
     with pytest.raises(TypeError, match=r"Sized.size is 64, expected dict like \{\}"):
         read_params(Sized, {"size": 64})
+
+
+def test_what_is_given_lies_over_the_usual_at_every_depth() -> None:
+    usual = {"size": {"items": True, "dim": 16}, "epochs": 2}
+    assert overlay(usual, {"size": {"dim": 8}}) == {"size": {"items": True, "dim": 8}, "epochs": 2}
+    assert usual["size"] == {"items": True, "dim": 16}

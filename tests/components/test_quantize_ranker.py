@@ -207,7 +207,7 @@ def fragile(shop: Path, few_repeats: None) -> Path:
                 module.weight[0] = 28 * module.weight[1:].std()
     begin_ranker(root / "ranker")
     held_out = read_ranker_examples(root / "examples", "calibration")
-    certificate = export_ranker("train_ranker", model, root / "ranker", held_out)
+    certificate = export_ranker(model, root / "ranker", held_out)
     assert certificate["ndcg_at_10"]["child"] > 0.9
     fields = {name: value for name, value in trained.manifest.items() if name not in ("kind", "id")}
     finish_ranker(root / "ranker", [certificate], **fields)

@@ -463,7 +463,7 @@ def test_a_window_upside_down_is_wrong_usage(home: Path, toy_line: Path) -> None
 def test_the_pipeline_is_written_as_yaml(tmp_path: Path) -> None:
     file = tmp_path / "training.yaml"
     done = answered(reco(tmp_path, "compile", "--file", str(file), "--output", "json"))
-    assert done == {"file": str(file), "steps": 13}
+    assert done == {"file": str(file), "steps": 21}
     assert file.read_text().startswith("# PIPELINE DEFINITION")
     answered(reco(tmp_path, "compile", "--file", str(file), "--volume", "shop", "--output", "json"))
     assert file.read_text().count("mountPath: /mnt/reco\n") == 13
