@@ -466,7 +466,7 @@ def test_the_pipeline_is_written_as_yaml(tmp_path: Path) -> None:
     assert done == {"file": str(file), "steps": 21}
     assert file.read_text().startswith("# PIPELINE DEFINITION")
     answered(reco(tmp_path, "compile", "--file", str(file), "--volume", "shop", "--output", "json"))
-    assert file.read_text().count("mountPath: /mnt/reco\n") == 13
+    assert file.read_text().count("mountPath: /mnt/reco\n") == 21
 
 
 @pytest.mark.slow
