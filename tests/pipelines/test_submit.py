@@ -25,6 +25,9 @@ pytestmark = [
 ]
 
 
+STEPS = 21
+
+
 class Cluster(ThreadingHTTPServer):
     """Keeps what it is given."""
 
@@ -136,7 +139,7 @@ ARGUMENTS = {
 
 def test_the_ir_says_image_size_and_retries_and_installs_nothing(tmp_path: Path) -> None:
     file = tmp_path / "training.yaml"
-    assert write_ir(training, file, "registry.example/reco-python:1") == 13
+    assert write_ir(training, file, "registry.example/reco-python:1") == STEPS
     text = file.read_text()
     assert "pip install" not in text
     spec = yaml.safe_load(text)
@@ -216,7 +219,7 @@ def test_a_first_submission_uploads_the_pipeline_and_runs_it(cluster: Cluster) -
     assert asked["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v1"}
     assert asked["runtime_config"]["parameters"] == ARGUMENTS
     assert "x-python:2" in cluster.uploads[0]
-    assert cluster.uploads[0].count("constant: shop-state") == 26, "two for each step"
+    assert cluster.uploads[0].count("constant: shop-state") == 2 * STEPS, "two for each step"
 
 
 def test_the_next_one_adds_a_version(cluster: Cluster) -> None:
