@@ -10,6 +10,7 @@ two-tower: it is trained on these very weeks and would bring the hidden items by
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -55,9 +56,17 @@ class ExampleParams:
     windows: int = 5
     negatives: int = 60  # per list, drawn from the retrieved candidates
     masks: int = 4  # lists made from one basket, each hiding other items; against one: NDCG@10 + 2.3 %
+    user_ratio: float = 1.0  # users who give examples; all count in the statistics
     stranger_ratio: float = 0.1  # baskets asked once more without history, with any part of the basket
     calibration_ratio: float = 0.2  # users whose last window is held out of training, all candidates kept
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse examples of nobody."""
+        if not 0 < self.user_ratio <= 1:
+            raise TypeError(
+                f"ExampleParams.user_ratio is {self.user_ratio}, expected a share: 0.1, or 1 for all"
+            )
 
 
 @dataclass(frozen=True)
@@ -158,9 +167,18 @@ def build_examples(
         log.info("window %d of %d: statistics before %s", done + 1, len(bases), base.date())
 
     users = np.random.default_rng(settings.seed).permutation(len(purchases.user_ids))
+    users = users[: math.ceil(settings.user_ratio * len(users))]
     starts = [int(base.timestamp()) for base in bases]
     jobs = [
-        (seen, share, statistics, windows, starts, int(end.timestamp()), settings)
+        (
+            seen.where(np.isin(seen.user, share)),
+            share,
+            statistics,
+            windows,
+            starts,
+            int(end.timestamp()),
+            settings,
+        )
         for share in np.array_split(users, SHARES)
     ]
     with ProcessPoolExecutor(min(os.cpu_count() or 1, SHARES), mp_context=get_context("spawn")) as pool:
@@ -194,7 +212,7 @@ def build_examples(
 def _build_share(
     job: tuple[Purchases, np.ndarray, Path, Path, list[int], int, ExampleParams],
 ) -> tuple[RetrieverExamples, RankerExamples, RankerExamples]:
-    """Build the examples of some users: the retriever's, the ranker's, and those for calibration."""
+    """Build the examples of some users from their purchases: for retriever, ranker and calibration."""
     seen, users, statistics_path, windows_path, starts, end_s, params = job
     final = _Window(read_statistics(statistics_path), seen.item_ids)
     windows = [
@@ -205,7 +223,7 @@ def _build_share(
     held_out = np.random.default_rng(params.seed).random(len(seen.user_ids)) < params.calibration_ratio
     retriever: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     lists: dict[bool, list[RankerExamples]] = {True: [], False: []}
-    for basket in replay(seen, users):
+    for basket in replay(seen):
         if (row := _retriever_row(final, basket)) is not None:
             retriever.append(row)
         window = next(

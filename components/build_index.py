@@ -24,7 +24,7 @@ def build_index(retriever: Path, index: Path) -> dict[str, int]:
     """
     model = load_retriever(retriever)
     with torch.no_grad():
-        vectors = model.item_vectors(model.content())[1:].numpy()
+        vectors = model.item_vectors(model.content(model.every), model.every)[1:].numpy()
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(np.ascontiguousarray(vectors, np.float32))
     index.mkdir(parents=True, exist_ok=True)

@@ -211,13 +211,17 @@ def _basket_matrix(basket: np.ndarray, item: np.ndarray, n: int) -> sparse.csr_m
 
 
 def _neighbours(together: sparse.csr_matrix, basket_count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each item's NEIGHBOURS best partners by count / n_partner^0.3, and those counts.
+    """Return each item's best partners by count / n_partner^0.3, and those counts.
+
+    The arrays are as wide as the longest list, at most NEIGHBOURS: two million items with a few partners
+    each must not fill the memory.
 
     The asymmetric exponents beat cosine and lift as a list of complements: dividing by less than
     the square root keeps staples in, dividing by something keeps milk from being everyone's partner.
     """
     n = together.shape[0]
-    width = min(NEIGHBOURS, max(n - 1, 1))
+    most = int(np.diff(together.indptr).max()) - 1  # an item is no partner of its own
+    width = min(NEIGHBOURS, max(most, 1))
     neighbours = np.full((n, width), NO_ITEM, np.int32)
     counts = np.zeros((n, width), np.float32)
     discount = np.maximum(basket_count, 1) ** -0.3

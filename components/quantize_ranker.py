@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import numpy_helper, version_converter
+from onnx import TensorProto, helper, numpy_helper, version_converter
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from torch import nn
@@ -51,7 +51,7 @@ class Variant:
     """One way to spend fewer bits."""
 
     table_bits: int
-    dense: str = "fp32"  # or int8_weights, int4_weights, int8_static, int8_smooth
+    dense: str = "fp32"  # or fp16, int8_weights, int4_weights, int8_static, int8_smooth
     tolerance: str = ""  # section of tolerances.toml
 
 
@@ -59,6 +59,7 @@ class Variant:
 # the scores of everybody who is ranked beside them (by up to 0.4, measured).
 VARIANTS: Mapping[str, Variant] = {
     "fp16": Variant(16, tolerance="fp16"),
+    "fp16_dense": Variant(16, "fp16", "fp16"),  # for GPUs; a CPU turns each layer back to float32 first
     "int8": Variant(8, tolerance="int8"),
     "int4": Variant(4, tolerance="int4"),
     "int8_weights": Variant(8, "int8_weights", "int8"),
@@ -88,7 +89,7 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
 
     Args:
         examples: what `build_examples` wrote.
-        ranker: what `prune_ranker` wrote.
+        ranker: what `prune_ranker` wrote, or any ranker of PyTorch.
         variants: the directory to write; `table.json` in it tells of every variant.
         params: fields of `QuantizeParams`.
 
@@ -110,8 +111,7 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
         if failed and variant.dense == "fp32":
             log.info("%s: %s; tuning with the rounding in the loop", name, "; ".join(failed))
             with tempfile.TemporaryDirectory() as scratch:
-                taught = np.load(ranker / TAUGHT, mmap_mode="r", allow_pickle=False)
-                tuned = tune(parent, variant.table_bits, Path(scratch), train, held_out, taught, settings)
+                tuned = tune(parent, variant.table_bits, Path(scratch), train, held_out, settings)
                 how = asdict(settings)
                 certificate = _write(parent, tuned, name, place, train, held_out, before, cost, how)
             failed = check(certificate)
@@ -166,14 +166,16 @@ def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerEx
 
     Args:
         model: the graph; it may be changed.
-        how: fp32 (as they are), int8_weights or int4_weights (blocks of weights, whatever comes in stays
-            float), int8_static (weights and activations, ranges read from training lists), int8_smooth
-            (the same after SmoothQuant).
+        how: fp32 (as they are), fp16 (weights and what comes in), int8_weights or int4_weights (blocks of
+            weights, whatever comes in stays float), int8_static (weights and activations, ranges read from
+            training lists), int8_smooth (the same after SmoothQuant).
         file: where the graph lies, for reading ranges.
         train: lists to read ranges from.
     """
     if how == "fp32":
         return model
+    if how == "fp16":
+        return _half_gemms(model)
     feeds = list(_some(OnnxRanker(file), train))
     if how.endswith("_weights"):
         quantizer = MatMulNBitsQuantizer(
@@ -210,10 +212,14 @@ def tune(
     place: Path,
     train: RankerExamples,
     held_out: RankerExamples,
-    taught: np.ndarray,
     settings: QuantizeParams,
 ) -> RankerArtefact:
-    """Train a ranker's tables so that they bear the rounding, and write it, in float32, into `place`."""
+    """Train a ranker's tables so that they bear the rounding, and write it, in float32, into `place`.
+
+    A student goes on learning from its teachers; a ranker that has none, from what was bought alone.
+    """
+    opinion = parent.path / TAUGHT
+    taught = np.load(opinion, mmap_mode="r", allow_pickle=False) if opinion.is_file() else None
     torch.manual_seed(settings.seed)
     model = load_ranker(parent)
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
@@ -223,7 +229,7 @@ def tune(
         model,
         train,
         Schedule(settings.tune_epochs, settings.batch_size, settings.learning_rate, 0.1, 0.0, settings.seed),
-        Soft(taught, settings.soft_weight, 1.0),
+        None if taught is None else Soft(taught, settings.soft_weight, 1.0),
     )
     for table in tables:
         parametrize.remove_parametrizations(table, "weight", leave_parametrized=True)
@@ -268,6 +274,30 @@ def _some(ranker: OnnxRanker, data: RankerExamples) -> Iterator[dict[str, np.nda
         yield ranker.feed(data, data.start[lists][:, None] + np.arange(length)[None, :], lists)
 
 
+def _half_gemms(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the graph with each linear layer in 16 bits; logarithms and sums of features stay in 32."""
+    nodes = list(model.graph.node)
+    known = {tensor.name: tensor for tensor in model.graph.initializer}
+    del model.graph.node[:]
+    for node in nodes:
+        if node.op_type != "Gemm":
+            model.graph.node.append(node)
+            continue
+        given, output = node.input[0], node.output[0]
+        for name in node.input[1:]:
+            half = numpy_helper.to_array(known[name]).astype(np.float16)
+            known[name].CopyFrom(numpy_helper.from_array(half, name))
+        node.input[0], node.output[0] = f"{output}.given", f"{output}.half"
+        model.graph.node.extend(
+            [
+                helper.make_node("Cast", [given], [node.input[0]], to=TensorProto.FLOAT16),
+                node,
+                helper.make_node("Cast", [node.output[0]], [output], to=TensorProto.FLOAT),
+            ]
+        )
+    return model
+
+
 def _gemm_to_matmul(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the graph with each linear layer as MatMul and Add, the form that weight quantisation knows."""
     nodes = list(model.graph.node)
@@ -277,7 +307,7 @@ def _gemm_to_matmul(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type != "Gemm":
             model.graph.node.append(node)
             continue
-        given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         x, w, b = node.input
         if given.get("transB"):
             turned = numpy_helper.from_array(numpy_helper.to_array(known[w]).T.copy(), f"{w}.turned")
@@ -285,6 +315,6 @@ def _gemm_to_matmul(model: onnx.ModelProto) -> onnx.ModelProto:
             model.graph.initializer.remove(known[w])
             w = turned.name
         product = f"{node.output[0]}.product"
-        model.graph.node.append(onnx.helper.make_node("MatMul", [x, w], [product], name=f"{product}.node"))
-        model.graph.node.append(onnx.helper.make_node("Add", [product, b], list(node.output)))
+        model.graph.node.append(helper.make_node("MatMul", [x, w], [product], name=f"{product}.node"))
+        model.graph.node.append(helper.make_node("Add", [product, b], list(node.output)))
     return model

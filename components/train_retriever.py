@@ -117,18 +117,23 @@ def _loss(
     rng: np.random.Generator,
 ) -> torch.Tensor:
     basket, targets = _hide(np.asarray(data.basket[rows]), settings.targets, rng)
-    negatives = torch.from_numpy(rng.choice(items, min(settings.negatives, items), replace=False) + 1)
-    content = model.content()
-    query = model.query_vectors(
-        content,
-        torch.from_numpy(data.history[rows].astype(np.int64)),
-        torch.from_numpy(data.history_weight[rows].astype(np.float32)),
-        torch.from_numpy(basket),
+    negatives = rng.choice(items, min(settings.negatives, items), replace=False) + 1
+    history = data.history[rows].astype(np.int64)
+    # Only the items that this batch names are looked up: the catalogue may be as large as it likes.
+    named, places = np.unique(
+        np.concatenate([[0], *(part.ravel() for part in (history, basket, targets, negatives))]),
+        return_inverse=True,
     )
-    vectors = model.item_vectors(content)
-    target = torch.from_numpy(targets)  # (b, t), 0 where there is none
+    sizes = np.cumsum([1, history.size, basket.size, targets.size])
+    _, past, now, target, other = (torch.from_numpy(part) for part in np.split(places, sizes))
+    codes = torch.from_numpy(named)
+    content = model.content(codes)
+    weight = torch.from_numpy(data.history_weight[rows].astype(np.float32))
+    query = model.query_vectors(content, past.view(history.shape), weight, now.view(basket.shape))
+    vectors = model.item_vectors(content, codes)
+    target = target.view(targets.shape)  # (b, t), 0 where there is none
     positive = (query[:, None, :] * vectors[target]).sum(2)  # (b, t)
-    negative = query @ vectors[negatives].T + math.log(items / len(negatives))  # (b, m)
+    negative = query @ vectors[other].T + math.log(items / len(negatives))  # (b, m)
     rest = torch.logsumexp(negative, dim=1, keepdim=True)
     # The positive itself may be among the negatives; with thousands of them that changes little.
     each = functional.softplus(rest - positive)

@@ -937,6 +937,25 @@ def bench_compression(context: Context, out: Path | None) -> None:
     context.answer(results, compression_table(results))
 
 
+@bench.command("scale")
+@click.option("--items", type=int, default=2_000_000, show_default=True, help="Size of the catalogue.")
+@click.option("--users", type=int, default=1_000_000, show_default=True, help="Number of shoppers.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_scale(context: Context, items: int, users: int, out: Path | None) -> None:
+    """Run the steps on a synthetic shop of any size: seconds, memory, bytes in each precision.
+
+    As large as it stands here it needs SCALE_NEEDS.
+    """
+    from components.bench_scale import bench_scale as measure
+    from components.bench_scale import scale_table
+
+    results = measure(items, users, out or context.home / "bench")
+    context.answer(results, scale_table(results))
+
+
 @bench.command("drift")
 @click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
 @click.option(

@@ -32,18 +32,21 @@ class TwoTower(nn.Module):
             nn.init.normal_(table.weight, std=0.05)
         nn.init.zeros_(self.bias.weight)
 
-    def content(self) -> Tensor:
-        """Return the embedding of each item, row 0 being padding, (n + 1, dim)."""
-        total = self.item.weight
-        for column, table in enumerate(self.levels):
-            total = total + table(self.categorical[:, column])
-        mask = torch.ones(len(total), 1)
-        mask[0] = 0.0
-        return total * mask
+    @property
+    def every(self) -> Tensor:
+        """The codes of all items, shifted by one, and 0 for padding, (n + 1,) int64."""
+        return torch.arange(len(self.categorical))
 
-    def item_vectors(self, content: Tensor) -> Tensor:
-        """Return the item tower's vectors from embeddings and bias, (n + 1, dim + 1)."""
-        return torch.cat([content + self.item_mlp(content), self.bias.weight], dim=1)
+    def content(self, items: Tensor) -> Tensor:
+        """Return the embeddings of items, (k,) codes shifted by one: (k, dim), zeros for padding."""
+        total = self.item(items)
+        for table, codes in zip(self.levels, self.categorical[items].unbind(1), strict=True):
+            total = total + table(codes)
+        return total * (items > 0)[:, None]
+
+    def item_vectors(self, content: Tensor, items: Tensor) -> Tensor:
+        """Return the item tower's vectors of items, (k,), from what `content` returned: (k, dim + 1)."""
+        return torch.cat([content + self.item_mlp(content), self.bias(items)], dim=1)
 
     def query_vectors(
         self, content: Tensor, history: Tensor, history_weight: Tensor, basket: Tensor
@@ -51,10 +54,10 @@ class TwoTower(nn.Module):
         """Return the query tower's vectors, (b, dim + 1).
 
         Args:
-            content: what `content` returned.
-            history: item codes shifted by one, (b, h) int64, 0 is padding.
+            content: embeddings that `history` and `basket` count in, row 0 being padding.
+            history: rows of `content`, (b, h) int64, 0 is padding.
             history_weight: (b, h) float32, 0 for padding.
-            basket: item codes shifted by one, (b, w) int64, 0 is padding.
+            basket: rows of `content`, (b, w) int64, 0 is padding.
         """
         weighted = (content[history] * history_weight[..., None]).sum(1)  # (b, dim)
         past = weighted / (history_weight.sum(1, keepdim=True) + 1e-6)
@@ -73,7 +76,7 @@ class QueryTower(nn.Module):
         """Take a trained model; its content table is computed once and frozen."""
         super().__init__()
         self.model = model
-        self.register_buffer("table", model.content().detach())
+        self.register_buffer("table", model.content(model.every).detach())
 
     def forward(self, history: Tensor, history_weight: Tensor, basket: Tensor) -> Tensor:
         """Return the query vectors, (b, dim + 1)."""

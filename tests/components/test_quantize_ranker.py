@@ -1,6 +1,7 @@
 """CONTRACT every variant: in its tolerance or said not to be, and no row moves because of another one."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from components.smooth_quant import smooth
 from components.table_quantization import quantize_tables
 from components.train_ranker import load_ranker, train_ranker
 from feature_repo.schema import DENSE_NAMES
+
+EXACT = 1e-6
 
 pytestmark = pytest.mark.slow  # the student is trained and exported first
 
@@ -83,7 +86,7 @@ def test_no_row_moves_because_of_another_one(
     feed["categorical"][17] = 0
     after = ranker.session.run(["score"], feed)[0]
     others = np.arange(60) != 17
-    assert np.abs(after - before)[others].max() <= 1e-6
+    assert np.abs(after - before)[others].max() <= EXACT
     assert np.isfinite(after).all()
     assert 0 <= after[17] <= 1
 
@@ -96,7 +99,9 @@ def test_a_row_scores_the_same_in_any_company(variant: RankerArtefact, held_out:
         ranker.session.run(["score"], ranker.feed(held_out, np.array([[row]]), lists[:1]))[0][0]
         for row in range(60)
     ]
-    np.testing.assert_allclose(together, alone, atol=1e-6)
+    # One row and many are summed in another order; sixteen bits round the difference up to one of theirs.
+    half = VARIANTS[variant.path.name].dense == "fp16"
+    np.testing.assert_allclose(together, alone, atol=2e-3 if half else EXACT)
 
 
 def test_dynamic_quantisation_is_no_variant(student: Path, held_out: RankerExamples, tmp_path: Path) -> None:
@@ -150,6 +155,27 @@ def test_every_table_is_stored_in_its_bits(variants: Path, name: str, ending: st
 )
 def test_linear_layers_are_quantised_too(variants: Path, name: str, operators: set[str]) -> None:
     assert operators <= {node.op_type for node in onnx.load(variants / name / GRAPH).graph.node}
+
+
+def test_dense_layers_in_sixteen_bits_hold_them_so(variants: Path) -> None:
+    graph = onnx.load(variants / "fp16_dense" / GRAPH).graph
+    weights = {name for node in graph.node if node.op_type == "Gemm" for name in node.input[1:]}
+    kinds = {tensor.data_type for tensor in graph.initializer if tensor.name in weights}
+    assert weights
+    assert kinds == {onnx.TensorProto.FLOAT16}
+
+
+def test_a_ranker_without_teachers_is_tuned_by_what_was_bought(fragile: Path, tmp_path: Path) -> None:
+    train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
+    shutil.copytree(fragile / "ranker", tmp_path / "ranker")
+    (tmp_path / "ranker" / TAUGHT).unlink()
+    settings = QuantizeParams(**TUNING)  # type: ignore[arg-type]
+    tuned = tune(read_ranker(tmp_path / "ranker"), 4, tmp_path / "tuned", train, held_out, settings)
+    onnx.save(quantize_tables(onnx.load(tuned.graph), 4), tmp_path / "int4.onnx")
+    parent, ours = (
+        OnnxRanker(file).scores(held_out) for file in (fragile / "ranker" / GRAPH, tmp_path / "int4.onnx")
+    )
+    assert certify("test", "int4", ("", ours), [], parent, held_out)["ndcg_at_10"]["ratio"] > 0.97
 
 
 def test_fewer_bits_are_fewer_bytes(variants: Path, student: Path) -> None:
@@ -257,9 +283,8 @@ def test_tuned_tables_are_stored_as_they_were_tuned(fragile: Path, tmp_path: Pat
     """The tables in float32 lie on the grid of the rounding: four bits of them say the same."""
     train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
     parent = read_ranker(fragile / "ranker")
-    taught = np.load(fragile / "ranker" / TAUGHT)
     settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
-    tuned = tune(parent, 4, tmp_path / "tuned", train, held_out, taught, settings)
+    tuned = tune(parent, 4, tmp_path / "tuned", train, held_out, settings)
     onnx.save(quantize_tables(onnx.load(tuned.graph), 4), tmp_path / "int4.onnx")
     np.testing.assert_allclose(
         OnnxRanker(tmp_path / "int4.onnx").scores(held_out),

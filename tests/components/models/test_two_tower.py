@@ -14,11 +14,13 @@ def model() -> TwoTower:
 
 def test_the_folded_query_tower_says_the_same(model: TwoTower) -> None:
     inputs = torch.tensor([[1, 2, 0]]), torch.tensor([[0.5, 1.0, 0.0]]), torch.tensor([[3, 0]])
-    assert torch.allclose(QueryTower(model)(*inputs), model.query_vectors(model.content(), *inputs))
+    assert torch.allclose(
+        QueryTower(model)(*inputs), model.query_vectors(model.content(model.every), *inputs)
+    )
 
 
 def test_padding_changes_nothing(model: TwoTower) -> None:
-    content = model.content()
+    content = model.content(model.every)
     short = model.query_vectors(content, torch.tensor([[1]]), torch.tensor([[0.7]]), torch.tensor([[2]]))
     long = model.query_vectors(
         content, torch.tensor([[1, 0, 0]]), torch.tensor([[0.7, 0, 0]]), torch.tensor([[2, 0]])
@@ -27,13 +29,21 @@ def test_padding_changes_nothing(model: TwoTower) -> None:
 
 
 def test_nobody_with_an_empty_basket_still_has_a_vector(model: TwoTower) -> None:
-    nothing = torch.zeros(1, 3, dtype=torch.long)
-    assert torch.isfinite(model.query_vectors(model.content(), nothing, torch.zeros(1, 3), nothing)).all()
+    nothing, content = torch.zeros(1, 3, dtype=torch.long), model.content(model.every)
+    assert torch.isfinite(model.query_vectors(content, nothing, torch.zeros(1, 3), nothing)).all()
 
 
 def test_the_last_dimension_carries_the_items_bias(model: TwoTower) -> None:
     model.bias.weight.data[2] = 5.0
-    content = model.content()
+    content = model.content(model.every)
     query = model.query_vectors(content, torch.tensor([[1]]), torch.ones(1, 1), torch.tensor([[0]]))
     assert query[0, -1] == 1
-    assert model.item_vectors(content)[2, -1] == 5
+    assert model.item_vectors(content, model.every)[2, -1] == 5
+
+
+def test_some_items_have_the_vectors_that_they_have_among_all(model: TwoTower) -> None:
+    some = torch.tensor([0, 3, 1])
+    torch.testing.assert_close(model.content(some), model.content(model.every)[some])
+    vectors = model.item_vectors(model.content(model.every), model.every)
+    torch.testing.assert_close(model.item_vectors(model.content(some), some), vectors[some])
+    assert not model.content(some)[0].any()  # padding
