@@ -44,7 +44,7 @@ from components.test_lists import TestLists, read_test_lists
 from components.train_ranker import RANKERS, train_ranker
 from feature_repo.events import read_dataset
 from feature_repo.statistics import read_statistics
-from serving.bundle import load_bundle
+from serving.bundle import Bundle, load_bundle
 from serving.measurement import measured_on, write_result
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Line:
     compiled: Path
     bundle: Path
     dataset: Path
+    ranker_params: Mapping[str, Any]  # what the run was asked to train its rankers by
 
 
 def bench_compression(line: Line, out_dir: Path) -> dict[str, Any]:
@@ -79,11 +80,14 @@ def bench_compression(line: Line, out_dir: Path) -> dict[str, Any]:
 
 
 def _bench(line: Line, out_dir: Path, scratch: Path) -> dict[str, Any]:
+    bundle = load_bundle(line.bundle)
+    lists = read_test_lists(bundle, read_dataset(line.dataset), scratch)
     teachers = [read_ranker(path) for path in line.teachers]
     taught = {teacher.manifest["model"] for teacher in teachers}
     arms: dict[str, Path] = {f"teacher {t.manifest['model']}": t.path for t in teachers}
     for model in sorted(set(RANKERS) - taught):
-        train_ranker(line.examples, line.statistics, scratch / model, model, {})
+        params = dict(line.ranker_params)
+        train_ranker(line.examples, line.statistics, scratch / model, model, params)
         arms[f"ranker {model}"] = scratch / model
     arms["student"] = line.student
     arms["student without teachers"] = scratch / "alone"
@@ -94,14 +98,18 @@ def _bench(line: Line, out_dir: Path, scratch: Path) -> dict[str, Any]:
     arms["pruned"] = line.pruned
     arms |= {f"pruned, {place.name}": place for place in sorted(line.variants.iterdir()) if place.is_dir()}
     arms["served"] = line.compiled
-    return _judge(line, arms, teachers, out_dir, scratch)
+    return _judge(line, bundle, lists, arms, teachers, out_dir, scratch)
 
 
 def _judge(
-    line: Line, arms: Mapping[str, Path], teachers: list[RankerArtefact], out_dir: Path, scratch: Path
+    line: Line,
+    bundle: Bundle,
+    lists: TestLists,
+    arms: Mapping[str, Path],
+    teachers: list[RankerArtefact],
+    out_dir: Path,
+    scratch: Path,
 ) -> dict[str, Any]:
-    bundle = load_bundle(line.bundle)
-    lists = read_test_lists(bundle, read_dataset(line.dataset), scratch)
     held_out = read_ranker_examples(line.examples, "calibration")
     items = len(bundle.statistics.item_ids)
     rows: dict[str, dict[str, Any]] = {}
@@ -130,6 +138,7 @@ def _judge(
         "bundle_id": bundle.bundle_id,
         **measured_on(),
         "baskets": len(lists.tasks),
+        "teachers": len(ensemble.teachers),
         "rankers": rows,
         "against_ensemble": {
             name: ratios(tally, tallies["ensemble"], lists.bootstrap) for name, tally in tallies.items()
@@ -238,7 +247,8 @@ def compression_table(results: Mapping[str, Any]) -> str:
     """Return the measurements as Markdown."""
     rows, best = results["rankers"], results["rankers"]["ensemble"]
     lines = [
-        f"{results['baskets']} test baskets; bundle {results['bundle_id']}, commit {results['commit']}, "
+        f"{results['baskets']} test baskets, {results['teachers']} teachers; "
+        f"bundle {results['bundle_id']}, commit {results['commit']}, "
         f"{results['machine']['cpu']}, one thread a ranker, all in one run and taking turns.",
         "",
         "| ranker | NDCG@10 | Recall@20 | repeat | new | GAUC | of the ensemble's NDCG@10 | kB | smaller "

@@ -27,6 +27,7 @@ _DISCOUNT = 1 / np.log2(np.arange(2, TOP + 2))
 
 # What a step may be measured against; the certificate says which, this table says whether it may.
 MAY_BE_HELD_AGAINST = {
+    "export_ranker": ("train",),
     "train_ranker": ("train",),
     "distill_ranker": ("distill",),
     "prune_ranker": ("prune",),
@@ -109,7 +110,7 @@ def _check(certificate: Mapping[str, Any], tolerances: Mapping[str, Any]) -> lis
         failed.append(f"logloss is {ratio:.4f} of the parent's, allowed {most:g}")
     if not certificate["difference"]["max"] <= allowed["difference"]:
         failed.append(
-            f"a score moved by {certificate['difference']['max']:.2g}, allowed {allowed['difference']:g}"
+            f"a score moved by {certificate['difference']['max']:.4g}, allowed {allowed['difference']:g}"
         )
     if "export" in certificate:
         failed += [f"its graph: {reason}" for reason in _check(certificate["export"], tolerances)]
@@ -134,7 +135,8 @@ def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[
     """Return what is wrong with the chain that should lead to the graph with the id `served`.
 
     A chain begins with trained rankers, which alone have no parent; every other certificate names parents
-    that stand before it, and all were measured on the same lists.
+    that stand before it, each leads to the last one, and all were measured on the same lists. The
+    certificate of an export stands within that of the step that exported, never alone.
     """
     if not certificates:
         return ["there is no certificate at all"]
@@ -151,6 +153,12 @@ def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[
             wrong.append(f"{name}: it was measured on other lists than the first")
         wrong += [f"{name}: {reason}" for reason in check(certificate)]
         known.add(str(certificate.get("id")))
+    leading = {str(certificates[-1].get("id"))}
+    for certificate in reversed(certificates):
+        if str(certificate.get("id")) in leading:
+            leading.update(certificate.get("parents", []))
+        else:
+            wrong.append(f"{certificate.get('step')} -> {certificate.get('id')}: nothing was made from it")
     if certificates[-1].get("id") != served:
         wrong.append(f"the last certificate is of {certificates[-1].get('id')}, the graph is {served}")
     return wrong

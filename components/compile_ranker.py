@@ -30,7 +30,7 @@ from components.ranker_artefact import (
     graph_id,
     read_ranker,
 )
-from components.scoring import SIZES, Call, OnnxRanker, measure_calls
+from components.scoring import SIZES, Call, OnnxRanker, measure, measure_calls
 from components.train_ranker import load_ranker
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ PROVIDERS = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 SERVED = ("cpu",)  # what the endpoint runs a bundle with; the others are measured for comparison
+ENGINES = "engines.json"  # beside the winner: every engine and variant
 TORCH = ("torch_eager", "torch_compile")  # measured for comparison; the endpoint has no PyTorch
 
 
@@ -57,6 +58,13 @@ class CompileParams:
     candidates: int = 500  # the number of candidates whose p50 decides
     near_ratio: float = 1.03  # as good as equally fast: then the smaller file wins
 
+    def __post_init__(self) -> None:
+        """Refuse a number of candidates that is not measured."""
+        if self.candidates not in SIZES:
+            raise TypeError(f"CompileParams.candidates is {self.candidates}, expected one of {SIZES}")
+        if self.near_ratio < 1:
+            raise TypeError(f"CompileParams.near_ratio is {self.near_ratio}, expected 1 or more")
+
 
 def compile_ranker(
     examples: Path, ranker: Path, variants: Path, compiled: Path, params: dict[str, Any]
@@ -70,7 +78,7 @@ def compile_ranker(
         examples: what `build_examples` wrote.
         ranker: what `prune_ranker` wrote; it takes part as the variant fp32.
         variants: what `quantize_ranker` wrote.
-        compiled: the directory to write; `engines.json` in it tells of every engine and variant.
+        compiled: the directory to write; ENGINES in it tells of every engine and variant.
         params: fields of `CompileParams`.
 
     Returns:
@@ -80,20 +88,20 @@ def compile_ranker(
         ParityFailed: the optimised graph does not say what its variant says.
     """
     settings = read_params(CompileParams, params)
-    if settings.candidates not in SIZES:
-        raise TypeError(f"CompileParams.candidates is {settings.candidates}, expected one of {SIZES}")
     held_out = read_ranker_examples(examples, "calibration")
     parent = read_ranker(ranker)
+    cost = Cost([parent])
     known = {"fp32": parent}
     known |= {place.name: read_ranker(place) for place in sorted(variants.iterdir()) if place.is_dir()}
     with tempfile.TemporaryDirectory() as scratch:
         graphs = {name: optimise(one.graph, Path(scratch) / f"{name}.onnx") for name, one in known.items()}
         arms, skipped = _measure(known, graphs, held_out)
-        sizes = {name: artefact.graph.stat().st_size for name, artefact in known.items()}
+        sizes = {name: graph.stat().st_size for name, graph in graphs.items()}
         winner = choose(arms, sizes, settings)
+        begin_ranker(compiled)
+        write_json(compiled / ENGINES, {"arms": arms, "skipped": skipped})
         source = winner["variant"]
-        _write(known[source], graphs[source], compiled, winner, held_out, settings)
-    write_json(compiled / "engines.json", {"arms": arms, "skipped": skipped})
+        _write(known[source], graphs[source], compiled, winner["engine"], held_out, settings, cost)
     size = str(settings.candidates)
     eager = next(arm for arm in arms if arm["engine"] == "torch_eager")
     speedup = eager["latency_ms"][size]["p50"] / winner["latency_ms"][size]["p50"]
@@ -108,18 +116,31 @@ def compile_ranker(
 def _measure(
     known: Mapping[str, RankerArtefact], graphs: Mapping[str, Path], held_out: RankerExamples
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the latency of every variant on every engine, and why an engine was skipped."""
+    """Return the latency of every variant on every engine, and why an engine, or one variant, was skipped."""
     arms: list[dict[str, Any]] = []
     calls: list[Call] = []
     skipped: dict[str, str] = {}
+    feed = OnnxRanker(known["fp32"].graph).feed
+    longest = int(np.argmax(np.diff(held_out.start)))
+    trial = feed(held_out, np.arange(*held_out.start[longest : longest + 2])[None, :], np.array([longest]))
 
     def add(variant: str, engine: str, failed: list[str], open_call: Callable[[], Call]) -> None:
         try:
-            calls.append(open_call())
+            call = open_call()
+            call(trial)
         except EngineMissing as reason:
             skipped[engine] = str(reason)
+        except Exception as reason:
+            if engine in SERVED:
+                raise
+            # Engines refuse a graph with errors of many kinds; one that is only compared stops no release.
+            skipped[f"{engine}, {variant}"] = f"{type(reason).__name__}: {reason}".splitlines()[0]
         else:
-            arms.append({"variant": variant, "engine": engine, "outside_tolerance": failed})
+            calls.append(call)
+            served = engine in SERVED
+            arms.append(
+                {"variant": variant, "engine": engine, "is_served": served, "outside_tolerance": failed}
+            )
 
     for name, artefact in known.items():
         failed = check(artefact.certificates[-1])
@@ -129,7 +150,7 @@ def _measure(
             add(name, engine, failed, partial(open_engine, graph, engine))
     for engine in TORCH:
         add("fp32", engine, [], partial(open_torch, known["fp32"], engine, held_out))
-    feeds = [OnnxRanker(known["fp32"].graph).feed] * len(calls)
+    feeds = [feed] * len(calls)
     for arm, latency in zip(arms, measure_calls(calls, feeds, held_out), strict=True):
         arm["latency_ms"] = latency
     return arms, skipped
@@ -142,7 +163,7 @@ def choose(arms: list[dict[str, Any]], sizes: dict[str, int], settings: CompileP
         ValueError: there is none.
     """
     size = str(settings.candidates)
-    fit = [arm for arm in arms if arm["engine"] in SERVED and not arm["outside_tolerance"]]
+    fit = [arm for arm in arms if arm["is_served"] and not arm["outside_tolerance"]]
     if not fit:
         raise ValueError("no variant that may serve is within its tolerance: look at its certificate")
     fastest = min(arm["latency_ms"][size]["p50"] for arm in fit)
@@ -238,26 +259,29 @@ def _write(
     source: RankerArtefact,
     graph: Path,
     compiled: Path,
-    winner: dict[str, Any],
+    engine: str,
     held_out: RankerExamples,
     settings: CompileParams,
+    cost: Cost,
 ) -> None:
-    cost = Cost([source])
-    begin_ranker(compiled)
     shutil.copyfile(graph, compiled / GRAPH)
+    ours, theirs = OnnxRanker(compiled / GRAPH), OnnxRanker(source.graph)
+    latency, before = measure([ours, theirs], held_out)
     certificate = certify(
         "compile_ranker",
         "compile",
-        (graph_id(graph), OnnxRanker(compiled / GRAPH).scores(held_out)),
+        (graph_id(graph), ours.scores(held_out)),
         [source.id],
-        OnnxRanker(source.graph).scores(held_out),
+        theirs.scores(held_out),
         held_out,
-        engine=winner["engine"],
+        engine=engine,
         bytes=graph.stat().st_size,
-        latency_ms=winner["latency_ms"],
+        latency_ms=latency,
+        parent_bytes=source.graph.stat().st_size,
+        parent_latency_ms=before,
     )
     enforce(certificate)
-    fields = {**source.manifest, "step": "compile_ranker", "parents": [source.id], "engine": winner["engine"]}
+    fields = {**source.manifest, "step": "compile_ranker", "parents": [source.id], "engine": engine}
     fields["params"] = {**source.manifest["params"], "compile": asdict(settings)}
     fields["cost"] = cost.spent()
     certificates = [*source.certificates, certificate]

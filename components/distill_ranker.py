@@ -17,7 +17,7 @@ from components.examples import RankerExamples, read_manifest, read_ranker_examp
 from components.export_ranker import export_ranker
 from components.fitting import Schedule, Soft, fit, sample_rows
 from components.models.dlrm import Dlrm
-from components.parameters import read_params
+from components.parameters import read_params, require_positive
 from components.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker, read_ranker
 from components.scoring import OnnxRanker, logit, measure
 from components.train_ranker import calibrate, platt, read_shape
@@ -41,6 +41,15 @@ class StudentParams:
     soft_weight: float = 0.7  # of the teachers' opinion; what was bought has the rest
     temperature: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a student of nothing, and weights that are no shares."""
+        require_positive(self, "hidden", "dim", "epochs", "batch_size", "learning_rate", "temperature")
+        for name in ("dropout", "soft_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise TypeError(
+                    f"StudentParams.{name} is {getattr(self, name)}, expected a share from 0 to 1"
+                )
 
 
 @dataclass(frozen=True)

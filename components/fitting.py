@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +48,6 @@ def fit(
     data: RankerExamples,
     schedule: Schedule,
     soft: Soft | None = None,
-    after_step: Callable[[], None] | None = None,
 ) -> float:
     """Train in place with Adam and one learning-rate cycle; return the mean loss of the last epoch.
 
@@ -61,7 +59,6 @@ def fit(
         data: lists, each with a purchase.
         schedule: how long and how fast.
         soft: a teacher's logits for every row.
-        after_step: called after each step, for what must hold of the weights at all times.
     """
     rng = np.random.default_rng(schedule.seed)
     rank, workers = (
@@ -105,8 +102,6 @@ def fit(
             loss.backward()
             optimizer.step()
             cycle.step()
-            if after_step is not None:
-                after_step()
             losses.append(loss.item())
             if time.perf_counter() - said > 15:
                 said = time.perf_counter()
@@ -173,7 +168,10 @@ def hard_loss(logits: Tensor, label: Tensor, there: Tensor, pointwise_weight: fl
 
 
 def soft_loss(logits: Tensor, taught: Tensor, there: Tensor, temperature: float) -> Tensor:
-    """Return the cross-entropy between the teacher's and the student's softmax over each list."""
+    """Return the cross-entropy between the teacher's and the student's softmax over each list.
+
+    Times the temperature squared, so that its gradients weigh the same at any temperature.
+    """
     log_p = functional.log_softmax(logits.masked_fill(~there, -1e9) / temperature, dim=1)
     target = functional.softmax(taught.masked_fill(~there, -1e9) / temperature, dim=1)
-    return -(log_p * target).sum(1).mean()
+    return -(log_p * target).sum(1).mean() * temperature**2

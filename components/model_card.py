@@ -47,8 +47,8 @@ def model_card(
         *chain_table(certificates),
         "",
         *_engines(bundle / "engines.json"),
-        f"Rankers and student took {spent:.0f} CPU-seconds to train, about {watt_hours(spent):.1f} Wh "
-        f"(CPU-seconds x {WATTS_A_CORE:g} W / 3600).",
+        f"Teachers, student and pruning took {spent:.0f} CPU-seconds, about {watt_hours(spent):.1f} Wh "
+        f"(CPU-seconds x {WATTS_A_CORE:g} W / 3600); variants that were not chosen are left out.",
     ]
     latency = certificates[-1].get("latency_ms", {}).get("500") if certificates else None
     if latency:
@@ -75,10 +75,17 @@ def chain_table(certificates: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{one['ndcg_at_10']['ratio']:.4f}",
             f"{one['top_10_overlap']:.3f}",
             f"{one['bytes']:,}",
-            f"{one['latency_ms']['500']['p50']:.2f}",
+            _against(one),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _against(certificate: Mapping[str, Any]) -> str:
+    """Return p50 at 500 candidates, beside the parent's from the same turns where there is one."""
+    ours, theirs = (certificate.get(key) for key in ("latency_ms", "parent_latency_ms"))
+    shown = f"{ours['500']['p50']:.2f}" if ours else ""
+    return f"{shown} (parent {theirs['500']['p50']:.2f})" if theirs else shown
 
 
 def _engines(file: Path) -> list[str]:
@@ -88,7 +95,8 @@ def _engines(file: Path) -> list[str]:
     lines = ["| variant | engine | p50 ms at 500 | p99 | may serve |", "|---|---|---|---|---|"]
     for arm in found["arms"]:
         at = arm["latency_ms"]["500"]
-        fit = "no: " + "; ".join(arm["outside_tolerance"]) if arm["outside_tolerance"] else "yes"
+        why = arm["outside_tolerance"] or (() if arm["is_served"] else ("for comparison",))
+        fit = "no: " + "; ".join(why) if why else "yes"
         lines.append(f"| {arm['variant']} | {arm['engine']} | {at['p50']:.2f} | {at['p99']:.2f} | {fit} |")
-    lines += [f"| all | {engine} | skipped: {reason} | | |" for engine, reason in found["skipped"].items()]
+    lines += [f"| | {engine} | skipped: {reason} | | |" for engine, reason in found["skipped"].items()]
     return [*lines, ""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from inspect import signature
 from typing import Any, TypeVar
 
 Params = TypeVar("Params")
@@ -24,6 +25,32 @@ def read_params(kind: type[Params], given: Mapping[str, Any]) -> Params:
         for field in fields(kind)  # type: ignore[arg-type]
     }
     return kind(**{name: _value(kind, known, name, value) for name, value in given.items()})
+
+
+def read_arguments(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is given for the arguments of a class that have a default, read like parameters.
+
+    Whole numbers are sizes: 1 or more.
+
+    Raises:
+        TypeError: naming the key, what was found and what was expected.
+    """
+    arguments = signature(kind).parameters
+    known = {name: one.default for name, one in arguments.items() if one.default is not one.empty}
+    read = {name: _value(kind, known, name, value) for name, value in given.items()}
+    for name, value in read.items():
+        if type(known[name]) is int and value < 1:
+            raise TypeError(f"{kind.__name__}.{name} is {value}, expected 1 or more")
+    return read
+
+
+def require_positive(settings: Any, *names: str) -> None:
+    """Raise TypeError for a field that is 0 or less, naming it."""
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise TypeError(
+                f"{type(settings).__name__}.{name} is {getattr(settings, name)}, expected more than 0"
+            )
 
 
 def overlay(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from components.export_ranker import export_ranker
 from components.fitting import Schedule, Soft, fit
 from components.home import write_json
 from components.models.ranker import Ranker
-from components.parameters import read_params
+from components.parameters import read_params, require_positive
 from components.ranker_artefact import (
     GRAPH,
+    MANIFEST,
     Cost,
     RankerArtefact,
     begin_ranker,
@@ -49,6 +50,12 @@ class PruneParams:
     soft_weight: float = 0.7
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse shares that leave nothing or take nothing, and a tuning of nothing."""
+        if not self.ratios or not all(0 < ratio < 1 for ratio in self.ratios):
+            raise TypeError(f"PruneParams.ratios is {self.ratios}, expected shares between 0 and 1")
+        require_positive(self, "epochs", "batch_size", "learning_rate")
+
 
 def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, Any]) -> dict[str, Any]:
     """Prune a student by each ratio; keep the smallest that is still within its tolerance.
@@ -69,6 +76,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     """
     settings = read_params(PruneParams, params)
     parent = read_ranker(student)
+    cost = Cost([parent])
     data = read_ranker_examples(examples, "train")
     held_out = read_ranker_examples(examples, "calibration")
     taught = np.load(student / TAUGHT, mmap_mode="r", allow_pickle=False)
@@ -80,7 +88,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
         best = student
         for ratio in sorted(settings.ratios):
             place = Path(scratch) / f"{ratio:g}"
-            certificate = _prune(parent, place, ratio, data, held_out, taught, before, settings)
+            certificate = _prune(parent, place, ratio, data, held_out, taught, before, settings, cost)
             failed = check(certificate)
             table[f"{ratio:g}"] = {**certificate, "outside_tolerance": failed}
             log.info(
@@ -90,9 +98,11 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
                 kept, best = ratio, place
         if best is student:
             log.warning("no ratio holds the tolerance: the student stays whole")
-        shutil.copytree(best, pruned, dirs_exist_ok=True)
-    np.save(pruned / TAUGHT, taught, allow_pickle=False)
-    write_json(pruned / "table.json", table)
+        np.save(pruned / TAUGHT, taught, allow_pickle=False)
+        write_json(pruned / "table.json", table)
+        unfinished = shutil.ignore_patterns(TAUGHT, MANIFEST)
+        shutil.copytree(best, pruned, dirs_exist_ok=True, ignore=unfinished)
+        shutil.copyfile(best / MANIFEST, pruned / MANIFEST)  # last: until then nobody takes it as finished
     return {
         "kept_ratio": kept,
         **{f"ndcg_at_10_{ratio}": row["ndcg_at_10"]["child"] for ratio, row in table.items()},
@@ -108,8 +118,8 @@ def _prune(
     taught: np.ndarray,
     before: np.ndarray,
     settings: PruneParams,
+    cost: Cost,
 ) -> dict[str, Any]:
-    cost = Cost([parent])
     torch.manual_seed(settings.seed)
     model, size = smaller(load_ranker(parent), parent, ratio)
     fit(
@@ -147,15 +157,9 @@ def _prune(
 
 
 def smaller(model: Ranker, artefact: RankerArtefact, ratio: float) -> tuple[Ranker, dict[str, Any]]:
-    """Return a ranker with `1 - ratio` of the hidden units of every MLP, and its size.
-
-    Raises:
-        ValueError: the ratio leaves nothing, or is none.
-    """
-    if not 0 < ratio < 1:
-        raise ValueError(f"prune ratio is {ratio}, expected more than 0 and less than 1")
+    """Return a ranker with `1 - ratio` of the hidden units of every MLP, and its size."""
     hidden = artefact.manifest["size"]["hidden"]
-    left = max(MULTIPLE, round(hidden * (1 - ratio) / MULTIPLE) * MULTIPLE)
+    left = min(hidden, max(MULTIPLE, round(hidden * (1 - ratio) / MULTIPLE) * MULTIPLE))
     size = {**artefact.manifest["size"], "hidden": left}
     kind, _ = RANKERS[artefact.manifest["model"]]
     small = kind(shape_of(artefact), **size)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from components.export_ranker import export_ranker
 from components.fitting import Schedule, Soft, fit
 from components.home import write_json
 from components.onnx_export import check_operators
-from components.parameters import read_params
+from components.parameters import read_params, require_positive
 from components.ranker_artefact import (
     GRAPH,
     Cost,
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 CALIBRATION_BATCHES = 8  # of about 8,000 rows: what ranges of activations are read from
 WEIGHT_BLOCK = 32
+TUNED = ("fp32", "int8_weights", "int4_weights")  # forms whose rounding is known before the data comes in
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 @dataclass(frozen=True)
 class QuantizeParams:
-    """How tables are tuned when rounding alone loses more than the tolerance."""
+    """How a ranker is tuned when rounding alone loses more than the tolerance."""
 
     tune_epochs: int = 1
     batch_size: int = 64
@@ -79,12 +81,16 @@ class QuantizeParams:
     soft_weight: float = 0.7
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse a tuning of nothing."""
+        require_positive(self, "tune_epochs", "batch_size", "learning_rate")
+
 
 def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[str, Any]) -> dict[str, Any]:
     """Write one ranker per variant of `VARIANTS` into `variants`.
 
-    Rounding comes first (post-training quantisation). Where the tables lose more than their tolerance that
-    way, they are tuned with the rounding in the loop (quantisation-aware training, straight-through
+    Rounding comes first (post-training quantisation). Where tables or weights lose more than their tolerance
+    that way, they are tuned with the rounding in the loop (quantisation-aware training, straight-through
     gradients: Jacob et al., arXiv 1712.05877) and rounded again.
 
     Args:
@@ -108,10 +114,10 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
         cost, place = Cost([parent]), variants / name
         certificate = _write(parent, parent, name, place, train, held_out, before, cost, {})
         failed = check(certificate)
-        if failed and variant.dense == "fp32":
+        if failed and variant.dense in TUNED:
             log.info("%s: %s; tuning with the rounding in the loop", name, "; ".join(failed))
             with tempfile.TemporaryDirectory() as scratch:
-                tuned = tune(parent, variant.table_bits, Path(scratch), train, held_out, settings)
+                tuned = tune(parent, variant, Path(scratch), train, held_out, settings)
                 how = asdict(settings)
                 certificate = _write(parent, tuned, name, place, train, held_out, before, cost, how)
             failed = check(certificate)
@@ -208,13 +214,13 @@ def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerEx
 
 def tune(
     parent: RankerArtefact,
-    bits: int,
+    variant: Variant,
     place: Path,
     train: RankerExamples,
     held_out: RankerExamples,
     settings: QuantizeParams,
 ) -> RankerArtefact:
-    """Train a ranker's tables so that they bear the rounding, and write it, in float32, into `place`.
+    """Train a ranker so that it bears a variant's rounding, and write it, in float32, into `place`.
 
     A student goes on learning from its teachers; a ranker that has none, from what was bought alone.
     """
@@ -222,17 +228,24 @@ def tune(
     taught = np.load(opinion, mmap_mode="r", allow_pickle=False) if opinion.is_file() else None
     torch.manual_seed(settings.seed)
     model = load_ranker(parent)
-    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    for table in tables:
-        parametrize.register_parametrization(table, "weight", _Rounding(bits))
+    rounded: list[nn.Module] = []
+    for module in list(model.modules()):
+        if isinstance(module, nn.Embedding):
+            how = partial(round_table, bits=variant.table_bits)
+        elif isinstance(module, nn.Linear) and variant.dense != "fp32":
+            how = partial(round_blocks, bits=int(variant.dense[3]))
+        else:
+            continue
+        parametrize.register_parametrization(module, "weight", _Rounding(how))
+        rounded.append(module)
     fit(
         model,
         train,
         Schedule(settings.tune_epochs, settings.batch_size, settings.learning_rate, 0.1, 0.0, settings.seed),
         None if taught is None else Soft(taught, settings.soft_weight, 1.0),
     )
-    for table in tables:
-        parametrize.remove_parametrizations(table, "weight", leave_parametrized=True)
+    for module in rounded:
+        parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
     model.eval()
     calibrate(model, held_out)
     begin_ranker(place)
@@ -243,19 +256,37 @@ def tune(
 
 
 class _Rounding(nn.Module):
-    """Rounds a table on its way in and lets gradients pass as if it had not."""
+    """Rounds a matrix on its way in and lets gradients pass as if it had not."""
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.bits = bits
+        self.how = how
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            if self.bits == 16:
-                rounded = weight.half().float()
-            else:
-                rounded = dequantize_table(*quantize_table(weight, self.bits), self.bits)
+            rounded = self.how(weight)
         return weight + (rounded - weight).detach()
+
+
+def round_table(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return a table, (rows, d) float32, as 16, 8 or 4 bits hold it."""
+    if bits == 16:
+        return weight.half().float()
+    return dequantize_table(*quantize_table(weight, bits), bits)
+
+
+def round_blocks(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return a layer's weights, (out, in) float32, as 8 or 4 bits in blocks of WEIGHT_BLOCK inputs hold them.
+
+    As ONNX Runtime's MatMulNBits does it: the largest of a block, sign and all, is the lowest level.
+    """
+    lowest = -(2 ** (bits - 1))
+    missing = -weight.shape[1] % WEIGHT_BLOCK
+    blocks = nn.functional.pad(weight, (0, missing)).unflatten(1, (-1, WEIGHT_BLOCK))
+    largest = blocks.gather(2, blocks.abs().argmax(2, keepdim=True))
+    scale = largest / lowest
+    whole = (blocks / torch.where(scale == 0, 1.0, scale)).round().clamp(lowest, -lowest - 1)
+    return (whole * scale).flatten(1)[:, : weight.shape[1]]
 
 
 class _Feeds(CalibrationDataReader):

@@ -26,6 +26,7 @@ from components.home import write_json
 
 GRAPH = "ranker.onnx"
 CERTIFICATES = "certificates.json"
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def graph_id(file: Path) -> str:
 
 
 class Cost:
-    """Measures what making a ranker takes, from its construction on."""
+    """Measures what making a ranker takes, from its construction on, in this process."""
 
     def __init__(self, parents: Iterable[RankerArtefact] = ()) -> None:
         """Take the rankers that it is made from: what they took is part of the total."""
@@ -107,7 +108,7 @@ def finish_ranker(path: Path, certificates: list[dict[str, Any]], **fields: Any)
     """
     found = graph_id(path / GRAPH)
     write_json(path / CERTIFICATES, certificates)
-    write_json(path / "manifest.json", {"kind": "ranker", "id": found, **fields})
+    write_json(path / MANIFEST, {"kind": "ranker", "id": found, **fields})
     return found
 
 
@@ -117,9 +118,9 @@ def read_ranker(path: Path) -> RankerArtefact:
     Raises:
         ContractViolation: there is no finished one, or its graph is not the one that was certified.
     """
-    if not (path / "manifest.json").is_file():
-        raise ContractViolation(f"{path} holds no finished ranker (no manifest.json): run its step again")
-    manifest = json.loads((path / "manifest.json").read_bytes())
+    if not (path / MANIFEST).is_file():
+        raise ContractViolation(f"{path} holds no finished ranker (no {MANIFEST}): run its step again")
+    manifest = json.loads((path / MANIFEST).read_bytes())
     if manifest.get("kind") != "ranker":
         raise ContractViolation(
             f"{path} holds a {manifest.get('kind')}, expected a ranker: pass the right artefact"

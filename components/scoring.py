@@ -17,7 +17,7 @@ from serving.bundle import open_session
 
 ROWS_AT_ONCE = 8_192
 SIZES = (1, 100, 500, 1_000)  # candidates
-REPEATS, WARM_UP = 120, 3
+REPEATS, WARM_UP = 300, 3
 
 Call = Callable[[Any], Any]  # takes what its feed made
 Feed = Callable[[RankerExamples, np.ndarray, np.ndarray], Any]

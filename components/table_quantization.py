@@ -7,7 +7,7 @@ What is stored for a table of d columns, in bytes a row:
     int4   d / 2 + 2 d / ROWS_A_BLOCK   GatherBlockQuantized, one scale for a column of ROWS_A_BLOCK rows
 
 A scale for every row of four-bit numbers is what most tools write. It costs two bytes beside d / 2, so that
-the promised 8 x becomes 7.5 x at d = 64 and 5.3 x at d = 16; a block of rows shares its scales for 7.9 x at
+the promised 8 x becomes 7.5 x at d = 64 and 6.4 x at d = 16; a block of rows shares its scales for 7.9 x at
 any d.
 """
 

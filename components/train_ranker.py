@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from components.models.graph import GraphRanker
 from components.models.ranker import Ranker, Shape
 from components.models.sequence import SequenceRanker
 from components.models.wide_deep import WideDeep
-from components.parameters import overlay, read_params
+from components.parameters import overlay, read_arguments, read_params, require_positive
 from components.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker
 from components.scoring import batches
 from feature_repo.schema import LEVELS
@@ -50,9 +50,7 @@ class RankerParams:
 
     def __post_init__(self) -> None:
         """Refuse a training of nothing."""
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise TypeError(f"RankerParams.{name} is {getattr(self, name)}, expected 1 or more")
+        require_positive(self, "epochs", "batch_size", "learning_rate")
 
 
 # Adding a ranker: a file in `components/models/` and a line here, with what it is trained by unless told.
@@ -98,6 +96,8 @@ def train_ranker(
     if settings is None:
         raise ValueError(f"no ranker {model!r}: choose one of {', '.join(RANKERS)}")
     kind, _ = RANKERS[model]
+    if kind is GradientBoosting and not leads:  # trees take all cores of one process
+        return {"model": model}
     data = read_ranker_examples(examples, "train")
     if len(data.start) < 2:
         raise ValueError("no training list holds a purchase: bring more baskets of four items or more")
@@ -121,7 +121,7 @@ def train_ranker(
     scores = calibrate(ranker, held_out)
     spent = cost.spent()
     begin_ranker(checkpoint)
-    certificate = export_ranker(ranker, checkpoint, held_out)
+    certificate = {**export_ranker(ranker, checkpoint, held_out), "step": "train_ranker"}
     finish_ranker(
         checkpoint,
         [certificate],
@@ -131,7 +131,7 @@ def train_ranker(
         shape=asdict(shape),
         size=settings.size,
         params={
-            "ranker": {"model": model, **asdict(settings)},
+            "ranker": {"model": model, **{name: getattr(settings, name) for name in reads(kind)}},
             "examples": read_manifest(examples)["params"],
         },
         cost=spent,
@@ -154,10 +154,19 @@ def read_ranker_params(given: Mapping[str, Any]) -> dict[str, RankerParams]:
     """
     if unknown := sorted(set(given) - set(RANKERS)):
         raise TypeError(f"no ranker {unknown[0]!r}: there is {', '.join(RANKERS)}")
-    return {
-        name: read_params(RankerParams, overlay(asdict(usual), given.get(name, {})))
-        for name, (_, usual) in RANKERS.items()
-    }
+    found = {}
+    for name, (kind, usual) in RANKERS.items():
+        asked = given.get(name, {})
+        if unread := sorted(asked.keys() & RankerParams.__annotations__.keys() - set(reads(kind))):
+            raise TypeError(f"{name} is not trained by {unread[0]!r}: it reads {' and '.join(reads(kind))}")
+        settings = read_params(RankerParams, overlay(asdict(usual), asked))
+        found[name] = replace(settings, size=read_arguments(kind, settings.size))
+    return found
+
+
+def reads(kind: type[Ranker] | type[GradientBoosting]) -> tuple[str, ...]:
+    """Return the fields of `RankerParams` that a model is trained by."""
+    return ("size", "seed") if kind is GradientBoosting else tuple(RankerParams.__annotations__)
 
 
 def schedule_of(settings: RankerParams) -> Schedule:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from components.checkpoint import read_checkpoint, write_checkpoint
 from components.examples import RetrieverExamples, read_manifest, read_retriever_examples
 from components.models.two_tower import TwoTower
-from components.parameters import read_params
+from components.parameters import read_params, require_positive
 from feature_repo.schema import BASKET_LENGTH
 from feature_repo.statistics import read_statistics, read_vocabulary
 
@@ -40,9 +40,9 @@ class RetrieverParams:
 
     def __post_init__(self) -> None:
         """Refuse a training of nothing."""
-        for name in ("epochs", "batch_size", "dim", "hidden"):
-            if getattr(self, name) < 1:
-                raise TypeError(f"RetrieverParams.{name} is {getattr(self, name)}, expected 1 or more")
+        require_positive(
+            self, "epochs", "batch_size", "dim", "hidden", "learning_rate", "negatives", "targets"
+        )
 
 
 def train_retriever(
@@ -119,7 +119,7 @@ def _loss(
     basket, targets = _hide(np.asarray(data.basket[rows]), settings.targets, rng)
     negatives = rng.choice(items, min(settings.negatives, items), replace=False) + 1
     history = data.history[rows].astype(np.int64)
-    # Only the items that this batch names are looked up: the catalogue may be as large as it likes.
+    # Only the items that this batch names go through the towers; the optimiser still visits every row.
     named, places = np.unique(
         np.concatenate([[0], *(part.ravel() for part in (history, basket, targets, negatives))]),
         return_inverse=True,

@@ -928,11 +928,15 @@ def bench_compression(context: Context, out: Path | None) -> None:
     from pipelines.runs import RunUnknown, list_runs
 
     run = next(
-        (run for run in list_runs(context.home) if (run.artifacts("compile-ranker") / "ranker").is_dir()),
+        (
+            run
+            for run in list_runs(context.home)
+            if (run.artifacts("evaluate-bundle") / "evaluated" / "manifest.json").is_file()
+        ),
         None,
     )
     if run is None:
-        raise RunUnknown(f"no run under {context.home} holds its rankers any more: run `reco run` first")
+        raise RunUnknown(f"no run under {context.home} holds an evaluated bundle: run `reco run` first")
     results = measure(_line_of(run), out or context.home / "bench")
     context.answer(results, compression_table(results))
 
@@ -988,6 +992,7 @@ def _line_of(run: Run) -> Any:
         compiled=run.artifacts("compile-ranker") / "ranker",
         bundle=run.artifacts("evaluate-bundle") / "evaluated",
         dataset=run.artifacts("ingest-events") / "dataset",
+        ranker_params=run.arguments["ranker_params"],
     )
 
 

@@ -251,6 +251,23 @@ def test_the_tables_in_the_readme_were_measured(precision: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(("label", "variant"), [("FP16", "fp16"), ("INT8", "int8"), ("INT4", "int4")])
+def test_the_scale_in_the_readme_was_measured(label: str, variant: str) -> None:
+    found = measured("scale")["variants"][variant]
+    assert row(f"{label}, 2 M items") == [
+        f"{found['parent_bytes'] / found['bytes']:.2f} x",
+        f"{found['ndcg_at_10']['ratio']:.2%}",
+        f"{found['auc']['ratio']:.2%}",
+    ]
+
+
+def test_the_memory_in_the_readme_was_measured() -> None:
+    steps = measured("scale")["steps"]
+    most = max(step["gib"] for step in steps)
+    minutes = sum(step["seconds"] for step in steps) / 60
+    assert f"in {minutes:.0f} minutes and at most {most:.1f} GiB" in " ".join(README.split())
+
+
 def test_the_drift_in_the_readme_was_measured() -> None:
     alarms = {
         week["week"]

@@ -25,6 +25,7 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
         compiled=toy_line / "ranker",
         bundle=toy_line / "evaluated",
         dataset=toy_line / "dataset",
+        ranker_params={},
     )
     results = bench_compression(line, tmp_path)
     board = results["rankers"]

@@ -261,6 +261,21 @@ def test_a_chain_to_another_graph_is_refused(chain: list[dict[str, Any]]) -> Non
     assert check_chain(chain, "e") == ["the last certificate is of d, the graph is e"]
 
 
+def test_an_export_alone_is_no_chain(chain: list[dict[str, Any]]) -> None:
+    """It says that a graph computes what some weights do, of whatever quality they are."""
+    alone = {**chain[0], "step": "export_ranker"}
+    (wrong,) = check_chain([alone], "a")
+    assert wrong == "export_ranker -> a: it names no parent, and only a trained ranker has none"
+
+
+def test_a_link_that_leads_nowhere_is_refused(chain: list[dict[str, Any]]) -> None:
+    stray = {**chain[0], "id": "s"}
+    assert check_chain([*chain[:3], stray, chain[3]], "d") == ["train_ranker -> s: nothing was made from it"]
+    assert check_chain([*chain, stray], "s") == [
+        f"{one['step']} -> {one['id']}: nothing was made from it" for one in reversed(chain)
+    ]
+
+
 @pytest.mark.parametrize(("missing", "parent"), [(1, "b"), (2, "c")])
 def test_a_missing_parent_is_refused(chain: list[dict[str, Any]], missing: int, parent: str) -> None:
     del chain[missing]
@@ -288,7 +303,7 @@ def test_all_links_are_measured_on_the_same_lists(chain: list[dict[str, Any]]) -
 
 
 def test_the_graph_a_link_was_exported_to_is_checked_too(chain: list[dict[str, Any]]) -> None:
-    export = {**chain[0], "difference": {"max": 0.5, "mean": 0.1}}
+    export = {**chain[0], "step": "export_ranker", "difference": {"max": 0.5, "mean": 0.1}}
     chain[2] = {**chain[2], "export": export}
     (wrong,) = check_chain(chain, "d")
     assert wrong.endswith("its graph: a score moved by 0.5, allowed 0.001")

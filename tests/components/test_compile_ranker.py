@@ -12,6 +12,7 @@ import pytest
 from components.certificate import check_chain
 from components.compile_ranker import (
     PROVIDERS,
+    SERVED,
     TORCH,
     CompileParams,
     EngineMissing,
@@ -33,6 +34,7 @@ def arm(variant: str, p50: float, engine: str = "cpu", *outside: str) -> dict[st
     return {
         "variant": variant,
         "engine": engine,
+        "is_served": engine in SERVED,
         "outside_tolerance": list(outside),
         "latency_ms": {"500": {"p50": p50, "p99": 2 * p50}},
     }

@@ -51,7 +51,7 @@ def test_graph_weights_and_certificate_are_written(
     file = tmp_path / "ranker.onnx"
     assert certificate["id"] == graph_id(file)
     assert certificate["bytes"] == file.stat().st_size
-    assert (certificate["step"], certificate["parents"]) == ("train_ranker", [])
+    assert (certificate["step"], certificate["parents"]) == ("export_ranker", [])
     assert check(certificate) == []
     np.testing.assert_allclose(OnnxRanker(file).scores(data), probabilities(model, data), atol=1e-5)
     with np.load(tmp_path / "weights.npz") as stored:
@@ -62,7 +62,7 @@ def test_graph_weights_and_certificate_are_written(
 def test_a_graph_that_answers_otherwise_is_refused(
     data: RankerExamples, tmp_path: Path, few_repeats: None
 ) -> None:
-    with pytest.raises(ParityFailed, match=r"train_ranker made .* too far from its parent"):
+    with pytest.raises(ParityFailed, match=r"export_ranker made .* too far from its parent"):
         export_ranker(untrained(Wavering, data), tmp_path, data)
 
 

@@ -111,11 +111,25 @@ def test_training_finds_the_planted_signal(plant: Callable[..., RankerExamples])
     model = Dlrm(SHAPE, hidden=16)
     model.fit_scale(sample_rows(data))
     untrained = fit(model, data, Schedule(1, 300, 1e-9, 0.1, 0.0, 0))
-    calls: list[int] = []
-    loss = fit(model, data, Schedule(4, 16, 1e-2, 0.1, 0.0, 0), after_step=lambda: calls.append(1))
+    loss = fit(model, data, Schedule(4, 16, 1e-2, 0.1, 0.0, 0))
     assert model.training
     assert loss < 0.5 * untrained
-    assert len(calls) == 16 * 19  # 4 passes were asked for; 16 are the first with LEAST_STEPS
+
+
+def test_few_lists_are_passed_until_the_least_number_of_steps(
+    plant: Callable[..., RankerExamples], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    step = torch.optim.AdamW.step
+
+    def counted(self: torch.optim.AdamW) -> None:
+        steps.append(1)
+        step(self)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
+    model, data = Dlrm(SHAPE, hidden=16), plant(300, 15, seed=1, always=True)
+    fit(model, data, Schedule(4, 16, 1e-2, 0.1, 0.0, 0))
+    assert len(steps) == 16 * 19  # 4 passes were asked for; 16 are the first with LEAST_STEPS
 
 
 def test_a_teacher_with_all_the_weight_is_followed_against_what_was_bought(

@@ -28,16 +28,18 @@ def test_estimates_by_hand() -> None:
 
 
 def test_the_chain_has_a_line_for_each_certificate() -> None:
+    slower = {"500": {"p50": 0.72, "p99": 1.0}}
     lines = chain_table(
         [
             certificate("train_ranker", "a" * 16, []),
-            certificate("prune_ranker", "b" * 16, ["a" * 16], ratio=0.5),
+            certificate("prune_ranker", "b" * 16, ["a" * 16], ratio=0.5, parent_latency_ms=slower),
             certificate("quantize_ranker", "c" * 16, ["b" * 16], variant="int4"),
         ]
     )
     assert len(lines) == 5
     assert lines[2].startswith("| train_ranker | aaaaaaaa | PyTorch, LightGBM | 0.2500 | 0.9980 | 0.970 |")
     assert "prune_ranker 50% | bbbbbbbb | aaaaaaaa" in lines[3]
+    assert lines[3].endswith("| 0.36 (parent 0.72) |")
     assert "quantize_ranker int4 | cccccccc | bbbbbbbb" in lines[4]
 
 
@@ -46,10 +48,13 @@ def test_the_card_tells_quality_engines_and_cost(tmp_path: Path) -> None:
     arm = {
         "variant": "int4",
         "engine": "cpu",
+        "is_served": True,
         "latency_ms": {"500": {"p50": 0.4, "p99": 0.6}},
         "outside_tolerance": ["a score moved by 0.4, allowed 0.3"],
     }
-    engines = {"arms": [arm], "skipped": {"cuda": "no GPU here"}}
+    eager = {**arm, "variant": "fp32", "engine": "torch_eager", "is_served": False, "outside_tolerance": []}
+    served = {**arm, "variant": "fp16", "outside_tolerance": []}
+    engines = {"arms": [arm, eager, served], "skipped": {"cuda": "no GPU here"}}
     (tmp_path / "engines.json").write_text(json.dumps(engines))
     made = {"ranker": {"model": "dlrm", "variant": "int8", "engine": "cpu"}, "cpu_seconds": 720.0}
     card = model_card(
@@ -61,9 +66,11 @@ def test_the_card_tells_quality_engines_and_cost(tmp_path: Path) -> None:
     for told in (
         "| ndcg_at_10 | 0.1784 |",
         "Ranker: dlrm, int8 on cpu, 5 kB",
-        "720 CPU-seconds to train, about 2.0 Wh",
+        "720 CPU-seconds, about 2.0 Wh",
         "0.36 ms of one core: 1.00 Wh and $0.005 a million",
         "| int4 | cpu | 0.40 | 0.60 | no: a score moved by 0.4, allowed 0.3 |",
-        "| all | cuda | skipped: no GPU here",
+        "| fp32 | torch_eager | 0.40 | 0.60 | no: for comparison |",
+        "| fp16 | cpu | 0.40 | 0.60 | yes |",
+        "| | cuda | skipped: no GPU here",
     ):
         assert told in card

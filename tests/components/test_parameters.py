@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from components.parameters import overlay, read_params
+from components.parameters import overlay, read_arguments, read_params
 
 
 @dataclass(frozen=True)
@@ -66,3 +66,27 @@ def test_what_is_given_lies_over_the_usual_at_every_depth() -> None:
     usual = {"size": {"items": True, "dim": 16}, "epochs": 2}
     assert overlay(usual, {"size": {"dim": 8}}) == {"size": {"items": True, "dim": 8}, "epochs": 2}
     assert usual["size"] == {"items": True, "dim": 16}
+
+
+class Model:
+    def __init__(self, shape: int, hidden: int = 64, dropout: float = 0.1, items: bool = False) -> None: ...
+
+
+def test_arguments_of_a_class_are_read_like_parameters() -> None:
+    read = read_arguments(Model, {"hidden": 32.0, "dropout": 0, "items": True})
+    assert read == {"hidden": 32, "dropout": 0, "items": True}
+    assert isinstance(read["hidden"], int)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"hiden": 3}, "Model has no parameter 'hiden': did you mean 'hidden'"),
+        ({"shape": 3}, "Model has no parameter 'shape'"),
+        ({"hidden": "wide"}, "Model.hidden is 'wide', expected int"),
+        ({"hidden": 0}, "Model.hidden is 0, expected 1 or more"),
+    ],
+)
+def test_an_argument_that_a_class_has_not_is_named(given: dict, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        read_arguments(Model, given)

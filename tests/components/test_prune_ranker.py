@@ -19,7 +19,7 @@ from components.examples import RankerExamples, read_ranker_examples
 from components.fitting import inputs_of, sample_rows
 from components.models.dlrm import Dlrm
 from components.models.ranker import Shape
-from components.prune_ranker import MULTIPLE, prune_ranker, smaller
+from components.prune_ranker import MULTIPLE, PruneParams, prune_ranker, smaller
 from components.ranker_artefact import RankerArtefact, read_ranker
 from components.scoring import OnnxRanker
 from components.train_ranker import load_ranker
@@ -104,9 +104,9 @@ def test_widths_are_those_that_processors_like(hidden: int, ratio: float, left: 
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0, -0.2, 1.5])
-def test_pruning_nothing_or_everything_is_refused(model: Dlrm, ratio: float) -> None:
-    with pytest.raises(ValueError, match=r"prune ratio is .*, expected more than 0 and less than 1"):
-        smaller(model, artefact_of(32), ratio)
+def test_pruning_nothing_or_everything_is_refused(ratio: float) -> None:
+    with pytest.raises(TypeError, match=r"PruneParams.ratios is .*, expected shares between 0 and 1"):
+        PruneParams(ratios=(0.5, ratio))
 
 
 def parameters(artefact: RankerArtefact) -> int:

@@ -16,7 +16,14 @@ from components.certificate import certify, check, check_chain
 from components.distill_ranker import TAUGHT
 from components.examples import RankerExamples, read_ranker_examples, write_arrays, write_manifest
 from components.export_ranker import export_ranker
-from components.quantize_ranker import VARIANTS, QuantizeParams, quantize_dense, quantize_ranker, tune
+from components.quantize_ranker import (
+    VARIANTS,
+    QuantizeParams,
+    quantize_dense,
+    quantize_ranker,
+    round_blocks,
+    tune,
+)
 from components.ranker_artefact import GRAPH, RankerArtefact, begin_ranker, finish_ranker, read_ranker
 from components.scoring import OnnxRanker, logit
 from components.smooth_quant import smooth
@@ -170,7 +177,9 @@ def test_a_ranker_without_teachers_is_tuned_by_what_was_bought(fragile: Path, tm
     shutil.copytree(fragile / "ranker", tmp_path / "ranker")
     (tmp_path / "ranker" / TAUGHT).unlink()
     settings = QuantizeParams(**TUNING)  # type: ignore[arg-type]
-    tuned = tune(read_ranker(tmp_path / "ranker"), 4, tmp_path / "tuned", train, held_out, settings)
+    tuned = tune(
+        read_ranker(tmp_path / "ranker"), VARIANTS["int4"], tmp_path / "tuned", train, held_out, settings
+    )
     onnx.save(quantize_tables(onnx.load(tuned.graph), 4), tmp_path / "int4.onnx")
     parent, ours = (
         OnnxRanker(file).scores(held_out) for file in (fragile / "ranker" / GRAPH, tmp_path / "int4.onnx")
@@ -284,13 +293,42 @@ def test_tuned_tables_are_stored_as_they_were_tuned(fragile: Path, tmp_path: Pat
     train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
     parent = read_ranker(fragile / "ranker")
     settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
-    tuned = tune(parent, 4, tmp_path / "tuned", train, held_out, settings)
+    tuned = tune(parent, VARIANTS["int4"], tmp_path / "tuned", train, held_out, settings)
     onnx.save(quantize_tables(onnx.load(tuned.graph), 4), tmp_path / "int4.onnx")
     np.testing.assert_allclose(
         OnnxRanker(tmp_path / "int4.onnx").scores(held_out),
         OnnxRanker(tuned.graph).scores(held_out),
         atol=5e-3,
     )
+
+
+@pytest.mark.parametrize("name", ["int4_weights", "int8_weights"])
+def test_weights_are_rounded_in_training_as_the_runtime_rounds_them(
+    fragile: Path, tmp_path: Path, name: str
+) -> None:
+    """Tuned weights lie on the runtime's own grid: rounding them again changes nothing."""
+    train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
+    settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
+    tuned = tune(
+        read_ranker(fragile / "ranker"), VARIANTS[name], tmp_path / "tuned", train, held_out, settings
+    )
+    model = quantize_dense(onnx.load(tuned.graph), VARIANTS[name].dense, tuned.graph, train)
+    onnx.save(model, tmp_path / "rounded.onnx")
+    np.testing.assert_allclose(
+        OnnxRanker(tmp_path / "rounded.onnx").scores(held_out),
+        OnnxRanker(tuned.graph).scores(held_out),
+        atol=1e-3,
+    )
+
+
+def test_a_block_of_weights_by_hand() -> None:
+    weight = torch.zeros(1, 40)
+    weight[0, :3] = torch.tensor([-0.8, 0.31, 0.8])  # scale 0.1: -8, 3.1 and 8, of which 7 is the most
+    weight[0, 32] = 0.5  # a block of its own, that padding fills: it is its lowest level
+    rounded = round_blocks(weight, 4)
+    torch.testing.assert_close(rounded[0, :3], torch.tensor([-0.8, 0.3, 0.7]))
+    assert rounded[0, 32] == 0.5
+    assert rounded.count_nonzero() == 4
 
 
 def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:

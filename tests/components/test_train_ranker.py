@@ -32,6 +32,7 @@ from components.train_ranker import (
     load_ranker,
     logits_of,
     platt,
+    read_ranker_params,
     read_shape,
     schedule_of,
     train_ranker,
@@ -230,9 +231,29 @@ def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
         train_ranker(tmp_path, tmp_path, tmp_path / "out", "dlrm", {"dlrm": {"epoch": 1}})
 
 
+def test_a_size_travels_as_floats_and_arrives_whole() -> None:
+    """Numbers of a JSON parameter travel as protobuf numbers, at every depth."""
+    found = read_ranker_params({"dlrm": {"size": {"dim": 32.0, "dropout": 0.0}}})["dlrm"]
+    assert found.size == {"items": True, "dim": 32, "dropout": 0.0}
+    assert isinstance(found.size["dim"], int)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"dlrm": {"size": {"dims": 32}}}, "Dlrm has no parameter 'dims': did you mean 'dim'"),
+        ({"dlrm": {"size": {"dim": 0}}}, "Dlrm.dim is 0, expected 1 or more"),
+        ({"gradient_boosting": {"epochs": 3}}, "is not trained by 'epochs': it reads size and seed"),
+    ],
+)
+def test_what_a_ranker_does_not_read_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        read_ranker_params(given)
+
+
 @pytest.mark.parametrize("name", ["epochs", "batch_size"])
 def test_a_training_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(TypeError, match=f"RankerParams.{name} is 0, expected 1 or more"):
+    with pytest.raises(TypeError, match=f"RankerParams.{name} is 0, expected more than 0"):
         read_params(RankerParams, {name: 0})
 
 

@@ -132,7 +132,7 @@ def test_what_an_error_means_to_the_caller(error: Exception, code: int | None) -
         (["run", "--data", ""], "--data is empty"),
         (
             ["run", "--data", "toy", "--param", "ranker_params.dlrm.epochs=-1"],
-            "epochs is -1, expected 1 or more",
+            "epochs is -1, expected more than 0",
         ),
         (["promote", "--gate", "over_blend"], "--gate 'over_blend': expected NAME=VALUE"),
         (["drift"], "has no champion"),
