@@ -154,7 +154,7 @@ def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[
         wrong += [f"{name}: {reason}" for reason in check(certificate)]
         known.add(str(certificate.get("id")))
     leading = {str(certificates[-1].get("id"))}
-    for certificate in reversed(certificates):
+    for certificate in () if wrong else reversed(certificates):  # of a broken chain the break says enough
         if str(certificate.get("id")) in leading:
             leading.update(certificate.get("parents", []))
         else:

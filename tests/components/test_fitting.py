@@ -50,7 +50,7 @@ def test_temperature_softens_both_sides() -> None:
     logits, taught = torch.tensor([[np.log(9.0), 0.0]]).float(), torch.tensor([[0.0, np.log(4.0)]]).float()
     expected = -(1 / 3 * np.log(3 / 4) + 2 / 3 * np.log(1 / 4))
     there = torch.ones(1, 2, dtype=torch.bool)
-    assert soft_loss(logits, taught, there, 2.0).item() == pytest.approx(expected)
+    assert soft_loss(logits, taught, there, 2.0).item() == pytest.approx(2.0**2 * expected)
 
 
 def test_a_student_who_agrees_has_the_least_soft_loss() -> None:
