@@ -61,7 +61,9 @@ class Variant:
 # the scores of everybody who is ranked beside them (by up to 0.4, measured).
 VARIANTS: Mapping[str, Variant] = {
     "fp16": Variant(16, tolerance="fp16"),
-    "fp16_dense": Variant(16, "fp16", "fp16"),  # for GPUs; a CPU turns each layer back to float32 first
+    "fp16_dense": Variant(
+        16, "fp16", "fp16"
+    ),  # a GPU computes in them, a CPU in float32 with weights read from them
     "int8": Variant(8, tolerance="int8"),
     "int4": Variant(4, tolerance="int4"),
     "int8_weights": Variant(8, "int8_weights", "int8"),

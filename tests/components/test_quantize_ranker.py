@@ -106,9 +106,7 @@ def test_a_row_scores_the_same_in_any_company(variant: RankerArtefact, held_out:
         ranker.session.run(["score"], ranker.feed(held_out, np.array([[row]]), lists[:1]))[0][0]
         for row in range(60)
     ]
-    # One row and many are summed in another order; sixteen bits round the difference up to one of theirs.
-    half = VARIANTS[variant.path.name].dense == "fp16"
-    np.testing.assert_allclose(together, alone, atol=2e-3 if half else EXACT)
+    np.testing.assert_allclose(together, alone, atol=EXACT)
 
 
 def test_dynamic_quantisation_is_no_variant(student: Path, held_out: RankerExamples, tmp_path: Path) -> None:
