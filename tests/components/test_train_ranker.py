@@ -34,6 +34,7 @@ from components.train_ranker import (
     platt,
     read_ranker_params,
     read_shape,
+    reads,
     schedule_of,
     train_ranker,
 )
@@ -59,7 +60,8 @@ def trained(request: pytest.FixtureRequest, shop: Path, few_repeats: None) -> Ra
     name = request.param
     place = shop / f"contract_{name}"
     if not (place / "manifest.json").exists():
-        params = {name: {**TRAINING, **SMALL.get(name, {})}}
+        read = {key: value for key, value in TRAINING.items() if key in reads(RANKERS[name][0])}
+        params = {name: {**read, **SMALL.get(name, {})}}
         train_ranker(shop / "examples", shop / "statistics", place, name, params)
     return read_ranker(place)
 
