@@ -329,25 +329,19 @@ def draw_compression(results: Mapping[str, Any], out_dir: Path) -> None:
         ),
     }
     for name, (label, value) in axes_of.items():
-        figure, axes = pyplot.subplots(figsize=(8, 5))
-        for ranker, row in results["rankers"].items():
-            kind = _kind(ranker)
-            axes.scatter(value(row), row["ndcg_at_10"], color=_COLOURS[kind], s=36, zorder=3)
-            axes.annotate(
-                ranker.removeprefix("teacher ").removeprefix("ranker ").removeprefix("pruned, "),
-                (value(row), row["ndcg_at_10"]),
-                xytext=(5, 3),
-                textcoords="offset points",
-                fontsize=7,
-            )
+        figure, axes = pyplot.subplots(figsize=(9, 5.5))
         for kind, colour in _COLOURS.items():
-            axes.scatter([], [], color=colour, label=kind)
+            rows = [row for ranker, row in results["rankers"].items() if _kind(ranker) == kind]
+            points = [value(row) for row in rows], [row["ndcg_at_10"] for row in rows]
+            axes.scatter(*points, color=colour, s=36, zorder=3, label=kind)
         axes.set_xscale("log")
+        axes.margins(x=0.12)
         axes.set(xlabel=label, ylabel="NDCG@10 on the test weeks")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(_COLOURS))
         figure.tight_layout()
+        _label(axes, {ranker: (value(row), row["ndcg_at_10"]) for ranker, row in results["rankers"].items()})
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=140)
         pyplot.close(figure)
@@ -355,6 +349,24 @@ def draw_compression(results: Mapping[str, Any], out_dir: Path) -> None:
 
 
 _COLOURS = {"ensemble": "#333333", "single ranker": "#b07aa1", "student": "#1f77b4", "compressed": "#2ca02c"}
+
+
+def _label(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write each ranker's name beside its point, as near as the names that stand there already allow."""
+    renderer = axes.figure.canvas.get_renderer()
+    taken: list[Any] = []
+    for ranker, point in sorted(points.items(), key=lambda pair: -pair[1][1]):
+        name = ranker.removeprefix("teacher ").removeprefix("ranker ").removeprefix("pruned, ")
+        for lower in range(len(points)):
+            place = {"xytext": (14 if lower else 6, 4 - 9 * lower), "textcoords": "offset points"}
+            text = axes.annotate(name, point, fontsize=7, **place)
+            box = text.get_window_extent(renderer)
+            if not any(box.overlaps(other) for other in taken):
+                break
+            text.remove()
+        taken.append(box)
+        if lower:  # a line from the name to its point
+            axes.annotate("", point, arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.5}, **place)
 
 
 def _kind(ranker: str) -> str:
