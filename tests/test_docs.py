@@ -240,6 +240,24 @@ def test_the_compression_in_the_readme_was_measured(label: str, ranker: str) -> 
     assert cells in [[cell.strip() for cell in found.split("|")] for found in rows]
 
 
+def test_what_disappoints_in_the_readme_was_measured() -> None:
+    found, said = measured("compression"), " ".join(README.split())
+    student, pruned = found["engines"]["student"], found["engines"]["pruned"]
+
+    def faster(engines: dict[str, Any], variant: str) -> str:
+        return f"{engines['torch_eager']['500']['p50'] / engines[variant]['500']['p50']:.2f} x"
+
+    served = found["certificates"][-2]["variant"]
+    assert f"only {faster(student, 'fp32')} as fast as eager PyTorch for the student" in said
+    assert f"{faster(pruned, 'fp32')} for the pruned one in float32 ({faster(pruned, served)} in the" in said
+    assert pruned["int8_static"]["500"]["p50"] > pruned["fp32"]["500"]["p50"]
+    kept = {name: row["kept"]["ndcg_at_10"] for name, row in found["tables"].items() if "1/8" in name}
+    assert f"keeps {kept.pop('1/8, budgeted'):.2%} of NDCG@10 in an eighth of the bytes" in said.replace(
+        " %", "%"
+    )
+    assert f"keeps {max(kept.values()):.2%}: the difference is noise" in said.replace(" %", "%")
+
+
 @pytest.mark.parametrize("precision", ["FP16", "INT8", "INT4"])
 def test_the_tables_in_the_readme_were_measured(precision: str) -> None:
     found = measured("compression")["tables"][precision]
