@@ -123,7 +123,7 @@ def write_graphs(items: int, path: Path) -> None:
             helper.make_node("Tanh", ["dense"], ["squashed"]),
             helper.make_node("MatMul", ["squashed", "w"], ["column"]),
             helper.make_node("Squeeze", ["column", "one"], ["linear"]),
-            helper.make_node("Slice", ["categorical", "zero", "one", "one"], ["type_column"]),
+            helper.make_node("Slice", ["categorical", "one", "two", "one"], ["type_column"]),
             helper.make_node("Squeeze", ["type_column", "one"], ["type"]),
             helper.make_node("Gather", ["bias", "type"], ["type_bias"]),
             helper.make_node("Add", ["linear", "type_bias"], ["logit"]),
@@ -134,7 +134,7 @@ def write_graphs(items: int, path: Path) -> None:
             ("categorical", TensorProto.INT64, ["n", len(CATEGORICAL)]),
         ],
         ("score", TensorProto.FLOAT, ["n"]),
-        {"w": weight, "bias": bias, "zero": np.array([0], np.int64), "one": axes["one"]},
+        {"w": weight, "bias": bias, **axes},
         path / "ranker.onnx",
     )
 
