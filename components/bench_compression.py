@@ -80,6 +80,8 @@ def bench_compression(line: Line, out_dir: Path) -> dict[str, Any]:
 
 
 def _bench(line: Line, out_dir: Path, scratch: Path) -> dict[str, Any]:
+    for path in (line.student, line.pruned, line.compiled):
+        read_ranker(path)  # what is not whole is refused before a quarter of an hour of work
     bundle = load_bundle(line.bundle)
     lists = read_test_lists(bundle, read_dataset(line.dataset), scratch)
     teachers = [read_ranker(path) for path in line.teachers]

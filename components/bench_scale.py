@@ -29,7 +29,7 @@ from components.ingest_events import ingest_events
 from components.quantize_ranker import VARIANTS, quantize_ranker
 from components.train_ranker import train_ranker
 from components.train_retriever import train_retriever
-from feature_repo.synthetic_shop import write_synthetic_shop
+from feature_repo.synthetic_shop import check_sizes, write_synthetic_shop
 from serving.measurement import measured_on, write_result
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
     Raises:
         ValueError: the sizes do not fit together, or the graph would not fit into one file.
     """
+    check_sizes(items, users)
     if items > MOST_ITEMS:
         raise ValueError(
             f"{items} items: a graph is one file of 2 GiB at most, which holds {MOST_ITEMS} rows"

@@ -25,7 +25,7 @@ import pandas as pd
 
 from components.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
 from components.fit_statistics import NoCatalogue, Purchases, fit, read_purchases
-from components.parameters import read_params
+from components.parameters import read_params, require_positive, require_share
 from feature_repo.aggregates import UserHistory, empty_history, fold
 from feature_repo.schema import (
     BASKET_LENGTH,
@@ -62,7 +62,13 @@ class ExampleParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse examples of nobody."""
+        """Refuse examples of nothing, of nobody, or with none held out."""
+        require_positive(self, "windows", "negatives", "masks")
+        require_share(self, "stranger_ratio")
+        if not 0 < self.calibration_ratio < 1:
+            raise TypeError(
+                f"ExampleParams.calibration_ratio is {self.calibration_ratio}, expected between 0 and 1"
+            )
         if not 0 < self.user_ratio <= 1:
             raise TypeError(
                 f"ExampleParams.user_ratio is {self.user_ratio}, expected a share: 0.1, or 1 for all"

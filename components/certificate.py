@@ -7,6 +7,7 @@ holds measurements, not a verdict: whoever reads it holds them against `toleranc
 from __future__ import annotations
 
 import hashlib
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,11 @@ MAY_BE_HELD_AGAINST = {
     "quantize_ranker": ("fp16", "int8", "int4"),
     "compile_ranker": ("compile",),
 }
+
+
+# In the order in which they may follow each other. The last four come once at most.
+STEPS = ("train_ranker", "distill_ranker", "prune_ranker", "quantize_ranker", "compile_ranker")
+EXPORTS = ("distill_ranker", "prune_ranker")  # make new weights, whose graph is proven within
 
 
 class ParityFailed(Exception):
@@ -85,8 +91,12 @@ def certify(
 def check(certificate: Mapping[str, Any]) -> list[str]:
     """Return what of a certificate lies outside its tolerance, in words; nothing when all is well."""
     try:
-        return _check(certificate, tomllib.loads(TOLERANCES.read_text()))
-    except (KeyError, TypeError, ValueError) as error:
+        tolerances = tomllib.loads(TOLERANCES.read_text())
+        failed = _check(certificate, tolerances)
+        if certificate["step"] in EXPORTS:
+            failed += [f"its graph: {reason}" for reason in _check_export(certificate, tolerances)]
+        return failed
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         return [f"it is no certificate ({type(error).__name__}: {error})"]
 
 
@@ -94,32 +104,53 @@ def _check(certificate: Mapping[str, Any], tolerances: Mapping[str, Any]) -> lis
     step, named = certificate["step"], certificate["tolerance"]
     if named not in MAY_BE_HELD_AGAINST.get(step, ()):
         return [f"a certificate of {step!r} cannot be held against the tolerance {named!r}"]
+    if step == "quantize_ranker" and certificate["variant"].split("_")[0] != named:
+        return [f"the variant {certificate['variant']!r} cannot be held against the tolerance {named!r}"]
     allowed = tolerances[named]
-    failed = [] if certificate["lists_with_purchase"] else ["it was measured on no list with a purchase"]
+    judged = _number(certificate["lists_with_purchase"], 0, math.inf)
+    failed = [] if judged else ["it was measured on no list with a purchase"]
     for metric in ("ndcg_at_10", "auc"):
-        need, ratio = allowed[f"{metric.split('_')[0]}_ratio"], _ratio(certificate[metric])
+        need, ratio = allowed[f"{metric.split('_')[0]}_ratio"], _ratio(certificate[metric], 1.0)
         if not ratio >= need:
             failed.append(f"{metric} is {ratio:.4f} of the parent's, needed {need:g}")
     least = allowed["segment_ratio"]
     for name, segment in certificate["segments"].items():
-        ratio = _ratio(segment["ndcg_at_10"])
-        if segment["lists_with_purchase"] >= LEAST_LISTS and not ratio >= least:
+        ratio = _ratio(segment["ndcg_at_10"], 1.0)
+        if _number(segment["lists_with_purchase"], 0, math.inf) >= LEAST_LISTS and not ratio >= least:
             failed.append(f"ndcg_at_10 of segment {name} is {ratio:.4f} of the parent's, needed {least:g}")
-    ratio, most = _ratio(certificate["logloss"]), allowed["logloss_ratio"]
+    ratio, most = _ratio(certificate["logloss"], math.inf), allowed["logloss_ratio"]
     if not ratio <= most:
         failed.append(f"logloss is {ratio:.4f} of the parent's, allowed {most:g}")
-    if not certificate["difference"]["max"] <= allowed["difference"]:
-        failed.append(
-            f"a score moved by {certificate['difference']['max']:.4g}, allowed {allowed['difference']:g}"
-        )
-    if "export" in certificate:
-        failed += [f"its graph: {reason}" for reason in _check(certificate["export"], tolerances)]
+    moved = _number(certificate["difference"]["max"], 0, 1)
+    if not moved <= allowed["difference"]:
+        failed.append(f"a score moved by {moved:.4g}, allowed {allowed['difference']:g}")
     return failed
 
 
-def _ratio(measured: Mapping[str, Any]) -> float:
-    """Return child / parent from the two numbers themselves."""
-    return float(measured["child"] / measured["parent"]) if measured["parent"] else 1.0
+def _check_export(certificate: Mapping[str, Any], tolerances: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the certificate of the graph that stands within one of new weights."""
+    export = certificate.get("export", {})
+    if not export:
+        return ["there is no certificate of it"]
+    same = all(export[key] == certificate[key] for key in ("id", "lists_hash"))
+    if export["step"] != "export_ranker" or not same:
+        return ["its certificate is of another graph, other lists or another step"]
+    return _check(export, tolerances)
+
+
+def _number(value: Any, least: float, most: float) -> float:
+    """Return a measured number; ValueError if it is none or cannot have been measured."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"found {value!r}, expected a number from {least:g} to {most:g}")
+    return float(value)
+
+
+def _ratio(measured: Mapping[str, Any], most: float) -> float:
+    """Return child / parent from the two numbers themselves, each from 0 to `most`."""
+    child, parent = (_number(measured[who], 0, most) for who in ("child", "parent"))
+    if math.isinf(child) or math.isinf(parent):
+        raise ValueError("found infinity, expected a measured number")
+    return child / parent if parent else 1.0 if child == 0 else math.inf
 
 
 def enforce(certificate: Mapping[str, Any]) -> None:
@@ -134,34 +165,76 @@ def enforce(certificate: Mapping[str, Any]) -> None:
 def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[str]:
     """Return what is wrong with the chain that should lead to the graph with the id `served`.
 
-    A chain begins with trained rankers, which alone have no parent; every other certificate names parents
-    that stand before it, each leads to the last one, and all were measured on the same lists. The
-    certificate of an export stands within that of the step that exported, never alone.
+    A chain begins with trained rankers, which alone have no parent. The steps after them come once at most,
+    in the order of STEPS; each names parents that stand before it and begins with the quality that its
+    parent ended with, each leads to the last one, and all were measured on the same lists. The certificate
+    of an export stands within that of the step that exported, never alone.
     """
     if not certificates:
         return ["there is no certificate at all"]
+    try:
+        return _check_links(certificates, served)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return [f"it is no chain of certificates ({type(error).__name__}: {error})"]
+
+
+def _check_links(certificates: Sequence[Mapping[str, Any]], served: str) -> list[str]:
     wrong = []
-    known: set[str] = set()
+    known: dict[str, Mapping[str, Any]] = {}
+    done = -1
     for certificate in certificates:
-        name = f"{certificate.get('step')} -> {certificate.get('id')}"
-        parents = certificate.get("parents", [])
-        if not parents and certificate.get("step") != "train_ranker":
-            wrong.append(f"{name}: it names no parent, and only a trained ranker has none")
+        step, made, parents = certificate["step"], str(certificate["id"]), certificate["parents"]
+        name = f"{step} -> {made}"
+        place = STEPS.index(step) if step in STEPS else -1
+        if place < max(done, 0) or place == done > 0:
+            wrong.append(
+                f"{name}: it cannot stand after {STEPS[max(done, 0)]}, the order is {', '.join(STEPS)}"
+            )
+        done = max(done, place)
+        if made in known:
+            wrong.append(f"{name}: it stands there twice")
+        if (place == 0) != (not parents):
+            wrong.append(f"{name}: a trained ranker has no parent, and nothing else has none")
+        if place > 1 and len(parents) > 1:
+            wrong.append(f"{name}: it names {len(parents)} parents, and only a student has several")
         if missing := [parent for parent in parents if parent not in known]:
             wrong.append(f"{name}: no certificate of its parent {missing[0]}")
-        if certificate.get("lists_hash") != certificates[0].get("lists_hash"):
+        elif len(parents) == 1 and place > 1:
+            wrong += [f"{name}: {reason}" for reason in _check_joint(certificate, known[parents[0]])]
+        if any(certificate[key] != certificates[0][key] for key in ("lists", "lists_hash")):
             wrong.append(f"{name}: it was measured on other lists than the first")
+        if _counts(certificate) != _counts(certificates[0]):
+            wrong.append(f"{name}: its segments are not those of the first")
         wrong += [f"{name}: {reason}" for reason in check(certificate)]
-        known.add(str(certificate.get("id")))
-    leading = {str(certificates[-1].get("id"))}
+        known[made] = certificate
+    leading = {str(certificates[-1]["id"])}
     for certificate in () if wrong else reversed(certificates):  # of a broken chain the break says enough
-        if str(certificate.get("id")) in leading:
-            leading.update(certificate.get("parents", []))
+        if certificate["id"] in leading:
+            leading.update(certificate["parents"])
         else:
-            wrong.append(f"{certificate.get('step')} -> {certificate.get('id')}: nothing was made from it")
-    if certificates[-1].get("id") != served:
-        wrong.append(f"the last certificate is of {certificates[-1].get('id')}, the graph is {served}")
+            wrong.append(f"{certificate['step']} -> {certificate['id']}: nothing was made from it")
+    if certificates[-1]["id"] != served:
+        wrong.append(f"the last certificate is of {certificates[-1]['id']}, the graph is {served}")
     return wrong
+
+
+def _check_joint(certificate: Mapping[str, Any], parent: Mapping[str, Any]) -> list[str]:
+    """Return where a link's parent is not as good as the link before says that it is."""
+    pairs = [(metric, certificate[metric], parent[metric]) for metric in ("ndcg_at_10", "auc", "logloss")]
+    for segment in certificate["segments"].keys() & parent["segments"].keys():
+        ours, theirs = (one["segments"][segment]["ndcg_at_10"] for one in (certificate, parent))
+        pairs.append((f"ndcg_at_10 of segment {segment}", ours, theirs))
+    return [
+        f"{name} of its parent is {after['parent']}, the parent's own certificate says {before['child']}"
+        for name, after, before in pairs
+        if not math.isclose(after["parent"], before["child"], rel_tol=1e-6)
+    ]
+
+
+def _counts(certificate: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many lists with a purchase there are, in all and in each segment."""
+    segments = {name: one["lists_with_purchase"] for name, one in certificate["segments"].items()}
+    return {"": certificate["lists_with_purchase"], **segments}
 
 
 def _hash(lists: RankerExamples) -> str:

@@ -17,7 +17,7 @@ import onnxruntime as ort
 import torch
 
 from components.certificate import certify, check, enforce
-from components.examples import RankerExamples, read_ranker_examples
+from components.examples import ContractViolation, RankerExamples, read_ranker_examples
 from components.export_ranker import sample_inputs
 from components.home import write_json
 from components.parameters import read_params
@@ -93,6 +93,14 @@ def compile_ranker(
     cost = Cost([parent])
     known = {"fp32": parent}
     known |= {place.name: read_ranker(place) for place in sorted(variants.iterdir()) if place.is_dir()}
+    parent.weights()  # refuses what is no ranker of PyTorch, before anything is written
+    strangers = [
+        name for name, one in known.items() if one is not parent and parent.id not in one.manifest["parents"]
+    ]
+    if strangers:
+        raise ContractViolation(
+            f"{variants / strangers[0]} was not made from {ranker}: pass what quantize_ranker made of it"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         graphs = {name: optimise(one.graph, Path(scratch) / f"{name}.onnx") for name, one in known.items()}
         arms, skipped = _measure(known, graphs, held_out)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from components.certificate import certify, enforce
-from components.examples import RankerExamples, read_manifest, read_ranker_examples
+from components.examples import ContractViolation, RankerExamples, read_manifest, read_ranker_examples
 from components.export_ranker import export_ranker
 from components.fitting import Schedule, Soft, fit, sample_rows
 from components.models.dlrm import Dlrm
-from components.parameters import read_params, require_positive
+from components.parameters import read_params, require_positive, require_share
 from components.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker, read_ranker
 from components.scoring import OnnxRanker, logit, measure
 from components.train_ranker import calibrate, platt, read_shape
@@ -45,11 +45,7 @@ class StudentParams:
     def __post_init__(self) -> None:
         """Refuse a student of nothing, and weights that are no shares."""
         require_positive(self, "hidden", "dim", "epochs", "batch_size", "learning_rate", "temperature")
-        for name in ("dropout", "soft_weight"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise TypeError(
-                    f"StudentParams.{name} is {getattr(self, name)}, expected a share from 0 to 1"
-                )
+        require_share(self, "dropout", "soft_weight")
 
 
 @dataclass(frozen=True)
@@ -116,6 +112,8 @@ def train_student(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Do what `distill_ranker` does, however good the student gets; return its certificate and cost."""
     settings = read_params(StudentParams, params)
+    if not teachers:
+        raise ValueError("no teachers are named: a student needs one or more of what train_ranker wrote")
     data = read_ranker_examples(examples, "train")
     held_out = read_ranker_examples(examples, "calibration")
     ensemble = Ensemble.of([read_ranker(teacher) for teacher in teachers], held_out)
@@ -159,6 +157,24 @@ def train_student(
         cost=spent,
     )
     return certificate, spent
+
+
+def read_taught(student: Path, data: RankerExamples) -> np.ndarray:
+    """Return the ensemble's logit of each training row, (rows,), as it lies beside a student.
+
+    Raises:
+        ContractViolation: there is none, or it is of other rows.
+    """
+    file = student / TAUGHT
+    if not file.is_file():
+        raise ContractViolation(f"{student} holds no {TAUGHT}: pass what distill_ranker wrote, a student")
+    taught: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+    if len(taught) != len(data.label):
+        raise ContractViolation(
+            f"{file} speaks of {len(taught)} rows, the examples hold {len(data.label)}: "
+            "pass the examples that the student learnt from"
+        )
+    return taught
 
 
 def certify_against_ensemble(

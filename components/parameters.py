@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from inspect import signature
@@ -41,6 +42,8 @@ def read_arguments(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in read.items():
         if type(known[name]) is int and value < 1:
             raise TypeError(f"{kind.__name__}.{name} is {value}, expected 1 or more")
+        if name == "dropout" and not 0 <= value < 1:
+            raise TypeError(f"{kind.__name__}.dropout is {value}, expected a share below 1")
     return read
 
 
@@ -50,6 +53,15 @@ def require_positive(settings: Any, *names: str) -> None:
         if not getattr(settings, name) > 0:
             raise TypeError(
                 f"{type(settings).__name__}.{name} is {getattr(settings, name)}, expected more than 0"
+            )
+
+
+def require_share(settings: Any, *names: str) -> None:
+    """Raise TypeError for a field that is no share from 0 to 1, naming it."""
+    for name in names:
+        if not 0 <= getattr(settings, name) <= 1:
+            raise TypeError(
+                f"{type(settings).__name__}.{name} is {getattr(settings, name)}, expected a share from 0 to 1"
             )
 
 
@@ -81,4 +93,8 @@ def _value(kind: type, known: dict[str, Any], name: str, value: Any) -> Any:
         raise TypeError(
             f"{kind.__name__}.{name} is {value!r}, expected {expected[-1].__name__} like {default!r}"
         )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TypeError(f"{kind.__name__}.{name} is {value!r}, expected a finite number like {default!r}")
+    if name == "seed" and isinstance(value, int) and value < 0:
+        raise TypeError(f"{kind.__name__}.seed is {value}, expected 0 or more")
     return value

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from components.certificate import certify, check
-from components.distill_ranker import TAUGHT
+from components.distill_ranker import TAUGHT, read_taught
 from components.examples import RankerExamples, read_ranker_examples
 from components.export_ranker import export_ranker
 from components.fitting import Schedule, Soft, fit
 from components.home import write_json
 from components.models.ranker import Ranker
-from components.parameters import read_params, require_positive
+from components.parameters import read_params, require_positive, require_share
 from components.ranker_artefact import (
     GRAPH,
     MANIFEST,
@@ -52,9 +52,11 @@ class PruneParams:
 
     def __post_init__(self) -> None:
         """Refuse shares that leave nothing or take nothing, and a tuning of nothing."""
-        if not self.ratios or not all(0 < ratio < 1 for ratio in self.ratios):
-            raise TypeError(f"PruneParams.ratios is {self.ratios}, expected shares between 0 and 1")
+        numbers = [ratio for ratio in self.ratios if isinstance(ratio, int | float) and 0 < ratio < 1]
+        if not numbers or len(set(numbers)) < len(self.ratios):
+            raise TypeError(f"PruneParams.ratios is {self.ratios}, expected different shares between 0 and 1")
         require_positive(self, "epochs", "batch_size", "learning_rate")
+        require_share(self, "soft_weight")
 
 
 def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     cost = Cost([parent])
     data = read_ranker_examples(examples, "train")
     held_out = read_ranker_examples(examples, "calibration")
-    taught = np.load(student / TAUGHT, mmap_mode="r", allow_pickle=False)
+    taught = read_taught(student, data)
     before = OnnxRanker(parent.graph).scores(held_out)
     table: dict[str, Any] = {}
     kept = 0.0

@@ -20,13 +20,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from components.certificate import certify, check
-from components.distill_ranker import TAUGHT
+from components.distill_ranker import TAUGHT, read_taught
 from components.examples import RankerExamples, read_ranker_examples
 from components.export_ranker import export_ranker
 from components.fitting import Schedule, Soft, fit
 from components.home import write_json
 from components.onnx_export import check_operators
-from components.parameters import read_params, require_positive
+from components.parameters import read_params, require_positive, require_share
 from components.ranker_artefact import (
     GRAPH,
     Cost,
@@ -86,6 +86,7 @@ class QuantizeParams:
     def __post_init__(self) -> None:
         """Refuse a tuning of nothing."""
         require_positive(self, "tune_epochs", "batch_size", "learning_rate")
+        require_share(self, "soft_weight")
 
 
 def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +108,7 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
     settings = read_params(QuantizeParams, params)
     logging.getLogger("onnxruntime.quantization").setLevel(logging.ERROR)  # a line for every node
     parent = read_ranker(ranker)
+    parent.weights()  # refuses what is no ranker of PyTorch
     held_out = read_ranker_examples(examples, "calibration")
     train = read_ranker_examples(examples, "train")
     before = OnnxRanker(parent.graph).scores(held_out)
@@ -226,8 +228,7 @@ def tune(
 
     A student goes on learning from its teachers; a ranker that has none, from what was bought alone.
     """
-    opinion = parent.path / TAUGHT
-    taught = np.load(opinion, mmap_mode="r", allow_pickle=False) if opinion.is_file() else None
+    taught = read_taught(parent.path, train) if (parent.path / TAUGHT).is_file() else None
     torch.manual_seed(settings.seed)
     model = load_ranker(parent)
     rounded: list[nn.Module] = []

@@ -72,8 +72,19 @@ def read_evaluation(bundle: Path) -> dict[str, Any]:
 
 
 def read_certificates(bundle: Path) -> list[dict[str, Any]]:
-    """Return the certificates of a bundle's ranker, from its teachers to the file that is served."""
-    certificates: list[dict[str, Any]] = json.loads((bundle / CERTIFICATES).read_bytes())
+    """Return the certificates of a bundle's ranker, from its teachers to the file that is served.
+
+    Raises:
+        BundleInvalid: they can't be read.
+    """
+    try:
+        certificates: list[dict[str, Any]] = json.loads((bundle / CERTIFICATES).read_bytes())
+        if not all(isinstance(one, dict) for one in certificates):
+            raise TypeError("not a list of objects")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BundleInvalid(
+            f"{bundle / CERTIFICATES} holds no certificates ({error}): run compile_ranker again"
+        ) from error
     return certificates
 
 

@@ -157,6 +157,8 @@ def read_ranker_params(given: Mapping[str, Any]) -> dict[str, RankerParams]:
     found = {}
     for name, (kind, usual) in RANKERS.items():
         asked = given.get(name, {})
+        if not isinstance(asked, Mapping):
+            raise TypeError(f'{name} is {asked!r}, expected an object, for example {{"epochs": 1}}')
         if unread := sorted(asked.keys() & RankerParams.__annotations__.keys() - set(reads(kind))):
             raise TypeError(f"{name} is not trained by {unread[0]!r}: it reads {' and '.join(reads(kind))}")
         settings = read_params(RankerParams, overlay(asdict(usual), asked))

@@ -37,11 +37,7 @@ def write_synthetic_shop(path: Path, items: int, users: int, seed: int = 0) -> i
     Raises:
         ValueError: the sizes do not fit together.
     """
-    if items < 4 or items % 4 or items > 2 * users:
-        raise ValueError(
-            f"{items} items for {users} users: expected a multiple of four items, at most two for each user, "
-            "so that every item is bought often enough to be recommended"
-        )
+    check_sizes(items, users)
     rng = np.random.default_rng(seed)
     baskets = TRIPS * users
     order = np.arange(baskets)
@@ -81,6 +77,15 @@ def write_synthetic_shop(path: Path, items: int, users: int, seed: int = 0) -> i
     columns = {level: _named(codes, _names(level, TYPES)) for level, codes in table.items()}
     pq.write_table(pa.table({"item_id": names, **columns}), path / "items.parquet")
     return len(code)
+
+
+def check_sizes(items: int, users: int) -> None:
+    """Raise ValueError when a shop of so many items and shoppers cannot be as described."""
+    if items < 4 or items % 4 or items > 2 * users:
+        raise ValueError(
+            f"{items} items for {users} users: expected a multiple of four items, at most two for each user, "
+            "so that every item is bought often enough to be recommended"
+        )
 
 
 def _names(kind: str, count: int) -> pa.Array:

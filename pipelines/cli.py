@@ -28,6 +28,7 @@ STATE = "/mnt/reco"
 # What errors of other packages mean to a caller; ours carry their exit code.
 EXIT_CODES = {
     "BundleInvalid": 1,
+    "ContractViolation": 1,
     "EventsInvalid": 1,
     "SettingInvalid": 2,
     "InvalidRequest": 2,

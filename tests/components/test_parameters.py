@@ -68,6 +68,12 @@ def test_what_is_given_lies_over_the_usual_at_every_depth() -> None:
     assert usual["size"] == {"items": True, "dim": 16}
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_finite_number_is_refused(value: float) -> None:
+    with pytest.raises(TypeError, match="expected a finite number like"):
+        read_params(Shape, {"rate": value})
+
+
 class Model:
     def __init__(self, shape: int, hidden: int = 64, dropout: float = 0.1, items: bool = False) -> None: ...
 
@@ -85,6 +91,7 @@ def test_arguments_of_a_class_are_read_like_parameters() -> None:
         ({"shape": 3}, "Model has no parameter 'shape'"),
         ({"hidden": "wide"}, "Model.hidden is 'wide', expected int"),
         ({"hidden": 0}, "Model.hidden is 0, expected 1 or more"),
+        ({"dropout": 1.5}, "Model.dropout is 1.5, expected a share below 1"),
     ],
 )
 def test_an_argument_that_a_class_has_not_is_named(given: dict, told: str) -> None:

@@ -105,7 +105,9 @@ def test_widths_are_those_that_processors_like(hidden: int, ratio: float, left: 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0, -0.2, 1.5])
 def test_pruning_nothing_or_everything_is_refused(ratio: float) -> None:
-    with pytest.raises(TypeError, match=r"PruneParams.ratios is .*, expected shares between 0 and 1"):
+    with pytest.raises(
+        TypeError, match=r"PruneParams.ratios is .*, expected different shares between 0 and 1"
+    ):
         PruneParams(ratios=(0.5, ratio))
 
 

@@ -245,6 +245,7 @@ def test_a_size_travels_as_floats_and_arrives_whole() -> None:
     [
         ({"dlrm": {"size": {"dims": 32}}}, "Dlrm has no parameter 'dims': did you mean 'dim'"),
         ({"dlrm": {"size": {"dim": 0}}}, "Dlrm.dim is 0, expected 1 or more"),
+        ({"dlrm": 5}, "dlrm is 5, expected an object"),
         ({"gradient_boosting": {"epochs": 3}}, "is not trained by 'epochs': it reads size and seed"),
     ],
 )
