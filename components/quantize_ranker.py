@@ -77,15 +77,17 @@ VARIANTS: Mapping[str, Variant] = {
 class QuantizeParams:
     """How a ranker is tuned when rounding alone loses more than the tolerance."""
 
-    tune_epochs: int = 1
+    tune_epochs: int = 1  # 0: rounding alone, whatever it loses
     batch_size: int = 64
     learning_rate: float = 5e-4
     soft_weight: float = 0.7
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a tuning of nothing."""
-        require_positive(self, "tune_epochs", "batch_size", "learning_rate")
+        """Refuse a tuning that means nothing."""
+        if self.tune_epochs < 0:
+            raise TypeError(f"QuantizeParams.tune_epochs is {self.tune_epochs}, expected 0 or more")
+        require_positive(self, "batch_size", "learning_rate")
         require_share(self, "soft_weight")
 
 
@@ -118,7 +120,7 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
         cost, place = Cost([parent]), variants / name
         certificate = _write(parent, parent, name, place, train, held_out, before, cost, {})
         failed = check(certificate)
-        if failed and variant.dense in TUNED:
+        if failed and variant.dense in TUNED and settings.tune_epochs:
             log.info("%s: %s; tuning with the rounding in the loop", name, "; ".join(failed))
             with tempfile.TemporaryDirectory() as scratch:
                 tuned = tune(parent, variant, Path(scratch), train, held_out, settings)

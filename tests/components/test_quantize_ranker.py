@@ -286,6 +286,13 @@ def test_tables_that_rounding_ruins_are_tuned(fragile: Path, tmp_path: Path) -> 
     assert stored(found.graph, ".int4")
 
 
+def test_without_epochs_of_tuning_rounding_stands_alone(fragile: Path, tmp_path: Path) -> None:
+    quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", {"tune_epochs": 0})
+    four = table_of(tmp_path / "variants")["int4"]
+    assert not four["tuned"]
+    assert four["outside_tolerance"]
+
+
 def test_tuned_tables_are_stored_as_they_were_tuned(fragile: Path, tmp_path: Path) -> None:
     """The tables in float32 lie on the grid of the rounding: four bits of them say the same."""
     train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
