@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feature_repo.schema import DENSE_NAMES
+from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.bundle import load_bundle
 from serving.ranking import rank
 
@@ -14,7 +14,7 @@ from serving.ranking import rank
 def test_one_probability_per_row_and_rows_do_not_see_each_other(toy_line: Path) -> None:
     ranker = load_bundle(toy_line / "bundle").ranker
     dense = np.random.default_rng(0).random((7, len(DENSE_NAMES)), np.float32)
-    categorical = np.ones((7, 3), np.int64)
+    categorical = np.ones((7, len(CATEGORICAL)), np.int64)
     together = rank(ranker, dense, categorical)
     assert together.shape == (7,)
     assert together.dtype == np.float32
@@ -26,5 +26,5 @@ def test_one_probability_per_row_and_rows_do_not_see_each_other(toy_line: Path) 
 @pytest.mark.slow
 def test_no_candidates_no_scores(toy_line: Path) -> None:
     ranker = load_bundle(toy_line / "bundle").ranker
-    scores = rank(ranker, np.empty((0, len(DENSE_NAMES)), np.float32), np.empty((0, 3), np.int64))
+    scores = rank(ranker, np.empty((0, len(DENSE_NAMES)), np.float32), np.empty((0, len(CATEGORICAL)), np.int64))
     assert scores.shape == (0,)
