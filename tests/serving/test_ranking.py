@@ -26,5 +26,9 @@ def test_one_probability_per_row_and_rows_do_not_see_each_other(toy_line: Path) 
 @pytest.mark.slow
 def test_no_candidates_no_scores(toy_line: Path) -> None:
     ranker = load_bundle(toy_line / "bundle").ranker
-    scores = rank(ranker, np.empty((0, len(DENSE_NAMES)), np.float32), np.empty((0, len(CATEGORICAL)), np.int64))
+    dense, categorical = (
+        np.empty((0, len(DENSE_NAMES)), np.float32),
+        np.empty((0, len(CATEGORICAL)), np.int64),
+    )
+    scores = rank(ranker, dense, categorical)
     assert scores.shape == (0,)
