@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.parameters import read_params
-from components.ranker_artefact import CERTIFICATES, GRAPH, read_ranker
+from components.ranker_artefact import CERTIFICATES, ENGINES, GRAPH, read_ranker
 from feature_repo.statistics import read_statistics
 from serving.bundle import RankingSettings, load_bundle, seal_bundle
 from serving.measurement import commit
@@ -82,7 +82,7 @@ def assemble_bundle(
         (graphs, "parity.json"),
         (ranker, GRAPH),
         (ranker, CERTIFICATES),
-        (ranker, "engines.json"),
+        (ranker, ENGINES),
         (index, "index.faiss"),
     ):
         shutil.copyfile(source / name, bundle / name)

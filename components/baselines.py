@@ -32,7 +32,7 @@ def store_popularity(query: Query, store: np.ndarray | None, tower: FaissTower) 
 def personal(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarray:
     """The user's own 120-day decayed purchase counts, popularity breaking ties."""
     scores = 1e-3 * _tie_break(query)
-    scores[query.history.items] += query.decayed[:, 2]
+    scores[query.history.items] += query.history.decayed[:, 2]
     return scores
 
 
@@ -46,7 +46,7 @@ def together(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.nd
 def blend(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarray:
     """Personal (log) and together, each divided by its maximum, added: the best that needs no training."""
     scores = 1e-6 * _tie_break(query)
-    own = np.log1p(query.decayed[:, 2])
+    own = np.log1p(query.history.decayed[:, 2])
     if len(own):
         scores[query.history.items] += own / max(own.max(), 1e-9)
     if len(query.together.codes):

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import orjson
 
 from components.budget_tables import (
@@ -66,7 +65,7 @@ class Line:
     compiled: Path
     bundle: Path
     dataset: Path
-    ranker_params: Mapping[str, Any]  # what the run was asked to train its rankers by
+    ranker_params: dict[str, Any]  # what the run was asked to train its rankers by
 
 
 def bench_compression(line: Line, out_dir: Path) -> dict[str, Any]:
@@ -80,27 +79,29 @@ def bench_compression(line: Line, out_dir: Path) -> dict[str, Any]:
 
 
 def _bench(line: Line, out_dir: Path, scratch: Path) -> dict[str, Any]:
-    for path in (line.student, line.pruned, line.compiled):
-        read_ranker(path)  # what is not whole is refused before a quarter of an hour of work
+    # What is not whole is refused before a quarter of an hour of work.
+    student, _, compiled = (read_ranker(path) for path in (line.student, line.pruned, line.compiled))
     bundle = load_bundle(line.bundle)
     lists = read_test_lists(bundle, read_dataset(line.dataset), scratch)
     teachers = [read_ranker(path) for path in line.teachers]
     taught = {teacher.manifest["model"] for teacher in teachers}
     arms: dict[str, Path] = {f"teacher {t.manifest['model']}": t.path for t in teachers}
     for model in sorted(set(RANKERS) - taught):
-        params = dict(line.ranker_params)
-        train_ranker(line.examples, line.statistics, scratch / model, model, params)
+        train_ranker(line.examples, line.statistics, scratch / model, model, line.ranker_params)
         arms[f"ranker {model}"] = scratch / model
     arms["student"] = line.student
     arms["student without teachers"] = scratch / "alone"
-    settings = read_ranker(line.student).manifest["params"]["student"]
-    train_student(
-        line.examples, line.statistics, line.teachers, scratch / "alone", {**settings, "soft_weight": 0.0}
-    )
+    settings = {**student.manifest["params"]["student"], "soft_weight": 0.0}
+    train_student(line.examples, line.statistics, line.teachers, scratch / "alone", settings)
     arms["pruned"] = line.pruned
     arms |= {f"pruned, {place.name}": place for place in sorted(line.variants.iterdir()) if place.is_dir()}
     arms["served"] = line.compiled
-    return _judge(line, bundle, lists, arms, teachers, out_dir, scratch)
+    results = _judge(line, bundle, lists, arms, teachers, scratch)
+    results["certificates"] = compiled.certificates
+    write_result(out_dir / "compression.json", orjson.dumps(results, option=orjson.OPT_INDENT_2))
+    write_result(out_dir / "compression.md", compression_table(results).encode())
+    draw_compression(results, out_dir)
+    return results
 
 
 def _judge(
@@ -109,7 +110,6 @@ def _judge(
     lists: TestLists,
     arms: Mapping[str, Path],
     teachers: list[RankerArtefact],
-    out_dir: Path,
     scratch: Path,
 ) -> dict[str, Any]:
     held_out = read_ranker_examples(line.examples, "calibration")
@@ -117,15 +117,14 @@ def _judge(
     rows: dict[str, dict[str, Any]] = {}
     tallies: dict[str, Tally] = {}
     ensemble = Ensemble.of(teachers, held_out)
-    scores = 1 / (1 + np.exp(-ensemble.logits(lists.examples).astype(np.float64)))
-    tallies["ensemble"], rows["ensemble"] = _row(lists, scores, items)
+    tallies["ensemble"], rows["ensemble"] = _row(lists, ensemble.scores(lists.examples), items)
     rankers = {name: OnnxRanker(path / GRAPH) for name, path in arms.items()}
     for name, ranker in rankers.items():
         log.info("%s: scoring %d candidates", name, len(lists.examples.label))
         tallies[name], rows[name] = _row(lists, ranker.scores(lists.examples), items)
     asked = [rankers[f"teacher {teacher.manifest['model']}"] for teacher in ensemble.teachers]
     calls: list[Call] = [
-        *(partial(_run, ranker.session) for ranker in rankers.values()),
+        *(ranker.run for ranker in rankers.values()),
         partial(_run_all, asked),
     ]
     feeds: list[Feed] = [*(ranker.feed for ranker in rankers.values()), partial(_feed_all, asked)]
@@ -136,7 +135,7 @@ def _judge(
     for row in rows.values():
         each = row["latency_ms"]["500"]["p50"]
         row |= {"wh_a_million": watt_hours(each * 1e3), "dollars_a_million": dollars_a_million(each)}
-    results = {
+    return {
         "bundle_id": bundle.bundle_id,
         **measured_on(),
         "baskets": len(lists.tasks),
@@ -149,14 +148,9 @@ def _judge(
             name: ratios(tally, tallies["student"], lists.bootstrap) for name, tally in tallies.items()
         },
         "tables": _tables(line, lists, scratch),
-        "pruning": _pruning(line.pruned),
+        "pruning": json.loads((line.pruned / "table.json").read_bytes()),
         "engines": _engines(line, held_out),
-        "certificates": json.loads((line.compiled / "certificates.json").read_bytes()),
     }
-    write_result(out_dir / "compression.json", orjson.dumps(results, option=orjson.OPT_INDENT_2))
-    write_result(out_dir / "compression.md", compression_table(results).encode())
-    draw_compression(results, out_dir)
-    return results
 
 
 def _row(lists: TestLists, scores: np.ndarray, items: int) -> tuple[Tally, dict[str, Any]]:
@@ -206,12 +200,6 @@ def _tables(line: Line, lists: TestLists, scratch: Path) -> dict[str, dict[str, 
     return rows
 
 
-def _pruning(pruned: Path) -> dict[str, Any]:
-    """Return the table of all ratios, as the step measured it on the held-out lists."""
-    found: dict[str, Any] = json.loads((pruned / "table.json").read_bytes())
-    return found
-
-
 def _engines(line: Line, held_out: RankerExamples) -> dict[str, dict[str, Latency]]:
     """Return ONNX Runtime against PyTorch, one thread each: the student, the pruned, each variant."""
     found: dict[str, dict[str, Latency]] = {}
@@ -221,9 +209,7 @@ def _engines(line: Line, held_out: RankerExamples) -> dict[str, dict[str, Latenc
         graphs = {"fp32": OnnxRanker(artefact.graph)}
         if name == "pruned":
             graphs |= {variant: OnnxRanker(place / GRAPH) for variant, place in variants.items()}
-        calls: dict[str, Call] = {
-            variant: partial(_run, ranker.session) for variant, ranker in graphs.items()
-        }
+        calls: dict[str, Call] = {variant: ranker.run for variant, ranker in graphs.items()}
         for engine in TORCH:
             with contextlib.suppress(EngineMissing):  # compile_ranker's table says why
                 calls[engine] = open_torch(artefact, engine, held_out)
@@ -234,15 +220,11 @@ def _engines(line: Line, held_out: RankerExamples) -> dict[str, dict[str, Latenc
 
 
 def _run_all(teachers: Sequence[OnnxRanker], feeds: Sequence[dict[str, np.ndarray]]) -> Any:
-    return [_run(teacher.session, feed) for teacher, feed in zip(teachers, feeds, strict=True)]
+    return [teacher.run(feed) for teacher, feed in zip(teachers, feeds, strict=True)]
 
 
 def _feed_all(teachers: Sequence[OnnxRanker], *given: Any) -> list[dict[str, np.ndarray]]:
     return [teacher.feed(*given) for teacher in teachers]
-
-
-def _run(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> Any:
-    return session.run(["score"], feed)
 
 
 def compression_table(results: Mapping[str, Any]) -> str:

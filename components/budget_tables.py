@@ -34,6 +34,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from components.examples import RankerExamples
+from components.onnx_export import replace_nodes
 from components.scoring import ROWS_AT_ONCE, OnnxRanker, logit
 from components.table_quantization import (
     ROWS_A_BLOCK,
@@ -358,10 +359,7 @@ def store(
     graph = made.graph
     graph.initializer.remove(next(t for t in graph.initializer if t.name == table))
     graph.initializer.extend(stored)
-    others = list(graph.node)
-    del graph.node[:]
-    for node in others:
-        graph.node.extend(nodes if node == lookup else [node])
+    replace_nodes(made, lambda node: nodes if node == lookup else [node])
     import_operators(made)
     return made
 

@@ -26,7 +26,7 @@ import pandas as pd
 from components.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
 from components.fit_statistics import NoCatalogue, Purchases, fit, read_purchases
 from components.parameters import read_params, require_positive, require_share
-from feature_repo.aggregates import UserHistory, empty_history, fold
+from feature_repo.aggregates import IMPRESSION, PURCHASE, UserEvents, hash_ids, latest, no_events
 from feature_repo.schema import (
     BASKET_LENGTH,
     CATEGORICAL,
@@ -36,8 +36,8 @@ from feature_repo.schema import (
     tower_inputs,
 )
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
-from feature_repo.transforms import Query, Rows
-from serving.retrieval import Quotas, restrict, retrieve
+from feature_repo.transforms import Query, Rows, User
+from serving.retrieval import Quotas, retrieve
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ WINDOW = pd.Timedelta(weeks=4)
 BASKET_WIDTH = 64  # items of one basket the retriever trains on
 MIN_BASKET_ITEMS = 4  # smaller baskets have nothing to hide and still say what the shopper is after
 HIDDEN_RATIO = 0.2
+ANSWERED_S = 1_800.0  # a checkout is over when it neither asks nor pays for so long
 GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smooths over
 SHARES = 8  # users are split into as many, whatever the machine: the same seed gives the same examples
 
@@ -77,55 +78,100 @@ class ExampleParams:
 
 @dataclass(frozen=True)
 class Basket:
-    """One basket in a user's replay: what is bought at `at`, and the history strictly before."""
+    """One basket in a user's replay: what is bought, and the history strictly before it was asked about.
+
+    Where the checkout asked what goes with it, `at` is when it first did and `shown` the answers: what the
+    shopper did not have yet then, and took or left.
+    """
 
     basket: int
     user: int
-    at: int
+    at: float  # seconds since the epoch: when it was asked about, else when it was bought
     items: np.ndarray  # sorted distinct dataset item codes
-    paid: float
-    discount: float
+    shown: np.ndarray  # likewise
     store: int
-    history: UserHistory
+    history: UserEvents  # of dataset item codes
 
 
 def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Basket]:
     """Yield every basket of `users` (default all), user by user in time order, with its history.
 
-    Baskets of one user that share a timestamp all see the history before it: no feature may know what
-    happened at the very moment it is asked.
+    This is the point-in-time join: a user's lines lie in the order of time, so what was known before a basket
+    is the part of them before the moment it was asked about. Baskets that share a moment all see what came
+    before it.
     """
     rows = np.arange(len(purchases.at)) if users is None else np.flatnonzero(np.isin(purchases.user, users))
-    order = rows[
-        np.lexsort((purchases.item[rows], purchases.basket[rows], purchases.at[rows], purchases.user[rows]))
-    ]
-    basket = purchases.basket[order]
-    bounds = np.flatnonzero(np.r_[True, basket[1:] != basket[:-1], True]) if len(basket) else np.zeros(1, int)
-    user, at = purchases.user[order], purchases.at[order]
-    item, store = purchases.item[order], purchases.store[order]
-    paid = np.add.reduceat(purchases.paid[order], bounds[:-1]) if len(basket) else np.empty(0)
-    discount = np.add.reduceat(purchases.discount[order], bounds[:-1]) if len(basket) else np.empty(0)
-    current, history = -1, empty_history(np.int64)
-    waiting: list[Basket] = []
-    for i, (begin, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-        if user[begin] != current:
-            current, history, waiting = int(user[begin]), empty_history(np.int64), []
-        if waiting and waiting[0].at != at[begin]:
-            for earlier in waiting:
-                history = fold(history, earlier.at, earlier.items, earlier.paid, earlier.discount)
-            waiting = []
-        one = Basket(
-            int(basket[begin]),
-            current,
-            int(at[begin]),
-            np.unique(item[begin:end]),
-            float(paid[i]),
-            float(discount[i]),
-            int(store[begin]),
-            history,
+    if len(rows) == 0:
+        return
+    hashed = hash_ids(purchases.basket_ids.tolist()).astype(np.uint32)
+    keys = (purchases.item[rows], hashed[purchases.basket[rows]], purchases.at[rows], purchases.user[rows])
+    order = rows[np.lexsort(keys)]
+    user, at, basket = purchases.user[order], purchases.at[order], purchases.basket[order]
+    new_user = np.r_[True, user[1:] != user[:-1]]
+    begins = np.flatnonzero(new_user | np.r_[True, basket[1:] != basket[:-1]])
+    ends = np.r_[begins[1:], len(order)]
+    by_viewer = np.argsort(purchases.views.user, kind="stable")
+    viewer = purchases.views.user[by_viewer]
+    lines, last_user = no_events(np.int64), -1
+    impressions, bought = lines, lines.at
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        if user[begin] != last_user:
+            last_user, own = int(user[begin]), begin
+            finish = int(np.searchsorted(user, last_user, "right"))
+            seen = slice(*np.searchsorted(viewer, [last_user, last_user + 1]))
+            lines = _lines(purchases, order[own:finish], hashed, by_viewer[seen])
+            impressions, bought = lines.where(lines.kind == IMPRESSION), lines.at[lines.kind == PURCHASE]
+        asked, shown = _first_asked(impressions, bought, float(at[begin]))
+        yield Basket(
+            basket=int(basket[begin]),
+            user=last_user,
+            at=asked,
+            items=np.unique(purchases.item[order[begin:end]]),
+            shown=shown,
+            store=int(purchases.store[order[begin]]),
+            history=latest(lines.before(asked)),
         )
-        waiting.append(one)
-        yield one
+
+
+def _first_asked(shown: UserEvents, bought: np.ndarray, at: float) -> tuple[float, np.ndarray]:
+    """Return when a basket was first asked about, and all that was shown; if never, its own time and nothing.
+
+    A checkout may ask after each scan: its answers are what the user was shown since the purchase before,
+    back to the first pause of more than ANSWERED_S. None of them was there when it asked first.
+
+    Args:
+        shown: the user's impressions.
+        bought: (n,) the times of the user's purchases, sorted.
+        at: the time of the basket's own.
+    """
+    if len(shown) == 0:
+        return at, shown.items[:0]
+    earlier = int(np.searchsorted(bought, at))
+    since = bought[earlier - 1] if earlier else -np.inf
+    answers = shown.where(slice(*np.searchsorted(shown.at, [since, at], "right")))
+    pauses = np.flatnonzero(np.diff(answers.at, append=at) > ANSWERED_S)
+    answers = answers.where(slice(int(pauses[-1]) + 1 if len(pauses) else 0, None))
+    return (float(answers.at[0]) if len(answers) else at), answers.distinct()
+
+
+def _lines(purchases: Purchases, rows: np.ndarray, basket_hash: np.ndarray, views: np.ndarray) -> UserEvents:
+    """Return one user's purchases and views as events with item codes; the rows are in order already."""
+    seen = purchases.views
+    items, item = np.unique(np.concatenate([purchases.item[rows], seen.item[views]]), return_inverse=True)
+    nothing = np.zeros(len(views), np.float32)
+    lines = UserEvents(
+        items=items,
+        at=np.concatenate([purchases.at[rows], seen.at[views]]),
+        item=item,
+        kind=np.concatenate([np.full(len(rows), PURCHASE, np.uint8), seen.kind[views]]),
+        basket=np.concatenate([basket_hash[purchases.basket[rows]], seen.basket[views]]),
+        key=np.concatenate([rows, len(purchases.at) + views]).astype(np.uint64),
+        paid=np.concatenate([purchases.paid[rows].astype(np.float32), nothing]),
+        discount=np.concatenate([purchases.discount[rows].astype(np.float32), nothing]),
+    )
+    if len(views) == 0:
+        return lines
+    return lines.where(np.lexsort((lines.key, lines.item, lines.basket, lines.at)))
 
 
 def build_examples(
@@ -174,7 +220,7 @@ def build_examples(
 
     users = np.random.default_rng(settings.seed).permutation(len(purchases.user_ids))
     users = users[: math.ceil(settings.user_ratio * len(users))]
-    starts = [int(base.timestamp()) for base in bases]
+    starts = [base.timestamp() for base in bases]
     jobs = [
         (
             seen.where(np.isin(seen.user, share)),
@@ -182,7 +228,7 @@ def build_examples(
             statistics,
             windows,
             starts,
-            int(end.timestamp()),
+            end.timestamp(),
             settings,
         )
         for share in np.array_split(users, SHARES)
@@ -216,7 +262,7 @@ def build_examples(
 
 
 def _build_share(
-    job: tuple[Purchases, np.ndarray, Path, Path, list[int], int, ExampleParams],
+    job: tuple[Purchases, np.ndarray, Path, Path, list[float], float, ExampleParams],
 ) -> tuple[RetrieverExamples, RankerExamples, RankerExamples]:
     """Build the examples of some users from their purchases: for retriever, ranker and calibration."""
     seen, users, statistics_path, windows_path, starts, end_s, params = job
@@ -224,7 +270,7 @@ def _build_share(
     windows = [
         _Window(read_statistics(windows_path / str(i)), seen.item_ids, final.code) for i in range(len(starts))
     ]
-    quotas, nobody = Quotas(), empty_history(np.int64)
+    quotas, nobody = Quotas(), no_events(np.int64)
     rng = np.random.default_rng([params.seed, int(users[0]) if len(users) else 0])
     held_out = np.random.default_rng(params.seed).random(len(seen.user_ids)) < params.calibration_ratio
     retriever: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -281,8 +327,8 @@ class _Window:
         self.input_code[self.code[own] + 1] = (self.code if final is None else final)[own] + 1
 
     def query(self, basket: Basket, visible: np.ndarray, size: int) -> Query:
-        history = restrict(basket.history, self.code[basket.history.items])
-        return Query(self.statistics, float(basket.at), visible, size, history)
+        events = replace(basket.history, items=self.code[basket.history.items])
+        return Query(self.statistics, basket.at, visible, size, User(events, basket.at))
 
 
 def _retriever_row(window: _Window, basket: Basket) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -307,7 +353,8 @@ def _ranker_list(
 ) -> RankerExamples | None:
     """Hide a fifth of the basket and return the features and labels of the candidates for the rest.
 
-    All positives among the candidates are kept, and `negatives` others at random (None: all others).
+    All positives among the candidates are kept, and `negatives` others at random (None: all others). Where
+    the checkout got an answer, what the shopper took of it is hidden, and what was left is among the others.
     Of a stranger only the first so many visible items are known, down to none: the model must know what
     most people buy.
     """
@@ -316,6 +363,10 @@ def _ranker_list(
     if len(codes) < MIN_BASKET_ITEMS:
         return None
     hidden = max(1, round(HIDDEN_RATIO * len(codes)))
+    shown = window.code[basket.shown]
+    if (accepted := np.isin(codes, shown)).any():
+        codes = codes[np.argsort(~accepted, kind="stable")]
+        hidden = min(max(hidden, int(accepted.sum())), len(codes) - 1)
     unknown = len(basket.items) - len(codes)
     visible, size = codes[hidden:], len(codes) - hidden + unknown
     if stranger:
@@ -330,8 +381,13 @@ def _ranker_list(
     if negatives is not None:
         if not label.any():
             return None
-        others = np.flatnonzero(~label)
-        keep = np.sort(np.r_[np.flatnonzero(label), rng.permutation(others)[:negatives]])
+        others = rng.permutation(np.flatnonzero(~label))
+        ignored = np.isin(candidates[others], shown)
+        ignored &= (
+            np.cumsum(ignored) <= negatives // 2
+        )  # the rest stays what serving ranks: whatever is found
+        others = others[np.argsort(~ignored, kind="stable")][:negatives]
+        keep = np.sort(np.r_[np.flatnonzero(label), others])
         candidates, label = candidates[keep], label[keep]
     dense, categorical = model_inputs(Rows(query, candidates))
     categorical[:, 0] = window.input_code[categorical[:, 0]]

@@ -16,21 +16,14 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from components.certificate import certify, check, enforce
+from components.certificate import check, enforce
 from components.examples import ContractViolation, RankerExamples, read_ranker_examples
 from components.export_ranker import sample_inputs
 from components.home import write_json
+from components.lineage import Parent
 from components.parameters import read_params
-from components.ranker_artefact import (
-    GRAPH,
-    Cost,
-    RankerArtefact,
-    begin_ranker,
-    finish_ranker,
-    graph_id,
-    read_ranker,
-)
-from components.scoring import SIZES, Call, OnnxRanker, measure, measure_calls
+from components.ranker_artefact import ENGINES, GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
+from components.scoring import SIZES, Call, OnnxRanker, measure_calls, request
 from components.train_ranker import load_ranker
 
 log = logging.getLogger(__name__)
@@ -43,7 +36,6 @@ PROVIDERS = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 SERVED = ("cpu",)  # what the endpoint runs a bundle with; the others are measured for comparison
-ENGINES = "engines.json"  # beside the winner: every engine and variant
 TORCH = ("torch_eager", "torch_compile")  # measured for comparison; the endpoint has no PyTorch
 
 
@@ -108,14 +100,17 @@ def compile_ranker(
         winner = choose(arms, sizes, settings)
         begin_ranker(compiled)
         write_json(compiled / ENGINES, {"arms": arms, "skipped": skipped})
-        source = winner["variant"]
-        _write(known[source], graphs[source], compiled, winner["engine"], held_out, settings, cost)
+        shutil.copyfile(graphs[winner["variant"]], compiled / GRAPH)
+    source, engine = Parent(known[winner["variant"]], held_out), winner["engine"]
+    certificate = source.certify("compile_ranker", "compile", compiled, engine=engine)
+    enforce(certificate)
+    source.finish(compiled, certificate, cost, {"compile": asdict(settings)}, engine=engine)
     size = str(settings.candidates)
     eager = next(arm for arm in arms if arm["engine"] == "torch_eager")
     speedup = eager["latency_ms"][size]["p50"] / winner["latency_ms"][size]["p50"]
     return {
         "variant": winner["variant"],
-        "engine": winner["engine"],
+        "engine": engine,
         "p50_ms": winner["latency_ms"][size]["p50"],
         "speedup_over_eager": round(speedup, 2),
     }
@@ -129,8 +124,7 @@ def _measure(
     calls: list[Call] = []
     skipped: dict[str, str] = {}
     feed = OnnxRanker(known["fp32"].graph).feed
-    longest = int(np.argmax(np.diff(held_out.start)))
-    trial = feed(held_out, np.arange(*held_out.start[longest : longest + 2])[None, :], np.array([longest]))
+    trial = request(feed, held_out, SIZES[0])
 
     def add(variant: str, engine: str, failed: list[str], open_call: Callable[[], Call]) -> None:
         try:
@@ -261,36 +255,3 @@ def open_torch(artefact: RankerArtefact, engine: str, held_out: RankerExamples) 
             return model(*(torch.from_numpy(feed[name]) for name in names))
 
     return call
-
-
-def _write(
-    source: RankerArtefact,
-    graph: Path,
-    compiled: Path,
-    engine: str,
-    held_out: RankerExamples,
-    settings: CompileParams,
-    cost: Cost,
-) -> None:
-    shutil.copyfile(graph, compiled / GRAPH)
-    ours, theirs = OnnxRanker(compiled / GRAPH), OnnxRanker(source.graph)
-    latency, before = measure([ours, theirs], held_out)
-    certificate = certify(
-        "compile_ranker",
-        "compile",
-        (graph_id(graph), ours.scores(held_out)),
-        [source.id],
-        theirs.scores(held_out),
-        held_out,
-        engine=engine,
-        bytes=graph.stat().st_size,
-        latency_ms=latency,
-        parent_bytes=source.graph.stat().st_size,
-        parent_latency_ms=before,
-    )
-    enforce(certificate)
-    fields = {**source.manifest, "step": "compile_ranker", "parents": [source.id], "engine": engine}
-    fields["params"] = {**source.manifest["params"], "compile": asdict(settings)}
-    fields["cost"] = cost.spent()
-    certificates = [*source.certificates, certificate]
-    finish_ranker(compiled, certificates, **{n: v for n, v in fields.items() if n not in ("kind", "id")})

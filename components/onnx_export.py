@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ def export_torch(
     onnx.save(graph, str(file))
     onnx.checker.check_model(str(file))
     check_operators(file)
+
+
+def replace_nodes(
+    model: onnx.ModelProto, instead: Callable[[onnx.NodeProto], Sequence[onnx.NodeProto]]
+) -> None:
+    """Put in place of each node of a graph what `instead` returns for it; the node itself to keep it."""
+    made = [new for node in model.graph.node for new in instead(node)]
+    del model.graph.node[:]
+    model.graph.node.extend(made)
 
 
 def check_operators(file: Path) -> None:

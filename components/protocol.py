@@ -7,13 +7,13 @@ request. The user's history is streamed: every basket strictly before the reques
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from components.build_examples import HIDDEN_RATIO, MIN_BASKET_ITEMS, Basket, replay
 from components.fit_statistics import Purchases
-from feature_repo.aggregates import UserHistory, empty_history, fold
+from feature_repo.aggregates import UserEvents
 from feature_repo.statistics import Statistics
 from serving.schemas import DEFAULT_K, Request
 
@@ -29,11 +29,11 @@ class Task:
     user_id: str
     basket_id: str
     store_id: str
-    at: int  # seconds since the epoch
+    at: float  # seconds since the epoch
     visible: tuple[str, ...]
     hidden: np.ndarray  # catalogue codes
     bought_before: np.ndarray  # (hidden,) bool: a repeat purchase
-    history: UserHistory  # with item ids, strictly before the request
+    history: UserEvents  # with item ids, strictly before the request
 
     def request(self, k: int = DEFAULT_K) -> Request:
         """Return what the checkout would ask."""
@@ -45,13 +45,12 @@ class Tasks:
     """The test baskets of a window in time order, and how much of it the catalogue knows."""
 
     hidden: list[Task]  # the protocol: a fifth of the basket is hidden
-    whole: list[Task]  # as an online store without a stream meets them: nothing hidden, histories at the cut
-    histories: dict[int, UserHistory]  # of each user who buys in the window, as of the cut, with item ids
+    whole: list[Task]  # as the checkout meets them: nothing hidden
     out_of_catalogue_ratio: float  # of the window's lines
 
 
 def read_tasks(
-    purchases: Purchases, statistics: Statistics, start: int, end: int, asked: Statistics | None = None
+    purchases: Purchases, statistics: Statistics, start: float, end: float, asked: Statistics | None = None
 ) -> Tasks:
     """Return the test baskets from `start` to `end`, seconds since the epoch; at most CHECKOUTS whole ones.
 
@@ -68,15 +67,13 @@ def read_tasks(
     users = np.unique(purchases.user[window])
     every = -(-len(np.unique(purchases.basket[window])) // CHECKOUTS)
     hidden, whole = [], []
-    histories: dict[int, UserHistory] = {}
     baskets = lines = known = 0
     for basket in replay(purchases.where(purchases.at < end), users):
         if basket.at < start:
             continue
-        history = with_ids(basket.history, purchases)
-        at_cut = histories.setdefault(basket.user, history)  # the first basket's is what came before the cut
+        history = basket.history.named(purchases.item_ids)
         if baskets % every == 0:
-            whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), answered, at_cut))
+            whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), answered, history))
         baskets += 1
         items = basket.items[code[basket.items] >= 0]
         lines += len(basket.items)
@@ -89,7 +86,7 @@ def read_tasks(
         hidden.append(_task(purchases, basket, shown, items[order[:hide]], answered, history))
     for tasks in (hidden, whole):
         tasks.sort(key=lambda task: (task.at, task.basket_id))
-    return Tasks(hidden, whole, histories, round(1 - known / max(lines, 1), 4))
+    return Tasks(hidden, whole, round(1 - known / max(lines, 1), 4))
 
 
 def _codes(purchases: Purchases, statistics: Statistics) -> np.ndarray:
@@ -103,7 +100,7 @@ def _task(
     shown: np.ndarray,
     hidden: np.ndarray,
     code: np.ndarray,
-    history: UserHistory,
+    history: UserEvents,
 ) -> Task:
     return Task(
         user=basket.user,
@@ -113,7 +110,7 @@ def _task(
         at=basket.at,
         visible=tuple(purchases.item_ids[shown].tolist()),
         hidden=code[hidden],
-        bought_before=np.isin(hidden, basket.history.items),
+        bought_before=np.isin(hidden, basket.history.distinct()),
         history=history,
     )
 
@@ -128,22 +125,7 @@ def protocol_rng(basket_id: str) -> np.random.Generator:
     return np.random.default_rng([PROTOCOL_SEED, number % 2**31])
 
 
-def with_ids(history: UserHistory, purchases: Purchases) -> UserHistory:
-    """Return a history over the purchases' item codes as one over item ids."""
-    return replace(history, items=purchases.item_ids[history.items])
-
-
-def last_baskets(purchases: Purchases, task: Task, count: int) -> UserHistory:
-    """Return the user's history as if only the `count` baskets before the request had been seen."""
-    rows = np.flatnonzero((purchases.user == task.user) & (purchases.at < task.at))
-    history = empty_history(np.int64)
-    for basket in list(dict.fromkeys(purchases.basket[rows].tolist()))[-count:]:
-        own = rows[purchases.basket[rows] == basket]
-        history = fold(
-            history,
-            int(purchases.at[own[0]]),
-            np.unique(purchases.item[own]),
-            float(purchases.paid[own].sum()),
-            float(purchases.discount[own].sum()),
-        )
-    return with_ids(history, purchases)
+def last_baskets(history: UserEvents, count: int) -> UserEvents:
+    """Return the history as if only its last `count` baskets had been seen."""
+    baskets = np.flatnonzero(history.begins())
+    return history.where(slice(int(baskets[-count]), None)) if len(baskets) > count else history

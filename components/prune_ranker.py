@@ -14,24 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from components.certificate import certify, check
+from components.certificate import check
 from components.distill_ranker import TAUGHT, read_taught
 from components.examples import RankerExamples, read_ranker_examples
 from components.export_ranker import export_ranker
 from components.fitting import Schedule, Soft, fit
 from components.home import write_json
+from components.lineage import Parent
 from components.models.ranker import Ranker
 from components.parameters import read_params, require_positive, require_share
-from components.ranker_artefact import (
-    GRAPH,
-    MANIFEST,
-    Cost,
-    RankerArtefact,
-    begin_ranker,
-    finish_ranker,
-    read_ranker,
-)
-from components.scoring import OnnxRanker, measure
+from components.ranker_artefact import MANIFEST, Cost, RankerArtefact, begin_ranker, read_ranker
 from components.train_ranker import RANKERS, calibrate, load_ranker, shape_of
 
 log = logging.getLogger(__name__)
@@ -77,12 +69,11 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
         The ratio that was kept, 0 for none, and NDCG@10 on the held-out lists for each.
     """
     settings = read_params(PruneParams, params)
-    parent = read_ranker(student)
-    cost = Cost([parent])
+    artefact = read_ranker(student)
+    cost = Cost([artefact])
     data = read_ranker_examples(examples, "train")
-    held_out = read_ranker_examples(examples, "calibration")
     taught = read_taught(student, data)
-    before = OnnxRanker(parent.graph).scores(held_out)
+    parent = Parent(artefact, read_ranker_examples(examples, "calibration"))
     table: dict[str, Any] = {}
     kept = 0.0
     begin_ranker(pruned)
@@ -90,7 +81,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
         best = student
         for ratio in sorted(settings.ratios):
             place = Path(scratch) / f"{ratio:g}"
-            certificate = _prune(parent, place, ratio, data, held_out, taught, before, settings, cost)
+            certificate = _prune(parent, place, ratio, data, taught, settings, cost)
             failed = check(certificate)
             table[f"{ratio:g}"] = {**certificate, "outside_tolerance": failed}
             log.info(
@@ -112,18 +103,16 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
 
 
 def _prune(
-    parent: RankerArtefact,
+    parent: Parent,
     place: Path,
     ratio: float,
     data: RankerExamples,
-    held_out: RankerExamples,
     taught: np.ndarray,
-    before: np.ndarray,
     settings: PruneParams,
     cost: Cost,
 ) -> dict[str, Any]:
     torch.manual_seed(settings.seed)
-    model, size = smaller(load_ranker(parent), parent, ratio)
+    model, size = smaller(load_ranker(parent.artefact), parent.artefact, ratio)
     fit(
         model,
         data,
@@ -131,30 +120,11 @@ def _prune(
         Soft(taught, settings.soft_weight, 1.0),
     )
     model.eval()
-    calibrate(model, held_out)
+    calibrate(model, parent.held_out)
     begin_ranker(place)
-    exported = export_ranker(model, place, held_out)
-    ranker = OnnxRanker(place / GRAPH)
-    latency, theirs = measure([ranker, OnnxRanker(parent.graph)], held_out)
-    certificate = certify(
-        "prune_ranker",
-        "prune",
-        (exported["id"], ranker.scores(held_out)),
-        [parent.id],
-        before,
-        held_out,
-        export=exported,
-        ratio=ratio,
-        bytes=exported["bytes"],
-        latency_ms=latency,
-        parent_bytes=parent.graph.stat().st_size,
-        parent_latency_ms=theirs,
-    )
-    fields = {**parent.manifest, "step": "prune_ranker", "parents": [parent.id], "size": size}
-    fields["params"] = {**parent.manifest["params"], "prune": {**asdict(settings), "kept": ratio}}
-    fields["cost"] = cost.spent()
-    certificates = [*parent.certificates, certificate]
-    finish_ranker(place, certificates, **{n: v for n, v in fields.items() if n not in ("kind", "id")})
+    exported = export_ranker(model, place, parent.held_out)
+    certificate = parent.certify("prune_ranker", "prune", place, export=exported, ratio=ratio)
+    parent.finish(place, certificate, cost, {"prune": {**asdict(settings), "kept": ratio}}, size=size)
     return certificate
 
 

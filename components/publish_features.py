@@ -8,34 +8,35 @@ renamed, in Redis each row is replaced at once and the rows of users that are go
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import shutil
 import struct
 import tempfile
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import redis
 
+from components.erased_files import erase_rows
+from components.erased_stores import erase_row
+from components.feast_store import feature_store, quiet_feast, reachable, redis_settings
 from components.home import write_json
-from components.materialize_features import VIEWS
+from components.materialize_features import write_view
+from feature_repo.archive import BASE, EVENTS, read_archive, rows_of, write_segment
+from feature_repo.erasure import Forgotten, stamp
+from feature_repo.snapshots import ITEM_VIEW, USER_VIEW, user_table
 from serving.online_features import JOIN_KEY, PROJECT
-
-if TYPE_CHECKING:
-    from feast import FeatureStore
 
 log = logging.getLogger(__name__)
 
-KEYS = dict(zip(VIEWS, (JOIN_KEY, "item_id"), strict=True))
+KEYS = {USER_VIEW: JOIN_KEY, ITEM_VIEW: "item_id"}
 
 
 def publish_features(
@@ -43,14 +44,16 @@ def publish_features(
 ) -> dict[str, int]:
     """Fill the stores with what `materialize_features` wrote, in place of whatever was there.
 
+    What a stream brought to this home stays: users' rows are made from the new base and all segments.
     Doing it again changes nothing; an earlier cut leaves nothing of a later one behind.
 
     Args:
         features: the directory that `materialize_features` filled.
-        cut: ISO 8601; the online store gets the rows stamped with it.
+        cut: ISO 8601; the items' rows are stamped with it, the users' with the end of the events.
         promoted: what `promote_bundle` returned.
         home: directory of the Feast state: `offline_store/`, `registry.db`, `online_store.db`.
-        online_store: a redis:// URL; empty for SQLite under `home`.
+        online_store: a URL of Redis, RECO_STORE_PASSWORD its password if it holds none; empty for SQLite
+            under `home`.
 
     Returns:
         How many users and items the online store holds.
@@ -60,53 +63,89 @@ def publish_features(
         ConnectionError: Redis cannot be reached.
     """
     if online_store:
-        connection_string(online_store)  # a URL that cannot work fails before the work
-    at = datetime.fromtimestamp(int(pd.Timestamp(cut).timestamp()), UTC)
-    ids = {view: _ids_at(features / view / "snapshots.parquet", KEYS[view], at) for view in VIEWS}
-    if not ids["user_history"]:
+        redis_settings(online_store)  # a URL that cannot work fails before the work
+    begin = datetime.fromtimestamp(pd.Timestamp(cut).timestamp(), UTC)
+    tables = {view: pq.read_table(features / view / "snapshots.parquet") for view in KEYS}
+    if not pc.any(pc.equal(tables[USER_VIEW]["event_timestamp"], pa.scalar(begin))).as_py():
         raise ValueError(f"{features} holds no user as of {cut}: the online store stays as it is")
     root = Path(home).absolute()
-    if online_store:
-        with _reachable(online_store) as client:
-            _publish_offline(features, root / "offline_store")
-            _materialize(root, at, online_store)
+    with reachable(online_store) if online_store else contextlib.nullcontext() as client:
+        # The run may have read its data before somebody asked to be forgotten.
+        seen, forgotten = stamp(root), Forgotten.load(root)
+        end, ids = _publish_offline(features, tables, root / "offline_store", begin, forgotten)
+        _materialize(root, begin, end, online_store)
+        if client is not None:
             for view, key in KEYS.items():
                 _delete_others(client, key, ids[view])
-    else:
-        _publish_offline(features, root / "offline_store")
-        _materialize(root, at)
-    counts = dict(zip(("users", "items"), map(len, ids.values()), strict=True))
-    stamp = _iso(at)
+        written = ids[USER_VIEW] | set(tables[USER_VIEW]["user_id"].to_pylist())
+        while (now := stamp(root)) != seen:  # and somebody asked while all this was written
+            seen, added = now, Forgotten.load(root)
+            gone = {
+                user: until
+                for user in written
+                if (until := added.until(user)) is not None and until != forgotten.until(user)
+            }
+            _erase(root, gone, online_store)
+            ids[USER_VIEW] -= gone.keys()
+            forgotten = added
+    counts = {"users": len(ids[USER_VIEW]), "items": len(ids[ITEM_VIEW])}
+    since = _iso(begin)
     note = {
         "kind": "online_store",
         "store": "redis" if online_store else "sqlite",
-        "cut": stamp,
+        "cut": since,
+        "until": _iso(end),
         "bundle_id": promoted["bundle_id"],
         "created_at": _iso(datetime.now(UTC)),
         **counts,
     }
     write_json(root / "online_store.json", note)
-    log.info("online store as of %s: %d users, %d items", stamp, counts["users"], counts["items"])
+    log.info(
+        "online store: %d users as of %s, %d items as of %s",
+        counts["users"],
+        _iso(end),
+        counts["items"],
+        since,
+    )
     return counts
 
 
-def _ids_at(path: Path, key: str, at: datetime) -> set[str]:
-    table = pq.read_table(path, columns=[key], filters=[("event_timestamp", "=", pa.scalar(at))])
-    return set(table[key].to_pylist())
+def _publish_offline(
+    features: Path, tables: Mapping[str, pa.Table], offline_store: Path, cut: datetime, forgotten: Forgotten
+) -> tuple[datetime, dict[str, set[str]]]:
+    """Bring the base and the views into the home, each file in one step.
+
+    Returns:
+        The moment just after the last event, but never before the cut, and the ids of each view.
+    """
+    archive = offline_store / EVENTS
+    write_segment(archive, forgotten.without(pq.read_table(features / EVENTS / BASE)), BASE)
+    for name in ("items.parquet", "dataset.json"):
+        part = offline_store / f".{name}.part"
+        shutil.copyfile(features / name, part)
+        os.replace(part, offline_store / name)
+    events = forgotten.without(read_archive(archive))
+    last = pc.max(events["at"]).as_py()
+    end = max(last.replace(microsecond=0) + timedelta(seconds=1), cut)
+    users = user_table(rows_of(events), end.timestamp())
+    past = () if end == cut else (forgotten.without(tables[USER_VIEW], "event_timestamp"),)
+    write_view(offline_store, USER_VIEW, *past, users)
+    write_view(offline_store, ITEM_VIEW, tables[ITEM_VIEW])
+    items = tables[ITEM_VIEW]["item_id"].to_pylist()
+    return end, {USER_VIEW: set(users["user_id"].to_pylist()), ITEM_VIEW: set(items)}
 
 
-def _publish_offline(features: Path, offline_store: Path) -> None:
-    """Copy the views into the home, each file in one step."""
-    for view in VIEWS:
-        target = offline_store / view / "snapshots.parquet"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_suffix(".tmp")
-        shutil.copyfile(features / view / "snapshots.parquet", temporary)
-        os.replace(temporary, target)
+def _erase(root: Path, until: Mapping[str, int], redis_url: str) -> None:
+    """Take users out of what was just written: whoever forgot them could not find it yet."""
+    offline_store = root / "offline_store"
+    for user, end in until.items():
+        for file in (offline_store / EVENTS / BASE, offline_store / USER_VIEW / "snapshots.parquet"):
+            erase_rows(file, user, end)
+        erase_row(redis_url or f"sqlite:///{root / 'online_store.db'}", user, end)
 
 
-def _materialize(root: Path, cut: datetime, redis_url: str = "") -> None:
-    """Let Feast write the rows as of the cut."""
+def _materialize(root: Path, begin: datetime, end: datetime, redis_url: str = "") -> None:
+    """Let Feast write the latest row of each user and item between two stamps, both included."""
     with tempfile.TemporaryDirectory(prefix=".feast-", dir=root) as workspace, quiet_feast():
         from feature_repo.feature_definitions import definitions
 
@@ -114,108 +153,13 @@ def _materialize(root: Path, cut: datetime, redis_url: str = "") -> None:
         fresh = Path(workspace)
         store = feature_store(root, redis_url, fresh)
         store.apply([*definitions(root / "offline_store")])
-        store.materialize(cut - timedelta(seconds=1), cut)
+        store.materialize(begin - timedelta(seconds=1), end)
         os.replace(fresh / "registry.db", root / "registry.db")
         if not redis_url:
             os.replace(fresh / "online_store.db", root / "online_store.db")
 
 
-def feature_store(home: Path, online_store: str = "", state: Path | None = None) -> FeatureStore:
-    """Return Feast's own view of the stores under `home`, for joins, reads and materialisation.
-
-    Args:
-        home: the directory that `publish_features` was given.
-        online_store: a redis:// URL; empty for SQLite.
-        state: directory of `registry.db` and `online_store.db` when it is not `home`.
-
-    Raises:
-        ValueError: the URL is not one of Redis, or holds what Feast cannot express.
-    """
-    from feast import FeatureStore, RepoConfig
-
-    root = home.absolute()
-    state = state or root
-    online: dict[str, Any] = {"type": "sqlite", "path": str(state / "online_store.db")}
-    if online_store:
-        # skip_dedup: a row of an earlier cut shall replace one of a later cut, without deleting that first.
-        online = {
-            "type": "redis",
-            "connection_string": connection_string(online_store),
-            "skip_dedup": True,
-        }
-    return FeatureStore(
-        config=RepoConfig(
-            project=PROJECT,
-            provider="local",
-            registry=str(state / "registry.db"),
-            offline_store={"type": "duckdb"},
-            online_store=online,
-            entity_key_serialization_version=3,
-            repo_path=root,
-        )
-    )
-
-
-@contextlib.contextmanager
-def quiet_feast() -> Iterator[None]:
-    """Keep Feast's prints out of the command's answer, and its look-ups and warnings out of the log."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        import feast  # noqa: F401  (seconds, needed only here; it sets warning filters of its own)
-        import ibis
-
-        warnings.simplefilter("ignore")
-        logger = logging.getLogger("feast")
-        level, backend = logger.level, ibis.options.default_backend
-        logger.setLevel(logging.WARNING)
-        ibis.options.default_backend = connection = ibis.duckdb.connect()
-        try:
-            yield
-        finally:
-            # A DuckDB connection that lives to the end of the process complains of leaks on stderr.
-            connection.disconnect()
-            ibis.options.default_backend = backend
-            logger.setLevel(level)
-
-
-def connection_string(url: str) -> str:
-    """Return a redis:// URL in Feast's own notation, with time-outs that fail instead of hanging.
-
-    Raises:
-        ValueError: the URL is not one of Redis, or holds what Feast cannot express.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-        raise ValueError(f"an online store URL is redis://HOST:PORT/DB, not one of {parts.scheme!r}")
-    options = {"db": parts.path.strip("/") or "0", "socket_timeout": "5", "socket_connect_timeout": "5"}
-    if parts.scheme == "rediss":
-        options["ssl"] = "true"
-    if parts.username:
-        options["username"] = unquote(parts.username)
-    if parts.password:
-        options["password"] = unquote(parts.password)
-    if any("," in value for value in options.values()):
-        raise ValueError("Feast cannot take an online store user or password with a comma: choose another")
-    named = [f"{name}={value}" for name, value in options.items()]
-    return ",".join([f"{parts.hostname}:{parts.port or 6379}", *named, "retry=null"])
-
-
-@contextlib.contextmanager
-def _reachable(url: str) -> Iterator[redis.Redis]:
-    """Give a connection that answers; that it, or Feast's, is lost within is told in one way."""
-    client = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5, retry=None)
-    try:
-        client.ping()
-        yield client
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        host, port = urlsplit(url).hostname, urlsplit(url).port or 6379
-        reason = type(error).__name__
-        raise ConnectionError(f"the online store at {host}:{port} cannot be reached: {reason}") from error
-    finally:
-        client.close()
-
-
-def _delete_others(client: redis.Redis, join_key: str, ids: set[str]) -> None:
+def _delete_others(client: redis.Redis | redis.RedisCluster, join_key: str, ids: set[str]) -> None:
     """Delete the project's rows of all but these ids; keys of anything else in the same Redis stay."""
     # Feast's key: one entity, a string (2), the join key, a string, the id, then the project.
     prefix = struct.pack("<III", 1, 2, len(join_key)) + join_key.encode()

@@ -19,24 +19,17 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from torch import nn
 from torch.nn.utils import parametrize
 
-from components.certificate import certify, check
+from components.certificate import check
 from components.distill_ranker import TAUGHT, read_taught
 from components.examples import RankerExamples, read_ranker_examples
 from components.export_ranker import export_ranker
 from components.fitting import Schedule, Soft, fit
 from components.home import write_json
-from components.onnx_export import check_operators
+from components.lineage import Parent
+from components.onnx_export import check_operators, replace_nodes
 from components.parameters import read_params, require_positive, require_share
-from components.ranker_artefact import (
-    GRAPH,
-    Cost,
-    RankerArtefact,
-    begin_ranker,
-    finish_ranker,
-    graph_id,
-    read_ranker,
-)
-from components.scoring import OnnxRanker, batches, measure
+from components.ranker_artefact import GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
+from components.scoring import OnnxRanker, batches
 from components.smooth_quant import smooth
 from components.table_quantization import dequantize_table, quantize_table, quantize_tables
 from components.train_ranker import calibrate, load_ranker
@@ -109,23 +102,21 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
     """
     settings = read_params(QuantizeParams, params)
     logging.getLogger("onnxruntime.quantization").setLevel(logging.ERROR)  # a line for every node
-    parent = read_ranker(ranker)
-    parent.weights()  # refuses what is no ranker of PyTorch
-    held_out = read_ranker_examples(examples, "calibration")
+    artefact = read_ranker(ranker)
+    artefact.weights()  # refuses what is no ranker of PyTorch
+    parent = Parent(artefact, read_ranker_examples(examples, "calibration"))
     train = read_ranker_examples(examples, "train")
-    before = OnnxRanker(parent.graph).scores(held_out)
     begin_ranker(variants)
     table = {}
     for name, variant in VARIANTS.items():
-        cost, place = Cost([parent]), variants / name
-        certificate = _write(parent, parent, name, place, train, held_out, before, cost, {})
+        cost, place = Cost([artefact]), variants / name
+        certificate = _write(parent, artefact.graph, name, place, train, cost, {})
         failed = check(certificate)
         if failed and variant.dense in TUNED and settings.tune_epochs:
             log.info("%s: %s; tuning with the rounding in the loop", name, "; ".join(failed))
             with tempfile.TemporaryDirectory() as scratch:
-                tuned = tune(parent, variant, Path(scratch), train, held_out, settings)
-                how = asdict(settings)
-                certificate = _write(parent, tuned, name, place, train, held_out, before, cost, how)
+                tuned = tune(artefact, variant, Path(scratch), train, parent.held_out, settings)
+                certificate = _write(parent, tuned, name, place, train, cost, asdict(settings))
             failed = check(certificate)
         table[name] = {**certificate, "outside_tolerance": failed}
         log.info("%s: %.4f of NDCG@10 %s", name, certificate["ndcg_at_10"]["ratio"], "; ".join(failed))
@@ -134,42 +125,23 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
 
 
 def _write(
-    parent: RankerArtefact,
-    source: RankerArtefact,
+    parent: Parent,
+    source: Path,
     name: str,
     place: Path,
     train: RankerExamples,
-    held_out: RankerExamples,
-    before: np.ndarray,
     cost: Cost,
     tuned: dict[str, Any],
 ) -> dict[str, Any]:
+    """Write a graph, the parent's or a tuned one, as a variant, and return its certificate."""
     variant = VARIANTS[name]
     begin_ranker(place)
-    model = quantize_dense(onnx.load(source.graph), variant.dense, source.graph, train)
+    model = quantize_dense(onnx.load(source), variant.dense, source, train)
     onnx.save(quantize_tables(model, variant.table_bits), place / GRAPH)
     check_operators(place / GRAPH)
-    ranker = OnnxRanker(place / GRAPH)
-    latency, theirs = measure([ranker, OnnxRanker(parent.graph)], held_out)
-    certificate = certify(
-        "quantize_ranker",
-        variant.tolerance,
-        (graph_id(place / GRAPH), ranker.scores(held_out)),
-        [parent.id],
-        before,
-        held_out,
-        variant=name,
-        tuned=bool(tuned),
-        bytes=(place / GRAPH).stat().st_size,
-        latency_ms=latency,
-        parent_bytes=parent.graph.stat().st_size,
-        parent_latency_ms=theirs,
-    )
-    fields = {**parent.manifest, "step": "quantize_ranker", "parents": [parent.id], "variant": name}
-    fields["params"] = {**parent.manifest["params"], "quantize": {**asdict(variant), "tuned": tuned}}
-    fields["cost"] = cost.spent()
-    certificates = [*parent.certificates, certificate]
-    finish_ranker(place, certificates, **{n: v for n, v in fields.items() if n not in ("kind", "id")})
+    certificate = parent.certify("quantize_ranker", variant.tolerance, place, variant=name, tuned=bool(tuned))
+    params = {"quantize": {**asdict(variant), "tuned": tuned}}
+    parent.finish(place, certificate, cost, params, variant=name)
     return certificate
 
 
@@ -187,11 +159,12 @@ def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerEx
     if how == "fp32":
         return model
     if how == "fp16":
-        return _half_gemms(model)
-    feeds = list(_some(OnnxRanker(file), train))
+        replace_nodes(model, partial(_half_gemm, model))
+        return model
     if how.endswith("_weights"):
+        replace_nodes(model, partial(_gemm_to_matmul, model))
         quantizer = MatMulNBitsQuantizer(
-            _gemm_to_matmul(model),
+            model,
             bits=int(how[3]),
             block_size=WEIGHT_BLOCK,
             is_symmetric=True,
@@ -200,6 +173,7 @@ def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerEx
         quantizer.process()
         made: onnx.ModelProto = quantizer.model.model
         return made
+    feeds = list(_some(OnnxRanker(file), train))
     if how == "int8_smooth":
         model = smooth(model, feeds)
     with tempfile.TemporaryDirectory() as scratch:
@@ -225,8 +199,8 @@ def tune(
     train: RankerExamples,
     held_out: RankerExamples,
     settings: QuantizeParams,
-) -> RankerArtefact:
-    """Train a ranker so that it bears a variant's rounding, and write it, in float32, into `place`.
+) -> Path:
+    """Train a ranker so that it bears a variant's rounding; write it into `place`, return its float32 graph.
 
     A student goes on learning from its teachers; a ranker that has none, from what was bought alone.
     """
@@ -254,10 +228,8 @@ def tune(
     model.eval()
     calibrate(model, held_out)
     begin_ranker(place)
-    certificate = export_ranker(model, place, held_out)
-    fields = {n: v for n, v in parent.manifest.items() if n not in ("kind", "id")}
-    finish_ranker(place, [*parent.certificates, certificate], **fields)
-    return read_ranker(place)
+    export_ranker(model, place, held_out)
+    return place / GRAPH
 
 
 class _Rounding(nn.Module):
@@ -310,47 +282,36 @@ def _some(ranker: OnnxRanker, data: RankerExamples) -> Iterator[dict[str, np.nda
         yield ranker.feed(data, data.start[lists][:, None] + np.arange(length)[None, :], lists)
 
 
-def _half_gemms(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph with each linear layer in 16 bits; logarithms and sums of features stay in 32."""
-    nodes = list(model.graph.node)
-    known = {tensor.name: tensor for tensor in model.graph.initializer}
-    del model.graph.node[:]
-    for node in nodes:
-        if node.op_type != "Gemm":
-            model.graph.node.append(node)
-            continue
-        given, output = node.input[0], node.output[0]
-        for name in node.input[1:]:
-            half = numpy_helper.to_array(known[name]).astype(np.float16)
-            known[name].CopyFrom(numpy_helper.from_array(half, name))
-        node.input[0], node.output[0] = f"{output}.given", f"{output}.half"
-        model.graph.node.extend(
-            [
-                helper.make_node("Cast", [given], [node.input[0]], to=TensorProto.FLOAT16),
-                node,
-                helper.make_node("Cast", [node.output[0]], [output], to=TensorProto.FLOAT),
-            ]
-        )
-    return model
+def _half_gemm(model: onnx.ModelProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return a linear layer in 16 bits; logarithms and sums of features stay in 32."""
+    if node.op_type != "Gemm":
+        return [node]
+    given, output = node.input[0], node.output[0]
+    for tensor in model.graph.initializer:
+        if tensor.name in node.input[1:]:
+            half = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+    node.input[0], node.output[0] = f"{output}.given", f"{output}.half"
+    return [
+        helper.make_node("Cast", [given], [node.input[0]], to=TensorProto.FLOAT16),
+        node,
+        helper.make_node("Cast", [node.output[0]], [output], to=TensorProto.FLOAT),
+    ]
 
 
-def _gemm_to_matmul(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph with each linear layer as MatMul and Add, the form that weight quantisation knows."""
-    nodes = list(model.graph.node)
-    known = {tensor.name: tensor for tensor in model.graph.initializer}
-    del model.graph.node[:]
-    for node in nodes:
-        if node.op_type != "Gemm":
-            model.graph.node.append(node)
-            continue
-        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        x, w, b = node.input
-        if given.get("transB"):
-            turned = numpy_helper.from_array(numpy_helper.to_array(known[w]).T.copy(), f"{w}.turned")
-            model.graph.initializer.append(turned)
-            model.graph.initializer.remove(known[w])
-            w = turned.name
-        product = f"{node.output[0]}.product"
-        model.graph.node.append(helper.make_node("MatMul", [x, w], [product], name=f"{product}.node"))
-        model.graph.node.append(helper.make_node("Add", [product, b], list(node.output)))
-    return model
+def _gemm_to_matmul(model: onnx.ModelProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return a linear layer as MatMul and Add, the form that weight quantisation knows."""
+    if node.op_type != "Gemm":
+        return [node]
+    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    x, w, b = node.input
+    if given.get("transB"):
+        [weight] = (tensor for tensor in model.graph.initializer if tensor.name == w)
+        w = f"{w}.turned"
+        model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(weight).T.copy(), w))
+        model.graph.initializer.remove(weight)
+    product = f"{node.output[0]}.product"
+    return [
+        helper.make_node("MatMul", [x, w], [product], name=f"{product}.node"),
+        helper.make_node("Add", [product, b], list(node.output)),
+    ]

@@ -27,6 +27,7 @@ from components.home import write_json
 GRAPH = "ranker.onnx"
 CERTIFICATES = "certificates.json"
 MANIFEST = "manifest.json"
+ENGINES = "engines.json"  # beside a compiled one: how fast every variant is on every engine
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,17 @@ class OnnxRanker:
         }
         return {name: made[name]() for name in self.uses}
 
+    def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
+        """Return the probabilities of what `feed` made: (n,), or (q, m) of a graph that looks at requests."""
+        scores: np.ndarray = self.session.run(["score"], feed)[0]
+        return scores
+
     def scores(self, data: RankerExamples) -> np.ndarray:
         """Return the probability of every row, (rows,) float32."""
         found = np.empty(len(data.label), np.float32)
         for lists in batches(data.start):
             rows, there = pad(data.start, lists)
-            scores = self.session.run(["score"], self.feed(data, rows, lists))[0]
-            found[rows[there]] = scores.reshape(rows.shape)[there]
+            found[rows[there]] = self.run(self.feed(data, rows, lists)).reshape(rows.shape)[there]
         return found
 
 
@@ -75,8 +79,14 @@ def logit(probability: np.ndarray) -> np.ndarray:
 
 def measure(rankers: Sequence[OnnxRanker], data: RankerExamples) -> list[Latency]:
     """Return the latency of one call of each ranker, for each number of candidates of one request."""
-    calls = [lambda feed, ranker=ranker: ranker.session.run(["score"], feed) for ranker in rankers]
-    return measure_calls(calls, [ranker.feed for ranker in rankers], data)
+    return measure_calls([ranker.run for ranker in rankers], [ranker.feed for ranker in rankers], data)
+
+
+def request(feed: Feed, data: RankerExamples, size: int) -> Any:
+    """Return one request's inputs: the longest list, repeated or cut to so many candidates."""
+    longest = np.array([int(np.argmax(np.diff(data.start)))])
+    rows = np.arange(data.start[longest[0]], data.start[longest[0] + 1])
+    return feed(data, np.resize(rows, (1, size)), longest)
 
 
 def measure_calls(calls: Sequence[Call], feeds: Sequence[Feed], data: RankerExamples) -> list[Latency]:
@@ -85,10 +95,8 @@ def measure_calls(calls: Sequence[Call], feeds: Sequence[Feed], data: RankerExam
     The calls take turns, so that whatever else the machine does meets all of them.
     """
     found: list[Latency] = [{} for _ in calls]
-    longest = np.array([int(np.argmax(np.diff(data.start)))])
-    rows = np.arange(data.start[longest[0]], data.start[longest[0] + 1])
     for size in SIZES:
-        given = [feed(data, np.resize(rows, (1, size)), longest) for feed in feeds]
+        given = [request(feed, data, size) for feed in feeds]
         took = np.empty((len(calls), REPEATS))
         gc.collect()
         gc.disable()

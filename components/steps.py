@@ -18,7 +18,7 @@ step = partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
 
 @step
 def ingest_events(
-    data: str, max_quarantine_ratio: float, train_until: str, dataset: Output[Dataset]
+    data: str, max_quarantine_ratio: float, train_until: str, dataset: Output[Dataset], home: str = ""
 ) -> NamedTuple("Ingested", cut=str, data_hash=str):  # type: ignore[valid-type]
     """Read and check a shop's events; find the cut between training and test."""
     import json
@@ -26,7 +26,7 @@ def ingest_events(
 
     from components.ingest_events import ingest_events
 
-    cut = ingest_events(data, Path(dataset.path), max_quarantine_ratio, train_until)
+    cut = ingest_events(data, Path(dataset.path), max_quarantine_ratio, train_until, home)
     return (cut, json.loads((Path(dataset.path) / "manifest.json").read_bytes())["data_hash"])
 
 
@@ -41,13 +41,15 @@ def fit_statistics(dataset: Input[Dataset], cut: str, statistics: Output[Artifac
 
 
 @step
-def materialize_features(dataset: Input[Dataset], cut: str, features: Output[Dataset]) -> dict[str, Any]:
-    """Write what each user had bought as of the cut, and as of some weeks before it."""
+def materialize_features(
+    dataset: Input[Dataset], statistics: Input[Artifact], cut: str, features: Output[Dataset]
+) -> dict[str, Any]:
+    """Write the offline store's files: every event, and what is known of users and items as of the cut."""
     from pathlib import Path
 
     from components.materialize_features import materialize_features
 
-    return materialize_features(Path(dataset.path), Path(features.path), cut)
+    return materialize_features(Path(dataset.path), Path(statistics.path), Path(features.path), cut)
 
 
 @step
@@ -252,7 +254,7 @@ def promote_bundle(
 def publish_features(
     features: Input[Dataset], cut: str, promoted: dict[str, Any], home: str, online_store: str
 ) -> dict[str, Any]:
-    """Fill the online store with each user's row as of the champion's cut."""
+    """Fill the online store with each user's row and with the champion's statistics of items."""
     from pathlib import Path
 
     from components.publish_features import publish_features

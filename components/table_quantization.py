@@ -13,6 +13,7 @@ any d.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
+
+from components.onnx_export import replace_nodes
 
 ROWS_A_BLOCK = 512  # of one scale per column, a power of two
 _LEVELS = {8: 127, 4: 7}
@@ -92,13 +95,14 @@ def quantize_tables(model: onnx.ModelProto, bits: int) -> onnx.ModelProto:
         made.graph.initializer.remove(tensor)
         stored = stored_table(name, weight, bits)
         made.graph.initializer.extend(stored)
-        nodes = list(made.graph.node)
-        del made.graph.node[:]
-        for node in nodes:
-            of_table = node.op_type == "Gather" and node.input[0] == name
-            made.graph.node.extend(gather(stored, node.input[1], node.output[0]) if of_table else [node])
+        replace_nodes(made, partial(_gather_instead, name, stored))
     import_operators(made)
     return made
+
+
+def _gather_instead(name: str, stored: list[TensorProto], node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    of_table = node.op_type == "Gather" and node.input[0] == name
+    return gather(stored, node.input[1], node.output[0]) if of_table else [node]
 
 
 def stored_table(name: str, weight: Tensor, bits: int) -> list[TensorProto]:

@@ -198,10 +198,7 @@ def calibrate(model: Ranker | GradientBoosting, data: RankerExamples) -> dict[st
         return {"calibration_slope": 1.0, "calibration_intercept": 0.0}
     logits = model.logits_of(data) if isinstance(model, GradientBoosting) else logits_of(model, data)
     slope, intercept = platt(logits, data.label)
-    if isinstance(model, GradientBoosting):
-        model.calibrate(slope, intercept)
-    else:
-        model.calibration.copy_(torch.tensor([slope, intercept]))
+    model.calibrate(slope, intercept)
     return {"calibration_slope": slope, "calibration_intercept": intercept}
 
 

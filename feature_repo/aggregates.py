@@ -1,179 +1,326 @@
-"""A user's purchase events -> the user's history row, one basket at a time.
+"""A user's events -> the user's row: the last of them, each once, in order of time.
 
-`fold` is the only way a history changes: training replays the archive through it, the stream
-feeds it live, and a batch is a loop over it, so all three hold the same state.
+A row is a set: `fold` unites it with more events, in whatever order and however often they come. So a stream
+that is late, repeated or killed holds the same row as a batch over the archive. Every feature of a user is a
+function of the row and of the time it is asked for (`before`), never of how the row came to be.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 DECAY_DAYS = (15.0, 60.0, 120.0)
 DAY_S = 86_400
-MAX_ITEMS = 1_024  # items kept per user; the least recently and least often bought are dropped
-_VERSION = 1
-_HEADER = struct.Struct("<HHIqqIIdd")
+KINDS = ("purchase", "impression", "click")  # what `kind` counts; the order is stored
+PURCHASE, IMPRESSION, CLICK = range(3)
+MAX_PURCHASES = (
+    4_096  # lines kept per user, the latest; the busiest household of Complete Journey has 4,193 a year
+)
+MAX_VIEWS = 512  # impressions and clicks kept per user, the latest
+BATCH = -1  # version of a row that no stream has written
+_FORMAT = 2
+_HEADER = struct.Struct("<HHIIq")  # format, 0, items, lines, version
+_COLUMNS = (
+    ("at", "<f8"),
+    ("item", "<u2"),
+    ("kind", "u1"),
+    ("basket", "<u4"),
+    ("key", "<u8"),
+    ("paid", "<f4"),
+    ("discount", "<f4"),
+)
+
+
+@dataclass(slots=True)
+class UserEvents:
+    """What one user did, one entry per line of a basket or view, sorted by (at, basket, item, key).
+
+    `items` holds the distinct item ids (str) or item codes (int) in order, `item` a line's position there.
+    `key` tells events apart (`hash_ids` of the event id), `basket` baskets of one moment. Money is what the
+    line cost in all and what was taken off. `version` says which events of a stream are in: those up to that
+    version, see `feature_repo.archive`.
+    """
+
+    items: np.ndarray  # (m,) sorted
+    at: np.ndarray  # (n,) float64 seconds since the epoch, UTC
+    item: np.ndarray  # (n,) uint16
+    kind: np.ndarray  # (n,) uint8, index of KINDS
+    basket: np.ndarray  # (n,) uint32
+    key: np.ndarray  # (n,) uint64
+    paid: np.ndarray  # (n,) float32
+    discount: np.ndarray  # (n,) float32
+    version: int = BATCH
+
+    def __len__(self) -> int:
+        """Return the number of lines."""
+        return len(self.at)
+
+    def before(self, at: float) -> UserEvents:
+        """Return the events strictly before `at`, without copying them."""
+        return self.where(slice(int(np.searchsorted(self.at, at))))
+
+    def where(self, rows: slice | np.ndarray) -> UserEvents:
+        """Return some of the lines; the items stay whole."""
+        return UserEvents(  # written out: `replace` takes several times as long, and every request needs it
+            self.items,
+            self.at[rows],
+            self.item[rows],
+            self.kind[rows],
+            self.basket[rows],
+            self.key[rows],
+            self.paid[rows],
+            self.discount[rows],
+            self.version,
+        )
+
+    def begins(self) -> np.ndarray:
+        """Return which lines are the first of their basket, (n,) bool."""
+        first = np.ones(len(self), bool)
+        first[1:] = (self.at[1:] != self.at[:-1]) | (self.basket[1:] != self.basket[:-1])
+        return first
+
+    def distinct(self) -> np.ndarray:
+        """Return the items that occur, sorted."""
+        return self.items[np.unique(self.item)]
+
+    def named(self, ids: np.ndarray) -> UserEvents:
+        """Return the events with item codes replaced by `ids[code]`, for codes in the order of their ids."""
+        return replace(self, items=ids[self.items])
 
 
 @dataclass(slots=True)
 class UserHistory:
-    """What one user bought so far; all arrays have one entry per distinct item, sorted by item.
+    """What one user bought before a moment; all arrays have one entry per distinct item, sorted by item.
 
-    `items` holds item ids (str) or item codes (int), whichever the caller folds; times are
-    seconds since the epoch (UTC). `decayed[:, j]` is the count of baskets with the item, each
-    weighted by exp(-age / DECAY_DAYS[j]) as of the item's own `last_at`.
+    `decayed[:, j]` is the count of baskets with the item, each weighted by exp(-age / DECAY_DAYS[j]).
     """
 
-    items: np.ndarray  # (n,)
-    count: np.ndarray  # (n,) float32
-    decayed: np.ndarray  # (n, 3) float32
-    first_at: np.ndarray  # (n,) int64
-    last_at: np.ndarray  # (n,) int64
+    items: np.ndarray  # (h,)
+    count: np.ndarray  # (h,) float32 baskets with it
+    decayed: np.ndarray  # (h, 3) float64
+    first_at: np.ndarray  # (h,) float64
+    last_at: np.ndarray  # (h,) float64
     basket_count: int = 0
     line_count: int = 0
-    first_basket_at: int = 0
-    last_basket_at: int = 0
+    first_basket_at: float = 0.0
+    last_basket_at: float = 0.0
     spend: float = 0.0
     discount: float = 0.0
 
-    def decayed_at(self, at: int) -> np.ndarray:
-        """Return the decayed counts as of `at`, (n, 3) float64."""
-        age_days = np.maximum(at - self.last_at, 0) / DAY_S
-        return self.decayed * np.exp(-age_days[:, None] / np.array(DECAY_DAYS))
+
+def no_events(kind_of_items: type = np.str_) -> UserEvents:
+    """Return the row of a user who has done nothing."""
+    at, item, kind, basket, key, paid, discount = (np.empty(0, dtype) for _, dtype in _COLUMNS)
+    return UserEvents(np.empty(0, kind_of_items), at, item, kind, basket, key, paid, discount)
 
 
-def empty_history(dtype: type = np.str_) -> UserHistory:
-    """Return the history of a user who has bought nothing."""
-    return UserHistory(
-        items=np.empty(0, dtype),
-        count=np.empty(0, np.float32),
-        decayed=np.empty((0, len(DECAY_DAYS)), np.float32),
-        first_at=np.empty(0, np.int64),
-        last_at=np.empty(0, np.int64),
-    )
-
-
-def fold(history: UserHistory, at: int, items: np.ndarray, spend: float, discount: float) -> UserHistory:
-    """Return the history after one more basket; `history` itself is left as it was.
+def make_events(items: Sequence[str] | np.ndarray, *columns: np.ndarray, version: int = BATCH) -> UserEvents:
+    """Return one user's lines, in any order, as a row.
 
     Args:
-        history: the state before the basket.
-        at: the basket's time, seconds since the epoch; may be earlier than what was folded before.
-        items: the basket's distinct items, sorted, same kind as `history.items`.
-        spend: what was paid for the basket, in the shop's currency.
-        discount: what was taken off, in the shop's currency.
+        items: one entry per line, ids or codes.
+        columns: at, kind, basket, key, paid and discount of each line.
+        version: of the last of them.
     """
-    dtype = np.promote_types(history.items.dtype, items.dtype)
-    where = np.searchsorted(history.items, items)
-    known = np.zeros(len(items), bool)
-    inside = where < len(history.items)
-    known[inside] = history.items[where[inside]] == items[inside]
-    old, new = where[known], items[~known]
+    distinct, item = np.unique(np.asarray(items), return_inverse=True)
+    at, kind, basket, key, paid, discount = columns
+    made = UserEvents(distinct, at, item.ravel(), kind, basket, key, paid, discount, version)
+    return _trimmed(_in_order(_once(made)))
 
-    count, decayed = history.count.copy(), history.decayed.copy()
-    first_at, last_at = history.first_at.copy(), history.last_at.copy()
-    tau_s = np.array(DECAY_DAYS) * DAY_S
-    later = np.maximum(at, last_at[old])[:, None]
-    decayed[old] = decayed[old] * np.exp((last_at[old, None] - later) / tau_s) + np.exp((at - later) / tau_s)
-    count[old] += 1
-    first_at[old] = np.minimum(first_at[old], at)
-    last_at[old] = later[:, 0]
 
-    order = np.argsort(np.concatenate([history.items.astype(dtype), new.astype(dtype)]), kind="stable")
-    grown = len(new)
-    merged = UserHistory(
-        items=np.concatenate([history.items.astype(dtype), new.astype(dtype)])[order],
-        count=np.concatenate([count, np.ones(grown, np.float32)])[order],
-        decayed=np.concatenate([decayed, np.ones((grown, len(DECAY_DAYS)), np.float32)])[order],
-        first_at=np.concatenate([first_at, np.full(grown, at, np.int64)])[order],
-        last_at=np.concatenate([last_at, np.full(grown, at, np.int64)])[order],
-        basket_count=history.basket_count + 1,
-        line_count=history.line_count + len(items),
-        first_basket_at=min(history.first_basket_at, at) if history.basket_count else at,
-        last_basket_at=max(history.last_basket_at, at),
-        spend=history.spend + spend,
-        discount=history.discount + discount,
+def fold(row: UserEvents, more: UserEvents) -> UserEvents:
+    """Return the row with more events in it; both are left as they were.
+
+    Of events with one key the first that was folded stays. What is beyond MAX_PURCHASES or MAX_VIEWS goes,
+    the earliest first, which is the same whenever it happens.
+
+    Args:
+        row: what there is.
+        more: a row too, as `make_events` returns it.
+    """
+    version = max(row.version, more.version)
+    known = np.isin(more.key, row.key) if len(more) > 100 else (row.key[:, None] == more.key).any(0)
+    if known.all():
+        return row if version == row.version else replace(row, version=version)
+    if known.any():
+        more = compact(more.where(~known))
+    items, own, its = _united(row.items, more.items)
+    merged = UserEvents(
+        items,
+        np.concatenate([row.at, more.at]),
+        np.concatenate([own[row.item], its[more.item]]),
+        np.concatenate([row.kind, more.kind]),
+        np.concatenate([row.basket, more.basket]),
+        np.concatenate([row.key, more.key]),
+        np.concatenate([row.paid, more.paid]),
+        np.concatenate([row.discount, more.discount]),
+        version,
     )
-    if len(merged.items) > MAX_ITEMS:
-        weight = merged.decayed_at(merged.last_basket_at)[:, -1]
-        _keep(merged, np.sort(np.argsort(-weight, kind="stable")[:MAX_ITEMS]))
+    later = len(row) == 0 or more.at[0] > row.at[-1]  # the usual case: nothing came late
+    return _trimmed(merged if later else _in_order(merged))
+
+
+def _once(events: UserEvents) -> UserEvents:
+    """Return the events without those whose key came before."""
+    if len(set(events.key.tolist())) == len(events):
+        return events
+    _, first = np.unique(events.key, return_index=True)
+    return compact(events.where(np.sort(first)))
+
+
+def _in_order(events: UserEvents) -> UserEvents:
+    return events.where(np.lexsort((events.key, events.item, events.basket, events.at)))
+
+
+def _united(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the union of two sorted arrays, and where the entries of each have gone."""
+    place = np.searchsorted(first, second)
+    new = np.ones(len(second), bool)
+    inside = place < len(first)
+    new[inside] = first[place[inside]] != second[inside]
+    union = np.insert(first.astype(np.promote_types(first.dtype, second.dtype)), place[new], second[new])
+    before = np.searchsorted(place[new], np.arange(len(first)), "right")  # how many went in before each
+    return union, np.arange(len(first)) + before, place + np.cumsum(new) - new
+
+
+def _trimmed(events: UserEvents) -> UserEvents:
+    kept = latest(events)
+    if kept is not events:
+        kept = compact(kept)
+    return UserEvents(
+        kept.items,
+        kept.at.astype("<f8", copy=False),
+        kept.item.astype("<u2", copy=False),
+        kept.kind.astype("u1", copy=False),
+        kept.basket.astype("<u4", copy=False),
+        kept.key.astype("<u8", copy=False),
+        kept.paid.astype("<f4", copy=False),
+        kept.discount.astype("<f4", copy=False),
+        kept.version,
+    )
+
+
+def latest(events: UserEvents) -> UserEvents:
+    """Return the lines that a row keeps: the latest MAX_PURCHASES and MAX_VIEWS."""
+    bought = events.kind == PURCHASE
+    if bought.sum() <= MAX_PURCHASES and (~bought).sum() <= MAX_VIEWS:
+        return events
+    kept = [np.flatnonzero(bought)[-MAX_PURCHASES:], np.flatnonzero(~bought)[-MAX_VIEWS:]]
+    return events.where(np.sort(np.concatenate(kept)))
+
+
+def compact(events: UserEvents) -> UserEvents:
+    """Return the events without items that do not occur."""
+    there, item = np.unique(events.item, return_inverse=True)
+    return replace(events, items=events.items[there], item=item.ravel().astype("<u2"))
+
+
+def merge_lines(events: UserEvents) -> UserEvents:
+    """Return the events with one purchase line per basket and item: what was scanned twice is added up.
+
+    Features must not depend on how an item was scanned. Rows keep both lines, because each is an event that
+    may come again; where there are none such, these very events are returned.
+    """
+    if not _as_before(events).any():
+        return events
+    bought = np.flatnonzero(events.kind == PURCHASE)  # what was shown may stand between them
+    again = _as_before(events.where(bought))
+    if not again.any():
+        return events
+    kept = np.ones(len(events), bool)
+    kept[bought[1:][again]] = False
+    merged = events.where(kept)
+    first = np.flatnonzero(np.concatenate([[True], ~again]))
+    lines = merged.kind == PURCHASE
+    merged.paid[lines] = np.add.reduceat(events.paid[bought], first, dtype=np.float64)
+    merged.discount[lines] = np.add.reduceat(events.discount[bought], first, dtype=np.float64)
     return merged
 
 
-def _keep(history: UserHistory, rows: np.ndarray) -> None:
-    for column in ("items", "count", "decayed", "first_at", "last_at"):
-        setattr(history, column, getattr(history, column)[rows])
+def _as_before(events: UserEvents) -> np.ndarray:
+    """Return which lines, without the first, repeat moment, basket and item of the one before, (n - 1,)."""
+    same = events.item[1:] == events.item[:-1]
+    same &= events.basket[1:] == events.basket[:-1]
+    same &= events.at[1:] == events.at[:-1]
+    return same
 
 
-def pack(history: UserHistory) -> bytes:
-    """Return the history as the bytes that the online store keeps (little endian, no pickle).
-
-    Layout: header, then the columns `count`, `decayed`, `first_at`, `last_at`, then the item ids
-    as UTF-8 joined by newlines.
-    """
-    n = len(history.items)
-    header = _HEADER.pack(
-        _VERSION,
-        len(DECAY_DAYS),
-        n,
-        history.first_basket_at,
-        history.last_basket_at,
-        history.basket_count,
-        history.line_count,
-        history.spend,
-        history.discount,
+def history_of(events: UserEvents, at: float) -> UserHistory:
+    """Return what was bought, as of `at`; the events must lie before it, each item once in a basket."""
+    if not (events.kind == PURCHASE).all():
+        events = events.where(events.kind == PURCHASE)
+    if len(events) == 0:
+        nothing = np.empty(0)
+        return UserHistory(
+            events.items[:0], nothing.astype(np.float32), np.empty((0, len(DECAY_DAYS))), nothing, nothing
+        )
+    paid, discount = float(events.paid.sum(dtype=np.float64)), float(events.discount.sum(dtype=np.float64))
+    size, item = len(events.items), events.item
+    count = np.bincount(item, minlength=size)
+    age_days = np.maximum(at - events.at, 0) / DAY_S
+    decayed = np.column_stack([np.bincount(item, np.exp(-age_days / tau), size) for tau in DECAY_DAYS])
+    first_at, last_at = np.empty(size), np.empty(size)
+    first_at[item[::-1]] = events.at[::-1]  # of several values for one position the last stays
+    last_at[item] = events.at
+    there = np.flatnonzero(count)
+    return UserHistory(
+        items=events.items[there],
+        count=count[there].astype(np.float32),
+        decayed=decayed[there],
+        first_at=first_at[there],
+        last_at=last_at[there],
+        basket_count=int(events.begins().sum()),
+        line_count=len(events),
+        first_basket_at=float(events.at[0]),
+        last_basket_at=float(events.at[-1]),
+        spend=paid,
+        discount=discount,
     )
-    columns = [
-        history.count.astype("<f4"),
-        history.decayed.astype("<f4"),
-        history.first_at.astype("<i8"),
-        history.last_at.astype("<i8"),
-    ]
-    return b"".join([header, *(c.tobytes() for c in columns), "\n".join(map(str, history.items)).encode()])
 
 
-def unpack(row: bytes) -> UserHistory:
-    """Return the history that `pack` wrote.
+def hash_ids(ids: Iterable[str]) -> np.ndarray:
+    """Return a 64-bit hash of each id, (n,) uint64, the same on every machine (BLAKE2b)."""
+    digests = b"".join(hashlib.blake2b(one.encode(), digest_size=8).digest() for one in ids)
+    return np.frombuffer(digests, "<u8")
+
+
+def pack(events: UserEvents) -> bytes:
+    """Return the row as the bytes that the online store keeps (little endian, no pickle).
+
+    Layout: header, then each column, then the item ids as UTF-8 joined by newlines.
+    """
+    events = compact(events)
+    header = _HEADER.pack(_FORMAT, 0, len(events.items), len(events), events.version)
+    columns = [getattr(events, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS]
+    return b"".join([header, *columns, "\n".join(events.items.tolist()).encode()])
+
+
+def unpack(row: bytes) -> UserEvents:
+    """Return the row that `pack` wrote; its columns are views of the bytes.
 
     Raises:
-        ValueError: the bytes are not a packed history of this version.
+        ValueError: the bytes are not a packed row of this format.
     """
     if len(row) < _HEADER.size:
-        raise ValueError(f"a packed history has at least {_HEADER.size} bytes, this one has {len(row)}")
-    version, decays, n, first, last, baskets, lines, spend, discount = _HEADER.unpack_from(row)
-    if (version, decays) != (_VERSION, len(DECAY_DAYS)):
+        raise ValueError(f"a packed row has at least {_HEADER.size} bytes, this one has {len(row)}")
+    found, _, m, n, version = _HEADER.unpack_from(row)
+    if found != _FORMAT:
         raise ValueError(
-            f"packed history version {version} with {decays} decays; this code reads {_VERSION} with 3"
+            f"packed row of format {found}; this code reads {_FORMAT}: publish the features again"
         )
-    end = _HEADER.size + n * (4 + 4 * decays + 16)
+    end = _HEADER.size + n * sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
     if len(row) < end:
-        raise ValueError(f"packed history of {n} items is cut short at {len(row)} of {end} bytes")
-    at = _HEADER.size
-
-    def column(dtype: str, width: int) -> np.ndarray:
-        nonlocal at
-        values = np.frombuffer(row, dtype, n * width, at)
-        at += values.nbytes
-        return values
-
-    count, decayed = column("<f4", 1), column("<f4", decays).reshape(n, decays)
-    first_at, last_at = column("<i8", 1), column("<i8", 1)
-    ids = row[at:].decode().split("\n") if n else []
-    if len(ids) != n:
-        raise ValueError(f"packed history names {len(ids)} items, its header says {n}")
-    return UserHistory(
-        np.array(ids) if n else np.empty(0, "U1"),
-        count,
-        decayed,
-        first_at,
-        last_at,
-        baskets,
-        lines,
-        first,
-        last,
-        spend,
-        discount,
-    )
+        raise ValueError(f"packed row of {n} lines is cut short at {len(row)} of {end} bytes")
+    columns, start = {}, _HEADER.size
+    for name, dtype in _COLUMNS:
+        columns[name] = np.frombuffer(row, dtype, n, start)
+        start += columns[name].nbytes
+    ids = row[start:].decode().split("\n") if m else []
+    if len(ids) != m or (n and columns["item"].max() >= m):
+        raise ValueError(f"packed row names {len(ids)} items, its header says {m}: it is damaged")
+    return UserEvents(np.array(ids) if m else np.empty(0, "U1"), version=version, **columns)

@@ -1,7 +1,7 @@
 """CONTRACT the event: what a purchase is in this project, its check, and the data set on disk.
 
-A data set is a directory: `events.parquet` (one row per basket and item), `items.parquet`, optional
-`users`, `promotions` and `coupons`, what was refused in `quarantine.jsonl`, and `manifest.json`.
+A data set is a directory: `events.parquet` (each event once), `items.parquet`, optional `users`,
+`promotions` and `coupons`, what was refused in `quarantine.jsonl`, and `manifest.json`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
+
 EVENT_SCHEMA = pa.schema(
     [
         ("event_id", pa.string()),
@@ -41,7 +43,6 @@ REQUIRED = ("user_id", "basket_id", "item_id", "at")
 IDS = ("user_id", "basket_id", "item_id")
 ITEM_COLUMNS = ("item_id", "department", "category", "type", "brand", "manufacturer")
 OPTIONAL_TABLES = ("users", "promotions", "coupons")
-MAX_ID_LENGTH = 128  # what a request may name
 MAX_QUANTITY = 1_000_000
 MAX_PRICE = 1e9
 FIRST_TIME = pd.Timestamp(0, tz="UTC")
@@ -276,40 +277,40 @@ def _contradicts(events: pd.DataFrame, rows: np.ndarray, group: str, columns: li
     return result
 
 
-def merge_duplicates(events: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Drop events seen twice and add up lines of one basket that name the same item.
+def drop_repeated(events: pd.DataFrame) -> pd.DataFrame:
+    """Return each event once, sorted by time, basket and item.
 
-    A basket then has one line per item: quantities add up, price and discount become the mean per unit.
-
-    Returns:
-        The events, sorted by time, basket and item, and how many rows were repeated and merged.
+    An item that was scanned twice stays two events: the archive must know each that a stream may bring again.
     """
     once = events[~events["event_id"].duplicated()]
-    key = ["basket_id", "item_id", "event_type"]
-    twice = once.duplicated(key, keep=False)
-    merged = once
-    if twice.any():
-        merged = pd.concat([once[~twice], _added_up(once[twice], key)], ignore_index=True)
-    merged = merged.sort_values(
-        ["at", "basket_id", "item_id", "event_type"], kind="stable", ignore_index=True
-    )
-    counts = {"repeated_events": len(events) - len(once), "merged_lines": len(once) - len(merged)}
-    return merged.astype({"quantity": "int64"}), counts
+    once = once.sort_values(["at", "basket_id", "item_id", "event_type"], kind="stable", ignore_index=True)
+    return once.astype({"quantity": "int64"})
 
 
-def _added_up(lines: pd.DataFrame, key: list[str]) -> pd.DataFrame:
-    priced = lines["quantity"].where(lines["price"].notna(), 0.0)  # an unknown price has no part in the mean
-    lines = lines.assign(
+def merge_lines(bought: pd.DataFrame) -> pd.DataFrame:
+    """Return purchases with one row per basket and item, in their order, for what looks at lines of baskets.
+
+    Quantities add up, price and discount become the mean per unit; a row that is alone stays as it is.
+    """
+    key = ["basket_id", "item_id"]
+    again = bought.duplicated(key)
+    if not again.any():
+        return bought
+    twice = bought.duplicated(key, keep=False)
+    lines = bought[twice]
+    known = lines["quantity"].where(lines["price"].notna(), 0.0)  # an unknown price has no part in the mean
+    totals = lines[key].assign(
+        quantity=lines["quantity"],
+        known=known,
         paid=(lines["price"] * lines["quantity"]).fillna(0.0),
-        priced=priced,
         off=lines["discount"] * lines["quantity"],
     )
-    first = {name: "first" for name in EVENT_SCHEMA.names if name not in key}
-    sums = dict.fromkeys(("quantity", "paid", "priced", "off"), "sum")
-    total = lines.groupby(key, sort=False).agg({**first, **sums}).reset_index()
-    total["price"] = (total["paid"] / total["priced"].where(total["priced"] > 0)).astype(float)
-    total["discount"] = total["off"] / total["quantity"]
-    return total[EVENT_SCHEMA.names]
+    totals = totals.groupby(key, sort=False).sum()  # in the order of the first lines
+    merged, rows = bought[~again].copy(), twice[~again]
+    merged.loc[rows, "quantity"] = totals["quantity"].to_numpy()
+    merged.loc[rows, "price"] = (totals["paid"] / totals["known"].where(totals["known"] > 0)).to_numpy()
+    merged.loc[rows, "discount"] = (totals["off"] / totals["quantity"]).to_numpy()
+    return merged
 
 
 # ------------------------------------------------------------------------------------------------ on disk

@@ -1,15 +1,24 @@
-"""The offline store's Parquet files -> every Feast object: entities, views and the feature service."""
+"""The schema of the model's inputs -> every Feast object: entities, views and the feature service."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 from feast import Entity, FeatureService, FeatureView, Field, FileSource, Project, ValueType
-from feast.types import Bytes, Float32, Int64, String, UnixTimestamp
+from feast.types import Bytes, Float32, String
+
+from feature_repo.schema import ITEM, USER
+from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, ITEM_VIEW, USER_COLUMNS, USER_TTL_DAYS, USER_VIEW
 
 OFFLINE_STORE = Path("../.reco/offline_store")  # seen from this folder, where `feast apply` runs
-FOREVER = timedelta(0)  # a user who comes back after a year still has a history
+FOREVER = timedelta(0)
+TYPES = {pa.string(): String, pa.binary(): Bytes, pa.float32(): Float32}
+DESCRIPTIONS = {
+    HISTORY: "The user's last events; feature_repo.aggregates.unpack reads it.",
+    **{feature.__name__: (feature.__doc__ or "").splitlines()[0] for feature in (*USER, *ITEM)},
+}
 
 project = Project(name="checkout", description="Recommendations at the checkout.")
 user = Entity(
@@ -27,48 +36,35 @@ item = Entity(
 
 
 def user_history_view(offline_store: Path) -> FeatureView:
-    """Return the view of what each user bought; its row at time t holds the purchases before t."""
+    """Return the view of what each user did; its row at time t holds the events before t."""
     return FeatureView(
-        name="user_history",
+        name=USER_VIEW,
         entities=[user],
-        ttl=FOREVER,
-        schema=[
-            Field(name="user_id", dtype=String),
-            Field(
-                name="history",
-                dtype=Bytes,
-                description="Each item's counts and times; feature_repo.aggregates.unpack reads it.",
-            ),
-            Field(name="basket_count", dtype=Int64, description="Baskets bought."),
-            Field(name="item_count", dtype=Int64, description="Distinct items kept in the history."),
-            Field(name="last_basket_at", dtype=UnixTimestamp, description="When the last basket was bought."),
-            Field(name="basket_size", dtype=Float32, description="Mean distinct items per basket."),
-            Field(name="basket_spend", dtype=Float32, description="Mean paid per basket, in currency."),
-            Field(name="discount_ratio", dtype=Float32, description="Share of the full price taken off."),
-        ],
-        source=_source("user_history", offline_store),
-        description="What a user bought before the row's time.",
+        ttl=timedelta(days=USER_TTL_DAYS),
+        schema=_fields(USER_COLUMNS),
+        source=_source(USER_VIEW, offline_store),
+        description="What a user did before the row's time.",
     )
 
 
 def item_statistics_view(offline_store: Path) -> FeatureView:
     """Return the view of how each item sells; its row at time t counts the purchases before t."""
     return FeatureView(
-        name="item_statistics",
+        name=ITEM_VIEW,
         entities=[item],
         ttl=FOREVER,
-        schema=[
-            Field(name="item_id", dtype=String),
-            Field(name="purchases_4w", dtype=Int64, description="Baskets with it in the last 4 weeks."),
-            Field(name="purchases_13w", dtype=Int64, description="Baskets with it in the last 13 weeks."),
-            Field(name="price", dtype=Float32, description="Mean paid per unit, in currency."),
-            Field(name="discount_ratio", dtype=Float32, description="Share of units sold at a discount."),
-            Field(name="buyer_count", dtype=Int64, description="Distinct users who bought it."),
-            Field(name="repeat_ratio", dtype=Float32, description="Share of buyers who bought it again."),
-        ],
-        source=_source("item_statistics", offline_store),
+        schema=_fields(ITEM_COLUMNS),
+        source=_source(ITEM_VIEW, offline_store),
         description="How an item sold before the row's time.",
     )
+
+
+def _fields(columns: pa.Schema) -> list[Field]:
+    return [
+        Field(name=column.name, dtype=TYPES[column.type], description=DESCRIPTIONS.get(column.name, ""))
+        for column in columns
+        if column.name != "event_timestamp"
+    ]
 
 
 def _source(view: str, offline_store: Path) -> FileSource:

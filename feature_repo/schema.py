@@ -1,6 +1,7 @@
 """CONTRACT model inputs in order: which feature stands in which column, and the hash of it all.
 
-To add a feature: write its function in `transforms.py` and its line here.
+To add a feature: write its function in `transforms.py` and its line here. Training, the endpoint, the stream
+and the Feast views take it from here.
 """
 
 from __future__ import annotations
@@ -10,9 +11,41 @@ import hashlib
 import numpy as np
 
 from feature_repo import transforms as t
-from feature_repo.transforms import Feature, Query, Rows
+from feature_repo.statistics import Statistics
+from feature_repo.transforms import Feature, ItemFeature, Query, Rows, User, UserFeature
 
-DENSE: tuple[Feature, ...] = (
+# One line per feature. Those of a user and of an item are also fields of the Feast views.
+USER: tuple[UserFeature, ...] = (
+    t.user_basket_count,
+    t.user_recency_days,
+    t.user_basket_interval_days,
+    t.user_basket_size,
+    t.user_spend_per_line,
+    t.user_discount_ratio,
+    t.user_baskets_7d,
+    t.user_spend_7d,
+    t.user_basket_value_60d,
+    t.user_items_60d,
+    t.user_spend_trend,
+    t.user_lines_decayed_15d,
+    t.user_clicks_10m,
+    t.user_baskets_1h,
+    t.session_events,
+    t.session_minutes,
+)
+ITEM: tuple[ItemFeature, ...] = (
+    t.item_purchases_4w,
+    t.item_purchases_13w,
+    t.item_trend,
+    t.item_buyer_count,
+    t.item_repeat_ratio,
+    t.item_interval_days,
+    t.item_price,
+    t.item_discount_ratio,
+    t.item_is_private,
+    t.item_age_days,
+)
+REQUEST: tuple[Feature, ...] = (
     t.user_item_count,
     t.user_item_decayed_15d,
     t.user_item_decayed_60d,
@@ -30,13 +63,11 @@ DENSE: tuple[Feature, ...] = (
     t.user_type_share,
     t.user_category_decayed_120d,
     t.user_department_share,
-    t.user_basket_count,
-    t.user_recency_days,
-    t.user_basket_interval_days,
-    t.user_basket_size,
-    t.user_spend_per_line,
-    t.user_discount_ratio,
     t.user_private_ratio,
+    t.user_item_clicks_1h,
+    t.user_item_impressions_7d,
+    t.user_item_last_rank,
+    t.session_same_type,
     t.basket_size,
     t.basket_value,
     t.basket_known_ratio,
@@ -55,20 +86,10 @@ DENSE: tuple[Feature, ...] = (
     t.together_max_if_bought,
     t.together_times_decayed,
     t.history_together_sum,
-    t.item_purchases_4w,
-    t.item_purchases_13w,
-    t.item_trend,
-    t.item_buyer_count,
-    t.item_repeat_ratio,
-    t.item_interval_days,
-    t.item_price,
-    t.item_discount_ratio,
-    t.item_is_private,
-    t.item_age_days,
     t.price_to_user_ratio,
     t.price_to_basket_ratio,
 )
-DENSE_NAMES: tuple[str, ...] = tuple(feature.__name__ for feature in DENSE)
+DENSE_NAMES: tuple[str, ...] = tuple(feature.__name__ for feature in (*USER, *ITEM, *REQUEST))
 LIMIT = 1e9  # no feature of a sane shop is larger
 LEVELS: tuple[str, ...] = ("type", "category", "department")  # of an item, the narrowest first
 CATEGORICAL: tuple[str, ...] = ("item", *LEVELS)
@@ -79,14 +100,33 @@ def schema_hash() -> str:
     return hashlib.sha256("\n".join([*DENSE_NAMES, "|", *CATEGORICAL]).encode()).hexdigest()[:16]
 
 
+def user_values(user: User) -> np.ndarray:
+    """Return the features of a user, (len(USER),) float64."""
+    return np.array([feature(user) for feature in USER])
+
+
+def item_values(statistics: Statistics) -> np.ndarray:
+    """Return the features of every item of the catalogue, (len(ITEM), n) float64, computed once."""
+    cached: np.ndarray | None = statistics.__dict__.get("_item_values")
+    if cached is None:
+        cached = np.array([feature(statistics) for feature in ITEM], np.float64)
+        statistics.__dict__["_item_values"] = cached
+    return cached
+
+
 def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ranker's inputs: dense (n, len(DENSE)) float32 and categorical (n, 4) int64, 0 unknown.
+    """Return the ranker's inputs, dense (n, features) float32 and categorical (n, 4) int64, 0 unknown.
 
     Values that are not finite, or beyond what float32 holds, become 0 and ±1e9: one broken number
     stays in its own row and never reaches another user's score.
     """
-    columns = np.empty((len(DENSE), len(rows.candidates)))  # float64: 1e308 must not overflow on the way
-    for row, feature in zip(columns, DENSE, strict=True):
+    shared, own = len(USER), len(USER) + len(ITEM)
+    columns = np.empty(
+        (len(DENSE_NAMES), len(rows.candidates))
+    )  # float64: 1e308 must not overflow on the way
+    columns[:shared] = user_values(rows.query.user)[:, None]
+    columns[shared:own] = item_values(rows.statistics)[:, rows.candidates]
+    for row, feature in zip(columns[own:], REQUEST, strict=True):
         row[:] = feature(rows)
     dense = np.clip(columns, -LIMIT, LIMIT).T.astype(np.float32, order="C")
     np.nan_to_num(dense, copy=False)
@@ -103,7 +143,7 @@ def tower_inputs(query: Query) -> dict[str, np.ndarray]:
     `history` (1, HISTORY_LENGTH) int64, what was bought most lately, the latest first; `history_weight`
     (1, HISTORY_LENGTH) float32 (log of one plus the 60-day decayed count); `basket` (1, BASKET_LENGTH) int64.
     """
-    weight = query.decayed[:, 1]
+    weight = query.history.decayed[:, 1]
     top = np.argsort(-weight, kind="stable")[:HISTORY_LENGTH]
     top = top[np.argsort(-query.history.last_at[top], kind="stable")]
     history = np.zeros((1, HISTORY_LENGTH), np.int64)

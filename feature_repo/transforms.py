@@ -1,25 +1,44 @@
 """A request and its candidates -> one array per feature; the same functions train and serve.
 
-Each public function below `Rows` is one feature: it takes the rows (one per candidate) and returns a
-float per row, or one float when all rows share it. What is known to a feature at time t comes from
-purchases strictly before t: the history row and the statistics are handed in as of then.
+Each public function below `Rows` is one feature. What it takes says what it is about:
+
+    Statistics  an item           returns one float per item of the catalogue
+    User        a user            returns one float
+    Rows        both, the basket  returns one float per candidate, or one that all share
+
+What is known to a feature at time t comes from events strictly before t: `User` cuts them off there, and the
+statistics are handed in as of then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from feature_repo.aggregates import DAY_S, UserHistory
+from feature_repo.aggregates import (
+    CLICK,
+    DAY_S,
+    IMPRESSION,
+    PURCHASE,
+    UserEvents,
+    UserHistory,
+    history_of,
+    merge_lines,
+)
 from feature_repo.statistics import Statistics
 
+MINUTE_S, HOUR_S = 60, 3_600
+SESSION_GAP_S = 30 * MINUTE_S  # a session ends after so long without an event
+LAST_ITEMS = 10
 NEVER_DAYS = 730.0  # the recency of what never happened
 RECENT_ITEMS = 30  # history items whose partners are looked up
 LEVELS = {"type": 0, "category": 1, "department": 2}
 
+ItemFeature = Callable[[Statistics], np.ndarray]
+UserFeature = Callable[["User"], float]
 Feature = Callable[["Rows"], "np.ndarray | float"]
 
 
@@ -76,23 +95,108 @@ def _powers(statistics: Statistics) -> tuple[np.ndarray, ...]:
     return cached
 
 
+class User:
+    """What one user did strictly before `at`, an item once in each basket.
+
+    `events.items` are codes of the catalogue, -1 what it lacks. In the offline store they are ids: what looks
+    at single items belongs to `Rows`.
+    """
+
+    def __init__(self, events: UserEvents, at: float) -> None:
+        """Take the user's row, which may hold later events, and the time that is asked for."""
+        self.events = merge_lines(events.before(at))
+        self.at = at
+        self._windows: dict[tuple[float, int | None], Window] = {}
+
+    @cached_property
+    def history(self) -> UserHistory:
+        """What was bought, items outside the catalogue included."""
+        return history_of(self.events, self.at)
+
+    @cached_property
+    def acts(self) -> UserEvents:
+        """What the user did: all but impressions, which are what the shop did."""
+        shown = self.events.kind == IMPRESSION
+        return self.events.where(~shown) if shown.any() else self.events
+
+    @cached_property
+    def session(self) -> UserEvents:
+        """The acts since the last pause of SESSION_GAP_S; none if that pause lasts."""
+        at = self.acts.at[-1_000:]
+        pauses = np.flatnonzero(np.diff(at, append=self.at) > SESSION_GAP_S)
+        start = 0 if len(pauses) == 0 else int(pauses[-1]) + 1
+        return self.acts.where(slice(len(self.acts) - len(at) + start, None))
+
+    @cached_property
+    def last_items(self) -> np.ndarray:
+        """The LAST_ITEMS items that the user bought or clicked last, the latest first."""
+        lately = self.acts.item[::-1][:200]
+        _, first = np.unique(lately, return_index=True)
+        return self.acts.items[lately[np.sort(first)[:LAST_ITEMS]]]
+
+    def window(self, seconds: float, kind: int | None = PURCHASE) -> Window:
+        """Return the events of one kind (None: of all) in the last `seconds`."""
+        if (seconds, kind) not in self._windows:
+            events = self.events.where(slice(int(np.searchsorted(self.events.at, self.at - seconds)), None))
+            if kind is not None and not (events.kind == kind).all():
+                events = events.where(events.kind == kind)
+            self._windows[seconds, kind] = Window(events)
+        return self._windows[seconds, kind]
+
+
+class Window:
+    """What happened in a span of time: counts, sums, means and distinct values of it."""
+
+    def __init__(self, events: UserEvents) -> None:
+        """Take the events of the span."""
+        self.events = events
+
+    @property
+    def lines(self) -> int:
+        """Number of events."""
+        return len(self.events)
+
+    @cached_property
+    def baskets(self) -> int:
+        """Number of baskets."""
+        return int(self.events.begins().sum())
+
+    @cached_property
+    def items(self) -> int:
+        """Number of distinct items."""
+        return len(np.unique(self.events.item))
+
+    @cached_property
+    def spend(self) -> float:
+        """What was paid, in the shop's currency."""
+        return float(self.events.paid.sum(dtype=np.float64))
+
+
 @dataclass
 class Query:
-    """What is known of one request before any candidate is: user, basket and time.
-
-    `history` is the user's, restricted to the catalogue, its `items` being sorted codes.
-    """
+    """What is known of one request before any candidate is: user, basket and time."""
 
     statistics: Statistics
     at: float
     basket: np.ndarray  # (m,) int64 codes of the basket items the catalogue knows
     basket_size: int  # lines of the basket, known or not
-    history: UserHistory
+    user: User
 
     @cached_property
-    def decayed(self) -> np.ndarray:
-        """The history's decayed counts as of now, (h, 3)."""
-        return self.history.decayed_at(int(self.at))
+    def history(self) -> UserHistory:
+        """What the user bought of the catalogue; `items` are sorted codes."""
+        history = self.user.history
+        known = history.items >= 0
+        if known.all():
+            return history
+        return replace(
+            history,
+            items=history.items[known],
+            count=history.count[known],
+            decayed=history.decayed[known],
+            first_at=history.first_at[known],
+            last_at=history.last_at[known],
+        )
 
     @cached_property
     def together(self) -> Together:
@@ -102,7 +206,7 @@ class Query:
     @cached_property
     def history_together(self) -> Together:
         """Partners of what the user bought lately, weighted by the 60-day decayed count."""
-        weight = self.decayed[:, 1]
+        weight = self.history.decayed[:, 1]
         top = np.argsort(-weight, kind="stable")[:RECENT_ITEMS]
         return bought_together(self.statistics, self.history.items[top], np.log1p(weight[top]))
 
@@ -110,7 +214,7 @@ class Query:
     def history_rank(self) -> np.ndarray:
         """Position of each history item when sorted by 120-day decayed count, (h,)."""
         rank = np.empty(len(self.history.items))
-        rank[np.argsort(-self.decayed[:, 2], kind="stable")] = np.arange(len(rank))
+        rank[np.argsort(-self.history.decayed[:, 2], kind="stable")] = np.arange(len(rank))
         return rank
 
 
@@ -135,23 +239,32 @@ class Rows:
         """Return the basket partners' `values` for each candidate; 0 if it is no partner."""
         return _take(values, self.in_together, self.together_at, 0.0)
 
-    def history_by(self, level: str, weights: np.ndarray) -> np.ndarray:
-        """Return for each candidate the sum of `weights`, (h,), over history items of its level."""
+    def by_level(self, items: np.ndarray, level: str, weights: np.ndarray | None = None) -> np.ndarray:
+        """Return for each candidate how many of `items`, (k,) codes, share its level; an unknown one is none.
+
+        With `weights`, (k,), the sum of those instead.
+        """
         column = LEVELS[level]
-        codes = self.statistics.categorical[self.query.history.items, column]
+        codes = self.statistics.categorical[items, column]
         size = int(max(codes.max(initial=0), self.levels[:, column].max(initial=0))) + 1
         totals = np.bincount(codes, weights, size)
-        totals[0] = 0.0
+        totals[0] = 0
         return totals[self.levels[:, column]]
+
+    def history_by(self, level: str, weights: np.ndarray) -> np.ndarray:
+        """Return for each candidate the sum of `weights`, (h,), over history items of its level."""
+        return self.by_level(self.query.history.items, level, weights)
+
+    def lines_of(self, events: UserEvents) -> np.ndarray:
+        """Return for each candidate how many of the events are about it."""
+        codes = events.items[events.item]
+        found, count = np.unique(codes[codes >= 0], return_counts=True)
+        known, at = _find(found, self.candidates)
+        return _take(count.astype(float), known, at, 0.0)
 
     def basket_by(self, level: str) -> np.ndarray:
         """Return for each candidate how many basket items share its level."""
-        column = LEVELS[level]
-        codes = self.statistics.categorical[self.query.basket, column]
-        size = int(max(codes.max(initial=0), self.levels[:, column].max(initial=0))) + 1
-        totals = np.bincount(codes, minlength=size)
-        totals[0] = 0
-        return totals[self.levels[:, column]]
+        return self.by_level(self.query.basket, level)
 
     @cached_property
     def basket_type_lift(self) -> np.ndarray:
@@ -183,17 +296,17 @@ def user_item_count(rows: Rows) -> np.ndarray:
 
 def user_item_decayed_15d(rows: Rows) -> np.ndarray:
     """The same, each basket weighted by exp(-age / 15 days)."""
-    return rows.from_history(rows.query.decayed[:, 0], 0.0)
+    return rows.from_history(rows.query.history.decayed[:, 0], 0.0)
 
 
 def user_item_decayed_60d(rows: Rows) -> np.ndarray:
     """The same, weighted by exp(-age / 60 days)."""
-    return rows.from_history(rows.query.decayed[:, 1], 0.0)
+    return rows.from_history(rows.query.history.decayed[:, 1], 0.0)
 
 
 def user_item_decayed_120d(rows: Rows) -> np.ndarray:
     """The same, weighted by exp(-age / 120 days)."""
-    return rows.from_history(rows.query.decayed[:, 2], 0.0)
+    return rows.from_history(rows.query.history.decayed[:, 2], 0.0)
 
 
 def user_item_recency_days(rows: Rows) -> np.ndarray:
@@ -243,12 +356,12 @@ def user_has_item(rows: Rows) -> np.ndarray:
 
 def user_type_decayed_120d(rows: Rows) -> np.ndarray:
     """The user's 120-day decayed count over all items of the type."""
-    return rows.history_by("type", rows.query.decayed[:, 2])
+    return rows.history_by("type", rows.query.history.decayed[:, 2])
 
 
 def user_type_decayed_15d(rows: Rows) -> np.ndarray:
     """The user's 15-day decayed count over all items of the type."""
-    return rows.history_by("type", rows.query.decayed[:, 0])
+    return rows.history_by("type", rows.query.history.decayed[:, 0])
 
 
 def user_type_items(rows: Rows) -> np.ndarray:
@@ -263,57 +376,137 @@ def user_type_share(rows: Rows) -> np.ndarray:
 
 def user_category_decayed_120d(rows: Rows) -> np.ndarray:
     """The user's 120-day decayed count over all items of the category."""
-    return rows.history_by("category", rows.query.decayed[:, 2])
+    return rows.history_by("category", rows.query.history.decayed[:, 2])
 
 
 def user_department_share(rows: Rows) -> np.ndarray:
     """Share of the department in the user's 120-day decayed purchases."""
-    return rows.history_by("department", rows.query.decayed[:, 2]) / max(rows.query.decayed[:, 2].sum(), 1e-6)
+    return rows.history_by("department", rows.query.history.decayed[:, 2]) / max(
+        rows.query.history.decayed[:, 2].sum(), 1e-6
+    )
+
+
+def user_private_ratio(rows: Rows) -> float:
+    """Share of the shop's own brand in the user's 120-day decayed purchases."""
+    weight = rows.query.history.decayed[:, 2]
+    return float(rows.statistics.is_private[rows.query.history.items] @ weight / max(weight.sum(), 1e-6))
+
+
+# What the user looked at.
+
+
+def user_item_clicks_1h(rows: Rows) -> np.ndarray:
+    """Clicks of the user on the item in the last hour."""
+    return rows.lines_of(rows.query.user.window(HOUR_S, CLICK).events)
+
+
+def user_item_impressions_7d(rows: Rows) -> np.ndarray:
+    """How often the item was recommended to the user in the last 7 days."""
+    return rows.lines_of(rows.query.user.window(7 * DAY_S, IMPRESSION).events)
+
+
+def user_item_last_rank(rows: Rows) -> np.ndarray:
+    """Position of the item among the last ten that the user had to do with; 10 behind them."""
+    last = rows.query.user.last_items
+    order = np.argsort(last)
+    known, at = _find(last[order], rows.candidates)
+    return _take(order.astype(float), known, at, float(LAST_ITEMS))
+
+
+def session_same_type(rows: Rows) -> np.ndarray:
+    """Events of the session about items of the candidate's type."""
+    session = rows.query.user.session
+    codes = session.items[session.item]
+    return rows.by_level(codes[codes >= 0], "type")
 
 
 # The user alone.
 
 
-def user_basket_count(rows: Rows) -> float:
+def user_basket_count(user: User) -> float:
     """Baskets the user has bought."""
-    return float(rows.query.history.basket_count)
+    return float(user.history.basket_count)
 
 
-def user_recency_days(rows: Rows) -> float:
+def user_recency_days(user: User) -> float:
     """Days since the user's last basket."""
-    history = rows.query.history
-    return max(rows.query.at - history.last_basket_at, 0) / DAY_S if history.basket_count else NEVER_DAYS
+    history = user.history
+    return (user.at - history.last_basket_at) / DAY_S if history.basket_count else NEVER_DAYS
 
 
-def user_basket_interval_days(rows: Rows) -> float:
+def user_basket_interval_days(user: User) -> float:
     """Mean days between the user's baskets."""
-    history = rows.query.history
+    history = user.history
     span = (history.last_basket_at - history.first_basket_at) / DAY_S
     return span / (history.basket_count - 1) if history.basket_count > 1 else NEVER_DAYS
 
 
-def user_basket_size(rows: Rows) -> float:
+def user_basket_size(user: User) -> float:
     """Mean lines of the user's baskets."""
-    history = rows.query.history
-    return history.line_count / max(history.basket_count, 1)
+    return user.history.line_count / max(user.history.basket_count, 1)
 
 
-def user_spend_per_line(rows: Rows) -> float:
+def user_spend_per_line(user: User) -> float:
     """Mean paid per line by the user, in the shop's currency."""
-    history = rows.query.history
-    return history.spend / max(history.line_count, 1)
+    return user.history.spend / max(user.history.line_count, 1)
 
 
-def user_discount_ratio(rows: Rows) -> float:
+def user_discount_ratio(user: User) -> float:
     """Share of the undiscounted value that the user did not have to pay."""
-    history = rows.query.history
+    history = user.history
     return history.discount / max(history.spend + history.discount, 1e-6)
 
 
-def user_private_ratio(rows: Rows) -> float:
-    """Share of the shop's own brand in the user's 120-day decayed purchases."""
-    weight = rows.query.decayed[:, 2]
-    return float(rows.statistics.is_private[rows.query.history.items] @ weight / max(weight.sum(), 1e-6))
+def user_baskets_7d(user: User) -> float:
+    """Baskets of the last 7 days."""
+    return float(user.window(7 * DAY_S).baskets)
+
+
+def user_spend_7d(user: User) -> float:
+    """Paid in the last 7 days, in the shop's currency."""
+    return user.window(7 * DAY_S).spend
+
+
+def user_basket_value_60d(user: User) -> float:
+    """Mean paid per basket of the last 60 days, in the shop's currency."""
+    window = user.window(60 * DAY_S)
+    return window.spend / max(window.baskets, 1)
+
+
+def user_items_60d(user: User) -> float:
+    """Distinct items bought in the last 60 days."""
+    return float(user.window(60 * DAY_S).items)
+
+
+def user_spend_trend(user: User) -> float:
+    """Spend of the last 7 days against the usual week of the last 60 days; 1 where there is none."""
+    usual = user.window(60 * DAY_S).spend * 7 / 60
+    return user_spend_7d(user) / usual if usual > 0 else 1.0
+
+
+def user_lines_decayed_15d(user: User) -> float:
+    """Lines bought, each weighted by exp(-age / 15 days)."""
+    return float(user.history.decayed[:, 0].sum())
+
+
+def user_clicks_10m(user: User) -> float:
+    """Clicks of the last 10 minutes."""
+    return float(user.window(10 * MINUTE_S, CLICK).lines)
+
+
+def user_baskets_1h(user: User) -> float:
+    """Baskets of the last hour: the second trip for what was forgotten."""
+    return float(user.window(HOUR_S).baskets)
+
+
+def session_events(user: User) -> float:
+    """Purchases and clicks since the last pause of half an hour."""
+    return float(len(user.session))
+
+
+def session_minutes(user: User) -> float:
+    """Minutes since the session began; 0 without one."""
+    return (user.at - float(user.session.at[0])) / MINUTE_S if len(user.session) else 0.0
 
 
 # The basket and this item.
@@ -412,62 +605,65 @@ def history_together_sum(rows: Rows) -> np.ndarray:
     return _take(partners.sum, *_find(partners.codes, rows.candidates), 0.0)
 
 
-# The item alone.
+# The item alone: the item table holds them, so the function says which array it is.
 
 
-def item_purchases_4w(rows: Rows) -> np.ndarray:
+def item_purchases_4w(statistics: Statistics) -> np.ndarray:
     """Baskets with the item in the last 4 weeks before the cut."""
-    return rows.statistics.purchases_4w[rows.candidates]
+    return statistics.purchases_4w
 
 
-def item_purchases_13w(rows: Rows) -> np.ndarray:
+def item_purchases_13w(statistics: Statistics) -> np.ndarray:
     """Baskets with the item in the last 13 weeks before the cut."""
-    return rows.statistics.purchases_13w[rows.candidates]
+    return statistics.purchases_13w
 
 
-def item_trend(rows: Rows) -> np.ndarray:
+def item_trend(statistics: Statistics) -> np.ndarray:
     """Log of recent against usual weekly sales."""
-    return np.log((item_purchases_4w(rows) / 4 + 0.5) / (item_purchases_13w(rows) / 13 + 0.5))
+    return np.log((statistics.purchases_4w / 4 + 0.5) / (statistics.purchases_13w / 13 + 0.5))
 
 
-def item_buyer_count(rows: Rows) -> np.ndarray:
+def item_buyer_count(statistics: Statistics) -> np.ndarray:
     """Distinct users who bought the item."""
-    return rows.statistics.buyer_count[rows.candidates]
+    return statistics.buyer_count
 
 
-def item_repeat_ratio(rows: Rows) -> np.ndarray:
+def item_repeat_ratio(statistics: Statistics) -> np.ndarray:
     """Share of the item's buyers who came back for it."""
-    return rows.statistics.repeat_ratio[rows.candidates]
+    return statistics.repeat_ratio
 
 
-def item_interval_days(rows: Rows) -> np.ndarray:
+def item_interval_days(statistics: Statistics) -> np.ndarray:
     """Mean days between two purchases of the item by one user."""
-    return rows.statistics.interval_days[rows.candidates]
+    return statistics.interval_days
 
 
-def item_price(rows: Rows) -> np.ndarray:
+def item_price(statistics: Statistics) -> np.ndarray:
     """Mean price paid, in the shop's currency."""
-    return rows.price
+    return statistics.price
 
 
-def item_discount_ratio(rows: Rows) -> np.ndarray:
+def item_discount_ratio(statistics: Statistics) -> np.ndarray:
     """Share of the item's units sold at a discount."""
-    return rows.statistics.discount_ratio[rows.candidates]
+    return statistics.discount_ratio
 
 
-def item_is_private(rows: Rows) -> np.ndarray:
+def item_is_private(statistics: Statistics) -> np.ndarray:
     """1 for the shop's own brand."""
-    return rows.statistics.is_private[rows.candidates]
+    return statistics.is_private
 
 
-def item_age_days(rows: Rows) -> np.ndarray:
+def item_age_days(statistics: Statistics) -> np.ndarray:
     """Days between the item's first sale and the cut."""
-    return rows.statistics.age_days[rows.candidates]
+    return statistics.age_days
+
+
+# The item's price.
 
 
 def price_to_user_ratio(rows: Rows) -> np.ndarray:
     """Price against what the user usually pays for a line."""
-    return np.log((rows.price + 0.5) / (user_spend_per_line(rows) + 0.5))
+    return np.log((rows.price + 0.5) / (user_spend_per_line(rows.query.user) + 0.5))
 
 
 def price_to_basket_ratio(rows: Rows) -> np.ndarray:

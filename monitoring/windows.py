@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from feature_repo.events import Dataset
+from feature_repo.events import Dataset, merge_lines
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.bundle import read_manifest
@@ -81,7 +81,7 @@ def purchases(data: Dataset, window: Window) -> pd.DataFrame:
     inside = window.holds(events["at"]) & (events["event_type"] == "purchase").to_numpy()
     columns = ["at", "item_id", "basket_id", "store_id", "price", "discount", "quantity"]
     items = data.items.reindex(columns=["item_id", "category", "department"])
-    return events.loc[inside, columns].merge(items, on="item_id", how="left")
+    return merge_lines(events.loc[inside, columns]).merge(items, on="item_id", how="left")
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ def open_champion(settings: Settings, champion: Champion) -> Recommender:
     Raises:
         BundleInvalid: the bundle is broken.
     """
+    from serving.fact_store import open_fact_store
     from serving.online_features import open_store
     from serving.recommender import open_recommender
 
-    store = open_store(settings.online_store_url)
-    return open_recommender(champion.bundle(settings.home), store, None, settings.availability_path)
+    store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
+    return open_recommender(champion.bundle(settings.home), store, None, settings.availability_path, facts)
 
 
 def answer_lines(recommender: Recommender, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -14,11 +14,12 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from components.home import read_champion
+from components.home import read_champion, read_running
 from pipelines.arguments import closest
 from serving.settings import SettingInvalid, Settings
 
 if TYPE_CHECKING:
+    from feature_repo.kafka import KafkaSettings
     from pipelines.runs import Run
     from pipelines.submit import Mount
 
@@ -35,6 +36,7 @@ EXIT_CODES = {
     "ValueError": 2,
     "TypeError": 2,
     "FeaturesUnavailable": 3,
+    "FactsUnavailable": 3,
     "MlflowException": 3,
     "DatabaseError": 3,  # of SQLAlchemy: what should be the registry is no database, or it is away
     "OSError": 3,
@@ -82,6 +84,9 @@ def exit_code(error: Exception) -> int | None:
     )
 
 
+PORT = click.IntRange(0, 65_535)
+
+
 class NoRegistry(Exception):
     """Nothing was registered where one looks."""
 
@@ -95,9 +100,21 @@ class Context:
         self.home, self.output = home, output
 
     def settings(self, **given: Any) -> Settings:
-        """Return the endpoint's settings for this home."""
+        """Return the endpoint's settings for this home; while `reco up` runs here, its store is the store."""
         known = {name: value for name, value in given.items() if value is not None}
-        return replace(Settings.from_env(), home=self.home, **known)
+        settings = replace(Settings.from_env(), home=self.home, **known)
+        if not settings.store_url and (running := read_running(self.home)):
+            settings = replace(settings, store_url=running.store_url)
+        return settings
+
+    def kafka(self) -> KafkaSettings:
+        """Return where the broker is; while `reco up` runs here, that is the one it uses."""
+        from feature_repo.kafka import VARIABLES, KafkaSettings
+
+        settings = KafkaSettings.from_env()
+        if not os.environ.get(VARIABLES["bootstrap"], "").strip() and (running := read_running(self.home)):
+            settings = replace(settings, bootstrap=running.bootstrap)
+        return settings
 
     def answer(self, document: Any, text: str) -> None:
         """Write the answer to stdout: as JSON or as text."""
@@ -217,12 +234,14 @@ def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: 
     from pipelines.graph import read_spec
     from pipelines.local_run import start_run
     from pipelines.training import faster, training_of
+    from serving.redis_address import is_redis_url
 
     if fast:
         given = faster(given)
     given |= {"home": str(home), "tracking_uri": tracking_uri or default_tracking_uri(home)}
-    served = Settings.from_env().store_url
-    if served.startswith(("redis://", "rediss://")):
+    running = read_running(home)
+    served = Settings.from_env().store_url or (running.store_url if running else "")
+    if is_redis_url(served):
         given.setdefault("online_store", served)
     spec = read_spec(training_of(fast))
     arguments = complete_arguments(spec, given)
@@ -277,10 +296,10 @@ def _check_data(data: str) -> None:
 
 def _check_online_store(url: str) -> None:
     """Refuse now what the last step would refuse after all the training."""
-    from components.publish_features import connection_string
+    from components.feast_store import redis_settings
 
     if url:
-        connection_string(url)
+        redis_settings(url)
 
 
 def _check_time(text: str) -> None:
@@ -293,9 +312,19 @@ def _check_time(text: str) -> None:
         raise click.UsageError(f"--train-until {text!r} is no date: {example}") from error
 
 
+def _check_since(text: str) -> None:
+    from feature_repo.events import EventsInvalid
+    from feature_repo.replay_events import moment
+
+    try:
+        moment("from", text)
+    except EventsInvalid as error:
+        raise click.UsageError(str(error)) from error
+
+
 def _absolute(data: str) -> str:
     """Steps run elsewhere: a relative path would point at another folder there."""
-    return str(Path(data).absolute()) if Path(data).exists() else data
+    return str(Path(data).absolute()) if data and Path(data).exists() else data
 
 
 def with_volume(command: Command) -> Command:
@@ -616,8 +645,8 @@ def rollback(context: Context, dry_run: bool, tracking_uri: str, model_name: str
 
 @main.command()
 @click.option("--host", help="Address to listen on.")
-@click.option("--http-port", type=int, help="REST; 0 lets the system choose.")
-@click.option("--grpc-port", type=int, help="gRPC; likewise.")
+@click.option("--http-port", type=PORT, help="REST; 0 lets the system choose.")
+@click.option("--grpc-port", type=PORT, help="gRPC; likewise.")
 @click.option(
     "--bundle", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Not the champion: this."
 )
@@ -632,6 +661,78 @@ def serve(
     # The endpoint takes this process over: signals reach it, and nothing of this command stays in memory.
     arguments = [sys.executable, "-m", "serving.server", "--bundle", str(path)]
     os.execve(sys.executable, arguments, settings.to_env())
+
+
+@main.command()
+@click.option("--port", type=PORT, default=8080, show_default=True, help="REST; 0 is any free port.")
+@click.option("--grpc-port", type=PORT, default=8081, show_default=True, help="gRPC; likewise.")
+@click.option("--store-port", type=PORT, default=16379, show_default=True, help="Online store; likewise.")
+@click.option("--broker-port", type=PORT, default=19092, show_default=True, help="Broker; likewise.")
+@click.option(
+    "--bootstrap",
+    default="",
+    envvar="RECO_KAFKA_BOOTSTRAP",
+    metavar="HOST:PORT",
+    help="Use this broker, start none.",
+)
+@click.option("--replay", "data", default="", metavar="DATA", help="Let this data set's shoppers come.")
+@click.option("--speed", type=float, default=600.0, show_default=True, help="How fast their clock runs.")
+@click.option("--from", "since", default="", help="Where the replay begins.  [default: the champion's cut]")
+@command_options
+def up(
+    context: Context,
+    port: int,
+    grpc_port: int,
+    store_port: int,
+    broker_port: int,
+    bootstrap: str,
+    data: str,
+    speed: float,
+    since: str,
+) -> None:
+    """Start store, broker, stream and endpoint as one group, until Ctrl-C."""
+    from components.home import announced, locked
+    from feature_repo.kafka import KafkaSettings, create_topics
+    from pipelines.supervisor import State, Supervisor
+    from pipelines.tables import table
+    from pipelines.up import Wanted, parts_of, used_by
+
+    as_json = context.output == "json"
+
+    def say(text: str) -> None:
+        click.echo(json.dumps({"event": "said", "text": text}) if as_json else text, err=not as_json)
+
+    def show(states: list[State]) -> None:
+        if as_json:
+            click.echo(json.dumps({"event": "parts", "parts": [asdict(state) for state in states]}))
+            return
+        rows = [[s.name, s.address, s.pid or "", s.health, s.restarts] for s in states]
+        click.echo(table(["part", "address", "pid", "health", "restarts"], rows) + "\n")
+
+    if data:
+        _check_data(data)
+        if not 0 <= speed < float("inf"):
+            raise click.UsageError(
+                f"--speed is {speed}, expected seconds of data per second, 0 for all at once"
+            )
+        if since:
+            _check_since(since)
+    champion = read_champion(context.home)
+    made = _champions_run(context)
+    features = made.artifacts("materialize-features") / "features" if made else None
+    if features is not None and not features.is_dir():
+        features = None
+    wanted = Wanted(port, grpc_port, store_port, broker_port, bootstrap, _absolute(data), speed, since)
+    settings, kafka = replace(Settings.from_env(), home=context.home), KafkaSettings.from_env()
+    with locked(context.home / "up.lock", "running `reco up`"):
+        (context.home / "up.json").unlink(missing_ok=True)  # of one that was killed
+        if bootstrap:
+            create_topics(replace(kafka, bootstrap=bootstrap))
+        parts = parts_of(settings, kafka, champion, features, wanted, say)
+        logs = context.home / "up"
+        say(f"what each part says: {logs}")
+        with announced(context.home, used_by(parts)):
+            Supervisor(parts, logs, show, say).run()
 
 
 @main.command()
@@ -702,6 +803,229 @@ def _shown(recommender: Any, answer: dict[str, Any]) -> str:
         table(["#", "item", "what", "score", "source", "reason"], rows) if rows else "nothing to recommend"
     )
     return f"{listed}\n{', '.join(notes)}"
+
+
+# -------------------------------------------------------------------------------------------- events
+
+
+@main.command()
+@command_options
+def stream(context: Context) -> None:
+    """Fold the broker's events and facts into the online store and the archive, until stopped.
+
+    Start as many as there are partitions, at most: they share the work. One that is killed loses nothing.
+    """
+    import logging
+    import os
+
+    from pipelines.streaming import run_stream
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    kafka = context.kafka()
+
+    def on_ready() -> None:
+        line = {"event": "ready", "pid": os.getpid(), "broker": kafka.bootstrap, "topic": kafka.events_topic}
+        click.echo(json.dumps(line), err=True)
+
+    counts = run_stream(context.settings(), kafka, on_ready)
+    context.answer(
+        vars(counts), f"{counts.events} events, {counts.facts} facts, {counts.dead_letters} dead letters"
+    )
+
+
+@main.command()
+@click.option("--once", is_flag=True, help="Send what is there, and end.")
+@command_options
+def feedback(context: Context, once: bool) -> None:
+    """Send what shoppers were shown to the broker, as impressions, until stopped.
+
+    They come from the log of answers. The next training learns from what was taken and what was left.
+    """
+    import logging
+
+    from pipelines.feedback import send_impressions
+    from pipelines.streaming import told_to_stop
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    counts = send_impressions(context.settings(), context.kafka(), told_to_stop(), once)
+    text = (
+        f"{counts.impressions} impressions of {counts.answers} answers, {counts.anonymous} of them to nobody"
+    )
+    context.answer(
+        vars(counts),
+        f"{text} we know" + f"; {counts.unreadable} segments cannot be read" * (counts.unreadable > 0),
+    )
+
+
+@main.command("replay")
+@click.option("--last", type=click.IntRange(1), default=1_000, show_default=True, help="How many answers.")
+@command_options
+def replay_log(context: Context, last: int) -> None:
+    """Compute the features of logged answers again from the archive, and compare them bit by bit."""
+    from monitoring.skew import describe, replay_home
+
+    champion = read_champion(context.home)
+    found = replay_home(context.home, champion.bundle(context.home), last)
+    context.answer(found.to_dict(), describe(found))
+    if found.equal < found.compared:
+        click.get_current_context().exit(1)
+
+
+@main.command("replay-events")
+@click.option(
+    "--data", default="complete-journey", show_default=True, help="complete-journey, toy, or a data set."
+)
+@click.option(
+    "--speed",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Seconds of data per second; 0 is as fast as possible.",
+)
+@click.option("--from", "since", default="", help="First time.  [default: the data's start]")
+@click.option("--until", default="", help="The time it ends before.  [default: the data's end]")
+@click.option("--limit", type=click.IntRange(0), default=0, help="At most so many events.  [default: all]")
+@click.option(
+    "--endpoint", default="", metavar="URL", help="Ask it before each basket, as the shopper would."
+)
+@click.option("--duplicates", type=float, default=0.0, help="Share of events that are sent twice.")
+@click.option("--out-of-order", type=float, default=0.0, help="Share of events that are sent too late.")
+@click.option("--within", type=int, default=1_000, show_default=True, help="By how many events at most.")
+@click.option("--poison", type=float, default=0.0, help="Share of messages in between that are no events.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Which events these are.")
+@command_options
+def replay_data(
+    context: Context,
+    data: str,
+    speed: float,
+    since: str,
+    until: str,
+    limit: int,
+    endpoint: str,
+    duplicates: float,
+    out_of_order: float,
+    within: int,
+    poison: float,
+    seed: int,
+) -> None:
+    """Feed a data set's events to the broker, with the clock of the data."""
+    import logging
+    import time
+
+    from feature_repo.events import read_dataset
+    from feature_repo.kafka import create_topics
+    from feature_repo.outbox import Outbox
+    from feature_repo.replay_events import Disturbance, Shopper, choose, replay_events
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    settings = context.kafka()
+    disturbance = Disturbance(duplicates, out_of_order, poison, within, seed)
+    shopper = Shopper(endpoint) if endpoint else None
+    create_topics(settings)
+    events = choose(read_dataset(_dataset(context, data)).events, since, until, limit)
+    place = context.home / "outbox" / "replay"
+    outbox = Outbox(place, settings)
+    try:
+        began = time.monotonic()
+        counts = replay_events(
+            events,
+            settings.events_topic,
+            outbox,
+            speed,
+            disturbance,
+            shopper,
+            lambda text: click.echo(text, err=True),
+        )
+        done = outbox.flush(60)
+        seconds = time.monotonic() - began
+    finally:
+        outbox.close()
+    document = {
+        **asdict(counts),
+        "events": len(events),
+        "baskets": int(events["basket_id"].nunique()),
+        "seconds": round(seconds, 2),
+        "messages_per_second": round(counts.messages / seconds, 1),
+        "dropped": outbox.dropped,
+        "refused": outbox.refused,
+        "unconfirmed_bytes": outbox.pending_bytes,
+    }
+    text = f"{counts.messages:,} messages in {seconds:.1f} s, {counts.messages / seconds:,.0f} a second"
+    if endpoint:
+        text += f"; asked {counts.asked:,}: {counts.degraded} degraded, {counts.errors} errors"
+    context.answer(document, text)
+    if outbox.dropped:
+        click.echo(f"reco: {outbox.dropped:,} messages were dropped: {place} could not take them", err=True)
+    if not done:
+        click.echo(
+            f"reco: the broker at {settings.bootstrap} has not confirmed everything; "
+            f"the rest waits in {place} and goes out with the next replay",
+            err=True,
+        )
+    unheard = bool(endpoint) and counts.errors > 0 and not counts.asked
+    if unheard:
+        click.echo(f"reco: {endpoint} answered no question: start it with `reco serve`", err=True)
+    if outbox.dropped or not done or unheard:
+        click.get_current_context().exit(3)
+
+
+@main.command()
+@click.argument("file", type=click.File("rb"), metavar="FILE")
+@click.option("--dry-run", is_flag=True, help="Check the file; write nothing.")
+@command_options
+def facts(context: Context, file: IO[bytes], dry_run: bool) -> None:
+    """Write prices, stock, bans, promotions and coupons, one JSON object a line; - is stdin.
+
+    All or nothing: a line that breaks the contract is told with its number, and nothing is written.
+    """
+    from feature_repo.erasure import Forgotten
+    from feature_repo.facts import parse_lines
+    from serving.fact_store import open_fact_store
+
+    found, refused = parse_lines(file)
+    found = Forgotten.load(context.home).facts_that_count(found)
+    document = {
+        "facts": len(found),
+        "refused": [{"line": number, "reason": reason} for number, reason in refused],
+        "changed": None,
+    }
+    if refused:
+        lines = [f"line {number}: {reason}" for number, reason in refused[:20]]
+        lines += [f"… and {len(refused) - 20} more"] if len(refused) > 20 else []
+        context.answer(
+            document, "\n".join([*lines, f"{len(refused)} lines are no facts: nothing was written"])
+        )
+        click.get_current_context().exit(1)
+    if dry_run:
+        context.answer(document, f"{len(found)} facts keep the contract; nothing was written")
+        return
+    store = open_fact_store(context.settings().fact_store_url)
+    document["changed"] = store.write(found)
+    store.close()
+    context.answer(document, f"{len(found)} facts read, {document['changed']} changed what stands")
+
+
+@main.command()
+@click.argument("user", metavar="USER")
+@click.option("--dry-run", is_flag=True, help="Count what would go; change nothing.")
+@command_options
+def forget(context: Context, user: str, dry_run: bool) -> None:
+    """Remove a shopper from every store and file; nothing of them up to now counts again. - is stdin.
+
+    What cannot be reached is told, with exit code 3, and what another process holds, with 4: the rest is
+    done, and the command is to be given again.
+    """
+    from components.forget_user import forget_user
+    from pipelines.tables import table
+
+    if user == "-":
+        user = sys.stdin.read().rstrip("\r\n")
+    report = forget_user(context.settings(), user, dry_run, lambda text: click.echo(text, err=True))
+    rows = [(one.place, one.what, f"{one.removed:,}", one.state, one.note) for one in report.places]
+    head = "nothing was changed; this would go" if dry_run else f"forgotten up to {report.until}"
+    context.answer(report.to_dict(), f"{head}\n{table(('where', 'what', 'removed', 'state', ''), rows)}")
+    if report.exit_code:
+        click.get_current_context().exit(report.exit_code)
 
 
 # --------------------------------------------------------------------------------------------- watch
@@ -799,7 +1123,7 @@ def _dataset(context: Context, data: str) -> Path:
         if known.arguments.get("data") == asked and (place / "manifest.json").is_file():
             return place
     place = context.home / "datasets" / Path(asked).resolve().name
-    ingest_events(asked, place)
+    ingest_events(asked, place, home=str(context.home))
     return place
 
 
@@ -896,6 +1220,33 @@ def bench_latency(
     )
     result = measure(bundle, lines, out or context.home / "bench", seconds, rps, context.settings())
     context.answer(result, latency_table(result))
+
+
+@bench.command("features")
+@click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
+@click.option("--seconds", type=float, default=30.0, show_default=True, help="How long each load lasts.")
+@click.option("--kills", type=click.IntRange(1), default=20, show_default=True, help="Of the stream.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_features(context: Context, data: str, seconds: float, kills: int, out: Path | None) -> None:
+    """Measure reads, freshness, folding, recovery, replay and joins of features.
+
+    With a Redis, a broker and streams of its own; what this home serves is left alone.
+    """
+    import logging
+
+    from feature_repo.events import read_dataset
+    from pipelines.bench_features import bench_features as measure
+    from pipelines.bench_features import features_table
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("pipelines").setLevel(logging.INFO)
+    bundle = read_champion(context.home).bundle(context.home)
+    events = read_dataset(_dataset(context, data or _newest_data(context))).events
+    result = measure(bundle, events, out or context.home / "bench", seconds, kills)
+    context.answer(result, features_table(result))
 
 
 @bench.command("quality")
@@ -1026,3 +1377,7 @@ def doctor(context: Context) -> None:
     context.answer([asdict(finding) for finding in findings], "\n".join(lines))
     if any(finding.status == "fail" for finding in findings):
         click.get_current_context().exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,10 +8,12 @@ import shutil
 import socket
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Literal
 
 from components.home import NoChampion, read_champion
@@ -22,6 +24,7 @@ from serving.settings import Settings, unknown_variables, variable
 PYTHONS = ((3, 11), (3, 14))
 LEAST_DISK_BYTES = 5 << 30  # a run on Complete Journey leaves 1 to 2 GB
 LEAST_MEMORY_BYTES = 4 << 30
+BROKER_SILENT_S = 5.0
 DISTRIBUTION = "checkout-recommender"
 
 
@@ -43,6 +46,8 @@ def examine(settings: Settings) -> list[Finding]:
         _home,
         _champion,
         _online_store,
+        _stream,
+        _facts,
         _registry,
         _ports,
         _runs,
@@ -179,6 +184,45 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
     yield Finding(
         "online store", status, found, "" if same else f"the champion was trained until {champion.cut}"
     )
+
+
+def _stream(settings: Settings) -> Iterator[Finding]:
+    file = settings.home / "stream.json"
+    if not file.is_file():
+        return  # nobody streams here
+    state = json.loads(file.read_bytes())
+    silent_s = time.time() - state["updated_at"]
+    lag = "an unknown number of" if state["lag"] is None else f"{state['lag']:,}"
+    found = f"{state['events']:,} events, {state['dead_letters']:,} dead letters, {lag} messages wait"
+    if silent_s > settings.stale_after_s:
+        mend = "reco stream, or reco up; without it answers say stale_features"
+        yield Finding("stream", "warn", f"silent for {silent_s:,.0f} s, after {found}", mend)
+    elif state["broker_silent_s"] > BROKER_SILENT_S:
+        found += f"; the broker has been silent for {state['broker_silent_s']:,.0f} s"
+        yield Finding("stream", "warn", found, "start the broker, or correct RECO_KAFKA_BOOTSTRAP")
+    elif state["store_failures"]:
+        found += f"; the online store failed {state['store_failures']:,} times"
+        yield Finding("stream", "warn", found, "see what the stream's log says of the store")
+    else:
+        yield Finding("stream", "ok", found)
+
+
+def _facts(settings: Settings) -> Iterator[Finding]:
+    from serving.errors import FactsUnavailable
+    from serving.fact_store import PAGE, open_fact_store
+
+    if not settings.store_url and not Path(settings.fact_store_url.removeprefix("sqlite:///")).exists():
+        return  # nobody wrote one
+    store = open_fact_store(settings.fact_store_url)
+    try:
+        facts, _ = store.changed_since(0)
+    except FactsUnavailable as error:
+        yield Finding("facts", "fail", str(error), "start it; until then prices and stock stay as they are")
+        return
+    finally:
+        store.close()
+    more = " or more" if len(facts) == PAGE else ""
+    yield Finding("facts", "ok", f"{len(facts):,}{more} prices, stocks, bans, promotions and coupons")
 
 
 def _registry(settings: Settings) -> Iterator[Finding]:

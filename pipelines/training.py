@@ -58,11 +58,15 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
         runner would skip them without a word.
         """
         events = large(
-            steps.ingest_events(data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=train_until)
+            steps.ingest_events(
+                data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=train_until, home=home
+            )
         )
         dataset, cut = events.outputs["dataset"], events.outputs["cut"]
         statistics = large(steps.fit_statistics(dataset=dataset, cut=cut)).outputs["statistics"]
-        features = large(steps.materialize_features(dataset=dataset, cut=cut)).outputs["features"]
+        features = large(steps.materialize_features(dataset=dataset, statistics=statistics, cut=cut)).outputs[
+            "features"
+        ]
         examples = large(
             steps.build_examples(dataset=dataset, statistics=statistics, cut=cut, params=example_params)
         ).outputs["examples"]

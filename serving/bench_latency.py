@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from serving.fact_store import open_fact_store
 from serving.measurement import measured_on, write_result
 from serving.online_features import open_store
 from serving.recommender import open_recommender
@@ -147,9 +148,11 @@ def latency_table(result: dict[str, Any]) -> str:
 def _ask_in_process(
     bundle_path: Path, requests: Sequence[dict[str, Any]], settings: Settings, seconds: float
 ) -> list[Sample]:
-    store = open_store(settings.online_store_url)
-    with contextlib.closing(store):
-        recommender = open_recommender(bundle_path, store, availability=settings.availability_path)
+    store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.close)
+        recommender = open_recommender(bundle_path, store, None, settings.availability_path, facts)
+        stack.callback(recommender.facts.close)
         asked = [parse_request(request, now=time.time(), default_id="bench") for request in requests]
         for request in asked[:WARM_UP]:
             recommender.recommend(request)

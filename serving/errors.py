@@ -3,6 +3,8 @@
 RecommendError
  ├─ InvalidRequest        the caller must fix the request: 400, or INVALID_ARGUMENT over gRPC
  ├─ FeaturesUnavailable   answered from defaults, degraded
+ │   └─ RowInvalid        the same, but only this user's row is at fault, not the store
+ ├─ FactsUnavailable      answered with the facts last read
  └─ BundleInvalid         start-up only: a half-read bundle never serves
 """
 
@@ -17,6 +19,14 @@ class InvalidRequest(RecommendError):
 
 class FeaturesUnavailable(RecommendError):
     """The online store did not give the user's row in time."""
+
+
+class RowInvalid(FeaturesUnavailable):
+    """What the online store holds of a user is not a row of Feast's."""
+
+
+class FactsUnavailable(RecommendError):
+    """The store of facts could not be read or written."""
 
 
 class BundleInvalid(RecommendError):

@@ -22,7 +22,18 @@ ANSWER_SECONDS = Histogram(
 RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["rung", "degraded_reason"])
 REJECTED = Counter("reco_rejected", "Requests refused because of what the caller sent", ["reason"])
 LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by what became of them", ["outcome"])
+FEATURES_AGE = Gauge(
+    "reco_features_age_seconds", "Time since the stream's last heartbeat in the online store"
+)
+STORE_READS = Counter(
+    "reco_store_reads", "Reads of a user's row in the online store, by outcome", ["outcome"]
+)
+STORE_BREAKER_OPEN = Gauge("reco_store_breaker_open", "1 while the online store fails and is not asked")
 BUNDLE = Gauge("reco_bundle_info", "1 for the bundle that answers", ["bundle_id"])
+FACT_READS = Counter("reco_fact_reads", "Looks for changed facts, by outcome", ["outcome"])
+FACTS_READ_AT = Gauge(
+    "reco_facts_read_timestamp_seconds", "When the store of facts was last read whole, Unix time"
+)
 
 _seen: dict[str, set[str]] = {"stage": set(), "rung": set(), "degraded_reason": set(), "rejected": set()}
 

@@ -9,35 +9,31 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import struct
 import threading
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-import redis
+from serving.circuit_breaker import CircuitBreaker
+from serving.errors import FeaturesUnavailable, RowInvalid
+from serving.feast_layout import HISTORY, JOIN_KEY, PROJECT, VIEW, UserRow, bytes_value, entity_key
+from serving.redis_address import is_redis_url
+from serving.redis_store import TIMEOUT_MS, RedisStore
 
-from serving.errors import FeaturesUnavailable
-
-PROJECT = "checkout"
-VIEW = "user_history"
-HISTORY = "history"
-JOIN_KEY = "user_id"
-TIMEOUT_MS = 5.0
-
-_STRING = 2  # Feast's ValueType.STRING
-_BYTES_TAG = 0x0A  # ValueProto field 1, length-delimited
-_HISTORY_FIELD = bytes.fromhex("0601f0f8")  # murmur3 of "user_history:history", little endian
-_WRITTEN_FIELD = f"_ts:{VIEW}".encode()
-
-
-@dataclass(frozen=True, slots=True)
-class UserRow:
-    """What the store holds of one user: `aggregates.pack`ed history, and the time it speaks of."""
-
-    history: bytes
-    written_at: float  # seconds since the epoch; the history holds purchases strictly before it
+__all__ = [
+    "HISTORY",
+    "JOIN_KEY",
+    "PROJECT",
+    "TIMEOUT_MS",
+    "VIEW",
+    "MemoryStore",
+    "OnlineStore",
+    "RedisStore",
+    "SqliteStore",
+    "UserRow",
+    "entity_key",
+    "open_store",
+]
 
 
 class OnlineStore(Protocol):
@@ -47,6 +43,7 @@ class OnlineStore(Protocol):
         """Return the user's row, or None for a user the store does not know.
 
         Raises:
+            RowInvalid: the store is well, but what it holds of this user is no row.
             FeaturesUnavailable: the store is broken, or did not answer in time.
         """
 
@@ -94,12 +91,15 @@ class SqliteStore:
             raise FeaturesUnavailable(f"online store {self._path} is busy")
         try:
             found = self._current().execute(self._query, (entity_key(user_id), HISTORY)).fetchone()
-            return None if found is None else UserRow(_bytes_value(found[0]), _local_naive(found[1]))
-        except (OSError, sqlite3.Error, ValueError) as error:
+        except (OSError, sqlite3.Error) as error:
             self._close()
             raise FeaturesUnavailable(f"online store {self._path} cannot be read: {error}") from error
         finally:
             self._lock.release()
+        try:
+            return None if found is None else UserRow(bytes_value(found[0]), _local_naive(found[1]))
+        except ValueError as error:
+            raise RowInvalid(f"a row of online store {self._path} cannot be read: {error}") from error
 
     def _current(self) -> sqlite3.Connection:
         stat = os.stat(self._path)
@@ -125,97 +125,25 @@ class SqliteStore:
             self._close()
 
 
-class RedisStore:
-    """Feast's Redis online store: one HMGET per read, never longer than the time-out allows."""
-
-    def __init__(self, url: str, timeout_ms: float = TIMEOUT_MS, *, project: str = PROJECT) -> None:
-        self._project = project.encode()
-        self._client = redis.Redis.from_url(
-            url,
-            socket_timeout=timeout_ms / 1_000,
-            socket_connect_timeout=timeout_ms / 1_000,
-            # The library's default retries with a second's back-off whatever the time-outs say.
-            retry=None,
-            # Its self-introduction costs a new connection a round trip.
-            driver_info=None,
-        )
-
-    def read(self, user_id: str) -> UserRow | None:
-        """Return the user's row; raises `FeaturesUnavailable` when Redis is gone, late or not Feast's."""
-        try:
-            key = entity_key(user_id) + self._project
-            history, written = self._client.execute_command("HMGET", key, _HISTORY_FIELD, _WRITTEN_FIELD)
-            if history is None or written is None:
-                return None
-            return UserRow(_bytes_value(history), _timestamp(written))
-        except (redis.RedisError, OSError, ValueError) as error:
-            raise FeaturesUnavailable(f"online store in Redis: {type(error).__name__}") from error
-
-    def close(self) -> None:
-        """Close the connections; a later read opens them again."""
-        self._client.close()
-
-
 def open_store(url: str) -> OnlineStore:
-    """Return the store behind a URL: sqlite:///relative, sqlite:////absolute, redis://host:port/db, memory:.
+    """Return the store behind a URL: sqlite:///relative, sqlite:////absolute, one of Redis', or memory:.
+
+    A Redis stands behind a circuit breaker; SQLite fails at once anyway.
 
     Raises:
         ValueError: the URL is none of these.
     """
-    scheme = url.split(":", 1)[0]
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteStore(Path(url.removeprefix("sqlite:///")))
-    if scheme in ("redis", "rediss") and "://" in url:
-        return RedisStore(url)
+    if is_redis_url(url):
+        return CircuitBreaker(RedisStore(url))
     if url == "memory:":
         return MemoryStore()
     # The URL itself may hold a password: only its scheme is named.
+    scheme = url.split(":", 1)[0]
     raise ValueError(
         f"no online store for a {scheme!r} URL: use sqlite:///PATH, redis://HOST:PORT/DB or memory:"
     )
-
-
-def entity_key(user_id: str) -> bytes:
-    """Return Feast's key of a user: counts, types and lengths as little-endian 32-bit numbers."""
-    name, value = JOIN_KEY.encode(), user_id.encode()
-    return b"".join(
-        (struct.pack("<III", 1, _STRING, len(name)), name, struct.pack("<II", _STRING, len(value)), value)
-    )
-
-
-def _bytes_value(proto: bytes) -> bytes:
-    """Return the bytes in a serialised ValueProto that holds bytes and nothing else."""
-    if not proto or proto[0] != _BYTES_TAG:
-        raise ValueError("the stored value is not a Feast bytes value")
-    length, start = _varint(proto, 1)
-    if start + length != len(proto):
-        raise ValueError(f"the stored value announces {length} bytes and has {len(proto) - start}")
-    return proto[start:]
-
-
-def _timestamp(proto: bytes) -> float:
-    """Return the seconds since the epoch in a serialised protobuf Timestamp."""
-    values = {0x08: 0, 0x10: 0}  # field 1 seconds, field 2 nanoseconds
-    at = 0
-    while at < len(proto):
-        tag = proto[at]
-        if tag not in values:
-            raise ValueError("the stored time is not a protobuf Timestamp")
-        values[tag], at = _varint(proto, at + 1)
-    return values[0x08] + values[0x10] / 1e9
-
-
-def _varint(proto: bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at` and the position behind it."""
-    value = shift = 0
-    while True:
-        if at >= len(proto) or shift > 63:
-            raise ValueError("a number in the stored value is cut short")
-        byte = proto[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
 
 
 def _local_naive(seconds: int) -> float:

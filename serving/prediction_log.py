@@ -48,6 +48,7 @@ RECORD_SCHEMA = pa.schema(
         "features": pa.list_(pa.float32()),  # the items' rows one after the other; see `feature_rows`
         "stage_ms": pa.map_(pa.string(), pa.float32()),
         "answered_at": _TIME,
+        "row_version": pa.int64(),  # of the user's row that was read; null if there was none
     }
 )
 FEATURE_NAMES_KEY = b"feature_names"  # file metadata: a JSON list
@@ -68,13 +69,15 @@ class Record:
     """One answer: what was asked, what was answered, and the features the ranker saw.
 
     `features` has one row per returned item, in the response's order, (len(items), F); it has no
-    rows when a fallback answered. `answered_at` is in seconds since the epoch (UTC).
+    rows when a fallback answered. `answered_at` is in seconds since the epoch (UTC), `row_version`
+    the version of the user's row, with which `reco replay` finds the events that were in it.
     """
 
     request: Request
     response: Response
     features: np.ndarray
     answered_at: float
+    row_version: int | None = None
 
 
 class RecordSink(Protocol):
@@ -106,6 +109,7 @@ def records_to_table(records: Sequence[Record], feature_names: Sequence[str]) ->
             [list(r.stage_ms.items()) for r in responses], RECORD_SCHEMA.field("stage_ms").type
         ),
         "answered_at": _times([record.answered_at for record in records]),
+        "row_version": pa.array([record.row_version for record in records], pa.int64()),
     }
     return pa.table(columns, schema=_schema(feature_names))
 
@@ -117,11 +121,20 @@ def read_log(directory: Path, since: datetime | None = None, until: datetime | N
     matched by name, and one that a segment lacks is NaN there.
     """
     bounds = [("answered_at", op, at) for op, at in ((">=", since), ("<", until)) if at is not None]
-    segments = [pq.read_table(path, filters=bounds or None) for path in sorted(directory.glob("*.parquet"))]
+    # One schema for all: a segment of an older version lacks columns, which are null then.
+    segments = [_read_segment(path, bounds or None) for path in sorted(directory.glob("*.parquet"))]
     if not segments:
         return records_to_table([], [])
     names = feature_names(segments[-1])
     return pa.concat_tables([_with_features(segment, names) for segment in segments]).sort_by("answered_at")
+
+
+def _read_segment(path: Path, bounds: list[tuple[str, str, datetime]] | None) -> pa.Table:
+    table = pq.read_table(path, filters=bounds)
+    for field in RECORD_SCHEMA:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table.select(RECORD_SCHEMA.names)
 
 
 def feature_names(table: pa.Table) -> list[str]:

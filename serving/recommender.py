@@ -13,19 +13,25 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from feature_repo.aggregates import empty_history, unpack
+from feature_repo.aggregates import DAY_S, UserEvents, no_events, unpack
 from feature_repo.schema import DENSE_NAMES, model_inputs
+from feature_repo.snapshots import USER_TTL_DAYS
 from feature_repo.transforms import Query, Rows
-from serving.availability import Availability
+from serving.availability import AvailabilityFile
 from serving.bundle import Bundle, load_bundle
 from serving.errors import BundleInvalid, FeaturesUnavailable
+from serving.fact_store import FactStore
+from serving.facts import LiveFacts
+from serving.freshness import Freshness
 from serving.online_features import MemoryStore, OnlineStore, UserRow
 from serving.prediction_log import Record, RecordSink
 from serving.ranking import rank
@@ -48,6 +54,7 @@ class Prepared:
     dense: np.ndarray  # (n, features) float32
     categorical: np.ndarray  # (n, 3) int64
     degraded_reason: str | None
+    row_version: int | None  # of the user's row that was read; None if there was none
     stage_ms: dict[str, float]
     ready_at: float  # perf_counter when the ranker may start
 
@@ -60,13 +67,15 @@ class Recommender:
         bundle: Bundle,
         store: OnlineStore,
         log: RecordSink | None = None,
-        availability: Path | None = None,
+        facts: LiveFacts | None = None,
+        freshness: Freshness | None = None,
     ) -> None:
-        """Take the bundle, the store of user rows, the prediction log, and the file of excluded items."""
+        """Take the bundle, the store of rows, the log, what holds of the items, and the stream's pulse."""
         self.bundle = bundle
         self._store = store
         self._log = log
-        self._availability = Availability(availability, bundle.statistics)
+        self.facts = LiveFacts(bundle.statistics) if facts is None else facts
+        self._freshness = Freshness() if freshness is None else freshness
         self._tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
 
     def recommend(self, request: Request) -> Response:
@@ -78,14 +87,13 @@ class Recommender:
         """Read the user's row, retrieve candidates and compute their features."""
         began = time.perf_counter()
         statistics = self.bundle.statistics
-        history, degraded_reason = self._read_history(request.user_id)
-        query = build_query(statistics, request.basket, history, request.at)
+        events, degraded_reason = self._read_events(request.user_id, request.at)
+        query = build_query(statistics, request.basket, no_events() if events is None else events, request.at)
         read = time.perf_counter()
         row = None if request.store_id is None else statistics.store_row.get(request.store_id)
         store = None if row is None else statistics.store_popular[row]
-        candidates = retrieve(
-            query, store, self.bundle.settings.quotas, self._tower, self._availability.excluded()
-        )
+        excluded = self.facts.excluded(request.at, request.store_id)
+        candidates = retrieve(query, store, self.bundle.settings.quotas, self._tower, excluded)
         retrieved = time.perf_counter()
         dense, categorical = model_inputs(Rows(query, candidates.codes))
         ready = time.perf_counter()
@@ -93,17 +101,35 @@ class Recommender:
             "features": (read - began + ready - retrieved) * 1e3,
             "retrieval": (retrieved - read) * 1e3,
         }
-        return Prepared(request, query, candidates, dense, categorical, degraded_reason, stage_ms, ready)
+        return Prepared(
+            request,
+            query,
+            candidates,
+            dense,
+            categorical,
+            degraded_reason,
+            None if events is None else events.version,
+            stage_ms,
+            ready,
+        )
 
-    def _read_history(self, user_id: str | None) -> tuple[Any, str | None]:
+    def _read_events(self, user_id: str | None, at: float) -> tuple[UserEvents | None, str | None]:
+        """Return the user's row, None without one, and what is wrong with it."""
         if user_id is None:
-            return empty_history(), None
+            return None, None
         try:
             row = self._store.read(user_id)
-            return (empty_history() if row is None else unpack(row.history)), None
-        except (FeaturesUnavailable, ValueError) as error:
+            if row is None:
+                return None, self._freshness.reason
+            if at - row.written_at > USER_TTL_DAYS * DAY_S:
+                return None, "stale_features"
+            return unpack(row.history), self._freshness.reason
+        except FeaturesUnavailable as error:
             log.warning("answering without the user's history: %s", error)
-            return empty_history(), "features_unavailable"
+            return None, "features_unavailable"
+        except ValueError as error:
+            log.warning("answering without the user's history: %s", error)
+            return None, "features_invalid"
 
     def rank(self, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
         """Return one purchase probability per candidate, (n,) float32."""
@@ -115,14 +141,16 @@ class Recommender:
         codes = prepared.candidates.codes
         types = self.bundle.statistics.categorical[codes, 0]
         rows = rerank(scores, types, prepared.request.k, self.bundle.settings.type_penalty)
+        terms = self._terms(codes[rows], prepared.request)
         items = tuple(
             Recommendation(
                 str(self.bundle.statistics.item_ids[codes[row]]),
                 float(score),
                 SOURCES[prepared.candidates.source[row]],
                 self._reason(prepared, int(row)),
+                *term,
             )
-            for row, score in zip(rows.tolist(), scores[rows].tolist(), strict=True)
+            for row, score, term in zip(rows.tolist(), scores[rows].tolist(), terms, strict=True)
         )
         done = time.perf_counter()
         stage_ms = {
@@ -142,7 +170,10 @@ class Recommender:
             stage_ms=stage_ms,
         )
         if self._log is not None:
-            self._log.append(Record(prepared.request, response, prepared.dense[rows], time.time()))
+            record = Record(
+                prepared.request, response, prepared.dense[rows], time.time(), prepared.row_version
+            )
+            self._log.append(record)
         return response
 
     def fallback(self, request: Request, reason: str) -> Response:
@@ -151,7 +182,8 @@ class Recommender:
         statistics = self.bundle.statistics
         row = None if request.store_id is None else statistics.store_row.get(request.store_id)
         ranked = statistics.popular if row is None else statistics.store_popular[row]
-        barred = np.concatenate([statistics.codes(request.basket), self._availability.excluded()])
+        excluded = self.facts.excluded(request.at, request.store_id)
+        barred = np.concatenate([statistics.codes(request.basket), excluded])
         codes = ranked[~np.isin(ranked, barred)][: request.k]
         source = "popular" if row is None else "store"
         buyers = max(float(statistics.total_baskets), 1.0)
@@ -161,8 +193,9 @@ class Recommender:
                 float(statistics.basket_count[code]) / buyers,
                 source,
                 _POPULAR[source],
+                *term,
             )
-            for code in codes.tolist()
+            for code, term in zip(codes.tolist(), self._terms(codes, request), strict=True)
         )
         took = (time.perf_counter() - began) * 1e3
         rung = "empty" if not items else "segment" if source == "store" else "popular"
@@ -180,6 +213,17 @@ class Recommender:
                 Record(request, response, np.empty((0, len(DENSE_NAMES)), np.float32), time.time())
             )
         return response
+
+    def _terms(
+        self, codes: np.ndarray, request: Request
+    ) -> Iterator[tuple[float | None, float | None, str | None]]:
+        """Yield price, promotion and coupon of each item, None where nothing is known."""
+        at, store_id = request.at, request.store_id
+        prices, promotions = (
+            (None if math.isnan(number) else number for number in numbers.tolist())
+            for numbers in (self.facts.price(codes, at, store_id), self.facts.promotion(codes, at, store_id))
+        )
+        return zip(prices, promotions, self.facts.coupons(codes, at, request.user_id, store_id), strict=True)
 
     def _reason(self, prepared: Prepared, row: int) -> str:
         query, code = prepared.query, int(prepared.candidates.codes[row])
@@ -210,16 +254,30 @@ _POPULAR = {
 
 
 def open_recommender(
-    bundle_path: Path, store: OnlineStore, log: RecordSink | None = None, availability: Path | None = None
+    bundle_path: Path,
+    store: OnlineStore,
+    log: RecordSink | None = None,
+    availability: Path | None = None,
+    facts: FactStore | None = None,
+    freshness: Freshness | None = None,
 ) -> Recommender:
     """Load a bundle, ask it its golden requests, and return a recommender that is warm.
+
+    Args:
+        bundle_path: the bundle.
+        store: users' rows.
+        log: the prediction log.
+        availability: file of excluded items, which need not exist.
+        facts: store of prices, stock, promotions and coupons; it is watched until `facts.close()`.
+        freshness: what knows whether the store of rows is kept up to date; None: nothing is ever stale.
 
     Raises:
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
     """
     bundle = load_bundle(bundle_path)
     verify_golden(bundle)
-    return Recommender(bundle, store, log, availability)
+    file = None if availability is None else AvailabilityFile(availability)
+    return Recommender(bundle, store, log, LiveFacts(bundle.statistics, facts, file), freshness)
 
 
 def verify_golden(bundle: Bundle) -> int:
@@ -257,10 +315,19 @@ def _same_answer(answer: list[tuple[str, float]], expected: list[tuple[str, floa
 
 
 def answer_golden(bundle: Bundle, request: dict[str, Any], history: str | None) -> list[tuple[str, float]]:
-    """Return item ids and scores for one golden request; `history` is a packed row in base64, or None."""
+    """Return item ids and scores for one golden request; `history` is a packed row in base64, or None.
+
+    Raises:
+        BundleInvalid: the answer does without the row.
+    """
     store = MemoryStore()
     parsed = parse_request(request, now=0.0, default_id="golden")
     if history is not None and parsed.user_id is not None:
-        store.write(parsed.user_id, UserRow(base64.b64decode(history), 0.0))
+        store.write(parsed.user_id, UserRow(base64.b64decode(history), parsed.at))
     response = Recommender(bundle, store).recommend(parsed)
+    if response.degraded:
+        raise BundleInvalid(
+            f"bundle {bundle.bundle_id} answers golden request {parsed.request_id} degraded "
+            f"({response.degraded_reason}), expected the full path: train again with `reco run`"
+        )
     return [(item.item_id, round(item.score, 6)) for item in response.items]

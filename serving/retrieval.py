@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from feature_repo.aggregates import UserHistory
+from feature_repo.aggregates import UserEvents
 from feature_repo.schema import tower_inputs
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import Query
+from feature_repo.transforms import Query, User
 
 SOURCES = ("history", "together", "tower", "store", "popular")
 
@@ -41,33 +41,16 @@ class Tower(Protocol):
         """Return the codes of up to k items, nearest first, int64."""
 
 
-def build_query(statistics: Statistics, basket: tuple[str, ...], history: UserHistory, at: float) -> Query:
-    """Return the query for a basket of item ids and a user's history with item ids or codes.
+def build_query(statistics: Statistics, basket: tuple[str, ...], events: UserEvents, at: float) -> Query:
+    """Return the query for a basket of item ids and a user's row with item ids.
 
-    Items the catalogue does not know are left out of both; the basket keeps its full size.
+    Items the catalogue does not know are left out of the basket, which keeps its full size; in the row they
+    count but have no code.
     """
-    if history.items.dtype.kind in "US":
-        get = statistics.code_of.get
-        codes = np.array([get(item, -1) for item in history.items.tolist()], np.int64)
-    else:
-        codes = history.items
-    return Query(statistics, at, statistics.codes(basket), len(basket), restrict(history, codes))
-
-
-def restrict(history: UserHistory, codes: np.ndarray) -> UserHistory:
-    """Return the history over catalogue codes, sorted; rows whose code is -1 are dropped.
-
-    Item ids are sorted in the catalogue, so a history sorted by id stays sorted by code.
-    """
-    known = codes >= 0
-    return replace(
-        history,
-        items=codes[known],
-        count=history.count[known],
-        decayed=history.decayed[known],
-        first_at=history.first_at[known],
-        last_at=history.last_at[known],
-    )
+    get = statistics.code_of.get
+    codes = np.array([get(item, -1) for item in events.items.tolist()], np.int64)
+    user = User(replace(events, items=codes), at)
+    return Query(statistics, at, statistics.codes(basket), len(basket), user)
 
 
 def retrieve(

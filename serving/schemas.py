@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
+from feature_repo.ids import is_id
 from serving.errors import InvalidRequest
 
 MAX_BASKET = 500  # lines; a longer basket is refused
 MAX_K = 100  # items in one answer; a larger k is cut to this
 DEFAULT_K = 10
-MAX_ID_LENGTH = 128  # characters
 FIELDS = frozenset({"request_id", "user_id", "basket", "store_id", "at", "k"})
 
 
@@ -30,12 +31,30 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """One item of the answer: its purchase probability, the source that found it, and why it is here."""
+    """One item of the answer: its purchase probability, the source that found it, and why it is here.
+
+    Price, promotion (discount as a share of the price) and coupon are those of the request's time and
+    store, None where nothing is known.
+    """
 
     item_id: str
     score: float
     source: str
     reason: str
+    price: float | None = None
+    promotion: float | None = None
+    coupon: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the item as plain JSON types, without what is not known."""
+        terms = {"price": self.price, "promotion": self.promotion, "coupon": self.coupon}
+        return {
+            "item_id": self.item_id,
+            "score": round(self.score, 6),
+            "source": self.source,
+            "reason": self.reason,
+            **{name: value for name, value in terms.items() if value is not None},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +73,7 @@ class Response:
         """Return the response as plain JSON types."""
         return {
             "request_id": self.request_id,
-            "items": [
-                {"item_id": i.item_id, "score": round(i.score, 6), "source": i.source, "reason": i.reason}
-                for i in self.items
-            ],
+            "items": [item.to_dict() for item in self.items],
             "bundle_id": self.bundle_id,
             "degraded": self.degraded,
             "degraded_reason": self.degraded_reason,
@@ -116,13 +132,13 @@ def _optional_id(raw: Mapping[str, Any], name: str) -> str | None:
 
 
 def _check_id(name: str, value: str) -> None:
-    if not value or len(value) > MAX_ID_LENGTH or not value.isprintable():
+    if not is_id(value):
         raise InvalidRequest(f"{name} ids are 1 to {MAX_ID_LENGTH} printable characters")
 
 
 def _time(value: object, now: float) -> float:
     if value is None:
-        return now
+        return round(now * 1e6) / 1e6  # what the log can hold, so that a replay asks for the same moment
     if not isinstance(value, str):
         raise InvalidRequest("at must be an ISO 8601 time, for example 2017-12-05T18:30:00Z")
     try:

@@ -52,6 +52,8 @@ def serve(bundle_path: Path, settings: Settings) -> None:
         # These take seconds to import; a taken port or a wrong host is told before.
         from feature_repo.schema import DENSE_NAMES
         from serving.endpoint import Endpoint
+        from serving.fact_store import open_fact_store
+        from serving.freshness import Freshness
         from serving.metrics import BUNDLE
         from serving.online_features import open_store
         from serving.prediction_log import PredictionLog
@@ -67,7 +69,11 @@ def serve(bundle_path: Path, settings: Settings) -> None:
             directory = settings.prediction_log_dir
             log = PredictionLog(directory, DENSE_NAMES, segment_s=settings.log_segment_s)
             cleanup.callback(log.close)
-        recommender = open_recommender(bundle_path, store, log, settings.availability_path)
+        facts = open_fact_store(settings.fact_store_url)
+        freshness = Freshness(store, settings.stale_after_s)
+        cleanup.callback(freshness.close)
+        recommender = open_recommender(bundle_path, store, log, settings.availability_path, facts, freshness)
+        cleanup.callback(recommender.facts.close)
         bundle = recommender.bundle
         BUNDLE.labels(bundle.bundle_id).set(1)
         try:
@@ -87,6 +93,7 @@ def serve(bundle_path: Path, settings: Settings) -> None:
                 "bundle_id": bundle.bundle_id,
                 "bundle": str(bundle_path),
                 "online_store": store_state,
+                "fact_store": recommender.facts.state,
                 "prediction_log": str(settings.prediction_log_dir) if log else "off",
                 "ready_s": round(time.monotonic() - began, 2),
             }

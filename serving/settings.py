@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from feature_repo.kafka import VARIABLES as KAFKA_VARIABLES
+from serving.redis_address import is_redis_url, parse_redis_url, with_password
 
 PREFIX = "RECO_"
 
@@ -28,10 +31,12 @@ class Settings:
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 in a container
     http_port: int = 8080  # 0 lets the system choose; the start line tells which
     grpc_port: int = 8081  # likewise
-    store_url: str = ""  # online store; empty means the SQLite file under home
+    store_url: str = field(default="", repr=False)  # online store; empty means the SQLite file under home
+    store_password: str = field(default="", repr=False)  # of a Redis whose URL holds none
     availability_file: Path | None = (
         None  # items out of stock or banned; empty means availability.json under home
     )
+    stale_after_s: float = 60.0  # the stream's silence after which answers say that features are stale
     deadline_ms: float = 50.0  # an answer that takes longer steps down the ladder
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
     body_timeout_ms: float = 1_000.0  # a body that takes longer to arrive is refused with 408
@@ -55,8 +60,11 @@ class Settings:
                 try:
                     given[name] = parse(text)
                 except ValueError as error:
-                    found = f"a {text.partition(':')[0]!r} URL" if name == "store_url" else repr(text)
-                    raise SettingInvalid(f"{variable(name)} is {found}; expected {expected}") from error
+                    if name == "store_url":  # it may hold a password
+                        found, why = f"a {text.partition(':')[0]!r} URL", f" ({error})" if error.args else ""
+                    else:
+                        found, why = repr(text), ""
+                    raise SettingInvalid(f"{variable(name)} is {found}; expected {expected}{why}") from error
         return cls(**given)
 
     def to_env(self) -> dict[str, str]:
@@ -66,8 +74,18 @@ class Settings:
 
     @property
     def online_store_url(self) -> str:
-        """Where the online store is."""
-        return self.store_url or f"sqlite:///{(self.home / 'online_store.db').absolute()}"
+        """Where the online store is, and its password if it has one: not to be shown."""
+        if not self.store_url:
+            return f"sqlite:///{(self.home / 'online_store.db').absolute()}"
+        return with_password(self.store_url, self.store_password)
+
+    @property
+    def fact_store_url(self) -> str:
+        """Where the facts are: in the same Redis, or in a file beside SQLite's."""
+        store = self.online_store_url
+        if not store.startswith("sqlite:///"):
+            return store
+        return f"sqlite:///{Path(store.removeprefix('sqlite:///')).with_name('facts.db')}"
 
     @property
     def availability_path(self) -> Path:
@@ -88,9 +106,8 @@ def variable(field: str) -> str:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the RECO_ variables that name no setting: most likely misspelt, and without effect."""
     environ = os.environ if environ is None else environ
-    return sorted(
-        name for name in environ if name.startswith(PREFIX) and name[len(PREFIX) :].lower() not in _PARSERS
-    )
+    known = {variable(name) for name in _PARSERS} | set(KAFKA_VARIABLES.values())
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
 def _text(value: object) -> str:
@@ -127,12 +144,10 @@ def _switch(text: str) -> bool:
 
 
 def _url(text: str) -> str:
-    url = urlsplit(text)
-    file = url.scheme == "sqlite" and text.startswith("sqlite:///") and url.path.strip("/")
-    # Reading the port raises where it is no number.
-    server = url.scheme in ("redis", "rediss") and url.hostname and url.port != 0
-    if not (file or server or text == "memory:"):
-        raise ValueError(text)
+    if is_redis_url(text):
+        parse_redis_url(text)
+    elif not (text == "memory:" or (text.startswith("sqlite:///") and urlsplit(text).path.strip("/"))):
+        raise ValueError
     return text
 
 
@@ -142,7 +157,9 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "http_port": _whole(0, 65_535),
     "grpc_port": _whole(0, 65_535),
     "store_url": ("sqlite:///PATH, redis://HOST:PORT or memory:", _url),
+    "store_password": ("text", str),
     "availability_file": ("a file", Path),
+    "stale_after_s": _number(1, 1e9),
     "deadline_ms": _number(1, 60_000),
     "body_limit_bytes": _whole(1_024, 64 << 20),
     "body_timeout_ms": _number(10, 600_000),

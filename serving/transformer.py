@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +23,12 @@ import orjson
 from kserve import InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
+from feature_repo.ids import MAX_ID_LENGTH, is_id
 from serving import metrics
 from serving.errors import InvalidRequest
 from serving.predictor import Ranker, read_tensors, respond
 from serving.recommender import Prepared, Recommender
-from serving.schemas import MAX_ID_LENGTH, Request, Response, parse_request
+from serving.schemas import Recommendation, Request, Response, parse_request
 
 MAX_INSTANCES = 64  # requests in one V1 body
 _INPUTS = {
@@ -82,8 +84,7 @@ class Checkout(Model):
 
     def get_output_types(self) -> list[dict[str, Any]]:
         """Return what /v2/models/checkout tells of the outputs: one entry per recommended item."""
-        types = {"item_id": "BYTES", "score": "FP32", "source": "BYTES", "reason": "BYTES"}
-        return [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in types.items()]
+        return [{"name": name, "datatype": kind, "shape": [-1]} for name, (kind, _) in _columns(()).items()]
 
     async def preprocess(
         self, payload: InferRequest | Mapping[str, Any] | bytes, headers: dict[str, str] | None = None
@@ -187,7 +188,7 @@ class Checkout(Model):
 
 def _default_id(headers: Mapping[str, str] | None) -> str:
     given = (headers or {}).get("x-request-id", "")
-    return given if 0 < len(given) <= MAX_ID_LENGTH and given.isprintable() else uuid.uuid4().hex
+    return given if is_id(given) else uuid.uuid4().hex
 
 
 def _instances(body: object) -> list[Any]:
@@ -234,14 +235,20 @@ def _decoded(name: str, value: object) -> object:
         raise InvalidRequest(f"{name} must be UTF-8") from error
 
 
-def _to_tensors(envelope: InferRequest, model: str, response: Response) -> InferResponse:
-    items = response.items
-    columns: dict[str, tuple[str, list[Any]]] = {
+def _columns(items: Sequence[Recommendation]) -> dict[str, tuple[str, list[Any]]]:
+    """Return the items as tensors; what is not known of an item is NaN or an empty text."""
+    return {
         "item_id": ("BYTES", [item.item_id for item in items]),
         "score": ("FP32", [item.score for item in items]),
         "source": ("BYTES", [item.source for item in items]),
         "reason": ("BYTES", [item.reason for item in items]),
+        "price": ("FP32", [math.nan if item.price is None else item.price for item in items]),
+        "promotion": ("FP32", [math.nan if item.promotion is None else item.promotion for item in items]),
+        "coupon": ("BYTES", [item.coupon or "" for item in items]),
     }
+
+
+def _to_tensors(envelope: InferRequest, model: str, response: Response) -> InferResponse:
     parameters: dict[str, str | bool | int] = {
         "bundle_id": response.bundle_id,
         "rung": response.rung,
@@ -249,4 +256,4 @@ def _to_tensors(envelope: InferRequest, model: str, response: Response) -> Infer
         "degraded_reason": response.degraded_reason or "",
         "stage_ms": orjson.dumps(response.to_dict()["stage_ms"]).decode(),
     }
-    return respond(envelope, model, response.request_id, columns, parameters)
+    return respond(envelope, model, response.request_id, _columns(response.items), parameters)

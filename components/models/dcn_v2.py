@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from components.models.ranker import Inputs, Ranker, Shape, mlp, tables
+from components.models.ranker import Inputs, Ranker, Shape, looked_up, mlp, tables
 
 
 class DcnV2(Ranker):
@@ -36,7 +36,7 @@ class DcnV2(Ranker):
     def logits(self, inputs: Inputs) -> Tensor:
         """Return one logit per candidate, (q, m) or (n,)."""
         codes = inputs.categorical
-        vectors = [table(codes[..., i + 1]) for i, table in enumerate(self.embeddings)]
+        vectors = looked_up(self.embeddings, codes)
         first = torch.cat([self.scale(inputs.dense), *vectors], dim=-1)
         crossed = first
         for down, up in zip(self.down, self.up, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from components.models.ranker import Inputs, Ranker, Shape, mlp, tables
+from components.models.ranker import Inputs, Ranker, Shape, looked_up, mlp, tables
 
 
 class Dlrm(Ranker):
@@ -24,8 +24,7 @@ class Dlrm(Ranker):
     ) -> None:
         """Take the shape, the tables' dimension, the layers' width, and whether items have a table."""
         super().__init__(shape)
-        self.first = 0 if items else 1
-        self.embeddings = tables(shape.cardinality[self.first :], dim)
+        self.embeddings = tables(shape.cardinality if items else shape.cardinality[1:], dim)
         self.bottom = mlp(shape.dense, hidden, 1, 0.0, out=dim)
         vectors = len(self.embeddings) + 1
         self.pairs = [(i, j) for i in range(vectors) for j in range(i + 1, vectors)]
@@ -36,9 +35,7 @@ class Dlrm(Ranker):
     def logits(self, inputs: Inputs) -> Tensor:
         """Return one logit per candidate, (q, m) or (n,)."""
         x = self.scale(inputs.dense)
-        codes = inputs.categorical
-        embedded = [table(codes[..., self.first + i]) for i, table in enumerate(self.embeddings)]
-        vectors = [self.bottom(x), *embedded]
+        vectors = [self.bottom(x), *looked_up(self.embeddings, inputs.categorical)]
         left = torch.cat([vectors[i] for i, _ in self.pairs], dim=-1)
         right = torch.cat([vectors[j] for _, j in self.pairs], dim=-1)
         dots = (left * right) @ self.sums  # four times as fast as a product of small matrices for each row

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from components.models.ranker import CANDIDATE, QUERY, Inputs, Ranker, Shape, mlp, tables
+from components.models.ranker import CANDIDATE, QUERY, Inputs, Ranker, Shape, looked_up, mlp, tables
 
 
 class GraphRanker(Ranker):
@@ -76,5 +76,5 @@ class GraphRanker(Ranker):
         filled = filled / (filled.sum(1, keepdim=True) + 1e-6)
         now = (table[inputs.basket] * filled[..., None]).sum(1, keepdim=True)
         dots = torch.stack([(asked * past).sum(2), (asked * now).sum(2)], dim=2)
-        vectors = [small(codes[..., i + 1]) for i, small in enumerate(self.embeddings)]
+        vectors = looked_up(self.embeddings, codes)
         return self.top(torch.cat([self.scale(inputs.dense), *vectors, asked, dots], dim=2)).squeeze(2)

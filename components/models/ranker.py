@@ -73,13 +73,22 @@ class Ranker(nn.Module):
         return torch.log(x) * self.slope + self.shift
 
     def fit_scale(self, sample: Tensor) -> None:
-        """Set the scale so that each feature of a sample, (rows, features), has mean 0 and deviation 1."""
+        """Set the scale so that each feature of a sample, (rows, features), has mean 0 and deviation 1.
+
+        A feature that never changes in the sample is 0 from then on, whatever it says.
+        """
         self.offset.copy_(1 - sample.amin(0).clamp(max=0.0))
         x = torch.log(sample + self.offset).double()
-        mean, deviation = x.mean(0), x.std(0, correction=0).clamp(min=1e-3)
+        mean, deviation = x.mean(0), x.std(0, correction=0)
+        constant = deviation < 1e-6  # nothing was learnt from it: what it says later must not count either
+        deviation = deviation.clamp(min=1e-3)
         self.most.copy_(torch.exp(mean + CLIP * deviation))
-        self.slope.copy_(1 / deviation)
-        self.shift.copy_(-mean / deviation)
+        self.slope.copy_(torch.where(constant, 0.0, 1 / deviation))
+        self.shift.copy_(torch.where(constant, 0.0, -mean / deviation))
+
+    def calibrate(self, slope: float, intercept: float) -> None:
+        """Set how a logit becomes a probability."""
+        self.calibration.copy_(torch.tensor([slope, intercept]))
 
     def logits(self, inputs: Inputs) -> Tensor:
         """Return one logit per candidate, (q, m) or (n,)."""
@@ -105,6 +114,12 @@ def mlp(width: int, hidden: int, layers: int, dropout: float, out: int = 1) -> n
         modules += [nn.Linear(width, hidden), nn.SiLU(), nn.Dropout(dropout)]
         width = hidden
     return nn.Sequential(*modules, nn.Linear(width, out))
+
+
+def looked_up(tables: nn.ModuleList, codes: Tensor) -> list[Tensor]:
+    """Return the rows of each table, (..., dim), for the last columns of the codes, (..., columns)."""
+    first = codes.shape[-1] - len(tables)
+    return [table(codes[..., first + i]) for i, table in enumerate(tables)]
 
 
 def tables(cardinality: tuple[int, ...], dim: int) -> nn.ModuleList:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from components.models.ranker import CANDIDATE, QUERY, Inputs, Ranker, Shape, mlp, tables
+from components.models.ranker import CANDIDATE, QUERY, Inputs, Ranker, Shape, looked_up, mlp, tables
 
 
 class SequenceRanker(Ranker):
@@ -56,6 +56,6 @@ class SequenceRanker(Ranker):
         basket = (self.items(inputs.basket) * filled[..., None]).sum(1) / (filled.sum(1, keepdim=True) + 1e-6)
         basket = basket[:, None, :].expand_as(asked)
         dots = torch.stack([(asked * interest).sum(2), (asked * basket).sum(2)], dim=2)
-        vectors = [table(codes[..., i + 1]) for i, table in enumerate(self.embeddings)]
+        vectors = looked_up(self.embeddings, codes)
         seen = [self.scale(inputs.dense), *vectors, asked, interest, basket, dots]
         return self.top(torch.cat(seen, dim=2)).squeeze(2)

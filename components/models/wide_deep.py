@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from components.models.ranker import Inputs, Ranker, Shape, mlp, tables
+from components.models.ranker import Inputs, Ranker, Shape, looked_up, mlp, tables
 
 
 class WideDeep(Ranker):
@@ -29,7 +29,7 @@ class WideDeep(Ranker):
         x = self.scale(inputs.dense)
         codes = inputs.categorical
         wide = self.wide(torch.cat([x, x * x], dim=-1))
-        for i, table in enumerate(self.weights):
-            wide = wide + table(codes[..., i + 1])
-        vectors = [table(codes[..., i + 1]) for i, table in enumerate(self.embeddings)]
+        for weight in looked_up(self.weights, codes):
+            wide = wide + weight
+        vectors = looked_up(self.embeddings, codes)
         return (wide + self.deep(torch.cat([x, *vectors], dim=-1))).squeeze(-1)

@@ -1,24 +1,29 @@
 """Each baseline ranks the toy shop as its one signal says."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from components.baselines import BASELINES
-from feature_repo.aggregates import empty_history, fold
+from feature_repo.aggregates import UserEvents
 from serving.bundle import load_bundle
 from serving.retrieval import FaissTower, build_query
 
 pytestmark = pytest.mark.slow
 
 
-def test_signals(toy_line: Path) -> None:
+def test_signals(toy_line: Path, row_of: Callable[..., UserEvents]) -> None:
     bundle = load_bundle(toy_line / "bundle")
     statistics = bundle.statistics
-    history = fold(empty_history(), 1_700_000_000, np.array(["item-006", "item-008"]), 1.0, 0.0)
-    history = fold(history, 1_700_600_000, np.array(["item-006"]), 1.0, 0.0)
-    query = build_query(statistics, ("item-010",), history, 1_701_000_000.0)
+    row = row_of(
+        [
+            (1_700_000_000, ["item-006", "item-008"], 1.0, 0.0),
+            (1_700_600_000, ["item-006"], 1.0, 0.0),
+        ]
+    )
+    query = build_query(statistics, ("item-010",), row, 1_701_000_000.0)
     tower = FaissTower(bundle.query_tower, bundle.index, 80)
     store = statistics.store_popular[0]
     best = {name: int(np.argmax(baseline(query, store, tower))) for name, baseline in BASELINES.items()}

@@ -37,7 +37,7 @@ def test_results_are_part_of_the_sealed_bundle(toy_line: Path) -> None:
 def test_the_drift_reference_is_what_the_log_would_hold(toy_line: Path) -> None:
     """Each basket of the test weeks whole, asked at its own time for the default number of items.
 
-    The endpoint answers from the online store, which holds histories as of the cut: so does the reference.
+    The online store holds all that came since as well; of it the endpoint takes what lies before the request.
     """
     from feature_repo.events import read_dataset
 

@@ -46,6 +46,14 @@ def fitted() -> Statistics:
     return fit(seen, ITEMS, fit_vocabulary(seen, ITEMS), CUT)
 
 
+def test_an_item_scanned_twice_is_one_line_of_its_basket() -> None:
+    frame = events([("a", "ann", "bread", 2), ("a", "ann", "butter", 2), ("a", "ann", "bread", 2)])
+    found = purchases_of(frame.assign(price=[3.0, 1.0, np.nan]))
+    assert found.item_ids[found.item].tolist() == ["bread", "butter"]
+    assert (found.paid.tolist(), found.discount.tolist()) == ([6.0, 2.0], [1.0, 0.0])
+    assert found.quantity.tolist() == [2, 2], "units whose price is known"
+
+
 def test_catalogue_and_counts(fitted: Statistics) -> None:
     assert fitted.item_ids.tolist() == ["bread", "butter"]  # rare was bought once: out of the catalogue
     assert fitted.basket_count.tolist() == [6, 5]

@@ -180,7 +180,7 @@ from components.ranker_artefact import write_weights
 distributed.init_process_group("gloo")
 torch.manual_seed(0)
 data = read_ranker_examples(Path(sys.argv[1]), "train")
-model = Dlrm(Shape(54, (61, 10, 6, 4)), hidden=8, dropout=0.0)
+model = Dlrm(Shape(data.dense.shape[1], (61, 10, 6, 4)), hidden=8, dropout=0.0)
 model.fit_scale(sample_rows(data))
 fit(model, data, Schedule(1, 50, 1e-2, 0.1, 0.0, 0))
 if distributed.get_rank() == 0:

@@ -1,10 +1,22 @@
+import fcntl
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from components.home import Champion, Conflict, NoChampion, locked, read_champion, write_champion, write_json
+from components.home import (
+    Champion,
+    Conflict,
+    NoChampion,
+    Running,
+    announced,
+    locked,
+    read_champion,
+    read_running,
+    write_champion,
+    write_json,
+)
 
 CHAMPION = Champion("abc", "3", "recommender", "bundles/abc", "2017-11-27T05:00:00Z", "2026-01-01T00:00:00Z")
 
@@ -45,3 +57,29 @@ def test_the_second_one_is_told_who_holds_the_lock(tmp_path: Path) -> None:
         pass
     with locked(tmp_path / "a.lock", "promoting 5"):
         pass
+
+
+def test_what_runs_is_known_while_it_runs_and_not_from_what_it_left(tmp_path: Path) -> None:
+    running = Running("redis://127.0.0.1:16379/0", "127.0.0.1:19092", True)
+    assert read_running(tmp_path) is None
+    with locked(tmp_path / "up.lock", "running `reco up`"):
+        assert read_running(tmp_path) is None, "it is just starting"
+        with announced(tmp_path, running):
+            assert read_running(tmp_path) == running
+            left = (tmp_path / "up.json").read_bytes()
+            assert (tmp_path / "up.json").stat().st_mode & 0o777 == 0o600
+        assert read_running(tmp_path) is None
+    (tmp_path / "up.json").write_bytes(left)  # as when it is killed
+    assert read_running(tmp_path) is None
+
+
+def test_who_only_looks_whether_something_runs_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "up.lock"
+    lock.touch()
+    with lock.open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr("components.home.time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+        with locked(lock, "running `reco up`"):
+            pass

@@ -1,7 +1,8 @@
 """Anyone's files: read, checked, refused with what was found and how to mend it."""
 
 import json
-from datetime import date, datetime
+import shutil
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.ingest_events import TooManyRefused, find_cut, ingest_events
-from feature_repo.events import Dataset, EventsInvalid, read_dataset
+from feature_repo.archive import BASE, EVENTS, read_archive, rows_of, streamed_name, write_segment
+from feature_repo.erasure import forget, microseconds
+from feature_repo.events import EVENT_SCHEMA, Dataset, EventsInvalid, read_dataset
 from feature_repo.toy_shop import toy_dataset
 
 CSV = """user_id,basket_id,item_id,at,quantity,price
@@ -145,7 +148,7 @@ def test_the_toy_shop_is_one_word_away(tmp_path: Path) -> None:
     found = read_dataset(tmp_path / "d")
     expected = toy_dataset().events.sort_values(["at", "basket_id", "item_id"], ignore_index=True)
     pd.testing.assert_frame_equal(found.events, expected, check_dtype=False)
-    assert found.manifest["dropped"] == {"repeated_events": 0, "merged_lines": 0}
+    assert found.manifest["dropped"] == {"repeated_events": 0}
 
 
 # --------------------------------------------------------------------------------------------- bad rows
@@ -186,8 +189,34 @@ def test_duplicates_are_counted_not_refused(source: Path, tmp_path: Path) -> Non
     )
     (source / "events.csv").write_text(text)
     data = ingested(source, tmp_path / "d", max_quarantine_ratio=0)
-    assert data.manifest["dropped"] == {"repeated_events": 1, "merged_lines": 2}
-    assert data.events["quantity"].tolist() == [2, 2]
+    assert data.manifest["dropped"] == {"repeated_events": 1}
+    assert data.events["quantity"].tolist() == [1, 1, 1, 1], "an item scanned twice is two events"
+
+
+def test_training_on_the_archive_again_and_again_counts_each_event_once(tmp_path: Path) -> None:
+    """An item that was scanned twice is in the base as the two events that the stream's segment holds."""
+    lines = [
+        ("e0", "b0", "milk", 1),
+        ("e1", "b1", "tea", 60),
+        ("e2", "b1", "tea", 60),
+        ("e3", "b2", "jam", 70),
+    ]
+    events = pd.DataFrame(lines, columns=["event_id", "basket_id", "item_id", "at"])
+    events["at"] = pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(events["at"], unit="D")
+    events = events.assign(
+        event_type="purchase", user_id="ann", store_id="", quantity=1, price=2.0, discount=0.0
+    )
+    archive = tmp_path / "offline_store" / EVENTS
+    streamed = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
+    streamed = streamed.append_column("version", pa.array(range(4), pa.int64()))
+    write_segment(archive, streamed, streamed_name(0, 0, 3))
+    for turn in range(3):
+        found = ingested(tmp_path / "offline_store", tmp_path / str(turn), train_until="2024-02-01").events
+        assert found["event_id"].tolist() == ["e0", "e1", "e2", "e3"]
+        base = pa.Table.from_pandas(found, EVENT_SCHEMA, preserve_index=False)
+        write_segment(archive, base, BASE)  # as materialize_features and publish_features do
+        [(_, row)] = rows_of(read_archive(archive))
+        assert (len(row), row.paid.sum()) == (4, 8.0)
 
 
 def test_many_bad_rows_stop_the_run_and_leave_their_reasons(source: Path, tmp_path: Path) -> None:
@@ -430,3 +459,60 @@ def test_a_million_rows_take_seconds(tmp_path: Path) -> None:
         assert time.process_time() - began < 40  # 8 to 12 s here; a loop over rows would take minutes
     first, second = (read_dataset(tmp_path / f"from-{ending}") for ending in ("parquet", "csv"))
     pd.testing.assert_frame_equal(first.events, second.events)
+
+
+# --------------------------------------------------------------------------------------- forgotten users
+
+
+def test_who_is_forgotten_is_left_out_everywhere_and_counted(tmp_path: Path) -> None:
+    """In events, refused rows, lines that do not parse and the table of users; who came back later is new."""
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    header = "user_id,basket_id,item_id,at,quantity"
+    rows = [f"u{n % 3},b{n},tea,2024-0{1 + n // 60}-{1 + n % 28:02}T10:00:00Z,1" for n in range(150)]
+    rows += ["u1,x1,tea,never,1", "u1,x2,tea,2024-01-01T10:00:00Z,-1", "u1,too,many,2024-01-01,1,2,3"]
+    rows += ["u10,x3,tea,2024-01-02T10:00:00Z,-1", "u1,new,tea,2024-06-01T10:00:00Z,1"]
+    (shop / "events.csv").write_text("\n".join([header, *rows]))
+    (shop / "users.csv").write_text("user_id,age\nu1,30\nu2,40\n")
+    forget(tmp_path / "home", "u1", microseconds(datetime(2024, 5, 1, tzinfo=UTC)))
+    ingest_events(str(shop), tmp_path / "dataset", 0.1, home=str(tmp_path / "home"))
+    data = read_dataset(tmp_path / "dataset", ["users"])
+    assert data.events.loc[data.events["user_id"] == "u1", "basket_id"].tolist() == ["new"]
+    assert data.manifest["dropped"]["of forgotten users"] == 52  # a third of 150, and two that were refused
+    assert data.users is not None
+    assert data.users["user_id"].tolist() == ["u2"]
+    quarantine = (tmp_path / "dataset" / "quarantine.jsonl").read_text()
+    assert "u10" in quarantine
+    assert 'u1"' not in quarantine
+    assert "u1," not in quarantine
+
+
+def test_a_data_set_of_forgotten_users_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "events.csv").write_text("user_id,basket_id,item_id,at\nu1,b,tea,2024-01-01\n")
+    forget(tmp_path, "u1", microseconds(datetime(2024, 5, 1, tzinfo=UTC)))
+    with pytest.raises(EventsInvalid, match="all events are of users who are to be forgotten"):
+        ingest_events(str(tmp_path / "events.csv"), tmp_path / "dataset", home=str(tmp_path))
+    assert not (tmp_path / "dataset").exists()
+
+
+@pytest.mark.slow
+def test_the_archive_of_a_home_is_a_data_set_with_what_was_streamed_since(
+    toy_line: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "offline_store"
+    shutil.copytree(toy_line / "home" / "offline_store", store)
+    cut = ingest_events(str(store), tmp_path / "again")
+    first, second = read_dataset(toy_line / "dataset"), read_dataset(tmp_path / "again")
+    assert cut == (toy_line / "cut.txt").read_text()
+    pd.testing.assert_frame_equal(second.events, first.events)
+    pd.testing.assert_frame_equal(second.items, first.items)
+
+    streamed = first.events.tail(1).assign(event_id="new", basket_id="new", user_id="newcomer")
+    streamed["at"] += pd.Timedelta(days=1)
+    table = pa.Table.from_pandas(streamed, EVENT_SCHEMA, preserve_index=False)
+    table = table.append_column("version", pa.array([7]))
+    write_segment(store / "events", table, streamed_name(0, 7, 7))
+    ingest_events(str(store), tmp_path / "later")
+    later = read_dataset(tmp_path / "later").events
+    assert len(later) == len(first.events) + 1
+    assert later["user_id"].iloc[-1] == "newcomer"

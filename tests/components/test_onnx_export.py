@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor, nn
 
-from components.onnx_export import OPSET, UnsupportedOperator, check_operators, export_torch
+from components.onnx_export import OPSET, UnsupportedOperator, check_operators, export_torch, replace_nodes
 
 
 class Doubled(nn.Module):
@@ -103,3 +103,20 @@ def test_a_file_that_is_no_graph_is_another_error(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"broken.onnx|protobuf") as caught:
         check_operators(tmp_path / "broken.onnx")
     assert not isinstance(caught.value, UnsupportedOperator)
+
+
+def test_nodes_are_replaced_in_their_places() -> None:
+    names = ["a", "b", "c", "d"]
+    nodes = [helper.make_node("Neg", [i], [o], name=o) for i, o in zip(["x", *names], names, strict=False)]
+    model = helper.make_model(helper.make_graph(nodes, "chain", [], []))
+
+    def instead(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        if node.name == "a":
+            return []
+        if node.name == "c":
+            return [helper.make_node("Abs", [node.input[0]], ["c1"]), helper.make_node("Exp", ["c1"], ["c"])]
+        return [node]
+
+    replace_nodes(model, instead)
+    assert [node.op_type for node in model.graph.node] == ["Neg", "Abs", "Exp", "Neg"]
+    assert [list(node.output) for node in model.graph.node] == [["b"], ["c1"], ["c"], ["d"]]

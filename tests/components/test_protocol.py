@@ -4,8 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from components.evaluate_bundle import window_s
 from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
 from components.protocol import Tasks, last_baskets, protocol_rng, read_tasks
+from feature_repo.aggregates import history_of
+from feature_repo.statistics import Statistics
 
 DAY = 86_400
 
@@ -26,13 +29,15 @@ def purchases() -> Purchases:
     )
 
 
+def fit_at(purchases: Purchases, cut: pd.Timestamp) -> Statistics:
+    seen = purchases.before(cut)
+    items = pd.DataFrame(index=pd.Index(list("abcdeyz"), name="item_id"))
+    return fit(seen, items, fit_vocabulary(seen, items), cut, np.array(list("abcde")))
+
+
 @pytest.fixture(scope="module")
 def tasks(purchases: Purchases) -> Tasks:
-    seen = purchases.before(pd.Timestamp(2 * DAY, unit="s", tz="UTC"))
-    items = pd.DataFrame(index=pd.Index(list("abcdeyz"), name="item_id"))
-    catalogue = np.array(list("abcde"))
-    cut = pd.Timestamp(2 * DAY, unit="s", tz="UTC")
-    statistics = fit(seen, items, fit_vocabulary(seen, items), cut, catalogue)
+    statistics = fit_at(purchases, pd.Timestamp(2 * DAY, unit="s", tz="UTC"))
     return read_tasks(purchases, statistics, 2 * DAY, 10 * DAY)
 
 
@@ -43,7 +48,7 @@ def test_only_baskets_of_four_known_items_are_asked(tasks: Tasks) -> None:
     assert len(task.hidden) == 1
     assert set(task.visible) | {"abcde"[code] for code in task.hidden} == set("bcdez")
     assert task.bought_before.tolist() == [True]
-    assert task.history.items.tolist() == list("abcde")
+    assert task.history.distinct().tolist() == list("abcde")
     assert tasks.out_of_catalogue_ratio == round(2 / 8, 4)  # z and y of b, c, d, e, z, a, b, y
 
 
@@ -58,10 +63,29 @@ def test_the_drift_reference_holds_every_basket_whole(tasks: Tasks) -> None:
 
 def test_histories_frozen_at_the_cut_hold_what_came_before(tasks: Tasks) -> None:
     """Ann's third basket is asked with what was known on day 2, her first basket; Bob was unknown then."""
-    frozen = {task.basket_id: task.history for task in tasks.whole}
+    frozen = {task.basket_id: history_of(task.history.before(2 * DAY), task.at) for task in tasks.whole}
     assert frozen["b3"].items.tolist() == list("abcde")
     assert frozen["b3"].basket_count == 1
     assert frozen["b4"].basket_count == 0
+
+
+def test_histories_are_streamed(tasks: Tasks) -> None:
+    """Ann's third basket knows both of her others, in whole and with the time they were bought at."""
+    history = {task.basket_id: task.history for task in tasks.whole}["b3"]
+    assert history.distinct().tolist() == list("abcdez")
+    known = history_of(history, 4 * DAY)
+    assert known.count.tolist() == [1, 2, 2, 2, 2, 1]
+    assert (known.first_basket_at, known.last_basket_at, known.spend) == (DAY, 3 * DAY, 20.0)
+
+
+def test_a_basket_just_before_the_cut_is_not_a_test_of_what_knew_it(purchases: Purchases) -> None:
+    """A cut may lie within a second: what came before it in that second is training's."""
+    statistics = fit_at(purchases, pd.Timestamp(3 * DAY, unit="s", tz="UTC") + pd.Timedelta("0.5s"))
+    assert statistics.total_baskets == 2, "the second basket was seen"
+    cut = pd.Timestamp(3 * DAY, unit="s", tz="UTC")
+    for after, asked in ((pd.Timedelta(0), {"b2", "b3", "b4"}), (pd.Timedelta("0.5s"), {"b3", "b4"})):
+        found = read_tasks(purchases, statistics, *window_s(cut + after))
+        assert {task.basket_id for task in found.whole} == asked
 
 
 def test_what_another_catalogue_lacks_is_asked_all_the_same(purchases: Purchases) -> None:
@@ -79,11 +103,15 @@ def test_what_another_catalogue_lacks_is_asked_all_the_same(purchases: Purchases
     assert other.hidden.tolist() == ([0] if hidden == "a" else [-1])
 
 
-def test_the_last_basket_alone_is_a_history_of_one(purchases: Purchases, tasks: Tasks) -> None:
+def test_the_last_basket_alone_is_a_history_of_one(tasks: Tasks) -> None:
     third = tasks.whole[[task.basket_id for task in tasks.whole].index("b3")]
-    history = last_baskets(purchases, third, 1)
-    assert history.items.tolist() == list("bcdez")
-    assert history.basket_count == 1
+    history = last_baskets(third.history, 1)
+    assert history.distinct().tolist() == list("bcdez")
+    assert history_of(history, third.at).basket_count == 1
+    for enough in (2, 3):
+        assert len(last_baskets(third.history, enough)) == len(third.history) == 10
+    nobody = tasks.whole[[task.basket_id for task in tasks.whole].index("b4")]
+    assert len(last_baskets(nobody.history, 1)) == 0
 
 
 def test_the_split_is_a_function_of_the_basket_id() -> None:

@@ -1,5 +1,6 @@
 """Features -> both of Feast's stores, read back through Feast and through the endpoint's own reader."""
 
+import contextlib
 import json
 import os
 import socket
@@ -13,22 +14,34 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
 
-from components.fit_statistics import purchases_of
-from components.materialize_features import WEEK_S, write_snapshots
-from components.publish_features import connection_string, feature_store, publish_features, quiet_feast
-from feature_repo.aggregates import unpack
+from components import publish_features as module
+from components.feast_store import feature_store, quiet_feast
+from components.fit_statistics import fit_statistics
+from components.forget_user import forget_user
+from components.materialize_features import materialize_features
+from components.publish_features import publish_features
+from feature_repo.aggregates import CLICK, KINDS, unpack
+from feature_repo.archive import BASE, EVENTS, read_archive, rows_of, write_segment
+from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
+from feature_repo.schema import USER
+from feature_repo.snapshots import HISTORY, user_table
+from feature_repo.transforms import User
 from serving.online_features import UserRow, entity_key, open_store
+from serving.settings import Settings
+from tests.chaos.procs import eventually, valkey_server
 
+WEEK_S = 7 * 86_400
 START = 1_700_000_000
 CUT = START + 30 * WEEK_S
+END = CUT + WEEK_S  # of the data set that the earlier training had; the later one had all until LATER
 LATER = CUT + 2 * WEEK_S
-STAMPS = [CUT - weeks * WEEK_S for weeks in (20, 16, 12, 8, 4, 0)]
 USERS = [str(user) for user in range(12)]
-NEWCOMER = "30"  # buys for the first time between the two cuts
+NEWCOMER = "30"  # buys for the first time when the earlier data set has ended
 PROMOTED = {"version": "7", "bundle_id": "abc"}
 # Feast's dependencies warn of one another's deprecations on import and on each query.
 with_feast = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -39,10 +52,10 @@ def iso(seconds: int) -> str:
 
 
 def events() -> pd.DataFrame:
-    """25 baskets of each user over 32 weeks."""
+    """25 baskets of each user over 32 weeks, and one in the last second of each data set."""
     random = np.random.default_rng(0)
     bought = [(user, int(at)) for user in USERS for at in random.integers(START, LATER, 25)]
-    bought += [(NEWCOMER, CUT + 3_600)]
+    bought += [(user, at - 1) for user in USERS for at in (END, LATER)] + [(NEWCOMER, END + 3_600)]
     rows = [
         (user, f"b{number:04}", str(item), at)
         for number, (user, at) in enumerate(bought)
@@ -55,23 +68,33 @@ def events() -> pd.DataFrame:
     return frame.sort_values(["at", "basket_id", "item_id"], ignore_index=True)
 
 
+def train(events: pd.DataFrame, cut: int, folder: Path) -> None:
+    """The steps of a training that make features."""
+    items = pd.DataFrame({"item_id": sorted(set(events["item_id"]))})
+    write_dataset(folder / "dataset", Dataset(events, items))
+    fit_statistics(folder / "dataset", folder / "statistics", iso(cut))
+    materialize_features(folder / "dataset", folder / "statistics", folder / "features", iso(cut))
+
+
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two trainings made: `earlier` as of CUT, `later` as of two weeks after it."""
+    """What two trainings made: `earlier` as of CUT, of a data set up to END; `later` of everything."""
     root = tmp_path_factory.mktemp("features")
-    write_snapshots(purchases_of(events()), STAMPS, root / "earlier")
-    write_snapshots(purchases_of(events()), [at + 2 * WEEK_S for at in STAMPS], root / "later")
+    for name, cut, end in (("earlier", CUT, END), ("later", LATER, LATER)):
+        train(
+            events()[lambda frame, end=end: frame["at"] < pd.Timestamp(end, unit="s", tz="UTC")],
+            cut,
+            root / "made" / name,
+        )
+        (root / "made" / name / "features").rename(root / name)
     return root
 
 
-def published(features: Path, at: int) -> dict[str, UserRow]:
-    """What the store must hold: the rows that are stamped with the cut."""
-    rows = pq.read_table(features / "user_history" / "snapshots.parquet").to_pylist()
-    return {
-        row["user_id"]: UserRow(row["history"], float(at))
-        for row in rows
-        if row["event_timestamp"].timestamp() == at
-    }
+def published(features: Path) -> dict[str, UserRow]:
+    """What the store must hold: every user's row as of the end of the events."""
+    end = END if features.name == "earlier" else LATER
+    rows = user_table(rows_of(read_archive(features / EVENTS)), end)
+    return {row["user_id"]: UserRow(row[HISTORY], float(end)) for row in rows.to_pylist()}
 
 
 def held(url: str) -> dict[str, UserRow]:
@@ -84,17 +107,13 @@ def held(url: str) -> dict[str, UserRow]:
 # ------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis://:a,b@localhost:6379"])
+@pytest.mark.parametrize(
+    "url", ["localhost:6379", "http://localhost", "rediss+sentinel://a/shop", "redis://[::1]"]
+)
 def test_an_online_store_url_that_cannot_work_is_refused_first(url: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="online store"):
         publish_features(tmp_path / "absent", iso(CUT), PROMOTED, str(tmp_path / "home"), url)
     assert not (tmp_path / "home").exists()
-
-
-def test_a_url_becomes_feasts_notation() -> None:
-    said = connection_string("rediss://shop:p%40ss@cache:6380/2")
-    assert said.startswith("cache:6380,db=2,")
-    assert said.endswith(",ssl=true,username=shop,password=p@ss,retry=null")
 
 
 def test_features_of_another_cut_are_refused(features: Path, tmp_path: Path) -> None:
@@ -131,10 +150,11 @@ class TestSqlite:
     pytestmark = with_feast
 
     def test_an_earlier_cut_replaces_all_that_a_later_one_left(self, home: Path, features: Path) -> None:
-        expected = published(features / "earlier", CUT)
+        expected = published(features / "earlier")
+        assert all(unpack(row.history).at[-1] == END - 1 for row in expected.values()), "up to the very end"
         assert held(f"sqlite:///{home / 'online_store.db'}") == expected
         assert set(expected) == set(USERS)
-        assert published(features / "later", LATER).keys() == {*USERS, NEWCOMER}, "that did know more"
+        assert published(features / "later").keys() == {*USERS, NEWCOMER}, "that did know more"
         assert {path.name for path in home.iterdir()} == {
             "offline_store", "registry.db", "online_store.db", "online_store.json",
         }  # fmt: skip
@@ -147,6 +167,7 @@ class TestSqlite:
             "kind": "online_store",
             "store": "sqlite",
             "cut": iso(CUT),
+            "until": iso(END),
             "bundle_id": "abc",
             "users": 12,
         }
@@ -156,8 +177,15 @@ class TestSqlite:
         store = open_store(f"sqlite:///{tmp_path / 'online_store.db'}")
         row = store.read("1")
         assert publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path)) == first
-        assert store.read("1") == row == published(features / "earlier", CUT)["1"]
+        assert store.read("1") == row == published(features / "earlier")["1"]
         store.close()
+
+    @pytest.mark.parametrize("moment", ["user_table", "write_view", "_materialize"])
+    def test_who_is_forgotten_meanwhile_does_not_come_back(
+        self, moment: str, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path))
+        assert_nobody_comes_back("1", moment, features, tmp_path, "", monkeypatch)
 
     def test_a_stop_while_writing_leaves_the_old_file(
         self, home: Path, features: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,8 +208,8 @@ class TestSqlite:
 
     def test_historical_join_keeps_each_row_and_equals_merge_asof(self, home: Path) -> None:
         random = np.random.default_rng(1)
-        edges = [at + shift for at in STAMPS for shift in (-1, 0, 1)]
-        times = np.r_[random.integers(START, CUT + WEEK_S, 400), random.choice(edges, 200)]
+        edges = [at + shift for at in (CUT, END) for shift in (-1, 0, 1)]
+        times = np.r_[random.integers(START, END + WEEK_S, 400), random.choice(edges, 200)]
         requests = pd.DataFrame(
             {
                 "row": np.arange(len(times)),
@@ -214,9 +242,39 @@ class TestSqlite:
                 known = want.notna()
                 assert [as_plain(one) for one in got[known]] == [as_plain(one) for one in want[known]], name
         known = joined[joined["user_history__history"].notna()]
-        asked = known["event_timestamp"].astype("int64") // 1_000_000
-        last = [unpack(bytes(row)).last_basket_at for row in known["user_history__history"]]
+        asked = known["event_timestamp"].astype("int64") / 1e6
+        last = [unpack(bytes(row)).at[-1] for row in known["user_history__history"]]
         assert (np.array(last) < asked.to_numpy()).all()
+        assert set(np.array(last) < CUT) == {True, False}, "rows of both stamps were joined"
+
+    def test_what_a_stream_brought_is_in_the_rows_and_stays(self, features: Path, tmp_path: Path) -> None:
+        """A click of a user, a purchase of a newcomer, and one that the data set brings as well."""
+        archive = tmp_path / "offline_store" / EVENTS
+        streamed = stream(
+            ("s1", "click", "1", LATER + 5, 7),
+            ("s2", "purchase", "40", LATER + 7, 9),
+            (events()["event_id"].iloc[0], "purchase", events()["user_id"].iloc[0], START, 2),
+        )
+        write_segment(archive, streamed, "0-9.parquet")
+        for name, cut in (("earlier", CUT), ("later", LATER), ("later", LATER)):
+            counts = publish_features(features / name, iso(cut), PROMOTED, str(tmp_path))
+            assert {file.name for file in archive.iterdir()} == {BASE, "0-9.parquet"}
+        assert counts["users"] == 14
+        rows = dict(rows_of(read_archive(archive)))
+        store = open_store(f"sqlite:///{tmp_path / 'online_store.db'}")
+        found = {user: store.read(user) for user in ("1", "2", "40")}
+        store.close()
+        for user, row in found.items():
+            assert row is not None
+            assert row.written_at == LATER + 8, "just after the last event"
+            events_held = unpack(row.history)
+            assert events_held.at.tolist() == rows[user].at.tolist()
+            assert events_held.version == {"1": 7, "2": -1, "40": 9}[user]
+        assert unpack(found["1"].history).kind[-1] == CLICK  # type: ignore[union-attr]
+        base = read_archive(features / "later" / EVENTS)
+        assert len(read_archive(archive)) == len(base) + 2
+        note = json.loads((tmp_path / "online_store.json").read_text())
+        assert (note["cut"], note["until"]) == (iso(LATER), iso(LATER + 8))
 
 
 # ---------------------------------------------------------------------------------------------- Redis
@@ -236,23 +294,34 @@ class TestRedis:
             client.set(key, "stays")
         home = tmp_path / "home"
         publish_features(features / "later", iso(LATER), PROMOTED, str(home), url)
-        assert held(url) == published(features / "later", LATER)
+        assert held(url) == published(features / "later")
         publish_features(features / "earlier", iso(CUT), PROMOTED, str(home), url)
         assert client.get("somebody else's") == b"stays"
         assert [client.get(key) for key in others] == [b"stays"] * 2
-        assert held(url) == published(features / "earlier", CUT)
+        assert held(url) == published(features / "earlier")
         note = json.loads((home / "online_store.json").read_text())
         assert (note["store"], note["users"]) == ("redis", 12)
         assert client.dbsize() == 12 + note["items"] + 3, "the newcomer's row is gone"
         assert_reads_equal_feasts(home, url, url)
         assert not (home / "online_store.db").exists()
 
+    @pytest.mark.parametrize("moment", ["user_table", "_materialize"])
+    def test_who_is_forgotten_meanwhile_does_not_come_back(
+        self,
+        moment: str,
+        cache: tuple[str, redis.Redis],
+        features: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        assert_nobody_comes_back("1", moment, features, tmp_path, cache[0], monkeypatch)
+
     def test_a_running_endpoint_always_finds_its_users(
         self, cache: tuple[str, redis.Redis], features: Path, tmp_path: Path
     ) -> None:
         url, _ = cache
         publish_features(features / "later", iso(LATER), PROMOTED, str(tmp_path), url)
-        allowed = [published(features / "later", LATER), published(features / "earlier", CUT)]
+        allowed = [published(features / "later"), published(features / "earlier")]
         over, wrong, reads = threading.Event(), [], 0
 
         def ask() -> None:
@@ -273,7 +342,7 @@ class TestRedis:
             over.set()
             endpoint.join()
         assert not wrong
-        assert reads > 100
+        assert reads > 10
         assert held(url) == allowed[1]
 
     def test_a_stop_while_writing_leaves_no_user_without_a_row(
@@ -299,21 +368,99 @@ class TestRedis:
         assert (tmp_path / "online_store.json").read_bytes() == before
         monkeypatch.undo()
         publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path), url)
-        assert held(url) == published(features / "earlier", CUT)
+        assert held(url) == published(features / "earlier")
+
+    @pytest.mark.parametrize("form", ["password", "cluster", "sentinel"])
+    def test_feast_fills_each_form_of_redis_and_the_endpoint_reads_it(
+        self, form: str, features: Path, tmp_path: Path
+    ) -> None:
+        options = ("--cluster-enabled", "yes") if form == "cluster" else ()
+        config = tmp_path / "sentinel.conf"
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(
+                valkey_server(tmp_path / "valkey", "--save", "", *options, password="12,34")
+            )
+            url = f"redis://:12%2C34@127.0.0.1:{server.port}/0"
+            if form == "cluster":
+                url = f"redis+cluster://:12%2C34@127.0.0.1:{server.port}"
+                with server.client() as client:
+                    client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16_383)
+                    eventually(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+            if form == "sentinel":
+                config.write_text(
+                    f"sentinel monitor shop 127.0.0.1 {server.port} 1\n"
+                    'sentinel auth-pass shop "12,34"\nrequirepass guard\n'
+                )
+                sentinel = stack.enter_context(
+                    valkey_server(tmp_path / "guard", str(config), "--sentinel", password="guard")
+                )
+                url = f"redis+sentinel://:12%2C34@127.0.0.1:{sentinel.port}/shop/0?sentinel_password=guard"
+            home = tmp_path / "home"
+            publish_features(features / "later", iso(LATER), PROMOTED, str(home), url)
+            publish_features(features / "earlier", iso(CUT), PROMOTED, str(home), url)
+            assert held(url) == published(features / "earlier")
+            assert_reads_equal_feasts(home, url, url)
+
+
+def assert_nobody_comes_back(
+    user: str, moment: str, features: Path, home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publish while somebody is forgotten just after one of the publication's own steps."""
+    step, reports = getattr(module, moment), []
+
+    def meanwhile(*given: Any) -> Any:
+        done = step(*given)
+        reports.append(forget_user(Settings(home=home, store_url=url), user))
+        return done
+
+    monkeypatch.setattr(module, moment, meanwhile)
+    counts = publish_features(features / "earlier", iso(CUT), PROMOTED, str(home), url)
+    assert {report.exit_code for report in reports} == {0}
+    assert held(url or f"sqlite:///{home / 'online_store.db'}").keys() == {*USERS} - {user}
+    assert counts["users"] == len(USERS) - 1
+    for file in (home / "offline_store").rglob("*.parquet"):
+        if "user_id" in pq.read_schema(file).names:
+            assert user not in pq.read_table(file, columns=["user_id"])["user_id"].to_pylist(), file
+
+
+def stream(*brought: tuple[str, str, str, int, int]) -> pa.Table:
+    """Events as a stream archives them: id, type, user, time and version."""
+    assert all(kind in KINDS for _, kind, *_ in brought)
+    rows = [
+        {
+            "event_id": event_id,
+            "event_type": kind,
+            "user_id": user,
+            "basket_id": "streamed",
+            "item_id": "3",
+            "at": datetime.fromtimestamp(at, UTC),
+            "quantity": 1,
+            "price": 1.0,
+            "discount": 0.0,
+            "store_id": "",
+            "version": version,
+        }
+        for event_id, kind, user, at, version in brought
+    ]
+    return pa.Table.from_pylist(rows, EVENT_SCHEMA.append(pa.field("version", pa.int64())))
 
 
 def assert_reads_equal_feasts(home: Path, url: str, redis_url: str) -> None:
+    """Rows byte for byte; and what Feast says beside them is what our own functions say of those rows."""
     users = [*USERS, "absent"]
+    names = [feature.__name__ for feature in USER]
     feast = feature_store(home, redis_url).get_online_features(
-        ["user_history:history", "user_history:basket_count"], [{"user_id": user} for user in users]
+        [f"user_history:{name}" for name in (HISTORY, *names)], [{"user_id": user} for user in users]
     )
-    histories = feast.to_dict()["history"]
+    found = feast.to_dict()
     store = open_store(url)
     ours = [store.read(user) for user in users]
     store.close()
-    assert [row and row.history for row in ours] == histories
-    assert histories[-1] is None
-    assert [row and unpack(row.history).basket_count for row in ours] == feast.to_dict()["basket_count"]
+    assert [row and row.history for row in ours] == found[HISTORY]
+    assert ours[-1] is None
+    for feature in USER:
+        said = [row and np.float32(feature(User(unpack(row.history), row.written_at))) for row in ours]
+        assert said == [value if value is None else np.float32(value) for value in found[feature.__name__]]
     written = [feast.proto.results[-1].event_timestamps[number].seconds for number in range(12)]
     assert [row and row.written_at for row in ours[:-1]] == written
 

@@ -178,7 +178,7 @@ def test_a_ranker_without_teachers_is_tuned_by_what_was_bought(fragile: Path, tm
     tuned = tune(
         read_ranker(tmp_path / "ranker"), VARIANTS["int4"], tmp_path / "tuned", train, held_out, settings
     )
-    onnx.save(quantize_tables(onnx.load(tuned.graph), 4), tmp_path / "int4.onnx")
+    onnx.save(quantize_tables(onnx.load(tuned), 4), tmp_path / "int4.onnx")
     parent, ours = (
         OnnxRanker(file).scores(held_out) for file in (fragile / "ranker" / GRAPH, tmp_path / "int4.onnx")
     )
@@ -299,10 +299,10 @@ def test_tuned_tables_are_stored_as_they_were_tuned(fragile: Path, tmp_path: Pat
     parent = read_ranker(fragile / "ranker")
     settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
     tuned = tune(parent, VARIANTS["int4"], tmp_path / "tuned", train, held_out, settings)
-    onnx.save(quantize_tables(onnx.load(tuned.graph), 4), tmp_path / "int4.onnx")
+    onnx.save(quantize_tables(onnx.load(tuned), 4), tmp_path / "int4.onnx")
     np.testing.assert_allclose(
         OnnxRanker(tmp_path / "int4.onnx").scores(held_out),
-        OnnxRanker(tuned.graph).scores(held_out),
+        OnnxRanker(tuned).scores(held_out),
         atol=5e-3,
     )
 
@@ -317,11 +317,11 @@ def test_weights_are_rounded_in_training_as_the_runtime_rounds_them(
     tuned = tune(
         read_ranker(fragile / "ranker"), VARIANTS[name], tmp_path / "tuned", train, held_out, settings
     )
-    model = quantize_dense(onnx.load(tuned.graph), VARIANTS[name].dense, tuned.graph, train)
+    model = quantize_dense(onnx.load(tuned), VARIANTS[name].dense, tuned, train)
     onnx.save(model, tmp_path / "rounded.onnx")
     np.testing.assert_allclose(
         OnnxRanker(tmp_path / "rounded.onnx").scores(held_out),
-        OnnxRanker(tuned.graph).scores(held_out),
+        OnnxRanker(tuned).scores(held_out),
         atol=1e-3,
     )
 

@@ -1,95 +1,211 @@
-"""`fold` against numbers worked out by hand, and against itself in another order."""
+"""A row is a set: whatever the order, the repetitions and the batches, the same events make the same row."""
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feature_repo.aggregates import DAY_S, MAX_ITEMS, UserHistory, empty_history, fold, pack, unpack
-
-MONDAY = 1_511_740_800
-
-
-def history_of(*baskets: tuple[int, list[str]]) -> UserHistory:
-    history = empty_history()
-    for at, items in baskets:
-        history = fold(history, at, np.array(sorted(items)), spend=10.0, discount=1.0)
-    return history
-
-
-def test_two_baskets_by_hand() -> None:
-    history = history_of((MONDAY, ["bread", "milk"]), (MONDAY + 60 * DAY_S, ["milk"]))
-    assert history.items.tolist() == ["bread", "milk"]
-    assert history.count.tolist() == [1, 2]
-    # Milk was bought 60 days apart: its 60-day decayed count is exp(-60 / 60) + 1.
-    assert history.decayed[1, 1] == pytest.approx(np.exp(-1) + 1)
-    assert history.decayed[0].tolist() == [1, 1, 1]
-    assert history.first_at.tolist() == [MONDAY, MONDAY]
-    assert history.last_at.tolist() == [MONDAY, MONDAY + 60 * DAY_S]
-    assert (history.basket_count, history.line_count) == (2, 3)
-    assert (history.spend, history.discount) == (20.0, 2.0)
-
-
-def test_decayed_at_moves_every_item_to_one_time() -> None:
-    history = history_of((MONDAY, ["bread"]), (MONDAY + 30 * DAY_S, ["milk"]))
-    now = history.decayed_at(MONDAY + 30 * DAY_S)
-    np.testing.assert_allclose(now[:, 0], [np.exp(-2), 1.0])
-
-
-def test_fold_leaves_the_old_history_alone() -> None:
-    before = history_of((MONDAY, ["milk"]))
-    packed = pack(before)
-    fold(before, MONDAY + DAY_S, np.array(["milk"]), 1.0, 0.0)
-    assert pack(before) == packed
-
-
-def test_a_late_basket_gives_the_same_state() -> None:
-    baskets = [(MONDAY, ["milk"]), (MONDAY + 9 * DAY_S, ["milk", "tea"]), (MONDAY + 20 * DAY_S, ["tea"])]
-    in_order, late = history_of(*baskets), history_of(baskets[0], baskets[2], baskets[1])
-    assert late.items.tolist() == in_order.items.tolist()
-    np.testing.assert_allclose(late.decayed, in_order.decayed, rtol=1e-6)
-    assert late.last_at.tolist() == in_order.last_at.tolist()
-    assert late.first_at.tolist() == in_order.first_at.tolist()
-    assert late.last_basket_at == in_order.last_basket_at
-
-
-def test_history_is_capped_at_the_items_bought_most_lately() -> None:
-    history = fold(empty_history(np.int64), MONDAY, np.arange(MAX_ITEMS), 0.0, 0.0)
-    history = fold(history, MONDAY + DAY_S, np.arange(MAX_ITEMS, MAX_ITEMS + 10), 0.0, 0.0)
-    assert len(history.items) == MAX_ITEMS
-    assert set(range(MAX_ITEMS, MAX_ITEMS + 10)) <= set(history.items.tolist())
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 400), st.sets(st.sampled_from("abcdefgh"), min_size=1)), max_size=12)
+from feature_repo import aggregates
+from feature_repo.aggregates import (
+    CLICK,
+    DAY_S,
+    IMPRESSION,
+    PURCHASE,
+    UserEvents,
+    fold,
+    hash_ids,
+    history_of,
+    make_events,
+    merge_lines,
+    no_events,
+    pack,
+    unpack,
 )
-def test_pack_and_unpack_are_inverse(baskets: list[tuple[int, set[str]]]) -> None:
-    history = history_of(*((MONDAY + day * DAY_S, sorted(items)) for day, items in baskets))
-    again = unpack(pack(history))
-    assert again.items.tolist() == history.items.tolist()
-    for column in ("count", "decayed", "first_at", "last_at"):
-        np.testing.assert_array_equal(getattr(again, column), getattr(history, column))
-    assert pack(again) == pack(history)
+
+MONDAY = 1_704_067_200.0
+
+Line = tuple[float, str, int, int, float]  # at, item, kind, basket, paid
 
 
-@given(st.lists(st.tuples(st.integers(0, 400), st.sets(st.integers(0, 30), min_size=1)), max_size=12))
-def test_codes_and_ids_fold_alike(baskets: list[tuple[int, set[int]]]) -> None:
-    ids = np.array(sorted(str(i) for i in range(31)))
-    by_code, by_id = empty_history(np.int64), empty_history()
-    for day, items in baskets:
-        codes = np.array(sorted(items))
-        by_code = fold(by_code, MONDAY + day * DAY_S, codes, 1.0, 0.0)
-        by_id = fold(by_id, MONDAY + day * DAY_S, ids[codes], 1.0, 0.0)
-    assert ids[by_code.items].tolist() == by_id.items.tolist()
-    np.testing.assert_array_equal(by_code.decayed, by_id.decayed)
+def row_of(lines: list[tuple[int, Line]], version: int = -1) -> UserEvents:
+    """Make a row of numbered lines; the number is the event's key."""
+    columns = list(zip(*[line for _, line in lines], strict=True)) if lines else [()] * 5
+    at, items, kind, basket, paid = columns
+    return make_events(
+        np.array(items, dtype=str),
+        np.array(at, np.float64),
+        np.array(kind, np.uint8),
+        np.array(basket, np.uint32),
+        np.array([key for key, _ in lines], np.uint64),
+        np.array(paid, np.float32),
+        np.zeros(len(lines), np.float32),
+        version=version,
+    )
 
 
-@pytest.mark.parametrize("broken", [b"", b"\x09" * 60, pack(empty_history())[:-3]])
-def test_broken_rows_are_refused(broken: bytes) -> None:
-    with pytest.raises(ValueError, match="packed history"):
-        unpack(broken)
+def same(first: UserEvents, second: UserEvents) -> bool:
+    return pack(first) == pack(second)
 
 
-def test_a_truncated_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="cut short"):
-        unpack(pack(history_of((MONDAY, ["milk", "tea"])))[:70])
+lines = st.lists(
+    st.tuples(
+        st.integers(0, 40).map(lambda hour: MONDAY + 3_600.0 * hour),
+        st.sampled_from(["tea", "milk", "bread", "eggs"]),
+        st.sampled_from([PURCHASE, PURCHASE, CLICK]),
+        st.integers(0, 5),
+        st.floats(0, 100, width=32),
+    ),
+    max_size=30,
+)
+
+
+@given(lines, st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=150)
+def test_order_repetition_and_batches_do_not_matter(events: list[Line], random: object) -> None:
+    numbered = list(enumerate(events))
+    whole = row_of(numbered)
+    told = numbered + random.sample(numbered, len(numbered) // 2)  # type: ignore[attr-defined]
+    random.shuffle(told)  # type: ignore[attr-defined]
+    row = no_events()
+    while told:
+        size = random.randint(1, len(told))  # type: ignore[attr-defined]
+        batch, told = told[:size], told[size:]
+        row = fold(row, row_of(batch))
+    assert same(row, whole)
+    assert same(unpack(pack(row)), whole)
+
+
+@given(lines)
+@settings(deadline=None, max_examples=100)
+def test_what_was_kept_is_the_latest_however_it_came(events: list[Line]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregates, "MAX_PURCHASES", 6)
+        patch.setattr(aggregates, "MAX_VIEWS", 2)
+        numbered = list(enumerate(events))
+        row = no_events()
+        for one in reversed(numbered):
+            row = fold(row, row_of([one]))
+        assert same(row, row_of(numbered))
+        assert (row.kind == PURCHASE).sum() <= 6
+        assert (row.kind != PURCHASE).sum() <= 2
+        assert len(row.items) == len(np.unique(row.item))
+        dropped = [line for key, line in numbered if key not in row.key]
+        for kind in (PURCHASE, CLICK):
+            kept = row.at[row.kind == kind]
+            assert all(at <= kept.min() for at, _, other, *_ in dropped if other == kind)
+
+
+def test_of_two_events_with_one_id_the_first_stays() -> None:
+    row = fold(
+        row_of([(1, (MONDAY, "tea", PURCHASE, 1, 2.0))]), row_of([(1, (MONDAY, "milk", PURCHASE, 1, 9.0))])
+    )
+    assert row.items.tolist() == ["tea"]
+    assert row.paid.tolist() == [2.0]
+
+
+def test_the_version_is_the_newest_and_a_repetition_alone_keeps_the_lines() -> None:
+    one = (1, (MONDAY, "tea", PURCHASE, 1, 2.0))
+    row = row_of([one], version=5)
+    assert fold(row, row_of([one], version=3)) is row
+    assert fold(row, row_of([one], version=9)).version == 9
+    assert unpack(pack(row)).version == 5
+
+
+def test_folding_leaves_both_rows_alone() -> None:
+    first, second = (row_of([(i, (MONDAY + i, "tea", PURCHASE, i, 1.0))]) for i in range(2))
+    before = pack(first), pack(second)
+    fold(first, second)
+    assert (pack(first), pack(second)) == before
+
+
+def test_history_counts_baskets_decays_them_and_knows_first_and_last() -> None:
+    row = row_of(
+        [
+            (1, (MONDAY, "milk", PURCHASE, 1, 2.0)),
+            (2, (MONDAY, "tea", PURCHASE, 1, 3.0)),
+            (3, (MONDAY, "tea", PURCHASE, 1, 3.0)),  # scanned twice: one line, paid twice
+            (4, (MONDAY + DAY_S, "cake", CLICK, 7, 0.0)),
+            (5, (MONDAY + 15 * DAY_S, "milk", PURCHASE, 2, 2.5)),
+        ]
+    )
+    assert len(row) == 5
+    history = history_of(merge_lines(row), MONDAY + 30 * DAY_S)
+    assert history.items.tolist() == ["milk", "tea"]
+    assert history.count.tolist() == [2, 1]
+    assert (history.basket_count, history.line_count, history.spend) == (2, 3, 10.5)
+    np.testing.assert_allclose(history.decayed[0], np.exp([-2, -0.5, -0.25]) + np.exp([-1, -0.25, -0.125]))
+    np.testing.assert_allclose(history.decayed[1], np.exp([-2, -0.5, -0.25]))
+    assert history.first_at.tolist() == [MONDAY, MONDAY]
+    assert history.last_at.tolist() == [MONDAY + 15 * DAY_S, MONDAY]
+    assert (history.first_basket_at, history.last_basket_at) == (MONDAY, MONDAY + 15 * DAY_S)
+
+
+def test_what_was_scanned_twice_is_one_line_that_cost_both() -> None:
+    row = row_of(
+        [
+            (1, (MONDAY, "tea", PURCHASE, 1, 3.0)),
+            (2, (MONDAY, "tea", IMPRESSION, 1, 0.0)),  # shown for the same basket: it stands between them
+            (3, (MONDAY, "tea", PURCHASE, 1, 2.5)),
+            (4, (MONDAY, "tea", PURCHASE, 2, 3.0)),
+            (5, (MONDAY + 9, "cake", CLICK, 7, 0.0)),
+            (6, (MONDAY + 9, "cake", CLICK, 7, 0.0)),  # who clicks twice does so
+        ]
+    )
+    found = merge_lines(row)
+    assert found.kind.tolist().count(PURCHASE) == 2
+    assert found.kind.tolist().count(CLICK) == 2
+    assert sorted(found.paid[found.kind == PURCHASE].tolist()) == [3.0, 5.5]
+    assert len(row) == 6
+    assert row.paid.sum() == 8.5
+    assert merge_lines(found) is found
+
+
+def test_two_baskets_of_one_moment_are_two() -> None:
+    row = row_of([(i, (MONDAY, "tea", PURCHASE, i, 1.0)) for i in range(2)])
+    assert history_of(row, MONDAY + 1).basket_count == 2
+    assert history_of(row, MONDAY + 1).count.tolist() == [2]
+
+
+def test_before_is_strict_and_the_packed_part_forgets_later_items() -> None:
+    row = row_of([(1, (MONDAY, "tea", PURCHASE, 1, 1.0)), (2, (MONDAY + 60, "milk", PURCHASE, 2, 1.0))])
+    assert len(row.before(MONDAY)) == 0
+    past = row.before(MONDAY + 60)
+    assert past.distinct().tolist() == ["tea"]
+    assert b"milk" not in pack(past)
+    assert history_of(past, MONDAY + 60).items.tolist() == ["tea"]
+
+
+def test_nothing_was_bought() -> None:
+    for row in (no_events(), row_of([(1, (MONDAY, "tea", CLICK, 1, 0.0))])):
+        history = history_of(row, MONDAY + 1)
+        assert len(history.items) == history.basket_count == 0
+        assert history.decayed.shape == (0, 3)
+
+
+def test_codes_and_ids_are_folded_alike() -> None:
+    ids = np.array(["bread", "milk", "tea"])
+    named = row_of([(i, (MONDAY + i, str(ids[i % 3]), PURCHASE, i, 1.0)) for i in range(9)])
+    coded = make_events(
+        np.arange(9) % 3, *(getattr(named, n) for n in ("at", "kind", "basket", "key", "paid", "discount"))
+    )
+    assert same(coded.named(ids), named)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda row: row[:10], "at least"),
+        (lambda row: b"\x07" + row[1:], "publish the features again"),
+        (lambda row: row[:40], "cut short"),
+        (lambda row: row + b"\nmore", "it is damaged"),
+    ],
+)
+def test_a_damaged_row_is_refused(damage: object, said: str) -> None:
+    row = pack(row_of([(i, (MONDAY + i, "tea", PURCHASE, i, 1.0)) for i in range(3)]))
+    with pytest.raises(ValueError, match=said):
+        unpack(damage(row))  # type: ignore[operator]
+
+
+def test_an_id_has_the_same_hash_everywhere() -> None:
+    # printf tea | b2sum -l 64
+    assert hash_ids(["", "tea"]).tobytes().hex() == "e4a6a0577479b2b4ba6587c1bb84c490"

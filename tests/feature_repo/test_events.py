@@ -22,7 +22,8 @@ from feature_repo.events import (
     as_times,
     check_events,
     complete_columns,
-    merge_duplicates,
+    drop_repeated,
+    merge_lines,
     read_dataset,
     write_dataset,
     write_quarantine,
@@ -255,7 +256,7 @@ def test_what_was_shown_may_have_other_times_than_the_purchase() -> None:
         {"basket_id": "b"}, shown, {**shown, "at": "2026-03-01T08:58:00Z", "item_id": "tea"}
     )
     assert reasons.empty
-    assert len(merge_duplicates(good)[0]) == 3
+    assert len(drop_repeated(good)) == 3
 
 
 def test_a_refused_row_does_not_spoil_its_basket() -> None:
@@ -279,9 +280,9 @@ def test_every_row_is_good_or_refused_and_never_both(lines: list[tuple[str, str,
     )
     good, reasons = check_events(complete_columns(raw), NOW)
     assert sorted([*good.index, *reasons.index]) == list(raw.index)
-    merged, counts = merge_duplicates(good)
+    merged = merge_lines(drop_repeated(good))
     assert merged["quantity"].sum() == raw.loc[raw["quantity"] > 0, "quantity"].sum()
-    assert len(merged) == len(good) - sum(counts.values())
+    assert len(merged) == len(good.drop_duplicates(["basket_id", "item_id"]))
     assert not merged.duplicated(["basket_id", "item_id"]).any()
 
 
@@ -290,9 +291,12 @@ def test_every_row_is_good_or_refused_and_never_both(lines: list[tuple[str, str,
 
 def test_an_event_seen_twice_counts_once() -> None:
     good, _ = check({"event_id": "e", "basket_id": "b"}, {"event_id": "e", "basket_id": "b"})
-    merged, counts = merge_duplicates(good)
-    assert counts == {"repeated_events": 1, "merged_lines": 0}
-    assert merged["quantity"].tolist() == [1]
+    assert drop_repeated(good)["quantity"].tolist() == [1]
+
+
+def test_an_item_scanned_twice_stays_two_events() -> None:
+    good, _ = check({"event_id": "e1", "basket_id": "b"}, {"event_id": "e2", "basket_id": "b"})
+    assert drop_repeated(good)["event_id"].tolist() == ["e1", "e2"]
 
 
 def test_two_lines_of_an_item_become_one_with_the_mean_per_unit() -> None:
@@ -302,8 +306,8 @@ def test_two_lines_of_an_item_become_one_with_the_mean_per_unit() -> None:
         {**line, "quantity": 3, "price": 2.0, "discount": 2.0},
         {"item_id": "bread"},
     )
-    merged, counts = merge_duplicates(good)
-    assert counts == {"repeated_events": 0, "merged_lines": 1}
+    events = drop_repeated(good)
+    merged = merge_lines(events)
     assert merged[["basket_id", "item_id"]].to_numpy().tolist() == [["b", "milk"], ["b2", "bread"]]
     assert merged.loc[0, ["quantity", "price", "discount"]].tolist() == [4, 2.5, 1.5]
     assert merged["quantity"].dtype == np.int64
@@ -317,7 +321,7 @@ def test_an_unknown_price_has_no_part_in_the_mean() -> None:
         {"item_id": "bread", "basket_id": "c"},
         {"item_id": "bread", "basket_id": "c"},
     )
-    merged, _ = merge_duplicates(good)
+    merged = merge_lines(drop_repeated(good))
     assert merged["price"].iloc[0] == 3.0
     assert np.isnan(merged["price"].iloc[1])
 
@@ -329,7 +333,7 @@ def test_events_are_sorted_by_time_basket_and_item() -> None:
         {"basket_id": "y", "item_id": "a"},
         {"basket_id": "x", "at": "2026-03-01T10:00:00Z"},
     )
-    merged, _ = merge_duplicates(good)
+    merged = drop_repeated(good)
     assert merged["basket_id"].tolist() == ["y", "y", "z", "x"]
     assert merged["item_id"].tolist() == ["a", "b", "milk", "milk"]
 
@@ -339,7 +343,7 @@ def test_events_are_sorted_by_time_basket_and_item() -> None:
 
 @pytest.fixture
 def shop() -> Dataset:
-    events, _ = merge_duplicates(check({"price": 1.5}, {"item_id": "bread"})[0])
+    events = drop_repeated(check({"price": 1.5}, {"item_id": "bread"})[0])
     items = pd.DataFrame({"item_id": ["bread", "milk"], "category": ["bakery", ""]})
     return Dataset(
         events, items, {"name": "two", "timezone": "Europe/Berlin"}, users=pd.DataFrame({"user_id": ["u1"]})

@@ -36,8 +36,9 @@ def test_feastignore_leaves_the_definitions_alone_and_nothing_else() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_views_are_what_serving_and_the_snapshots_say() -> None:
-    from components.materialize_features import ITEM_COLUMNS, USER_COLUMNS
     from feature_repo.feature_definitions import checkout, item_statistics, user_history
+    from feature_repo.schema import ITEM, USER
+    from feature_repo.snapshots import ITEM_COLUMNS, USER_COLUMNS
 
     assert user_history.name == VIEW
     assert user_history.join_keys == [JOIN_KEY]
@@ -46,6 +47,10 @@ def test_the_views_are_what_serving_and_the_snapshots_say() -> None:
         declared = [*view.join_keys, "event_timestamp", *(feature.name for feature in view.features)]
         assert declared == columns.names
         assert all(feature.description for feature in view.features)
+    for view, functions in ((user_history, USER), (item_statistics, ITEM)):
+        described = {feature.name: feature.description for feature in view.features}
+        for function in functions:
+            assert described[function.__name__] == (function.__doc__ or "").splitlines()[0]
     assert [projection.name for projection in checkout.feature_view_projections] == [VIEW, "item_statistics"]
 
 

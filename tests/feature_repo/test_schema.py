@@ -1,5 +1,6 @@
 """What the models get: order, hash, padding, and that a broken number stays where it is."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +9,23 @@ import pytest
 
 from components.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo import schema
-from feature_repo.aggregates import UserHistory, empty_history, fold
-from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH, LIMIT, model_inputs, tower_inputs
+from feature_repo.aggregates import UserEvents, no_events
+from feature_repo.schema import (
+    BASKET_LENGTH,
+    DENSE_NAMES,
+    HISTORY_LENGTH,
+    ITEM,
+    LIMIT,
+    REQUEST,
+    USER,
+    item_values,
+    model_inputs,
+    tower_inputs,
+    user_values,
+)
 from feature_repo.statistics import Statistics
 from feature_repo.toy_shop import toy_dataset
-from feature_repo.transforms import Query, Rows
+from feature_repo.transforms import Query, Rows, User
 
 DAY = 86_400
 
@@ -24,19 +37,29 @@ def statistics() -> Statistics:
     return fit(purchases, items, fit_vocabulary(purchases, items), pd.Timestamp("2024-06-01", tz="UTC"))
 
 
-def history(*baskets: tuple[int, list[int]]) -> UserHistory:
-    found = empty_history(np.int64)
-    for day, items in baskets:
-        found = fold(found, day * DAY, np.array(items), 1.0, 0.0)
-    return found
+History = Callable[..., UserEvents]
 
 
-def query(statistics: Statistics, basket: list[int], bought: UserHistory) -> Query:
-    return Query(statistics, 100.0 * DAY, np.array(basket, np.int64), len(basket), bought)
+@pytest.fixture
+def history(row_of: Callable[..., UserEvents]) -> History:
+    """Make a row of baskets of item codes: the day of each, and its items."""
+
+    def make(*baskets: tuple[float, list[int]]) -> UserEvents:
+        if not baskets:
+            return no_events(np.int64)
+        return row_of([(day * DAY, items, 1.0, 0.0) for day, items in baskets])
+
+    return make
+
+
+def query(statistics: Statistics, basket: list[int], row: UserEvents) -> Query:
+    at = 100.0 * DAY
+    return Query(statistics, at, np.array(basket, np.int64), len(basket), User(row, at))
 
 
 def test_each_feature_stands_in_its_own_column_once() -> None:
-    assert len(set(DENSE_NAMES)) == len(DENSE_NAMES) == 54
+    assert len(set(DENSE_NAMES)) == len(DENSE_NAMES) == 68
+    assert list(DENSE_NAMES) == [feature.__name__ for feature in (*USER, *ITEM, *REQUEST)]
 
 
 def test_the_hash_changes_with_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,19 +69,39 @@ def test_the_hash_changes_with_the_order(monkeypatch: pytest.MonkeyPatch) -> Non
     assert schema.schema_hash() != before
 
 
-def test_columns_are_the_features_in_order(statistics: Statistics) -> None:
+def test_columns_are_the_features_in_order(statistics: Statistics, history: History) -> None:
     rows = Rows(query(statistics, [3], history((90, [1, 2]), (95, [2]))), np.array([1, 2, 5]))
     dense, categorical = model_inputs(rows)
-    assert dense.shape == (3, 54)
+    assert dense.shape == (3, len(DENSE_NAMES))
     assert dense.dtype == np.float32
     assert dense[:, DENSE_NAMES.index("user_item_count")].tolist() == [1, 2, 0]
     assert dense[:, DENSE_NAMES.index("basket_size")].tolist() == [1, 1, 1]
     assert categorical.dtype == np.int64
     assert categorical[:, 0].tolist() == [2, 3, 6], "item codes are shifted by one: 0 is an unknown item"
     np.testing.assert_array_equal(categorical[:, 1:], statistics.categorical[[1, 2, 5]])
+    for position, feature in enumerate(USER):
+        assert dense[:, position].tolist() == [np.float32(feature(rows.query.user))] * 3, feature.__name__
+    for position, item_feature in enumerate(ITEM, len(USER)):
+        expected = item_feature(statistics)[[1, 2, 5]].astype(np.float32)
+        np.testing.assert_array_equal(dense[:, position], expected, err_msg=item_feature.__name__)
+    for position, feature_of_both in enumerate(REQUEST, len(USER) + len(ITEM)):
+        both = np.broadcast_to(np.asarray(feature_of_both(rows), np.float32), 3)
+        np.testing.assert_array_equal(dense[:, position], both, err_msg=feature_of_both.__name__)
 
 
-def test_a_broken_number_stays_in_its_own_row(statistics: Statistics) -> None:
+def test_the_values_of_the_views_are_those_of_the_columns(statistics: Statistics, history: History) -> None:
+    rows = Rows(query(statistics, [3], history((90, [1, 2]), (95, [2]))), np.array([5, 0]))
+    dense, _ = model_inputs(rows)
+    np.testing.assert_array_equal(dense[0, : len(USER)], user_values(rows.query.user).astype(np.float32))
+    items = item_values(statistics)
+    assert items.shape == (len(ITEM), len(statistics.item_ids))
+    assert items is item_values(statistics), "computed once"
+    np.testing.assert_array_equal(
+        dense[:, len(USER) : len(USER) + len(ITEM)], items[:, [5, 0]].T.astype(np.float32)
+    )
+
+
+def test_a_broken_number_stays_in_its_own_row(statistics: Statistics, history: History) -> None:
     price = np.array(statistics.price)
     price[1], price[2], price[5] = np.nan, 1e30, 2.0
     broken = replace(statistics, price=price)
@@ -72,7 +115,9 @@ def test_a_broken_number_stays_in_its_own_row(statistics: Statistics) -> None:
     np.testing.assert_array_equal(dense[2], whole[0])
 
 
-def test_the_tower_sees_recent_favourites_first_and_zero_is_padding(statistics: Statistics) -> None:
+def test_the_tower_sees_recent_favourites_first_and_zero_is_padding(
+    statistics: Statistics, history: History
+) -> None:
     bought = history((10, [7]), (98, [4]), (99, [4]))
     inputs = tower_inputs(query(statistics, [0, 9], bought))
     assert inputs["history"].shape == (1, HISTORY_LENGTH)
@@ -85,7 +130,7 @@ def test_the_tower_sees_recent_favourites_first_and_zero_is_padding(statistics: 
     assert inputs["basket"][0, :3].tolist() == [1, 10, 0]
 
 
-def test_the_history_is_in_the_order_of_the_last_purchases(statistics: Statistics) -> None:
+def test_the_history_is_in_the_order_of_the_last_purchases(statistics: Statistics, history: History) -> None:
     """An old favourite weighs more than what was bought once yesterday, and stands behind it."""
     bought = history((80, [7]), (85, [7]), (90, [7]), (99, [4]))
     inputs = tower_inputs(query(statistics, [], bought))
@@ -93,14 +138,14 @@ def test_the_history_is_in_the_order_of_the_last_purchases(statistics: Statistic
     assert inputs["history_weight"][0, 0] < inputs["history_weight"][0, 1]
 
 
-def test_of_a_long_history_the_weightiest_are_kept(statistics: Statistics) -> None:
+def test_of_a_long_history_the_weightiest_are_kept(statistics: Statistics, history: History) -> None:
     """What was bought once long ago goes first, wherever its code stands."""
     bought = history((1, [0]), *((50, list(range(1, HISTORY_LENGTH + 1))) for _ in range(2)))
     inputs = tower_inputs(query(statistics, [], bought))
     assert sorted(inputs["history"][0].tolist()) == [item + 1 for item in range(1, HISTORY_LENGTH + 1)]
 
 
-def test_a_long_basket_keeps_its_last_items(statistics: Statistics) -> None:
+def test_a_long_basket_keeps_its_last_items(statistics: Statistics, history: History) -> None:
     basket = list(range(BASKET_LENGTH + 5))
     inputs = tower_inputs(query(statistics, basket, history()))
     assert inputs["basket"][0].tolist() == [item + 1 for item in basket[5:]]

@@ -1,16 +1,22 @@
 """Features of a five-item shop, worked out by hand."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from feature_repo import transforms as t
-from feature_repo.aggregates import DAY_S, empty_history, fold
-from feature_repo.schema import DENSE, DENSE_NAMES, model_inputs, tower_inputs
+from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserEvents, no_events
+from feature_repo.schema import DENSE_NAMES, ITEM, REQUEST, USER, model_inputs, tower_inputs
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import Query, Rows, bought_together
+from feature_repo.transforms import HOUR_S, MINUTE_S, Query, Rows, User, bought_together
 
 NOW = 1_511_740_800
 BREAD, BUTTER, JAM, MILK, TEA = range(5)
+UNKNOWN = -1  # an item that the catalogue lacks
+
+MakeRow = Callable[..., UserEvents]
 
 
 @pytest.fixture
@@ -46,11 +52,10 @@ def statistics() -> Statistics:
 
 
 @pytest.fixture
-def rows(statistics: Statistics) -> Rows:
+def rows(statistics: Statistics, row_of: MakeRow) -> Rows:
     """A shopper who bought milk 30 and 10 days ago and tea 10 days ago has bread in the basket."""
-    history = fold(empty_history(np.int64), NOW - 30 * DAY_S, np.array([MILK]), 1.0, 0.0)
-    history = fold(history, NOW - 10 * DAY_S, np.array([MILK, TEA]), 6.0, 2.0)
-    query = Query(statistics, float(NOW), np.array([BREAD]), 1, history)
+    row = row_of([(NOW - 30 * DAY_S, [MILK], 1.0, 0.0), (NOW - 10 * DAY_S, [MILK, TEA], 6.0, 2.0)])
+    query = Query(statistics, float(NOW), np.array([BREAD]), 1, User(row, NOW))
     return Rows(query, np.array([BUTTER, JAM, MILK, TEA]))
 
 
@@ -68,12 +73,24 @@ def test_user_item_features(rows: Rows) -> None:
 
 
 def test_user_features(rows: Rows) -> None:
-    assert t.user_basket_count(rows) == 2
-    assert t.user_recency_days(rows) == 10
-    assert t.user_basket_interval_days(rows) == 20
-    assert t.user_basket_size(rows) == 1.5
-    assert t.user_spend_per_line(rows) == pytest.approx(7 / 3)
-    assert t.user_discount_ratio(rows) == pytest.approx(2 / 9)
+    user = rows.query.user
+    assert t.user_basket_count(user) == 2
+    assert t.user_recency_days(user) == 10
+    assert t.user_basket_interval_days(user) == 20
+    assert t.user_basket_size(user) == 1.5
+    assert t.user_spend_per_line(user) == pytest.approx(7 / 3)
+    assert t.user_discount_ratio(user) == pytest.approx(2 / 9)
+
+
+def test_item_features(statistics: Statistics) -> None:
+    assert t.item_purchases_4w(statistics).tolist() == [8, 4, 2, 6, 1]
+    # Bread: 2 baskets a week lately, 1 a week over the quarter.
+    np.testing.assert_allclose(
+        t.item_trend(statistics)[[BREAD, JAM]], np.log([2.5 / 1.5, 1 / 1.5]), rtol=1e-6
+    )
+    assert t.item_price(statistics)[JAM] == 4
+    assert t.item_is_private(statistics).tolist() == [0, 1, 0, 0, 1]
+    assert t.item_age_days(statistics)[TEA] == 100
 
 
 def test_basket_features(rows: Rows) -> None:
@@ -97,9 +114,9 @@ def test_partners_of_several_items_add_up(statistics: Statistics) -> None:
 
 
 def test_a_stranger_with_an_empty_basket_has_finite_features(statistics: Statistics) -> None:
-    query = Query(statistics, float(NOW), np.empty(0, np.int64), 0, empty_history(np.int64))
+    query = Query(statistics, float(NOW), np.empty(0, np.int64), 0, User(no_events(np.int64), NOW))
     dense, categorical = model_inputs(Rows(query, np.arange(5)))
-    assert dense.shape == (5, len(DENSE))
+    assert dense.shape == (5, len(DENSE_NAMES))
     assert np.isfinite(dense).all()
     assert categorical[:, 0].tolist() == [1, 2, 3, 4, 5]
     assert categorical[:, 1:].tolist() == statistics.categorical.tolist()
@@ -114,15 +131,21 @@ def test_one_candidate_alone_has_the_same_features_as_among_others(rows: Rows) -
 
 
 def test_absurd_numbers_are_stopped_per_row(rows: Rows) -> None:
-    rows.price = np.array([np.inf, np.nan, 1e308, 4.0])
-    dense, _ = model_inputs(rows)
-    price = dense[:, DENSE_NAMES.index("item_price")]
-    assert price.tolist() == [1e9, 0.0, 1e9, 4.0]
+    price = np.array([2, np.inf, np.nan, 1e308, 4.0])  # those of butter, jam and milk are broken
+    broken = Rows(replace(rows.query, statistics=replace(rows.statistics, price=price)), rows.candidates)
+    dense, _ = model_inputs(broken)
+    for name, expected in (
+        ("item_price", [1e9, 0.0, 1e9, 4.0]),
+        # Of bread at 2: log of the price and a half over two and a half.
+        ("price_to_basket_ratio", [1e9, 0.0, np.log(1e308 / 2.5), np.log(4.5 / 2.5)]),
+    ):
+        np.testing.assert_allclose(dense[:, DENSE_NAMES.index(name)], expected, rtol=1e-6, err_msg=name)
+    assert np.isfinite(dense).all()
 
 
 def test_each_feature_says_what_it_is() -> None:
     assert len(set(DENSE_NAMES)) == len(DENSE_NAMES)
-    assert all(feature.__doc__ for feature in DENSE)
+    assert all(feature.__doc__ for feature in (*USER, *ITEM, *REQUEST))
 
 
 def test_tower_inputs_are_shifted_and_padded(rows: Rows) -> None:
@@ -130,3 +153,226 @@ def test_tower_inputs_are_shifted_and_padded(rows: Rows) -> None:
     assert inputs["history"][0, :3].tolist() == [MILK + 1, TEA + 1, 0]
     assert inputs["basket"][0, :2].tolist() == [BREAD + 1, 0]
     assert inputs["history_weight"][0, 0] == pytest.approx(np.log1p(np.exp(-0.5) + np.exp(-1 / 6)), rel=1e-6)
+
+
+# ------------------------------------------------------------------------- what happens in a window
+
+
+def user(row: UserEvents) -> User:
+    return User(row, float(NOW))
+
+
+def test_a_user_knows_nothing_of_the_moment_itself_or_later(row_of: MakeRow) -> None:
+    row = row_of([(NOW + after, [MILK], 1.0, 0.0) for after in (-1e-6, 0, 1e-6)], [(NOW, TEA, CLICK)])
+    assert len(user(row).events) == 1
+    assert t.user_basket_count(user(row)) == 1
+    assert t.user_clicks_10m(user(row)) == 0
+
+
+@pytest.mark.parametrize(
+    ("feature", "seconds"),
+    [
+        (t.user_baskets_1h, HOUR_S),
+        (t.user_baskets_7d, 7 * DAY_S),
+        (t.user_spend_7d, 7 * DAY_S),
+        (t.user_basket_value_60d, 60 * DAY_S),
+        (t.user_items_60d, 60 * DAY_S),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_window_begins_exactly_so_long_ago_and_ends_before_the_moment(
+    feature: t.UserFeature, seconds: int, row_of: MakeRow
+) -> None:
+    """One basket of one item that cost 1: each of these features is 1 if it is in the window, else 0."""
+    for at, expected in (
+        (NOW - seconds - 1e-6, 0),
+        (NOW - seconds, 1),
+        (NOW - 1e-6, 1),
+        (NOW, 0),
+        (NOW + 1, 0),
+    ):
+        assert feature(user(row_of([(at, [MILK], 1.0, 0.0)]))) == expected, at - NOW
+
+
+def test_windows_of_purchases_by_hand(row_of: MakeRow) -> None:
+    """Five baskets in sixty days; two of them in the last week, one of those in the last hour."""
+    bought = user(
+        row_of(
+            [
+                (NOW - 100 * DAY_S, [BREAD, JAM], 90.0, 0.0),
+                (NOW - 60 * DAY_S, [MILK, TEA], 10.0, 0.0),
+                (NOW - 30 * DAY_S, [MILK], 20.0, 5.0),
+                (NOW - 30 * DAY_S, [TEA], 6.0, 0.0),  # another basket of the same moment
+                (NOW - 3 * DAY_S, [MILK, UNKNOWN], 8.0, 0.0),
+                (NOW - 600, [BUTTER], 4.0, 0.0),
+            ],
+            [(NOW - 60, JAM, CLICK), (NOW - 70, JAM, IMPRESSION)],  # bought is what counts here
+        )
+    )
+    assert t.user_baskets_1h(bought) == 1
+    assert t.user_baskets_7d(bought) == 2
+    assert t.user_spend_7d(bought) == 12
+    assert t.user_basket_value_60d(bought) == pytest.approx(48 / 5)
+    assert t.user_items_60d(bought) == 4, "milk, tea, butter and the unknown one"
+    # A usual week of the sixty days cost 48 * 7 / 60.
+    assert t.user_spend_trend(bought) == pytest.approx(12 / 5.6)
+    lines = 2 * np.exp(-100 / 15) + 2 * np.exp(-4) + 2 * np.exp(-2) + 2 * np.exp(-0.2)
+    assert t.user_lines_decayed_15d(bought) == pytest.approx(lines + np.exp(-600 / DAY_S / 15))
+
+
+def test_two_unknown_items_are_two(row_of: MakeRow) -> None:
+    """The catalogue of another day lacks both; the shopper did buy two things."""
+    row = row_of([(NOW - 60, ["new", "newer", "tea"], 3.0, 0.0)])
+    coded = replace(row, items=np.array([UNKNOWN, UNKNOWN, TEA]))
+    assert t.user_items_60d(user(coded)) == 3
+    assert t.user_lines_decayed_15d(user(coded)) == pytest.approx(3 * np.exp(-60 / DAY_S / 15))
+
+
+def test_a_user_without_events_has_the_quiet_values(row_of: MakeRow) -> None:
+    quiet = {
+        "user_recency_days": t.NEVER_DAYS,
+        "user_basket_interval_days": t.NEVER_DAYS,
+        "user_spend_trend": 1,
+    }
+    nobody = user(no_events(np.int64))
+    just_looked = user(row_of([], [(NOW - DAY_S, TEA, CLICK)]))
+    for feature in USER:
+        assert feature(nobody) == quiet.get(feature.__name__, 0), feature.__name__
+        assert feature(just_looked) == quiet.get(feature.__name__, 0), feature.__name__
+
+
+def test_spend_of_nothing_is_no_trend(row_of: MakeRow) -> None:
+    """Free of charge, and a purchase that left the window: there is no usual week."""
+    assert t.user_spend_trend(user(row_of([(NOW - DAY_S, [TEA], 0.0, 3.0)]))) == 1
+    assert t.user_spend_trend(user(row_of([(NOW - 61 * DAY_S, [TEA], 9.0, 0.0)]))) == 1
+    assert t.user_spend_trend(user(row_of([(NOW - 8 * DAY_S, [TEA], 9.0, 0.0)]))) == 0
+
+
+# ----------------------------------------------------------------------------------------- sessions
+
+
+def test_clicks_of_ten_minutes(row_of: MakeRow) -> None:
+    clicks = [NOW - 10 * MINUTE_S - 1e-6, NOW - 10 * MINUTE_S, NOW - 1, NOW]
+    row = row_of(
+        [(NOW - 30, [TEA], 1.0, 0.0)], [(at, TEA, CLICK) for at in clicks] + [(NOW - 5, TEA, IMPRESSION)]
+    )
+    assert t.user_clicks_10m(user(row)) == 2
+
+
+def test_a_session_is_what_came_since_the_last_pause(row_of: MakeRow) -> None:
+    """A pause of exactly half an hour joins, one of a microsecond more parts."""
+    last = NOW - 10 * MINUTE_S
+    joined = row_of(
+        [(last - 60 * MINUTE_S, [MILK, TEA], 2.0, 0.0)],
+        [(last - 30 * MINUTE_S, TEA, CLICK), (last, TEA, CLICK)],
+    )
+    assert t.session_events(user(joined)) == 4
+    assert t.session_minutes(user(joined)) == 70
+    parted = row_of(
+        [(last - 60 * MINUTE_S - 1e-5, [MILK, TEA], 2.0, 0.0)],
+        [(last - 30 * MINUTE_S, TEA, CLICK), (last, TEA, CLICK)],
+    )
+    assert t.session_events(user(parted)) == 2
+    assert t.session_minutes(user(parted)) == 40
+
+
+def test_what_the_shop_shows_is_no_act_of_the_user(statistics: Statistics, row_of: MakeRow) -> None:
+    """Impressions neither join sessions nor fill them: each answer of ours brings ten."""
+    shown = [(NOW - 20 * MINUTE_S - item, item, IMPRESSION) for item in (TEA, JAM)]
+    row = row_of([(NOW - 40 * MINUTE_S, [MILK], 2.0, 0.0)], [*shown, (NOW - 60, BUTTER, CLICK)])
+    assert t.session_events(user(row)) == 1
+    assert t.session_minutes(user(row)) == 1
+    assert t.user_item_last_rank(seen(statistics, row, BUTTER, MILK, TEA)).tolist() == [0, 1, 10]
+    assert t.user_item_impressions_7d(seen(statistics, row, BUTTER, MILK, TEA)).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("ago", "events"), [(30 * MINUTE_S, 1), (30 * MINUTE_S + 1e-5, 0)])
+def test_a_session_is_over_when_its_last_pause_lasts(ago: float, events: int, row_of: MakeRow) -> None:
+    row = row_of([], [(NOW - ago, TEA, CLICK)])
+    assert t.session_events(user(row)) == events
+    assert t.session_minutes(user(row)) == 30 * events
+
+
+def test_a_session_of_an_hour_ago_counts_when_it_is_asked_for_then(row_of: MakeRow) -> None:
+    row = row_of([], [(NOW - HOUR_S - second, TEA, CLICK) for second in range(9)])
+    assert t.session_events(user(row)) == 0
+    assert t.session_events(User(row, NOW - HOUR_S - 4)) == 4, "strictly before"
+
+
+def test_a_very_long_session_is_counted_to_a_thousand(row_of: MakeRow) -> None:
+    row = row_of([(NOW - second, [TEA], 1.0, 0.0) for second in range(1, 1_201)])
+    assert t.session_events(user(row)) == 1_000
+    assert t.session_minutes(user(row)) == pytest.approx(1_000 / 60)
+
+
+# ---------------------------------------------------------------------- what the user looked at, per item
+
+
+def seen(statistics: Statistics, row: UserEvents, *candidates: int) -> Rows:
+    """The candidates of an empty basket."""
+    return Rows(Query(statistics, float(NOW), np.empty(0, np.int64), 0, user(row)), np.array(candidates))
+
+
+def test_clicks_and_impressions_of_a_candidate(statistics: Statistics, row_of: MakeRow) -> None:
+    week = 7 * DAY_S
+    row = row_of(
+        [(NOW - 10, [BREAD], 1.0, 0.0)],
+        [
+            *((NOW - ago, TEA, CLICK) for ago in (HOUR_S + 1e-5, HOUR_S, 1, 0)),
+            (NOW - 20, UNKNOWN, CLICK),
+            *((NOW - ago, JAM, IMPRESSION) for ago in (week + 1e-5, week, 5, 4, 0)),
+            (NOW - 20, UNKNOWN, IMPRESSION),
+        ],
+    )
+    rows = seen(statistics, row, BREAD, JAM, TEA, MILK)
+    assert t.user_item_clicks_1h(rows).tolist() == [0, 0, 2, 0]
+    assert t.user_item_impressions_7d(rows).tolist() == [0, 3, 0, 0]
+
+
+def test_the_rank_among_the_last_items(statistics: Statistics, row_of: MakeRow) -> None:
+    """The latest first: tea and an unknown item were clicked, bread bought, milk clicked."""
+    row = row_of(
+        [(NOW - 40, [BREAD], 1.0, 0.0), (NOW - DAY_S, [TEA, MILK], 1.0, 0.0)],
+        [(NOW - 50, MILK, CLICK), (NOW - 30, UNKNOWN, CLICK), (NOW - 20, TEA, CLICK)],
+    )
+    rows = seen(statistics, row, BREAD, BUTTER, MILK, TEA)
+    assert t.user_item_last_rank(rows).tolist() == [2, 10, 3, 0]
+
+
+def test_only_ten_items_have_a_rank(statistics: Statistics, row_of: MakeRow) -> None:
+    """Twelve items, one a minute: the two of longest ago stand behind with those never seen."""
+    n = 14
+    wide = replace(
+        statistics,
+        item_ids=np.array([f"i{code:02d}" for code in range(n)]),
+        **{
+            name: np.resize(getattr(statistics, name), (n, *getattr(statistics, name).shape[1:]))
+            for name in ("categorical", "price", "neighbours", "together_count", "basket_count")
+        },
+    )
+    row = row_of([], [(NOW - (12 - code) * MINUTE_S, code, CLICK) for code in range(12)])
+    rows = seen(wide, row, *range(n))
+    assert t.user_item_last_rank(rows).tolist() == [10, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 10, 10]
+
+
+def test_candidates_of_the_types_of_the_session(statistics: Statistics, row_of: MakeRow) -> None:
+    """Butter and jam are one type; what came before the pause and what has no type do not count."""
+    row = row_of(
+        [(NOW - 2 * HOUR_S, [MILK], 1.0, 0.0), (NOW - 600, [BUTTER], 1.0, 0.0)],
+        [(NOW - 500, JAM, CLICK), (NOW - 400, UNKNOWN, CLICK), (NOW - 300, TEA, CLICK)],
+    )
+    rows = seen(statistics, row, BREAD, BUTTER, JAM, MILK, TEA)
+    assert t.session_same_type(rows).tolist() == [0, 2, 2, 0, 1]
+    categorical = statistics.categorical.copy()
+    categorical[[BREAD, BUTTER], 0] = 0  # of unknown type: nothing is like them
+    rows = seen(replace(statistics, categorical=categorical), row, BREAD, BUTTER, JAM)
+    assert t.session_same_type(rows).tolist() == [0, 0, 1]
+
+
+def test_a_user_who_saw_nothing_has_no_rank_and_no_clicks(statistics: Statistics, row_of: MakeRow) -> None:
+    for row in (no_events(np.int64), row_of([], [(NOW - 60, UNKNOWN, CLICK)])):
+        rows = seen(statistics, row, BREAD, TEA)
+        assert t.user_item_last_rank(rows).tolist() == [10, 10]
+        assert t.user_item_clicks_1h(rows).tolist() == [0, 0]
+        assert t.user_item_impressions_7d(rows).tolist() == [0, 0]
+        assert t.session_same_type(rows).tolist() == [0, 0]

@@ -64,6 +64,20 @@ def test_the_same_distribution_in_200_windows_raises_no_alarm() -> None:
     assert found.count("ok") >= 190
 
 
+def test_a_number_that_never_changed_pages_nobody() -> None:
+    """A shop begins to send clicks: the model, which has never seen one, does not look at them."""
+    reference = frame().assign(clicks=0.0, price=1.0)
+    verdict = check_drift(frame(seed=1).assign(clicks=lambda f: f["size"] * 1.0, price=1.0), reference)
+    assert verdict.status == "warn"
+    assert (verdict.columns[0].name, verdict.columns[0].status, verdict.columns[0].pages) == (
+        "clicks", "alarm", False,
+    )  # fmt: skip
+    assert "clicks PSI" in verdict.reason
+    assert "shown only" in verdict.reason
+    one_level = frame().assign(store="a")
+    assert check_drift(frame(seed=1), one_level).status == "drifted", "a new store is another matter"
+
+
 def test_half_a_spread_of_shift_is_found() -> None:
     shifted = frame(seed=1).assign(value=lambda f: f["value"] * 1.6)
     verdict = check_drift(shifted, frame())

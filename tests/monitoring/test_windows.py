@@ -55,6 +55,16 @@ def test_purchases_know_their_category_and_other_events_are_left_out(
     assert len(purchases(data, Window())) == len(frame) - 40
 
 
+def test_an_item_scanned_twice_is_one_line(events: Events, dataset: Callable[..., Path]) -> None:
+    frame = events(3)
+    again = frame.head(1).assign(event_id="again", price=frame["price"] + 2)
+    found = purchases(read_dataset(dataset(pd.concat([frame, again]))), Window())
+    first = found[(found["basket_id"] == again["basket_id"][0]) & (found["item_id"] == again["item_id"][0])]
+    assert len(found) == len(frame)
+    assert first["quantity"].tolist() == [2 * frame["quantity"][0]]
+    assert first["price"].tolist() == pytest.approx([frame["price"][0] + 1])
+
+
 def test_a_basket_is_counted_once() -> None:
     events = pd.DataFrame(
         {

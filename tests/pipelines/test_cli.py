@@ -10,7 +10,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from components.gate import GateFailed
-from components.home import Champion, Conflict, NoChampion, locked, read_champion, write_champion
+from components.home import (
+    Champion,
+    Conflict,
+    NoChampion,
+    Running,
+    announced,
+    locked,
+    read_champion,
+    write_champion,
+)
 from components.ingest_events import ingest_events
 from components.registry import Registry, RegistryUnreachable
 from feature_repo.events import EventsInvalid
@@ -23,6 +32,7 @@ from pipelines.runs import Run, new_run
 from pipelines.submit import Submitted
 from serving.bundle import read_manifest
 from serving.errors import BundleInvalid, InvalidRequest
+from serving.fact_store import open_fact_store
 from serving.settings import SettingInvalid
 
 
@@ -45,6 +55,27 @@ def home(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ----------------------------------------------------------------------------------------- conventions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("up", "--port", "70000"), "70000 is not in the range"),
+        (("up", "--broker-port", "-1"), "-1 is not in the range"),
+        (("serve", "--http-port", "70000"), "70000 is not in the range"),
+        (("up", "--replay", "toy", "--speed", "-1"), "--speed is -1.0, expected seconds of data per second"),
+        (("up", "--replay", "toy", "--speed", "nan"), "--speed is nan"),
+        (("up", "--replay", "toy", "--from", "yesterday"), "--from 'yesterday' is no time"),
+        (("replay-events", "--seed", "-1"), "'--seed': -1 is not in the range"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = reco(tmp_path, *arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_lists_the_commands_in_the_order_of_use(tmp_path: Path) -> None:
@@ -107,7 +138,7 @@ def test_what_an_error_means_to_the_caller(error: Exception, code: int | None) -
         ),
         (
             ["run", "--data", "toy", "--param", "online_store=http://cache"],
-            "redis://HOST:PORT/DB, not one of",
+            "is no scheme of an online store in Redis",
         ),
         (
             [
@@ -119,9 +150,9 @@ def test_what_an_error_means_to_the_caller(error: Exception, code: int | None) -
                 "--volume",
                 "reco",
                 "--online-store",
-                "redis://:a,b@cache",
+                "rediss+sentinel://cache/shop",
             ],
-            "with a comma",
+            "through TLS",
         ),
         (["compile", "--state", "/data"], "--state needs --volume"),
         (["compile", "--volume", "reco", "--state", "data"], "it begins with /"),
@@ -252,6 +283,20 @@ def test_a_run_fills_the_redis_that_is_served_from(
     done = reco(tmp_path, "run", "--data", "toy", *(word for one in params for word in ("--param", one)))
     assert done.exit_code == 0, done.output
     assert [arguments["online_store"] for arguments in asked] == [filled]
+
+
+def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
+        asked.append(arguments)
+        return new_run(home, pipeline, arguments, ["promote-bundle"])
+
+    monkeypatch.setattr("pipelines.local_run.start_run", start)
+    running = Running("redis://127.0.0.1:16379/0", "127.0.0.1:19092", True)
+    with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
+        assert reco(tmp_path, "run", "--data", "toy").exit_code == 0
+    assert [arguments["online_store"] for arguments in asked] == ["redis://127.0.0.1:16379/0"]
 
 
 def test_a_submission_fills_the_redis_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,3 +527,114 @@ def test_the_doctor_finds_the_champion_and_a_flipped_byte(home: Path, tmp_path: 
     done = reco(broken, "doctor")
     assert done.exit_code == 1
     assert "ranker.onnx" in done.output
+
+
+# --------------------------------------------------------------------------------------------- facts
+
+
+PRICE = (
+    '{"fact_id": "f1", "fact": "price", "item_id": "item-001", "value": 2.5, "at": "2024-06-01T00:00:00Z"}'
+)
+SOLD_OUT = PRICE.replace("price", "stock").replace("2.5", "0")
+
+
+def standing(home: Path) -> list[tuple[str, Any]]:
+    store = open_fact_store(f"sqlite:///{home}/facts.db")
+    facts, _ = store.changed_since(0)
+    store.close()
+    return [(fact.fact, fact.value) for fact in facts]
+
+
+def test_facts_from_a_file_stand_in_the_store_beside_the_users(tmp_path: Path) -> None:
+    file = tmp_path / "facts.jsonl"
+    file.write_text(f"{PRICE}\n\n{SOLD_OUT}\n")
+    checked = reco(tmp_path, "facts", str(file), "--dry-run")
+    assert (checked.exit_code, standing(tmp_path)) == (0, [])
+    assert "2 facts keep the contract; nothing was written" in checked.output
+    written = reco(tmp_path, "facts", str(file), "--output", "json")
+    assert json.loads(written.output) == {"facts": 2, "refused": [], "changed": 2}
+    assert standing(tmp_path) == [("price", 2.5), ("stock", 0.0)]
+    assert "2 facts read, 0 changed what stands" in reco(tmp_path, "facts", str(file)).output
+
+
+def test_one_bad_line_keeps_the_whole_file_out_and_is_told_by_number(tmp_path: Path) -> None:
+    file = tmp_path / "facts.jsonl"
+    file.write_text("\n".join([PRICE, "", SOLD_OUT.replace("stock", "stok"), "{"]))
+    refused = reco(tmp_path, "facts", str(file))
+    assert (refused.exit_code, standing(tmp_path)) == (1, [])
+    assert "line 3: fact is not one of price, stock" in refused.output
+    assert "line 4: not JSON" in refused.output
+    assert "2 lines are no facts: nothing was written" in refused.output
+
+
+def test_a_fact_store_that_cannot_be_written_is_out_of_reach(tmp_path: Path) -> None:
+    (tmp_path / "facts.db").write_bytes(b"no database" * 100)
+    (tmp_path / "facts.jsonl").write_text(PRICE)
+    refused = reco(tmp_path, "facts", str(tmp_path / "facts.jsonl"))
+    assert refused.exit_code == 3
+    assert "facts.db cannot be used" in refused.output
+
+
+@pytest.mark.slow
+def test_what_the_file_says_is_honoured_by_the_next_answer(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "shop"
+    shutil.copytree(home, place, symlinks=True)
+    ask = ("recommend", "--basket", "item-002", "--at", "2024-06-10T00:00:00Z", "--output", "json")
+    first, second = (item["item_id"] for item in json.loads(reco(place, *ask).stdout)["items"][:2])
+    file = tmp_path / "facts.jsonl"
+    file.write_text(SOLD_OUT.replace("item-001", first) + "\n" + PRICE.replace("item-001", second))
+    assert reco(place, "facts", str(file)).exit_code == 0
+    items = json.loads(reco(place, *ask).stdout)["items"]
+    assert first not in {item["item_id"] for item in items}
+    assert {item["item_id"]: item["price"] for item in items if "price" in item} == {second: 2.5}
+
+
+def test_a_shopper_is_forgotten_without_a_word_of_who_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "facts.jsonl"
+    coupon = {**json.loads(PRICE), "fact": "coupon", "value": "TEA", "user_id": "somebody"}
+    file.write_text(json.dumps(coupon))
+    reco(tmp_path, "facts", str(file))
+    counted = reco(tmp_path, "forget", "somebody", "--dry-run")
+    assert counted.exit_code == 0
+    assert counted.output.startswith("nothing was changed; this would go")
+    assert not (tmp_path / "forgotten.json").exists()
+    told = reco(tmp_path, "forget", "somebody", "--output", "json")
+    assert told.exit_code == 0
+    assert "somebody" not in told.output + counted.output
+    assert json.loads(told.output)["removed"] == 1
+    assert "0 changed what stands" in reco(tmp_path, "facts", str(file)).output  # it does not come back
+    assert reco(tmp_path, "forget", "").exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_second_terminal_uses_the_store_of_reco_up(
+    tmp_path: Path, valkey: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import redis
+
+    from serving.feast_layout import HISTORY_FIELD, PROJECT, entity_key
+
+    row = entity_key("somebody") + PROJECT.encode()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "facts.jsonl").write_text(PRICE)
+    with redis.Redis.from_url(valkey[0]) as client:
+        client.hset(row, HISTORY_FIELD, b"whatever")
+        alone = reco(tmp_path, "forget", "somebody")
+        assert (alone.exit_code, client.exists(row)) == (3, 1)
+        assert "start `reco up` and repeat" in alone.output
+        running = Running(valkey[0], "127.0.0.1:1", True)
+        with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
+            assert reco(tmp_path, "forget", "somebody").exit_code == 0
+            assert reco(tmp_path, "facts", str(tmp_path / "facts.jsonl")).exit_code == 0
+        assert not client.exists(row)
+        assert len(open_fact_store(valkey[0]).changed_since(0)[0]) == 1
+        assert standing(tmp_path) == []
+
+
+def test_a_store_that_is_away_makes_forgetting_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECO_STORE_URL", "redis://127.0.0.1:1/0")
+    told = reco(tmp_path, "forget", "somebody")
+    assert told.exit_code == 3
+    assert "repeat when it is back" in told.output

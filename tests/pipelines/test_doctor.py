@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from components.home import Champion, read_champion, write_champion
+from feature_repo.facts import parse_fact
 from pipelines.doctor import Finding, examine
 from pipelines.runs import new_run
 from serving.bundle import read_manifest
+from serving.fact_store import open_fact_store
 from serving.settings import Settings, variable
 
 
@@ -80,6 +83,38 @@ def test_an_online_store_of_another_cut(home: Path) -> None:
     found = look(home)["online store"]
     assert (found.status, found.found) == ("warn", "3 users as of 2024-05-01T00:00:00Z")
     assert "the champion was trained until" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "says"),
+    [
+        ({}, "ok", "1,234 events, 5 dead letters, 6 messages wait"),
+        ({"lag": None}, "ok", "an unknown number of messages wait"),
+        ({"updated_at": 1_700_000_000}, "warn", "silent for "),
+        ({"store_failures": 7}, "warn", "the online store failed 7 times"),
+        ({"broker_silent_s": 60.0}, "warn", "the broker has been silent for 60 s"),
+    ],
+)
+def test_how_the_stream_is(tmp_path: Path, changed: dict[str, object], status: str, says: str) -> None:
+    assert "stream" not in look(tmp_path)
+    state = {"updated_at": time.time(), "events": 1_234, "dead_letters": 5, "lag": 6}
+    state |= {"store_failures": 0, "broker_silent_s": 0.4}
+    (tmp_path / "stream.json").write_text(json.dumps(state | changed))
+    found = look(tmp_path)["stream"]
+    assert found.status == status
+    assert says in found.found
+    assert bool(found.mend) == (status == "warn")
+
+
+def test_the_facts_that_are_in_force(tmp_path: Path) -> None:
+    assert "facts" not in look(tmp_path)
+    store = open_fact_store(Settings(home=tmp_path).fact_store_url)
+    line = {"fact_id": "f", "fact": "stock", "item_id": "tea", "value": 0, "at": "2024-06-12T10:00:00Z"}
+    store.write([parse_fact(json.dumps(line).encode())])
+    store.close()
+    assert look(tmp_path)["facts"].found.startswith("1 prices")
+    (tmp_path / "facts.db").write_bytes(b"no database, but as long as one" * 100)
+    assert look(tmp_path)["facts"].status == "fail"
 
 
 def test_what_is_no_database_is_told(tmp_path: Path) -> None:

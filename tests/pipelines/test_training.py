@@ -53,7 +53,7 @@ def test_nothing_in_it_is_conditional() -> None:
 
 
 def test_what_is_served_changes_only_after_the_gate() -> None:
-    """Before it no step is told where the online store is; the one that is takes what promotion gave."""
+    """Before it a step reads who is forgotten and no more; what fills the stores waits for promotion."""
     tasks = SPEC["root"]["dag"]["tasks"]
     told = {
         name
@@ -61,7 +61,7 @@ def test_what_is_served_changes_only_after_the_gate() -> None:
         for source in task.get("inputs", {}).get("parameters", {}).values()
         if source.get("componentInputParameter") in ("online_store", "home")
     }
-    assert told == {"promote-bundle", "publish-features"}
+    assert told == {"ingest-events", "promote-bundle", "publish-features"}
     assert "promote-bundle" in tasks["publish-features"]["dependentTasks"]
 
 

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from feature_repo.aggregates import UserHistory, empty_history, fold, pack
+from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH
 from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
 from serving.bundle import RankingSettings, load_bundle, seal_bundle
@@ -159,16 +159,16 @@ def build_bundle(path: Path, items: int = ITEMS) -> Path:
     return path
 
 
-def history_of(baskets: list[list[str]]) -> UserHistory:
-    """One basket a week, the last one a week before the cut."""
-    history = empty_history()
-    for week, basket in enumerate(reversed(baskets), start=1):
-        at = int(CUT.timestamp()) - (len(baskets) + 1 - week) * 7 * 86_400
-        history = fold(history, at, np.array(sorted(basket)), 10.0 * len(basket), 1.0)
-    return history
+def weekly(baskets: list[list[str]]) -> list[tuple[float, list[str], float, float]]:
+    """One basket a week, the last one a week before the cut, as `row_of` takes them."""
+    first = CUT.timestamp() - len(baskets) * 7 * 86_400
+    return [
+        (first + week * 7 * 86_400, basket, 10.0 * len(basket), 1.0)
+        for week, basket in enumerate(reversed(baskets))
+    ]
 
 
-def write_store(file: Path, users: dict[str, UserHistory]) -> None:
+def write_store(file: Path, users: dict[str, UserEvents]) -> None:
     """Write rows as Feast's SQLite online store holds them."""
     with contextlib.closing(sqlite3.connect(file)) as store, store:
         store.execute(
@@ -176,11 +176,11 @@ def write_store(file: Path, users: dict[str, UserHistory]) -> None:
             " vector_value BLOB, event_ts timestamp, created_ts timestamp,"
             " PRIMARY KEY(entity_key, feature_name))"
         )
-        for user, history in users.items():
-            packed = pack(history)
+        for user, row in users.items():
+            packed = pack(row)
             value = b"\x0a" + _varint(len(packed)) + packed
-            row = (entity_key(user), "history", value, int(CUT.timestamp()))
-            store.execute("INSERT INTO checkout_user_history VALUES (?, ?, ?, NULL, ?, NULL)", row)
+            cells = (entity_key(user), "history", value, int(CUT.timestamp()))
+            store.execute("INSERT INTO checkout_user_history VALUES (?, ?, ?, NULL, ?, NULL)", cells)
 
 
 def _varint(value: int) -> bytes:
@@ -202,9 +202,9 @@ def toy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def toy_store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def toy_store(tmp_path_factory: pytest.TempPathFactory, row_of: Callable[..., UserEvents]) -> str:
     file = tmp_path_factory.mktemp("store") / "online_store.db"
-    write_store(file, {user: history_of(baskets) for user, baskets in USERS.items()})
+    write_store(file, {user: row_of(weekly(baskets)) for user, baskets in USERS.items()})
     return f"sqlite:///{file}"
 
 

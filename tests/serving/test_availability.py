@@ -2,24 +2,25 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
-from serving.availability import Availability
+from serving.availability import AvailabilityFile
 
 
-@pytest.fixture
-def catalogue() -> Any:
-    codes = {"a": 0, "b": 1}
-    return SimpleNamespace(codes=lambda ids: np.array([codes[i] for i in ids if i in codes], np.int64))
+def test_no_file_excludes_nothing(tmp_path: Path) -> None:
+    assert AvailabilityFile(tmp_path / "none.json").changed() is None
 
 
-def test_no_file_excludes_nothing(catalogue: Any, tmp_path: Path) -> None:
-    assert Availability(None, catalogue).excluded().tolist() == []
-    assert Availability(tmp_path / "none.json", catalogue).excluded().tolist() == []
+def test_a_file_is_read_when_it_changes_and_excludes_nothing_once_it_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "availability.json"
+    availability = AvailabilityFile(file)
+    file.write_text('{"out_of_stock": ["a"], "banned": ["zzz"]}')
+    assert availability.changed() == ["a", "zzz"]
+    assert availability.changed() is None
+    file.unlink()
+    assert availability.changed() == []
+    assert availability.changed() is None
 
 
 @pytest.mark.parametrize(
@@ -34,18 +35,20 @@ def test_no_file_excludes_nothing(catalogue: Any, tmp_path: Path) -> None:
         "\xff",
     ],
 )
-def test_a_broken_file_keeps_the_last_good_list(catalogue: Any, tmp_path: Path, content: str) -> None:
+def test_a_broken_file_changes_nothing_and_is_told_once(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "availability.json"
-    file.write_text('{"out_of_stock": ["a"], "banned": ["zzz"]}')
-    availability = Availability(file, catalogue)
-    assert availability.excluded().tolist() == [0]
     file.write_text(content)
-    availability._looked_at = -1.0
-    assert availability.excluded().tolist() == [0]
+    availability = AvailabilityFile(file)
+    assert availability.changed() is None
+    assert availability.changed() is None
+    assert len(caplog.records) == 1
+    assert "the last good list stays in force" in caplog.text
 
 
-def test_what_is_no_regular_file_is_never_opened(catalogue: Any, tmp_path: Path) -> None:
-    """Opening a pipe waits for its other end: the endpoint would stand still."""
+def test_what_is_no_regular_file_is_never_opened(tmp_path: Path) -> None:
+    """Opening a pipe waits for its other end: the watching thread would stand still."""
     file = tmp_path / "availability.json"
     os.mkfifo(file)
-    assert Availability(file, catalogue).excluded().tolist() == []
+    assert AvailabilityFile(file).changed() is None

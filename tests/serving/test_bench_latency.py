@@ -7,13 +7,15 @@ import pytest
 from serving.bench_latency import STAGES, bench_latency, latency_table
 from serving.settings import Settings
 
+AT = "2017-12-05T18:30:00Z"
+
 
 @pytest.mark.slow
 def test_latency_is_measured_in_process_and_over_http(
     toy_bundle: Path, toy_store: str, tmp_path: Path
 ) -> None:
     requests = [
-        {"request_id": f"r{n}", "user_id": f"u{n % 3}", "basket": [f"{1_000_000 + n}"], "k": 10}
+        {"request_id": f"r{n}", "user_id": f"u{n % 3}", "basket": [f"{1_000_000 + n}"], "k": 10, "at": AT}
         for n in range(20)
     ]
     settings = Settings(home=tmp_path / "home", store_url=toy_store, deadline_ms=30_000.0)

@@ -1,7 +1,9 @@
 """The whole path with no server around it: answers, fallbacks, and what may never be shown."""
 
+import base64
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feature_repo.aggregates import pack
+from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import request_basket, user_name
-from serving.errors import FeaturesUnavailable
+from serving.bundle import load_bundle
+from serving.errors import BundleInvalid, FeaturesUnavailable
 from serving.online_features import MemoryStore, UserRow, open_store
 from serving.prediction_log import PredictionLog, read_log
-from serving.recommender import Recommender, open_recommender
+from serving.recommender import Recommender, answer_golden, open_recommender
 from serving.schemas import Request
 
 pytestmark = pytest.mark.slow
@@ -34,7 +37,7 @@ class GarbageStore(MemoryStore):
     """A store with a row that is no history."""
 
     def read(self, user_id: str) -> UserRow | None:
-        return UserRow(b"\x00" * 7, 0.0)
+        return UserRow(b"\x00" * 7, AT)
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +86,15 @@ def test_stages_add_up(recommender: Recommender) -> None:
     assert stages["total"] == pytest.approx(sum(ms for name, ms in stages.items() if name != "total"))
 
 
-@pytest.mark.parametrize("store", [BrokenStore(), GarbageStore()])
-def test_a_broken_store_costs_the_history_not_the_answer(toy_line: Path, store: MemoryStore) -> None:
+@pytest.mark.parametrize(
+    ("store", "reason"), [(BrokenStore(), "features_unavailable"), (GarbageStore(), "features_invalid")]
+)
+def test_a_broken_store_costs_the_history_not_the_answer(
+    toy_line: Path, store: MemoryStore, reason: str
+) -> None:
     recommender = open_recommender(toy_line / "evaluated", store)
     response = recommender.recommend(ask(["item-002", "item-004"]))
-    assert (response.degraded, response.degraded_reason) == (True, "features_unavailable")
+    assert (response.degraded, response.degraded_reason) == (True, reason)
     stranger = recommender.recommend(ask(["item-002", "item-004"], user=None))
     assert not stranger.degraded
     assert [item.item_id for item in response.items] == [item.item_id for item in stranger.items]
@@ -99,16 +106,17 @@ def test_out_of_stock_and_banned_items_disappear_and_come_back(toy_line: Path, t
     request = ask(["item-002", "item-004"], user=None)
     before = [item.item_id for item in recommender.recommend(request).items]
     file.write_text(json.dumps({"out_of_stock": before[:2], "banned": [before[2], "unknown"]}))
-    recommender._availability._looked_at = -1.0  # half a second later
+    time.sleep(0.6)
     after = [item.item_id for item in recommender.recommend(request).items]
     assert not set(before[:3]) & set(after)
     assert not set(before[:3]) & {item.item_id for item in recommender.fallback(request, "test").items}
     file.write_text("{broken")
-    recommender._availability._looked_at = -1.0
+    time.sleep(0.6)
     assert [item.item_id for item in recommender.recommend(request).items] == after
     file.unlink()
-    recommender._availability._looked_at = -1.0
+    time.sleep(0.6)
     assert [item.item_id for item in recommender.recommend(request).items] == before
+    recommender.facts.close()
 
 
 def test_the_fallback_needs_no_model_and_says_its_rung(recommender: Recommender) -> None:
@@ -119,12 +127,10 @@ def test_the_fallback_needs_no_model_and_says_its_rung(recommender: Recommender)
     assert recommender.fallback(ask(ITEMS, store=None), "deadline").rung == "empty"
 
 
-def test_reasons_are_true(recommender: Recommender, toy_line: Path) -> None:
+def test_reasons_are_true(recommender: Recommender, row_of: Callable[..., UserEvents]) -> None:
     store = MemoryStore()
-    from feature_repo.aggregates import empty_history, fold
-
-    history = fold(empty_history(), int(AT) - 3 * 86_400 - 60, np.array(["item-006"]), 1.0, 0.0)
-    store.write("new", UserRow(pack(history), AT))
+    row = row_of([(AT - 3 * 86_400 - 60, ["item-006"], 1.0, 0.0)])
+    store.write("new", UserRow(pack(row), AT))
     response = Recommender(recommender.bundle, store).recommend(Request(("item-002",), AT, "new", None, 50))
     by_id = {item.item_id: item for item in response.items}
     assert by_id["item-006"].reason == "bought 1 time before, last 3 days ago"
@@ -154,3 +160,17 @@ def test_each_answer_leaves_one_record_with_the_features_the_ranker_saw(
     np.testing.assert_array_equal(
         np.array(record["features"], np.float32).reshape(4, -1), prepared.dense[rows]
     )
+
+
+def test_golden_requests_are_asked_with_their_history(toy_line: Path) -> None:
+    lines = (toy_line / "bundle" / "golden.jsonl").read_text().splitlines()
+    known = [golden for golden in map(json.loads, lines) if golden["history"]]
+    bundle = load_bundle(toy_line / "bundle")
+    nobody = [answer_golden(bundle, golden["request"], None) for golden in known]
+    same = [
+        golden["expected"] == [list(one) for one in answer]
+        for golden, answer in zip(known, nobody, strict=True)
+    ]
+    assert np.mean(same) < 0.5, "it makes a difference who asks"
+    with pytest.raises(BundleInvalid, match=r"golden request golden-\d+ degraded \(features_invalid\)"):
+        answer_golden(bundle, known[0]["request"], base64.b64encode(b"no row").decode())

@@ -1,5 +1,6 @@
 """Candidates of a small shop: which source brought what, and what never comes through."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from feature_repo.aggregates import DAY_S, empty_history, fold
+from feature_repo.aggregates import CLICK, DAY_S, UserEvents, no_events
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Query
-from serving.retrieval import SOURCES, FaissTower, Quotas, build_query, restrict, retrieve
+from serving.retrieval import SOURCES, FaissTower, Quotas, build_query, retrieve
 
 NOW = 1_511_740_800
 ITEMS = 12
@@ -55,15 +56,22 @@ class FixedTower:
         return self.codes[:k]
 
 
-def query_of(statistics: Statistics, basket: list[str], bought: list[str]) -> Query:
-    history = empty_history()
-    for days, item in enumerate(bought):
-        history = fold(history, NOW - (len(bought) - days) * DAY_S, np.array([item]), 1.0, 0.0)
-    return build_query(statistics, tuple(basket), history, NOW)
+Ask = Callable[[list[str], list[str]], Query]
 
 
-def test_sources_come_in_order_and_the_first_one_counts(statistics: Statistics) -> None:
-    query = query_of(statistics, ["i00"], ["i07", "i02", "i02"])
+@pytest.fixture
+def query_of(statistics: Statistics, row_of: Callable[..., UserEvents]) -> Ask:
+    """Make a query of a basket and of what was bought, one item a day up to yesterday."""
+
+    def make(basket: list[str], bought: list[str]) -> Query:
+        days = [(NOW - (len(bought) - day) * DAY_S, [item], 1.0, 0.0) for day, item in enumerate(bought)]
+        return build_query(statistics, tuple(basket), row_of(days) if days else no_events(), NOW)
+
+    return make
+
+
+def test_sources_come_in_order_and_the_first_one_counts(statistics: Statistics, query_of: Ask) -> None:
+    query = query_of(["i00"], ["i07", "i02", "i02"])
     found = retrieve(query, statistics.store_popular[0], Quotas(total=8), FixedTower(9, 1))
     assert found.codes.tolist() == [2, 7, 1, 9, 5, 3, 11, 10]
     assert [SOURCES[s] for s in found.source] == [
@@ -78,47 +86,66 @@ def test_sources_come_in_order_and_the_first_one_counts(statistics: Statistics) 
     ]
 
 
-def test_nobody_with_nothing_gets_best_sellers(statistics: Statistics) -> None:
+def test_nobody_with_nothing_gets_best_sellers(statistics: Statistics, query_of: Ask) -> None:
     """Also when all that is in the basket is unknown; with one known item the tower has its say."""
     for basket, first in (([], "store"), (["unknown"], "store"), (["i11"], "tower")):
         store = np.array([5, 0, 3])
-        found = retrieve(query_of(statistics, basket, []), store, Quotas(), FixedTower(7))
+        found = retrieve(query_of(basket, []), store, Quotas(), FixedTower(7))
         assert SOURCES[found.source[0]] == first
         assert {"store", "popular"} <= {SOURCES[source] for source in found.source}
 
 
-def test_basket_and_excluded_items_never_come_back(statistics: Statistics) -> None:
-    query = query_of(statistics, ["i00", "i02", "i11"], ["i02", "i03", "i04"])
+def test_basket_and_excluded_items_never_come_back(statistics: Statistics, query_of: Ask) -> None:
+    query = query_of(["i00", "i02", "i11"], ["i02", "i03", "i04"])
     found = retrieve(query, statistics.store_popular[0], Quotas(), FixedTower(0, 4, 6), np.array([3, 10]))
     assert set(found.codes.tolist()) == set(range(ITEMS)) - {0, 2, 11, 3, 10}
 
 
-def test_unknown_items_are_left_out_but_counted(statistics: Statistics) -> None:
-    query = query_of(statistics, ["i00", "nonsense", "i00x"], ["i02", "gone"])
+def test_unknown_items_are_left_out_but_counted(statistics: Statistics, query_of: Ask) -> None:
+    query = query_of(["i00", "nonsense", "i00x"], ["i02", "gone"])
     assert query.basket.tolist() == [0]
     assert query.basket_size == 3
     assert query.history.items.tolist() == [2]
     assert query.history.basket_count == 2
 
 
-def test_a_whole_catalogue_in_the_basket_leaves_nothing(statistics: Statistics) -> None:
-    query = query_of(statistics, statistics.item_ids.tolist(), ["i02"])
+def test_a_whole_catalogue_in_the_basket_leaves_nothing(statistics: Statistics, query_of: Ask) -> None:
+    query = query_of(statistics.item_ids.tolist(), ["i02"])
     assert len(retrieve(query, None, Quotas()).codes) == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 30])
-def test_any_quota_gives_distinct_items_up_to_the_total(statistics: Statistics, size: int) -> None:
-    query = query_of(statistics, ["i01"], ["i05"])
+def test_any_quota_gives_distinct_items_up_to_the_total(
+    statistics: Statistics, query_of: Ask, size: int
+) -> None:
+    query = query_of(["i01"], ["i05"])
     found = retrieve(query, None, Quotas(total=size), FixedTower(3))
     assert len(found.codes) == len(set(found.codes.tolist())) == min(size, ITEMS - 1)
 
 
-def test_restrict_keeps_rows_together(statistics: Statistics) -> None:
-    history = fold(empty_history(), NOW, np.array(["a", "i03", "i05"]), 1.0, 0.0)
-    history = fold(history, NOW + DAY_S, np.array(["i05"]), 1.0, 0.0)
-    kept = restrict(history, np.array([-1, 3, 5]))
-    assert kept.items.tolist() == [3, 5]
-    assert kept.count.tolist() == [1, 2]
+def test_a_row_of_ids_becomes_codes_and_what_is_unknown_still_counts(
+    statistics: Statistics, row_of: Callable[..., UserEvents]
+) -> None:
+    row = row_of([(NOW - DAY_S, ["a", "i03", "i05"], 3.0, 0.0), (NOW - 60, ["i05"], 1.0, 0.0)])
+    query = build_query(statistics, ("i01",), row, NOW)
+    assert query.user.events.items.tolist() == [-1, 3, 5]
+    assert query.history.items.tolist() == [3, 5]
+    assert query.history.count.tolist() == [1, 2]
+    assert (query.history.line_count, query.history.spend) == (4, 4.0)
+    assert row.items.tolist() == ["a", "i03", "i05"], "the row that was read stays as it is"
+
+
+def test_what_happened_at_the_request_or_later_is_not_known_to_it(
+    statistics: Statistics, row_of: Callable[..., UserEvents]
+) -> None:
+    """A stream may be ahead of the request that is answered, or of one that is asked again."""
+    row = row_of(
+        [(NOW - 1, ["i03"], 1.0, 0.0), (NOW, ["i04"], 1.0, 0.0), (NOW + 1, ["i05"], 1.0, 0.0)],
+        [(NOW, "i06", CLICK)],
+    )
+    query = build_query(statistics, (), row, NOW)
+    assert query.history.items.tolist() == [3]
+    assert len(query.user.events) == 1
 
 
 @pytest.mark.slow
@@ -126,7 +153,7 @@ def test_minus_one_and_unknown_codes_of_faiss_never_reach_the_ranker(toy_line: P
     from serving.bundle import load_bundle
 
     bundle = load_bundle(toy_line / "bundle")
-    query = build_query(bundle.statistics, ("item-002",), empty_history(), NOW)
+    query = build_query(bundle.statistics, ("item-002",), no_events(), NOW)
     items = len(bundle.statistics.item_ids)
     # Asking for more neighbours than there are vectors makes Faiss pad with -1.
     assert sorted(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serving.errors import InvalidRequest
-from serving.schemas import MAX_BASKET, MAX_K, Request, parse_request
+from serving.schemas import MAX_BASKET, MAX_K, Recommendation, Request, parse_request
 
 
 def parse(raw: object) -> Request:
@@ -64,3 +64,10 @@ def test_what_was_sent_is_never_echoed(field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse({"basket": [], field: "canary\n<script>"})
     assert "canary" not in str(caught.value)
+
+
+def test_an_item_tells_its_terms_only_where_they_are_known() -> None:
+    plain = {"item_id": "a", "score": 0.5, "source": "popular", "reason": "popular now"}
+    assert Recommendation("a", 0.5, "popular", "popular now").to_dict() == plain
+    offered = Recommendation("a", 0.5, "popular", "popular now", 0.0, 0.25, "SAVE")
+    assert offered.to_dict() == {**plain, "price": 0.0, "promotion": 0.25, "coupon": "SAVE"}

@@ -38,7 +38,30 @@ def test_features_are_normalised(fitted: Sum, sample: Tensor) -> None:
 
 
 def test_a_feature_that_never_changes_is_zero(fitted: Sum, sample: Tensor) -> None:
-    torch.testing.assert_close(fitted.scale(sample)[:, 2], torch.zeros(4_000), atol=2e-3, rtol=0)
+    assert not fitted.scale(sample)[:, 2].any()
+
+
+@pytest.mark.parametrize("later", [0.0, -3.0, 7.5, 1e3, 1e9, -1e9])
+def test_a_feature_that_was_constant_in_the_sample_counts_for_nothing_later(
+    later: float, fitted: Sum, sample: Tensor
+) -> None:
+    """Nothing was learnt of clicks where nobody clicked: the first click must not throw the scores."""
+    changed = sample[:50].clone()
+    changed[:, 2] = later
+    codes = torch.zeros(50, 4, dtype=torch.long)
+    assert torch.equal(fitted.scale(changed), fitted.scale(sample[:50]))
+    assert torch.equal(fitted(changed, codes), fitted(sample[:50], codes))
+
+
+def test_a_feature_that_is_rare_in_the_sample_counts(sample: Tensor) -> None:
+    """One click in four thousand is not none."""
+    sample[:, 2] = 0
+    sample[17, 2] = 1
+    model = Sum(Shape(3, (2, 2, 2, 2)))
+    model.fit_scale(sample)
+    scaled = model.scale(sample)[:, 2]
+    assert scaled[17] > scaled[0] + 5
+    assert torch.isfinite(scaled).all()
 
 
 def test_the_scale_by_hand() -> None:

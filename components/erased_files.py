@@ -1,0 +1,171 @@
+"""A user's id -> the files of a home without the user's rows, each replaced in one step.
+
+Others may write the same files meanwhile: one that is no longer what was read is read again, one that is gone
+was merged into another, and the caller looks again until nothing is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from feature_repo.events import OPTIONAL_TABLES, Dataset, EventsInvalid, read_dataset, write_dataset
+
+TIMES = ("answered_at", "at")  # the column that says when a row came to be, the first that is there
+STALE_S = 600.0  # a temporary file this old belongs to a process that was killed
+
+
+def erase_rows(file: Path, user_id: str, until: int, dry_run: bool = False) -> int:
+    """Take a user's rows out of a Parquet file; return how many there were.
+
+    Args:
+        file: anything with a column `user_id`; a file without one is left alone.
+        user_id: whose.
+        until: microseconds since the epoch; rows of a later time stay.
+        dry_run: count only.
+
+    Raises:
+        pa.ArrowInvalid: the file is damaged: nobody can read it.
+    """
+    while True:
+        try:
+            before = _identity(file)
+            schema = pq.read_schema(file)
+            if "user_id" not in schema.names:
+                return 0
+            # Most files hold nothing of this user: the other columns are read of those that do.
+            if not pc.any(_of(pq.ParquetFile(file).read(["user_id"]), user_id)).as_py():
+                return 0
+            table = pq.ParquetFile(file).read()
+            gone = _of(table, user_id)
+            if time_column := next((name for name in TIMES if name in schema.names), None):
+                at = table[time_column].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+                gone = pc.and_(gone, pc.fill_null(pc.less_equal(at, until), True))
+            if not (count := int(pc.sum(gone).as_py() or 0)) or dry_run:
+                return count
+            part = file.with_name(f".{file.name}.{os.getpid()}.part")
+            pq.write_table(table.filter(pc.invert(gone)), part, compression="zstd")
+            if _identity(file) == before:
+                os.replace(part, file)
+                return count
+            part.unlink()
+        except FileNotFoundError:
+            return 0
+
+
+def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False) -> int:
+    """Take a user's rows out of a checked data set and seal it anew; return how many there were.
+
+    A data set that holds nobody else is removed.
+    """
+    try:
+        data = read_dataset(folder, OPTIONAL_TABLES)
+    except EventsInvalid:  # half written or damaged: nobody will use it, but the rows are there
+        tables = [*folder.glob("*.parquet")]
+        return sum(erase_rows(file, user_id, until, dry_run) for file in tables)
+    at = pd.Timestamp(until, unit="us", tz="UTC")
+    kept = ~((data.events["user_id"] == user_id) & (data.events["at"] <= at))
+    users = data.users
+    if users is not None:
+        users = users[users["user_id"] != user_id].reset_index(drop=True)
+    lines = [json.loads(line) for line in _lines(folder / "quarantine.jsonl")]
+    refused = [line for line in lines if not _is_of(line, user_id)]
+    known = 0 if data.users is None or users is None else len(data.users) - len(users)
+    count = int((~kept).sum()) + known + len(lines) - len(refused)
+    if not count or dry_run:
+        return count
+    if not kept.any():
+        shutil.rmtree(folder)
+        return count
+    dropped = data.manifest.get("dropped", {})
+    forgotten = dropped.get("of forgotten users", 0) + int((~kept).sum())
+    manifest = {**data.manifest, "dropped": {**dropped, "of forgotten users": forgotten}}
+    for name in ("rows", "users", "items", "baskets", "first_at", "last_at", "files", "data_hash"):
+        manifest.pop(name, None)
+    events = data.events[kept].reset_index(drop=True)
+    written = Dataset(events, data.items, manifest, users, data.promotions, data.coupons)
+    write_dataset(folder, written, pd.DataFrame(refused, dtype=object) if refused else None)
+    return count
+
+
+def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:
+    """Take a user's lines out of a quarantine; return how many there were."""
+    lines = _lines(file)
+    kept = [line for line in lines if not _is_of(json.loads(line), user_id)]
+    if len(kept) < len(lines) and not dry_run:
+        part = file.with_name(f".{file.name}.{os.getpid()}.part")
+        part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        part.replace(file)
+    return len(lines) - len(kept)
+
+
+def bundles(folder: Path) -> Iterator[Path]:
+    """Yield the release bundles under a folder."""
+    return (file.parent for file in files(folder, "golden.jsonl"))
+
+
+def names_user(bundle: Path, user_id: str) -> int:
+    """Return how many golden requests and reference answers of a bundle are of a user."""
+    asked = [json.loads(line)["request"].get("user_id") for line in _lines(bundle / "golden.jsonl")]
+    count = sum(one == user_id for one in asked)
+    log = bundle / "reference_log.parquet"
+    return count + (erase_rows(log, user_id, 2**62, dry_run=True) if log.is_file() else 0)
+
+
+def datasets(folder: Path) -> Iterator[Path]:
+    """Yield the checked data sets under a folder."""
+    for manifest in files(folder, "manifest.json"):
+        if (manifest.parent / "events.parquet").is_file():
+            yield manifest.parent
+
+
+def files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files under a folder whose names match; folders that vanish meanwhile hold none."""
+    found = (Path(root) / name for root, _, names in os.walk(folder) for name in names)
+    return sorted(file for file in found if fnmatch(file.name, pattern))
+
+
+def drop_stale(folder: Path) -> None:
+    """Remove temporary files that a killed process left: they may hold rows, and nobody reads them."""
+    for pattern in (".*.part", ".*.tmp", "*.part"):
+        for file in files(folder, pattern):
+            if is_stale(file):
+                file.unlink(missing_ok=True)
+
+
+def is_stale(file: Path, after_s: float = STALE_S) -> bool:
+    """Say whether nobody has written to a file for a while; one that is gone has no age."""
+    try:
+        return time.time() - file.stat().st_mtime > after_s
+    except FileNotFoundError:
+        return False
+
+
+def _of(table: pa.Table, user_id: str) -> pa.ChunkedArray:
+    return pc.fill_null(pc.equal(table["user_id"].cast(pa.string()), user_id), False)
+
+
+def _identity(file: Path) -> tuple[int, int, int]:
+    stat = file.stat()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+
+
+def _is_of(refused: dict[str, object], user_id: str) -> bool:
+    """Say whether a refused row names a user: as text, as a number, or in a line that did not parse."""
+    named = str(refused.get("user_id", ""))
+    fields = [field.strip(' "') for field in str(refused.get("text", "")).split(",")]
+    return user_id in (named, named.removesuffix(".0"), *fields)

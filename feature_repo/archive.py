@@ -1,0 +1,197 @@
+"""CONTRACT the archive: every event the shop ever sent, as Parquet segments of the offline store.
+
+`base.parquet` is the data set that was published last, the others are what the stream brought since.
+Training, back-fills and `reco replay` read it; an event that came twice counts once. Each event says by its
+`version` when it came: BATCH for the base, a number that grows with each message of the Kafka partition
+for the rest. So the archive tells what the online store knew of a user when it held a row of some version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from feature_repo.aggregates import BATCH, KINDS, UserEvents, hash_ids, make_events
+from feature_repo.events import EVENT_SCHEMA
+
+ARCHIVE_SCHEMA = EVENT_SCHEMA.append(pa.field("version", pa.int64()))
+BASE = "base.parquet"
+EVENTS = "events"  # the archive's folder in the offline store
+READ_ATTEMPTS = 5
+
+
+class ArchiveDamaged(ValueError):
+    """A segment cannot be read; the message names it."""
+
+
+def write_segment(archive: Path, events: pa.Table, name: str) -> Path:
+    """Write one segment in one step: it is there whole or not at all; the same name replaces it.
+
+    Args:
+        archive: the directory; made if it is not there.
+        events: columns of EVENT_SCHEMA; without `version` they are of a data set.
+        name: of the file, ending in .parquet.
+    """
+    archive.mkdir(parents=True, exist_ok=True)
+    file, part = archive / name, archive / f".{name}.part"
+    pq.write_table(with_version(events), part, compression="zstd")
+    os.replace(part, file)
+    return file
+
+
+def with_version(events: pa.Table) -> pa.Table:
+    """Return events as a table of ARCHIVE_SCHEMA; without a version they are of a data set."""
+    if "version" not in events.column_names:
+        events = events.append_column("version", pa.array(np.full(len(events), BATCH, np.int64)))
+    return events.select(ARCHIVE_SCHEMA.names).cast(ARCHIVE_SCHEMA)
+
+
+def read_archive(archive: Path, users: Collection[str] | None = None) -> pa.Table:
+    """Return the events of all segments, or of some users, each event once, as it first came.
+
+    Raises:
+        ArchiveDamaged: a segment cannot be read.
+    """
+    chosen = None if users is None else pc.field("user_id").isin(pa.array(list(users), pa.string()))
+    for _ in range(READ_ATTEMPTS - 1):
+        with contextlib.suppress(FileNotFoundError):  # the stream made one segment of many meanwhile
+            tables = _read_segments(archive, chosen)
+            break
+    else:
+        tables = _read_segments(archive, chosen)
+    if not tables:
+        return ARCHIVE_SCHEMA.empty_table()
+    events = pa.concat_tables(tables)
+    events = events.take(pc.sort_indices(events, [("version", "ascending")]))
+    first = pa.table({"event_id": events["event_id"], "row": np.arange(len(events))})
+    kept = first.group_by("event_id", use_threads=False).aggregate([("row", "min")])["row_min"]
+    return events if len(kept) == len(events) else events.take(kept)
+
+
+def _read_segments(archive: Path, chosen: pc.Expression | None) -> list[pa.Table]:
+    files = sorted(archive.glob("*.parquet"))
+    return [_read(file, filters=chosen, schema=ARCHIVE_SCHEMA) for file in files]
+
+
+def _read(file: Path, **options: Any) -> pa.Table:
+    try:
+        return pq.read_table(file, **options)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise ArchiveDamaged(
+            f"{file} cannot be read ({type(error).__name__}): restore it from a backup; without one, move it "
+            "away, and its events are lost"
+        ) from error
+
+
+def rows_of(events: pa.Table) -> Iterator[tuple[str, UserEvents]]:
+    """Yield each user's row, as a batch makes it: the same that the stream holds after these events.
+
+    Args:
+        events: columns of ARCHIVE_SCHEMA, in any order, each event once.
+    """
+    if not len(events):
+        return
+    users, user = np.unique(events["user_id"].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
+    order = np.argsort(user, kind="stable")
+    bounds = np.searchsorted(user[order], np.arange(len(users) + 1))
+    columns = [column[order] for column in lines_of(events)]
+    version = events["version"].to_numpy()[order]
+    for code, name in enumerate(users.tolist()):
+        rows = slice(bounds[code], bounds[code + 1])
+        yield name, make_events(*[column[rows] for column in columns], version=int(version[rows].max()))
+
+
+def lines_of(events: pa.Table) -> tuple[np.ndarray, ...]:
+    """Return what `make_events` takes: item ids, at, kind, basket, key, paid and discount of each event."""
+    price, discount = events["price"].to_numpy(), events["discount"].to_numpy()
+    units = np.where(np.isnan(price), 0, events["quantity"].to_numpy())  # whose price is known
+    baskets = events["basket_id"].combine_chunks().dictionary_encode()
+    hashes = hash_ids(baskets.dictionary.to_pylist()).astype(np.uint32)
+    return (
+        events["item_id"].to_numpy(zero_copy_only=False).astype(str),
+        seconds(events["at"]),
+        pc.index_in(events["event_type"], pa.array(KINDS)).to_numpy().astype(np.uint8),
+        hashes[baskets.indices.to_numpy()],
+        hash_ids(events["event_id"].to_pylist()),
+        (np.nan_to_num(price) * units).astype(np.float32),
+        (np.nan_to_num(discount) * units).astype(np.float32),
+    )
+
+
+def seconds(at: pa.ChunkedArray) -> np.ndarray:
+    """Return times as seconds since the epoch, float64, the double nearest to the microseconds."""
+    return at.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy() / 1e6
+
+
+# What the stream brings: one segment per partition and flush, named by the versions that it spans.
+
+_STREAMED = re.compile(r"stream-(\d+)-(\d+)-(\d+)\.parquet")
+MOST_SEGMENTS = 64  # of one partition; then they become one
+
+
+def streamed_name(partition: int, first: int, last: int) -> str:
+    """Return the file name of what a partition brought from one version to another."""
+    return f"stream-{partition:05d}-{first:020d}-{last:020d}.parquet"
+
+
+def last_versions(archive: Path) -> dict[int, int]:
+    """Return the newest version in the archive of each partition that brought anything.
+
+    A segment's name may promise more than it holds: whose events they were may be forgotten since.
+    """
+    newest: dict[int, int] = {}
+    for file, (partition, _, last) in _streamed(archive):
+        known = newest.get(partition, BATCH)
+        if last > known and len(versions := _read(file, columns=["version"])["version"]):
+            newest[partition] = max(pc.max(versions).as_py(), known)
+    return newest
+
+
+def streamed_users(archive: Path, partitions: Collection[int]) -> set[str]:
+    """Return the users of whom some partitions brought events."""
+    files = [file for file, (partition, *_) in _streamed(archive) if partition in partitions]
+    columns = [_read(file, columns=["user_id"])["user_id"] for file in files]
+    return {user for column in columns for user in pc.unique(column).to_pylist()}
+
+
+def event_of(archive: Path, partition: int, version: int) -> str:
+    """Return the id of the event that a partition brought with a version, which `last_versions` named."""
+    holds = [
+        file
+        for file, (own, first, last) in _streamed(archive)
+        if own == partition and first <= version <= last
+    ]
+    at = pc.field("version") == version
+    found = [_read(file, columns=["event_id"], filters=at)["event_id"].to_pylist() for file in holds]
+    return next(ids[0] for ids in found if ids)
+
+
+def merge_segments(archive: Path, partition: int, most: int = MOST_SEGMENTS) -> None:
+    """Make one segment of a partition's many; whoever reads meanwhile sees every event, once or twice."""
+    segments = [(file, first, last) for file, (own, first, last) in _streamed(archive) if own == partition]
+    if len(segments) <= most:
+        return
+    whole = pa.concat_tables([_read(file, schema=ARCHIVE_SCHEMA) for file, *_ in segments])
+    name = streamed_name(
+        partition, min(first for _, first, _ in segments), max(last for *_, last in segments)
+    )
+    write_segment(archive, whole, name)
+    for file, *_ in segments:
+        if file.name != name:
+            file.unlink()
+
+
+def _streamed(archive: Path) -> list[tuple[Path, tuple[int, int, int]]]:
+    matched = [(file, _STREAMED.fullmatch(file.name)) for file in sorted(archive.glob("stream-*.parquet"))]
+    return [(file, (int(m[1]), int(m[2]), int(m[3]))) for file, m in matched if m]

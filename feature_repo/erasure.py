@@ -1,0 +1,146 @@
+"""CONTRACT who is to be forgotten: `<home>/forgotten.json`, a salted hash of each user and a time.
+
+An event of such a user at or before that time does not count any more, wherever it comes from: a data set,
+the archive, a broker that delivers it again. Who shops again later starts anew. The file names nobody, but
+whoever holds it can test whether an id is in it: it is readable by its owner alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from feature_repo.aggregates import UserEvents, compact
+from feature_repo.facts import Fact
+
+FILE = "forgotten.json"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class ForgottenInvalid(ValueError):
+    """The list cannot be read: going on without it would bring back who asked to be forgotten."""
+
+
+class Forgotten:
+    """Who is to be forgotten, and until when; times are microseconds since the epoch (UTC)."""
+
+    def __init__(self, salt: bytes = b"", until: Mapping[str, int] | None = None) -> None:
+        self._salt, self._until = salt, dict(until or {})
+
+    @classmethod
+    def load(cls, home: Path | None) -> Forgotten:
+        """Return the list of a home; no home or no file is an empty one.
+
+        Raises:
+            ForgottenInvalid: there is a file, and it is not such a list.
+        """
+        if home is None:
+            return cls()
+        try:
+            document = json.loads((home / FILE).read_bytes())
+            until = {one: microseconds(datetime.fromisoformat(at)) for one, at in document["until"].items()}
+            return cls(bytes.fromhex(document["salt"]), until)
+        except FileNotFoundError:
+            return cls()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ForgottenInvalid(
+                f"{home / FILE} is not a list of forgotten users ({type(error).__name__}): bring it back "
+                "from a copy; without it they would return"
+            ) from error
+
+    def __len__(self) -> int:
+        """Return how many users are forgotten."""
+        return len(self._until)
+
+    def until(self, user_id: str) -> int | None:
+        """Return the time up to which nothing of a user counts; None for one who is not forgotten."""
+        return self._until.get(self._hash(user_id)) if self._until else None
+
+    def covers(self, user_id: str, at: int) -> bool:
+        """Say whether an event of a user at a time does not count."""
+        until = self.until(user_id)
+        return until is not None and at <= until
+
+    def covered(self, users: pa.Array | pa.ChunkedArray, at: np.ndarray) -> np.ndarray:
+        """Return which events do not count; a time in `at`, (n,) int64, may be the lowest for `always`."""
+        if not self._until or not len(users):
+            return np.zeros(len(users), bool)
+        chunk = users.combine_chunks() if isinstance(users, pa.ChunkedArray) else users
+        codes = chunk.dictionary_encode()
+        lowest = np.iinfo(np.int64).min
+        until = [
+            lowest if user is None or (found := self.until(user)) is None else found
+            for user in codes.dictionary.to_pylist()
+        ]
+        code = pc.fill_null(codes.indices, len(until)).to_numpy(zero_copy_only=False)
+        ends = np.array([*until, lowest], np.int64)[code]
+        return (ends > lowest) & (at <= ends)
+
+    def without(self, events: pa.Table, at: str = "at") -> pa.Table:
+        """Return the rows of a table with a `user_id` that count; `at` is the column of their times."""
+        if not self._until:
+            return events
+        times = events[at].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
+        gone = self.covered(events["user_id"], times)
+        return events.filter(pa.array(~gone)) if gone.any() else events
+
+    def cut(self, user_id: str, row: UserEvents) -> UserEvents:
+        """Return what counts of a user's row."""
+        until = self.until(user_id)
+        if until is None or not len(row) or round(float(row.at[0]) * 1e6) > until:
+            return row
+        return compact(row.where(np.round(row.at * 1e6) > until))
+
+    def facts_that_count(self, facts: Iterable[Fact]) -> list[Fact]:
+        """Return facts without those that were for a user who is forgotten since."""
+        return [
+            fact
+            for fact in facts
+            if fact.user_id is None or not self.covers(fact.user_id, round(fact.at * 1e6))
+        ]
+
+    def _hash(self, user_id: str) -> str:
+        return hashlib.sha256(self._salt + user_id.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def forget(home: Path, user_id: str, at: int) -> None:
+    """Add a user to the list of a home, in one step; nothing up to `at` counts from now on.
+
+    Whoever calls this sees to it that nobody else does at the same time.
+    """
+    known = Forgotten.load(home)
+    salt = known._salt or secrets.token_bytes(16)
+    mine = Forgotten(salt)._hash(user_id)
+    until = {**known._until, mine: max(at, known._until.get(mine, at))}
+    times = {one: (_EPOCH + timedelta(microseconds=end)).isoformat() for one, end in sorted(until.items())}
+    home.mkdir(parents=True, exist_ok=True)
+    part = home / f".{FILE}.part"
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        json.dump({"kind": "forgotten", "salt": salt.hex(), "until": times}, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(home / FILE)
+
+
+def stamp(home: Path, name: str = FILE) -> tuple[int, int] | None:
+    """Return what changes when a file of a home, by default the list, is replaced; None without it."""
+    try:
+        stat = (home / name).stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino
+
+
+def microseconds(at: datetime) -> int:
+    """Return a time with a zone as microseconds since the epoch."""
+    return (at - _EPOCH) // timedelta(microseconds=1)

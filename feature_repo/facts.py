@@ -1,0 +1,226 @@
+"""CONTRACT the fact: a price, stock, ban, promotion or coupon with its time of validity; its check and fold.
+
+A fact is a JSON object: `fact_id`, `fact`, `item_id`, `value`, `at` (when it became known) and, where they
+apply, `store_id` (absent: every store), `user_id` (of a coupon; absent: everybody), `valid_from` (the fact
+holds from then on) and `valid_until` (it holds no longer then). What a value may be stands in `VALUES`;
+null withdraws what was said before.
+
+Of the facts with one key, the one with the latest (at, fact_id) stands, whatever the order of arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from feature_repo.ids import MAX_ID_LENGTH, is_id
+
+MAX_BYTES = 16_384
+CLOCK_SKEW_S = 86_400.0  # how far ahead of now `at` may lie: a fact from 2999 would stand for ever
+LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+VALUES: dict[str, tuple[float, str]] = {  # fact -> largest number, and what is expected
+    "price": (1e9, "what one unit costs now, a number from 0 to 1e9"),
+    "stock": (1e9, "units left, a number from 0 to 1e9"),
+    "ban": (1, "1 banned or 0 not"),
+    "promotion": (1, "the discount's share of the price, a number from 0 to 1"),
+    "coupon": (math.nan, f"the coupon's code, 1 to {MAX_ID_LENGTH} printable characters"),
+}
+REQUIRED = ("fact_id", "fact", "item_id", "value", "at")
+FIELDS = (*REQUIRED, "store_id", "user_id", "valid_from", "valid_until")
+_NEEDED, _KNOWN = frozenset(REQUIRED), frozenset(FIELDS)
+_SEPARATOR = "\x1f"  # unprintable, so that no id holds it
+
+
+class FactInvalid(ValueError):
+    """What arrived is no fact: the message names the field and what was expected, never the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact; times are seconds since the epoch (UTC), None where it is open."""
+
+    fact_id: str
+    fact: str
+    item_id: str
+    value: float | str | None
+    at: float
+    store_id: str | None = None
+    user_id: str | None = None
+    valid_from: float | None = None
+    valid_until: float | None = None
+
+    @property
+    def key(self) -> str:
+        """What the fact speaks of; two coupons of one item are two things, all else is said once."""
+        coupon = self.value if isinstance(self.value, str) else ""
+        parts = (self.fact, self.item_id, self.store_id or "", self.user_id or "", coupon)
+        return _SEPARATOR.join(parts)
+
+    def to_json(self) -> bytes:
+        """Return the fact as the JSON object it came as, keys sorted."""
+        fields: dict[str, Any] = {"fact_id": self.fact_id, "fact": self.fact, "item_id": self.item_id}
+        for name in ("store_id", "user_id"):
+            if (text := getattr(self, name)) is not None:
+                fields[name] = text
+        for name in ("at", "valid_from", "valid_until"):
+            if (time := getattr(self, name)) is not None:
+                fields[name] = datetime.fromtimestamp(time, UTC).isoformat()
+        return orjson.dumps({**fields, "value": self.value}, option=orjson.OPT_SORT_KEYS)
+
+    def ranked(self) -> bytes:
+        """Return bytes that order facts with one key by precedence: `at`, `fact_id`, then the whole fact."""
+        return b"%016d%b\x00%b" % (round(self.at * 1e6), self.fact_id.encode(), self.to_json())
+
+
+def user_of(key: str) -> str | None:
+    """Return the user that a fact with this key is for; None for everybody."""
+    return key.split(_SEPARATOR)[3] or None
+
+
+def unranked(ranked: bytes) -> bytes:
+    """Return the JSON object in what `Fact.ranked` returned."""
+    return ranked[ranked.index(b"\x00") + 1 :]
+
+
+class Facts:
+    """The fold: for each key the fact that stands."""
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self._standing: dict[str, tuple[bytes, Fact]] = {}
+        for fact in facts:
+            self.add(fact)
+
+    def add(self, fact: Fact) -> bool:
+        """Take a fact in; say whether it changed what stands."""
+        ranked = fact.ranked()
+        key = fact.key
+        standing = self._standing.get(key)
+        if standing is not None and standing[0] >= ranked:
+            return False
+        self._standing[key] = (ranked, fact)
+        return True
+
+    def ranked(self) -> list[tuple[str, bytes]]:
+        """Return key and `Fact.ranked` of each fact that stands."""
+        return [(key, ranked) for key, (ranked, _) in self._standing.items()]
+
+    def __iter__(self) -> Iterator[Fact]:
+        return (fact for _, fact in self._standing.values())
+
+    def __len__(self) -> int:
+        return len(self._standing)
+
+
+def parse_fact(raw: bytes | str | Mapping[str, Any], now: float | None = None) -> Fact:
+    """Check one fact and return it.
+
+    Args:
+        raw: the JSON text, or the object decoded.
+        now: seconds since the epoch; the clock's where absent. `at` may lie a day ahead of it.
+
+    Raises:
+        FactInvalid: naming the field and what was expected.
+    """
+    fields = _decoded(raw) if isinstance(raw, bytes | str) else raw
+    if not isinstance(fields, Mapping):
+        raise FactInvalid(f"found a JSON {type(fields).__name__}, expected an object")
+    if unknown := fields.keys() - _KNOWN:
+        raise FactInvalid(f"{len(unknown)} unknown field(s); a fact has {', '.join(FIELDS)}")
+    if not fields.keys() >= _NEEDED:
+        missing = ", ".join(name for name in REQUIRED if name not in fields)
+        raise FactInvalid(f"{missing} missing; a fact needs {', '.join(REQUIRED)}")
+    kind = fields["fact"]
+    if not isinstance(kind, str) or kind not in VALUES:
+        raise FactInvalid(f"fact is not one of {', '.join(VALUES)}")
+    user_id = _optional_id(fields, "user_id")
+    if user_id is not None and kind != "coupon":
+        raise FactInvalid(f"user_id is given, but a {kind} is the same for everybody: leave it out")
+    at = _time(fields, "at")
+    if at is None:
+        raise FactInvalid("at is null, expected the time when the fact became known")
+    if at > (datetime.now(UTC).timestamp() if now is None else now) + CLOCK_SKEW_S:
+        raise FactInvalid("at lies in the future; what holds later has a valid_from")
+    valid_from, valid_until = _time(fields, "valid_from"), _time(fields, "valid_until")
+    if valid_from is not None and valid_until is not None and valid_until <= valid_from:
+        raise FactInvalid("valid_until is not after valid_from: the fact would never hold")
+    return Fact(
+        _id("fact_id", fields["fact_id"]),
+        kind,
+        _id("item_id", fields["item_id"]),
+        _value(kind, fields["value"]),
+        at,
+        _optional_id(fields, "store_id"),
+        user_id,
+        valid_from,
+        valid_until,
+    )
+
+
+def parse_lines(lines: Iterable[bytes]) -> tuple[list[Fact], list[tuple[int, str]]]:
+    """Return the facts in a file of one JSON object a line, and number and reason of each line that is none.
+
+    Empty lines are passed over.
+    """
+    facts, refused = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            facts.append(parse_fact(line))
+        except FactInvalid as error:
+            refused.append((number, str(error)))
+    return facts, refused
+
+
+def _decoded(text: bytes | str) -> Any:
+    if len(text) > MAX_BYTES:
+        raise FactInvalid(f"{len(text)} bytes long, a fact has at most {MAX_BYTES}")
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise FactInvalid(f"not JSON ({error}): expected one object") from error
+
+
+def _value(kind: str, value: object) -> float | str | None:
+    largest, expected = VALUES[kind]
+    if value is None:
+        return None
+    if kind == "coupon":
+        return _id("value", value, expected)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= largest or (kind == "ban" and value not in (0, 1)):  # type: ignore[operator]
+        raise FactInvalid(
+            f"value of a {kind} is a {type(value).__name__} that cannot be one: {expected}, or null"
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+def _id(name: str, value: object, expected: str = "") -> str:
+    if not is_id(value):
+        expected = expected or f"expected a string of 1 to {MAX_ID_LENGTH} printable characters"
+        raise FactInvalid(f"{name} is a {type(value).__name__} that cannot be one: {expected}")
+    return value
+
+
+def _optional_id(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    return None if value is None else _id(name, value)
+
+
+def _time(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    try:
+        parsed = datetime.fromisoformat(value)
+        time = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FactInvalid(f"{name} is no ISO 8601 time, expected for example 2017-12-05T18:30:00Z") from error
+    if not 0 <= time < LATEST:
+        raise FactInvalid(f"{name} lies before 1970 or after the year 9999")
+    return time

@@ -1,0 +1,107 @@
+"""Users' rows in the online store, read and written through the feature repository's own view.
+
+Whatever store Feast is configured with holds them; the endpoint and Feast's own tools read what is written
+here. Rows of the users seen last stay in memory: one process writes the rows of a user, so they cannot age.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+import pandas as pd
+from feast import FeatureStore
+
+from feature_repo.aggregates import UserEvents, no_events, unpack
+from feature_repo.schema import USER
+from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_COLUMNS, USER_VIEW, user_table
+
+ROWS_KEPT = 20_000
+
+
+class RowsDamaged(ValueError):
+    """Some rows in the store are damaged, or of another format: `users` are whose."""
+
+    def __init__(self, users: list[str]) -> None:
+        super().__init__(f"{len(users)} rows of the online store cannot be read")
+        self.users = users
+
+
+class OnlineRows:
+    """The view of users in the online store, with the rows used last in memory."""
+
+    def __init__(self, open_store: Callable[[], FeatureStore]) -> None:
+        """Take what opens the Feast store: `reopen` calls it again."""
+        self._open = open_store
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Open the store again and forget every row: somebody replaced what is in it."""
+        self._kept: OrderedDict[str, UserEvents] = OrderedDict()
+        self._store = self._open()
+
+    def get(self, users: Iterable[str]) -> dict[str, UserEvents]:
+        """Return the rows of users; one who is not known has an empty row.
+
+        Raises:
+            RowsDamaged: once all others are in memory.
+        """
+        users = list(users)
+        missing = [user for user in users if user not in self._kept]
+        damaged = []
+        for user, packed in zip(missing, self._read(missing), strict=True):
+            try:
+                self._kept[user] = unpack(packed) if packed else no_events()
+            except ValueError:
+                damaged.append(user)
+        if damaged:
+            raise RowsDamaged(damaged)
+        return {user: self._kept[user] for user in users}
+
+    def put(self, rows: dict[str, UserEvents]) -> None:
+        """Write rows, each stamped just after its last event; an empty one is kept in memory alone."""
+        self._write(user_table((user, row) for user, row in rows.items() if len(row)).to_pandas())
+        for user, row in rows.items():
+            self._kept[user] = row
+            self._kept.move_to_end(user)
+        while len(self._kept) > ROWS_KEPT:
+            self._kept.popitem(last=False)
+
+    def users(self) -> list[str]:
+        """Return the users whose rows are in memory."""
+        return list(self._kept)
+
+    def drop(self, users: Iterable[str]) -> None:
+        """Forget the rows of users; what the store holds stays."""
+        for user in users:
+            self._kept.pop(user, None)
+
+    def beat(self, now: float, name: bytes) -> None:
+        """Write the heartbeat.
+
+        Args:
+            now: its time, seconds since the epoch.
+            name: of what the store holds: whoever writes everybody's rows gives it a new one.
+        """
+        row: dict[str, object] = dict.fromkeys((feature.__name__ for feature in USER), 0.0)
+        row |= {"user_id": HEARTBEAT, "event_timestamp": datetime.fromtimestamp(now, UTC), HISTORY: name}
+        self._write(pd.DataFrame([row])[USER_COLUMNS.names])
+
+    def name(self) -> bytes | None:
+        """Return the name in the heartbeat; None without one: the store is new, or lost what was in it."""
+        return self._read([HEARTBEAT])[0]
+
+    def _read(self, users: list[str]) -> list[bytes | None]:
+        if not users:
+            return []
+        asked = [{"user_id": user} for user in users]
+        found = self._store.get_online_features([f"{USER_VIEW}:{HISTORY}"], asked)
+        return found.to_dict()[HISTORY]
+
+    def _write(self, frame: pd.DataFrame) -> None:
+        if len(frame):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Feast's own, on its use of pandas
+                self._store.write_to_online_store(USER_VIEW, df=frame)

@@ -1,0 +1,71 @@
+"""Rows of users and items as of a moment -> the tables behind the Feast views, one column per feature.
+
+A row stamped t holds what happened strictly before t: Feast joins it to requests at t or later, so that no
+basket sees itself. The columns follow `schema.USER` and `schema.ITEM`; nothing is listed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from feature_repo.aggregates import UserEvents, pack
+from feature_repo.schema import ITEM, USER, item_values, user_values
+from feature_repo.statistics import Statistics
+from feature_repo.transforms import User
+
+USER_VIEW, ITEM_VIEW = "user_history", "item_statistics"
+# The packed row, which the endpoint reads; the other columns are for people and for Feast.
+HISTORY = "history"
+# A row whose last event is older says nothing: Feast sees to it in joins, the endpoint when it reads.
+USER_TTL_DAYS = 730
+HEARTBEAT = "\x00stream"  # the row whose time says that the stream is alive; no user can have this id
+_STAMP = ("event_timestamp", pa.timestamp("us", tz="UTC"))
+USER_COLUMNS = pa.schema(
+    [
+        ("user_id", pa.string()),
+        _STAMP,
+        (HISTORY, pa.binary()),
+        *((feature.__name__, pa.float32()) for feature in USER),
+    ]
+)
+ITEM_COLUMNS = pa.schema(
+    [("item_id", pa.string()), _STAMP, *((feature.__name__, pa.float32()) for feature in ITEM)]
+)
+
+
+def user_table(rows: Iterable[tuple[str, UserEvents]], at: float | None = None) -> pa.Table:
+    """Return the users' rows as of `at`, seconds since the epoch, as a table of USER_COLUMNS.
+
+    Args:
+        rows: user ids and rows; later events are left out, and users who have no others.
+        at: None stamps each row just after its own last event, as the stream does.
+    """
+    ids, stamps, packed, values = [], [], [], []
+    for user_id, events in rows:
+        stamp = at if at is not None else float(events.at[-1]) + 1e-6
+        known = events.before(stamp)
+        if len(known) == 0:
+            continue
+        ids.append(user_id)
+        stamps.append(round(stamp * 1e6))
+        packed.append(pack(known))
+        values.append(user_values(User(known, stamp)))
+    columns = np.array(values, np.float32).reshape(len(ids), len(USER)).T
+    arrays = [ids, pa.array(stamps, pa.int64()).cast(_STAMP[1]), packed, *columns]
+    return pa.Table.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(arrays, USER_COLUMNS, strict=True)],
+        schema=USER_COLUMNS,
+    )
+
+
+def item_table(statistics: Statistics, at: float) -> pa.Table:
+    """Return the catalogue's features as of `at`, seconds since the epoch, as a table of ITEM_COLUMNS."""
+    stamps = pa.array(np.full(len(statistics.item_ids), round(at * 1e6), np.int64)).cast(_STAMP[1])
+    arrays = [statistics.item_ids.tolist(), stamps, *item_values(statistics).astype(np.float32)]
+    return pa.Table.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(arrays, ITEM_COLUMNS, strict=True)],
+        schema=ITEM_COLUMNS,
+    )

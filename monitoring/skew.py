@@ -1,0 +1,225 @@
+"""The prediction log and the archive -> whether the model saw, when it served, what training would show it.
+
+Each logged answer keeps the features of its items and the version of the user's row. Here the row is made
+again from the archive's events up to that version, the features are computed again as of the request's time,
+and both are compared bit by bit; then the scores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from feature_repo.aggregates import UserEvents, no_events
+from feature_repo.archive import EVENTS, read_archive, rows_of
+from feature_repo.schema import DENSE_NAMES, model_inputs
+from feature_repo.transforms import Rows
+from serving.bundle import Bundle, load_bundle
+from serving.prediction_log import feature_names, feature_rows, read_log
+from serving.ranking import rank
+from serving.retrieval import build_query
+from serving.settings import Settings
+
+SCORE_TOLERANCE = 1e-6
+SETTLED_S = 10.0  # the stream archives what it folded within seconds; younger answers are left for next time
+
+
+class SkewFound(Exception):
+    """The model served with other features, or other scores, than the archive gives."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that served otherwise than it is computed again."""
+
+    request_id: str
+    item_id: str
+    feature: str  # or "score"
+    logged: float
+    recomputed: float
+
+
+@dataclass(frozen=True)
+class Skew:
+    """What a replay found; `skipped` says why requests could not be compared."""
+
+    compared: int
+    equal: int
+    values: int  # features compared
+    score_error: float  # largest difference of a score
+    first: Difference | None
+    features: dict[str, int] = field(default_factory=dict)  # of requests in which each feature differs
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON types."""
+        return asdict(self)
+
+
+def replay(
+    log: Path, offline_store: Path, bundle: Path, last: int, published_at: datetime | None = None
+) -> Skew:
+    """Compute the features of logged answers again and compare them with what the model saw.
+
+    Args:
+        log: directory of the prediction log.
+        offline_store: its `events` are the archive.
+        bundle: the bundle that answered; answers of others are skipped.
+        last: how many of the latest answers.
+        published_at: when the archive's base was written; answers from before it knew another one.
+    """
+    loaded = load_bundle(bundle)
+    skipped: dict[str, int] = {}
+    records = read_log(log, until=datetime.now(UTC) - timedelta(seconds=SETTLED_S))
+    records = records.slice(max(len(records) - last, 0))
+    if len(records) and feature_names(records) != list(DENSE_NAMES):
+        raise ValueError(
+            f"the log in {log} holds {len(feature_names(records))} features, this code computes "
+            f"{len(DENSE_NAMES)} others: replay it with the code it was written with"
+        )
+    counts = pc.list_value_length(records["features"]).to_numpy() // len(DENSE_NAMES)
+    seen_rows = np.split(feature_rows(records), np.cumsum(counts)[:-1]) if len(records) else []
+    answers = zip(records.drop_columns(["features"]).to_pylist(), seen_rows, strict=True)
+    chosen = []
+    for answer, seen in answers:
+        if why := _uncomparable(answer, seen, loaded, published_at):
+            skipped[why] = skipped.get(why, 0) + 1
+        else:
+            chosen.append((answer, seen))
+    users = {answer["user_id"] for answer, _ in chosen if answer["row_version"] is not None}
+    archive = read_archive(offline_store / EVENTS, users)
+    return _compare(chosen, _by_user(archive), loaded, skipped)
+
+
+def replay_home(home: Path, bundle: Path, last: int) -> Skew:
+    """Replay the log that an endpoint of this home keeps, in RECO_LOG_DIR if that is set.
+
+    Raises:
+        FileNotFoundError: nothing was published to this home yet, or its archive is gone.
+        ValueError: the note of the publication is damaged.
+    """
+    note = home / "online_store.json"
+    if not note.is_file():
+        raise FileNotFoundError(f"{note} is not there: train with `reco run`, which publishes the features")
+    try:
+        published_at = datetime.fromisoformat(json.loads(note.read_bytes())["created_at"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{note} does not say when features were published: `reco run` writes it anew"
+        ) from error
+    if not any((home / "offline_store" / EVENTS).glob("*.parquet")):
+        raise FileNotFoundError(
+            f"{home / 'offline_store' / EVENTS} holds no events to compute from: `reco run` publishes them"
+        )
+    log = replace(Settings.from_env(), home=home).prediction_log_dir
+    return replay(log, home / "offline_store", bundle, last, published_at)
+
+
+def check_skew(home: Path, bundle: Path, last: int = 1_000) -> dict[str, Any]:
+    """Replay a sample of the log: the monitoring step.
+
+    Raises:
+        SkewFound: naming the first feature that differs.
+    """
+    found = replay_home(home, bundle, last)
+    if found.equal < found.compared:
+        raise SkewFound(describe(found))
+    return found.to_dict()
+
+
+def describe(skew: Skew) -> str:
+    """Return in one line what a replay found."""
+    if not skew.compared and not skew.skipped:
+        return "the log holds no answer yet that could be compared"
+    text = (
+        f"{skew.equal} of {skew.compared} answers equal in all features, scores within {skew.score_error:.1g}"
+    )
+    if skew.first is not None:
+        f = skew.first
+        text += (
+            f"; first difference: {f.feature} of item {f.item_id} in request {f.request_id} "
+            f"was {f.logged!r}, is {f.recomputed!r}"
+        )
+    if skew.skipped:
+        text += "; not compared: " + ", ".join(f"{count} {why}" for why, count in skew.skipped.items())
+    return text
+
+
+def _uncomparable(
+    answer: Mapping[str, Any], seen: np.ndarray, bundle: Bundle, published_at: datetime | None
+) -> str | None:
+    if answer["bundle_id"] != bundle.bundle_id:
+        return "of another bundle"
+    if len(seen) == 0:
+        return "without features (a fallback, or nothing to recommend)"
+    if published_at is not None and answer["answered_at"] < published_at:
+        return "from before the features were published"
+    return None
+
+
+def _by_user(events: pa.Table) -> dict[str, pa.Table]:
+    """Return each user's events, as they came."""
+    if not len(events):
+        return {}
+    order = pc.sort_indices(events, [("user_id", "ascending"), ("version", "ascending")])
+    events = events.take(order).combine_chunks()
+    users = events["user_id"].combine_chunks().dictionary_encode()
+    codes = users.indices.to_numpy()
+    bounds = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1], True])
+    names = users.dictionary.to_pylist()
+    return {names[codes[a]]: events.slice(a, b - a) for a, b in pairwise(bounds)}
+
+
+def _row(events: pa.Table | None, version: int) -> UserEvents:
+    """Return the user's row as it was when it had this version."""
+    if events is None:
+        return no_events()
+    past = events.filter(pc.less_equal(events["version"], version))
+    return next((row for _, row in rows_of(past)), no_events())
+
+
+def _compare(
+    answers: list[tuple[dict[str, Any], np.ndarray]],
+    archive: Mapping[str, pa.Table],
+    bundle: Bundle,
+    skipped: dict[str, int],
+) -> Skew:
+    equal, values, error, first = 0, 0, 0.0, None
+    features: dict[str, int] = {}
+    for answer, seen in answers:
+        version = answer["row_version"]
+        events = no_events() if version is None else _row(archive.get(answer["user_id"]), version)
+        query = build_query(bundle.statistics, tuple(answer["basket"]), events, answer["at"].timestamp())
+        dense, categorical = model_inputs(Rows(query, bundle.statistics.codes(answer["item_ids"])))
+        differs = dense.view(np.uint32) != seen.astype(np.float32).view(np.uint32)
+        off = np.abs(rank(bundle.ranker, dense, categorical) - np.array(answer["scores"], np.float32))
+        error = max(error, float(off.max()))
+        values += dense.size
+        for column in np.flatnonzero(differs.any(0)):
+            features[DENSE_NAMES[column]] = features.get(DENSE_NAMES[column], 0) + 1
+        if not differs.any() and off.max() <= SCORE_TOLERANCE:
+            equal += 1
+        elif first is None:
+            first = _first(answer, seen, dense, differs, off)
+    return Skew(len(answers), equal, values, error, first, features, skipped)
+
+
+def _first(
+    answer: Mapping[str, Any], seen: np.ndarray, dense: np.ndarray, differs: np.ndarray, off: np.ndarray
+) -> Difference:
+    item, column = (int(i) for i in np.argwhere(differs)[0]) if differs.any() else (int(off.argmax()), -1)
+    logged = seen[item, column] if column >= 0 else answer["scores"][item]
+    again = dense[item, column] if column >= 0 else answer["scores"][item] + off[item]
+    name = DENSE_NAMES[column] if column >= 0 else "score"
+    return Difference(answer["request_id"], answer["item_ids"][item], name, float(logged), float(again))

@@ -1,0 +1,250 @@
+"""Parts, each a command and a check -> one group of processes that starts, lives and ends together.
+
+The supervisor knows nothing of what the parts do. One that dies is started again, later each time; the end of
+the supervisor, however it comes, is the end of all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+TICK_S = 0.2
+CHECK_S = 2.0  # between two checks of a part's health
+LONGEST_PAUSE_S = 30.0
+WELL_S = 60.0  # a part that lived this long begins again with the shortest pause
+# Says to the kernel "kill me when my parent ends" (PR_SET_PDEATHSIG), looks whether it has ended already, and
+# becomes the part. A process of its own does so because we have threads: between fork and exec ours must not.
+_LAUNCH = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+class PartFailed(RuntimeError):
+    """A part did not become ready the first time: whatever is wrong, starting it again would not help."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of the group.
+
+    Attributes:
+        name: what people call it; its log is `<name>.log`.
+        command: program and arguments.
+        env: its whole environment.
+        address: where others reach it, to be shown.
+        check: called with the time of its start (seconds since the epoch); returns what is wrong, or nothing.
+        prepare: called once, when it is ready for the first time and before the next part starts.
+        ready_s: how long the first start may take.
+        grace_s: how long it may take to end when asked to; then it is killed.
+        once: it has an end of its own and is not started again.
+    """
+
+    name: str
+    command: Sequence[str]
+    env: dict[str, str]
+    address: str
+    check: Callable[[float], str]
+    prepare: Callable[[], None] | None = None
+    ready_s: float = 60.0
+    grace_s: float = 10.0
+    once: bool = False
+
+
+@dataclass
+class State:
+    """How a part is: what the table shows."""
+
+    name: str
+    address: str
+    pid: int | None = None
+    health: str = "waiting"
+    restarts: int = 0
+
+
+@dataclass
+class _Running:
+    part: Part
+    state: State
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0  # seconds since the epoch
+    again_at: float = 0.0  # monotonic: when to start it again
+    check_at: float = 0.0  # monotonic
+    failures: int = field(default=0)  # in a row
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Supervisor:
+    """Runs a list of parts, in order; ends them in the reverse order."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        logs: Path,
+        show: Callable[[list[State]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Take the parts, the folder of their logs, and who shows the table and says what happens."""
+        self._all = [_Running(part, State(part.name, part.address)) for part in parts]
+        self._logs, self._show, self._say = logs, show, say
+        self._stop = threading.Event()
+        self._hurry = False
+        self._shown: list[str] = []
+
+    def stop(self) -> None:
+        """Let `run` end all parts and return; called again, it does not wait for them to be done."""
+        self._hurry = self._stop.is_set()
+        self._stop.set()
+
+    def run(self) -> None:
+        """Start every part, then keep them alive until `stop`, SIGINT or SIGTERM.
+
+        Raises:
+            PartFailed: one of them did not become ready; its last words are in the message.
+        """
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with self._on_signals():
+            try:
+                for one in self._all:
+                    if not self._bring_up(one):
+                        return
+                self._show_changes()
+                self._say("all parts are ready")
+                while not self._stop.wait(TICK_S):
+                    for one in self._all:
+                        self._look_after(one)
+                    self._show_changes()
+            finally:
+                self._end_all()
+
+    @contextlib.contextmanager
+    def _on_signals(self) -> Iterator[None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.stop()
+
+        if threading.current_thread() is not threading.main_thread():
+            yield  # whoever runs us there calls `stop`
+            return
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _bring_up(self, one: _Running) -> bool:
+        """Start a part and wait until it is ready; False when it was told to stop meanwhile."""
+        part, end = one.part, time.monotonic() + one.part.ready_s
+        (self._logs / f"{part.name}.log").write_bytes(b"")
+        self._start(one)
+        while (wrong := part.check(one.started)) or not one.alive:
+            if not one.alive and one.process is not None:
+                if part.once and one.process.returncode == 0:
+                    break
+                raise PartFailed(
+                    f"{part.name} ended with {_how(one.process.returncode)} before it was ready"
+                    f"{self._last_words(part)}"
+                )
+            if time.monotonic() > end:
+                raise PartFailed(
+                    f"{part.name} is not ready after {part.ready_s:g} s ({wrong}){self._last_words(part)}"
+                )
+            if self._stop.wait(0.05):
+                return False
+        if part.prepare:
+            part.prepare()
+        one.state.health = "ok"
+        self._say(f"{part.name} is ready: {part.address}")
+        return not self._stop.is_set()
+
+    def _look_after(self, one: _Running) -> None:
+        now = time.monotonic()
+        if one.process is None:
+            if one.again_at and now >= one.again_at:
+                one.state.restarts += 1
+                self._start(one)
+        elif (code := one.process.poll()) is not None:
+            self._note_end(one, code)
+        elif now >= one.check_at:
+            wrong = one.part.check(one.started)
+            starting = one.state.health == "starting" and time.time() - one.started < one.part.ready_s
+            one.state.health = ("starting" if starting else f"unwell: {wrong}") if wrong else "ok"
+            one.check_at = time.monotonic() + CHECK_S
+            if time.time() - one.started > WELL_S and not wrong:
+                one.failures = 0
+
+    def _note_end(self, one: _Running, code: int) -> None:
+        name = one.part.name
+        one.process, one.state.pid = None, None
+        if one.part.once:
+            one.state.health = "done" if code == 0 else f"failed, {_how(code)}"
+            self._say(f"{name}: {one.state.health}{self._last_words(one.part) if code else ''}")
+            return
+        pause = min(2.0**one.failures, LONGEST_PAUSE_S)
+        one.failures += 1
+        one.again_at = time.monotonic() + pause
+        one.state.health = f"died, {_how(code)}"
+        self._say(
+            f"{name} died ({_how(code)}) and is started again in {pause:g} s{self._last_words(one.part)}"
+        )
+
+    def _start(self, one: _Running) -> None:
+        launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid())]
+        with (self._logs / f"{one.part.name}.log").open("ab") as log:
+            # Ctrl-C in a terminal goes to a whole session: we want to be the one who ends the parts.
+            one.process = subprocess.Popen(
+                [*launch, *one.part.command],
+                env=one.part.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        one.started, one.again_at, one.check_at = time.time(), 0.0, 0.0
+        one.state.pid, one.state.health = one.process.pid, "starting"
+
+    def _end_all(self) -> None:
+        for one in reversed(self._all):
+            if one.process is None:
+                continue
+            one.process.terminate()
+            end = time.monotonic() + one.part.grace_s
+            while one.alive and time.monotonic() < end and not self._hurry:
+                time.sleep(0.02)
+            if one.alive:
+                self._say(f"{one.part.name} did not end when asked to, and is killed")
+                one.process.kill()
+            one.process.wait()
+            one.state.pid, one.state.health = None, "ended"
+        self._show_changes()
+
+    def _show_changes(self) -> None:
+        states = [one.state for one in self._all]
+        if (now := [repr(state) for state in states]) != self._shown:
+            self._shown = now
+            self._show(states)
+
+    def _last_words(self, part: Part, lines: int = 5) -> str:
+        file = self._logs / f"{part.name}.log"
+        said = file.read_bytes()[-4_000:].decode(errors="replace").strip().splitlines()[-lines:]
+        return "".join(f"\n  {part.name}: {line[:300]}" for line in said) + f"\n  all it said: {file}"
+
+
+def _how(code: int) -> str:
+    """Return an exit status as people say it."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

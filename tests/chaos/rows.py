@@ -1,0 +1,40 @@
+"""Rows of users as Feast 0.67 writes them, by hand; the slow tests of `publish_features` hold Feast to it."""
+
+import numpy as np
+import redis
+
+from feature_repo.aggregates import make_events, pack
+from serving.feast_layout import UserRow, entity_key
+
+AT = 1_700_000_000
+HISTORY_FIELD = bytes.fromhex("0601f0f8")
+TIMESTAMP = b"\x08\x80\xe2\xcf\xaa\x06"  # protobuf Timestamp(seconds=AT)
+
+
+def packed(*items: str) -> bytes:
+    """The row of a user who bought these a minute ago, in one basket, at 3.5 each."""
+    n = len(items)
+    kind, basket = np.zeros(n, np.uint8), np.zeros(n, np.uint32)
+    price, discount = np.full(n, 3.5, np.float32), np.full(n, 0.5, np.float32)
+    return pack(
+        make_events(
+            items, np.full(n, AT - 60.0), kind, basket, np.arange(n, dtype=np.uint64), price, discount
+        )
+    )
+
+
+def proto(value: bytes) -> bytes:
+    """A Feast ValueProto that holds bytes."""
+    length, out = len(value), bytearray(b"\x0a")
+    while length > 0x7F:
+        out.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes(out) + bytes([length]) + value
+
+
+ROW_42 = UserRow(packed("apple"), float(AT))
+
+
+def put_row(client: redis.Redis | redis.RedisCluster, user_id: str, row: bytes = ROW_42.history) -> None:
+    key = entity_key(user_id) + b"checkout"
+    client.execute_command("HSET", key, HISTORY_FIELD, proto(row), b"_ts:user_history", TIMESTAMP)

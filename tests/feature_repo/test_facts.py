@@ -1,0 +1,155 @@
+"""The fact: what it may be, what is said of one that is none, and which of several stands."""
+
+import math
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feature_repo.facts import MAX_BYTES, Fact, FactInvalid, Facts, parse_fact, parse_lines, unranked
+
+NOW = 1_512_498_600.0  # 2017-12-05T18:30:00Z
+PRICE = {"fact_id": "f1", "fact": "price", "item_id": "a", "value": 2.5, "at": "2017-12-05T18:30:00Z"}
+
+
+def parse(**changed: Any) -> Fact:
+    given = {**PRICE, **changed}
+    return parse_fact({name: value for name, value in given.items() if value is not ...}, NOW)
+
+
+def test_a_full_fact_from_bytes() -> None:
+    raw = orjson.dumps(
+        {
+            **PRICE,
+            "fact": "coupon",
+            "value": "SAVE10",
+            "store_id": "406",
+            "user_id": "u1",
+            "valid_from": "2017-12-05T19:30:00+01:00",
+            "valid_until": "2017-12-06",
+        }
+    )
+    found = parse_fact(raw, NOW)
+    assert found == Fact("f1", "coupon", "a", "SAVE10", NOW, "406", "u1", NOW, 1_512_518_400.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("price", 0),
+        ("price", 1e9),
+        ("stock", 0),
+        ("stock", 2.5),
+        ("ban", 0),
+        ("ban", 1.0),
+        ("promotion", 0),
+        ("promotion", 1),
+        ("coupon", "x" * 128),
+        *((kind, None) for kind in ("price", "stock", "ban", "promotion", "coupon")),
+    ],
+)
+def test_what_a_value_may_be(kind: str, value: object) -> None:
+    assert parse(fact=kind, value=value).value == value
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"fact": "offer"}, "fact is not one of price, stock, ban, promotion, coupon"),
+        ({"fact": ["price"]}, "fact is not one of"),
+        ({"fact_id": ...}, "fact_id missing"),
+        ({"value": ...}, "value missing"),
+        ({"fact_id": ""}, "fact_id is a str that cannot be one"),
+        ({"item_id": 7}, "item_id is a int that cannot be one: expected a string of 1 to 128"),
+        ({"item_id": "a\x1fb"}, "printable"),
+        ({"item_id": "\ud800"}, "printable"),
+        ({"item_id": "x" * 129}, "1 to 128"),
+        ({"store_id": ""}, "store_id is a str that cannot be one"),
+        ({"user_id": "u1"}, "a price is the same for everybody"),
+        ({"value": True}, "value of a price is a bool that cannot be one"),
+        ({"value": "2.5"}, "what one unit costs now"),
+        ({"value": -0.01}, "a number from 0 to 1e9"),
+        ({"value": math.nan}, "a number from 0 to 1e9"),
+        ({"value": math.inf}, "a number from 0 to 1e9"),
+        ({"value": 10**400}, "a number from 0 to 1e9"),
+        ({"fact": "ban", "value": 0.5}, "1 banned or 0 not"),
+        ({"fact": "promotion", "value": 10}, "a number from 0 to 1"),
+        ({"fact": "coupon", "value": 10}, "the coupon's code"),
+        ({"fact": "coupon", "value": ""}, "the coupon's code"),
+        ({"at": None}, "at is null"),
+        ({"at": 1_512_498_600}, "at is no ISO 8601 time"),
+        ({"at": "now"}, "at is no ISO 8601 time"),
+        ({"at": "1969-12-31T23:59:59Z"}, "at lies before 1970"),
+        ({"valid_from": "9999-12-31T23:59:59-23:59"}, "valid_from lies before 1970 or after the year 9999"),
+        ({"at": "2017-12-06T18:30:01Z"}, "at lies in the future"),
+        ({"valid_until": "0001-01-01T00:00:00+14:00"}, "valid_until"),
+        ({"valid_from": "2018-01-01", "valid_until": "2018-01-01"}, "valid_until is not after valid_from"),
+        ({"valid_form": "2018-01-01"}, "1 unknown field"),
+    ],
+    ids=str,
+)
+def test_what_is_no_fact_is_told_by_field(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(FactInvalid, match=says) as found:
+        parse(**changed)
+    assert "2.5" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "found a JSON list, expected an object"),
+        (b'{"value": NaN}', "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 10_000, "not JSON"),
+        (b" " * (MAX_BYTES + 1), "at most 16384"),
+    ],
+)
+def test_what_is_no_json_object(raw: bytes, says: str) -> None:
+    with pytest.raises(FactInvalid, match=says):
+        parse_fact(raw)
+
+
+def test_a_file_is_read_to_its_end_and_each_bad_line_told() -> None:
+    good = orjson.dumps(PRICE)
+    found, refused = parse_lines([good, b"", b"{}", good, b"nothing"])
+    assert len(found) == 2
+    assert [number for number, _ in refused] == [3, 5]
+
+
+ids = st.sampled_from(["a", "b"])
+facts = st.builds(
+    Fact,
+    fact_id=st.sampled_from(["f1", "f10", "f2", "ä"]),
+    fact=st.sampled_from(["price", "coupon"]),
+    item_id=ids,
+    value=st.sampled_from([1.0, 2.0, None, "C1", "C2"]),
+    at=st.sampled_from([NOW, NOW + 1e-6, NOW + 1.0, 9.0]),
+    store_id=st.none() | ids,
+    user_id=st.none() | ids,
+    valid_from=st.none() | st.just(5.0),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), said=st.lists(facts, max_size=12))
+def test_any_order_and_any_repetition_folds_to_the_same(data: st.DataObject, said: list[Fact]) -> None:
+    again = data.draw(st.permutations(said + data.draw(st.lists(st.sampled_from(said))) if said else said))
+    assert {fact.key: fact for fact in Facts(again)} == {fact.key: fact for fact in Facts(said)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(said=st.lists(facts, min_size=1, max_size=12))
+def test_the_latest_known_stands(said: list[Fact]) -> None:
+    for standing in Facts(said):
+        rivals = [fact for fact in said if fact.key == standing.key]
+        assert (standing.at, standing.fact_id) == max((fact.at, fact.fact_id) for fact in rivals)
+
+
+@given(fact=facts.filter(lambda fact: isinstance(fact.value, str) == (fact.fact == "coupon")))
+def test_what_is_written_is_read_back(fact: Fact) -> None:
+    if fact.fact != "coupon" and fact.user_id is not None:
+        return
+    assert parse_fact(unranked(fact.ranked())) == fact

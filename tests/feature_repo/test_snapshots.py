@@ -1,0 +1,99 @@
+"""The rows behind the Feast views: as of their stamp, and the same numbers that the models get."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from components.fit_statistics import fit, fit_vocabulary, purchases_of
+from feature_repo.aggregates import CLICK, DAY_S, UserEvents, pack, unpack
+from feature_repo.schema import ITEM, USER, model_inputs
+from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, USER_COLUMNS, item_table, user_table
+from feature_repo.statistics import Statistics
+from feature_repo.toy_shop import toy_dataset
+from feature_repo.transforms import Query, Rows, User
+
+MONDAY = 1_704_067_200.0
+MakeRow = Callable[..., UserEvents]
+
+
+@pytest.fixture(scope="module")
+def statistics() -> Statistics:
+    data = toy_dataset(users=12, weeks=20)
+    purchases, items = purchases_of(data.events), data.items.set_index("item_id")
+    return fit(purchases, items, fit_vocabulary(purchases, items), pd.Timestamp("2024-06-01", tz="UTC"))
+
+
+@pytest.fixture
+def row(row_of: MakeRow) -> UserEvents:
+    return row_of(
+        [(MONDAY, ["item-002", "item-004"], 8.0, 2.0), (MONDAY + 3 * DAY_S, ["item-002"], 4.0, 0.0)],
+        [(MONDAY + 3 * DAY_S + 60, "item-006", CLICK)],
+    )
+
+
+def test_the_columns_are_the_schema_and_nothing_else(row: UserEvents, statistics: Statistics) -> None:
+    assert USER_COLUMNS.names == [
+        "user_id",
+        "event_timestamp",
+        HISTORY,
+        *(feature.__name__ for feature in USER),
+    ]
+    assert ITEM_COLUMNS.names == ["item_id", "event_timestamp", *(feature.__name__ for feature in ITEM)]
+    assert user_table([("ann", row)]).schema == user_table([]).schema == USER_COLUMNS
+    assert item_table(statistics, MONDAY).schema == ITEM_COLUMNS
+
+
+def test_a_row_holds_what_came_strictly_before_its_stamp(row: UserEvents) -> None:
+    for at, lines in ((MONDAY + 1e-6, 2), (MONDAY + 3 * DAY_S, 2), (MONDAY + 3 * DAY_S + 1, 3)):
+        [found] = user_table([("ann", row)], at).to_pylist()
+        assert found["event_timestamp"].timestamp() == at
+        assert found[HISTORY] == pack(row.before(at))
+        assert len(unpack(found[HISTORY])) == lines
+        for feature in USER:
+            expected = np.float32(feature(User(row, at)))
+            assert np.float32(found[feature.__name__]) == expected, feature.__name__
+
+
+def test_who_had_done_nothing_has_no_row(row: UserEvents, row_of: MakeRow) -> None:
+    later = row_of([(MONDAY + DAY_S, ["tea"], 1.0, 0.0)])
+    assert user_table([("ann", row), ("bob", later)], MONDAY + 60)["user_id"].to_pylist() == ["ann"]
+    assert len(user_table([("ann", row)], MONDAY)) == 0
+
+
+def test_without_a_time_a_row_is_stamped_just_after_its_last_event(row: UserEvents, row_of: MakeRow) -> None:
+    """Each its own; the very last event is in, and a request of that moment does not join it."""
+    other = row_of([(MONDAY + 0.123456, ["tea"], 1.0, 0.0)])
+    ann, bob = user_table([("ann", row), ("bob", other)]).to_pylist()
+    assert ann[HISTORY] == pack(row)
+    assert bob[HISTORY] == pack(other)
+    assert bob["event_timestamp"] == datetime(2024, 1, 1, 0, 0, 0, 123_457, UTC)
+    assert ann["event_timestamp"] == datetime(2024, 1, 4, 0, 1, 0, 1, UTC)
+    assert ann["user_clicks_10m"] == 1
+
+
+@pytest.mark.parametrize("micros", [0, 1, 333_333, 999_999])
+def test_the_stamp_keeps_its_microseconds(micros: int, row: UserEvents) -> None:
+    at = pd.Timestamp("2024-03-01", tz="UTC") + pd.Timedelta(microseconds=micros)
+    stamps = user_table([("ann", row)], at.timestamp())["event_timestamp"]
+    assert stamps.cast(pa.int64()).to_pylist() == [at.value // 1_000]
+
+
+def test_the_values_are_what_the_model_gets(row: UserEvents, statistics: Statistics) -> None:
+    at = MONDAY + 5 * DAY_S
+    codes = np.array([statistics.code_of[item] for item in row.items.tolist()])
+    coded = UserEvents(codes, *(getattr(row, name) for name in UserEvents.__slots__ if name != "items"))
+    query = Query(statistics, at, np.empty(0, np.int64), 0, User(coded, at))
+    dense, _ = model_inputs(Rows(query, np.arange(len(statistics.item_ids))))
+    user = user_table([("ann", row)], at).select([feature.__name__ for feature in USER])
+    np.testing.assert_array_equal([list(one.values()) for one in user.to_pylist()], dense[:1, : len(USER)])
+    items = item_table(statistics, at)
+    assert items["item_id"].to_pylist() == statistics.item_ids.tolist()
+    for position, feature in enumerate(ITEM, len(USER)):
+        np.testing.assert_array_equal(
+            items[feature.__name__].to_numpy(), dense[:, position], err_msg=feature.__name__
+        )
+    assert set(items["event_timestamp"].cast(pa.int64()).to_pylist()) == {round(at * 1e6)}

@@ -1,0 +1,172 @@
+"""A server of bytes that the test writes: what comes, how late, how much at a time."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from serving.redis_address import RedisAddress
+from serving.redis_connection import Connection, ReplyError, connect, connect_to_master
+
+
+@contextlib.contextmanager
+def scripted(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
+    """Run `serve` on each connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client, contextlib.suppress(OSError):
+                serve(client)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def answering(*answers: bytes) -> Callable[[socket.socket], None]:
+    def serve(client: socket.socket) -> None:
+        for answer in answers:
+            if not client.recv(1_000):
+                return
+            client.sendall(answer)
+
+    return serve
+
+
+def dial(node: tuple[str, int]) -> Connection:
+    return Connection(socket.create_connection(node))
+
+
+def soon() -> float:
+    return time.perf_counter() + 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [
+        (b"+OK\r\n", b"OK"),
+        (b":-7\r\n", -7),
+        (b"$-1\r\n", None),
+        (b"*-1\r\n", None),
+        (b"$0\r\n\r\n", b""),
+        (b"$4\r\n\r\n\r\n\r\n", b"\r\n\r\n"),
+        (b"*2\r\n$1\r\na\r\n*1\r\n:1\r\n", [b"a", [1]]),
+    ],
+)
+def test_each_kind_of_reply_is_read(answer: bytes, reply: object) -> None:
+    with scripted(answering(answer, b"+next\r\n")) as node:
+        connection = dial(node)
+        assert connection.ask(soon(), b"ANY") == reply
+        assert connection.ask(soon(), b"ANY") == b"next", "nothing of the first was left"
+        connection.close()
+
+
+def test_what_is_sent_is_the_command() -> None:
+    heard: list[bytes] = []
+
+    def serve(client: socket.socket) -> None:
+        heard.append(client.recv(1_000))
+        client.sendall(b"+OK\r\n")
+
+    with scripted(serve) as node:
+        connection = dial(node)
+        connection.ask(soon(), b"GET", b"a\r\nb", b"")
+        connection.close()
+    assert heard == [b"*3\r\n$3\r\nGET\r\n$4\r\na\r\nb\r\n$0\r\n\r\n"]
+
+
+def test_an_error_shows_its_code_alone_and_the_connection_stays_good() -> None:
+    with scripted(answering(b"-WRONGPASS for user 'hunter2'\r\n", b"+OK\r\n")) as node:
+        connection = dial(node)
+        with pytest.raises(ReplyError, match=r"^WRONGPASS$") as caught:
+            connection.ask(soon(), b"AUTH")
+        assert caught.value.code == "WRONGPASS"
+        assert connection.ask(soon(), b"PING") == b"OK"
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 400 Bad Request\r\n", b"$x\r\n", b"*1\r\n-ERR\r\n", b"*1\r\n" * 30, b"x" * 100_000, b"\r\n"],
+)
+def test_what_is_no_reply_is_told(answer: bytes) -> None:
+    with scripted(answering(answer)) as node:
+        connection = dial(node)
+        with pytest.raises(ValueError):
+            connection.ask(soon(), b"PING")
+        connection.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b"$10\r\nabc", b"*2\r\n$1\r\na\r\n"])
+def test_half_an_answer_and_an_end_is_a_lost_connection(answer: bytes) -> None:
+    with scripted(answering(answer)) as node:
+        connection = dial(node)
+        with pytest.raises(ConnectionError):
+            connection.ask(soon(), b"PING")
+        connection.close()
+
+
+@pytest.mark.parametrize("head", [b"+", b"$9999\r\n", b"*9999\r\n", b"*1000000000\r\n$1\r\na\r\n"])
+def test_a_server_that_drips_holds_nobody_beyond_the_deadline(head: bytes) -> None:
+    def drip(client: socket.socket) -> None:
+        client.recv(1_000)
+        client.sendall(head)
+        for _ in range(400):
+            client.sendall(b"1")
+            time.sleep(0.004)
+
+    with scripted(drip) as node:
+        connection = dial(node)
+        began = time.perf_counter()
+        with pytest.raises(TimeoutError):
+            connection.ask(began + 0.03, b"PING")
+        assert time.perf_counter() - began < 0.5, "each wait of its own would have taken 1.6 s"
+        connection.close()
+
+
+def test_a_deadline_that_is_over_asks_nothing() -> None:
+    with scripted(answering(b"+OK\r\n")) as node:
+        connection = dial(node)
+        with pytest.raises(TimeoutError):
+            connection.ask(time.perf_counter() - 1, b"PING")
+        connection.close()
+
+
+def test_a_server_that_accepts_and_never_answers_is_no_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = RedisAddress("server", (mute.getsockname(),), tls=False)
+        for tls in (False, True):
+            with pytest.raises(TimeoutError):
+                connect(
+                    RedisAddress("server", address.nodes, tls=tls),
+                    mute.getsockname(),
+                    time.perf_counter() + 0.05,
+                )
+
+
+def test_a_frozen_sentinel_leaves_time_for_the_next_and_the_master() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, scripted(answering(b"+PONG\r\n")) as master:
+        where = b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%d\r\n" % (len(str(master[1])), master[1])
+        with scripted(answering(where)) as sentinel:
+            address = RedisAddress("sentinel", (mute.getsockname(), sentinel), service="shop")
+            connect_to_master(address, time.perf_counter() + 3).close()
+
+
+def test_a_service_that_no_sentinel_watches_is_named() -> None:
+    with scripted(answering(b"*-1\r\n")) as sentinel:
+        address = RedisAddress("sentinel", (sentinel,), service="shop")
+        with pytest.raises(ConnectionError, match="watch no service 'shop'"):
+            connect_to_master(address, soon())

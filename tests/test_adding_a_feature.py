@@ -1,0 +1,155 @@
+"""The README's way to add a feature, followed to the letter: a function, its line, and it is everywhere."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FUNCTION = '''
+
+def user_items_per_basket_90d(user: User) -> float:
+    """Distinct items per basket of the last 90 days."""
+    window = user.window(90 * DAY_S)
+    return window.items / max(window.baskets, 1)
+'''
+LINE = "    t.user_items_per_basket_90d,\n"
+# What the new feature must say of the row below: 3 distinct items in 2 baskets; one is older.
+CHECK = """
+import sys
+import numpy as np
+
+from feature_repo.aggregates import DAY_S, KINDS, make_events, pack, unpack
+from feature_repo.schema import DENSE_NAMES, USER, model_inputs, schema_hash
+from feature_repo.snapshots import USER_COLUMNS, USER_VIEW, user_table
+from feature_repo.statistics import read_statistics
+from feature_repo.transforms import Rows
+from serving.retrieval import build_query
+
+NAME, at = "user_items_per_basket_90d", 1_718_000_000.0
+statistics = read_statistics(__import__("pathlib").Path(sys.argv[1]))
+items = [str(statistics.item_ids[code]) for code in (0, 0, 1, 2, 3)]
+days, basket = np.array([3, 5, 5, 5, 91]), np.array([1, 2, 2, 2, 3], np.uint32)
+row = make_events(
+    items, at - days * DAY_S, np.zeros(5, np.uint8), basket, np.arange(5, dtype=np.uint64),
+    np.ones(5, np.float32), np.zeros(5, np.float32),
+)
+query = build_query(statistics, (), unpack(pack(row)), at)
+dense, _ = model_inputs(Rows(query, np.arange(4)))
+assert dense.shape == (4, len(DENSE_NAMES)) and DENSE_NAMES.count(NAME) == 1
+column = dense[:, DENSE_NAMES.index(NAME)]
+assert column.tolist() == [1.5] * 4, column
+assert USER_COLUMNS.names.count(NAME) == 1
+[snapshot] = user_table([("ann", row)], at).to_pylist()
+assert snapshot[NAME] == 1.5, snapshot
+
+from feature_repo.feature_definitions import user_history
+
+assert user_history.name == USER_VIEW
+[field] = [field for field in user_history.schema if field.name == NAME]
+assert field.description == "Distinct items per basket of the last 90 days."
+print(schema_hash())
+"""
+# The same shop through the steps that fill the stores: what Feast answers is what the function says.
+PUBLISH = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from components.fit_statistics import fit_statistics
+from components.materialize_features import materialize_features
+from components.feast_store import feature_store, quiet_feast
+from components.publish_features import publish_features
+from feature_repo.aggregates import unpack
+from feature_repo.events import write_dataset
+from feature_repo.toy_shop import toy_dataset
+from feature_repo.transforms import User, user_items_per_basket_90d
+from serving.online_features import open_store
+
+root, cut = Path(sys.argv[1]), "2024-06-10T00:00:00Z"
+write_dataset(root / "dataset", toy_dataset(users=6, weeks=28))
+fit_statistics(root / "dataset", root / "statistics", cut)
+materialize_features(root / "dataset", root / "statistics", root / "features", cut)
+publish_features(root / "features", cut, {"bundle_id": "x"}, str(root / "home"))
+name, users = "user_history:user_items_per_basket_90d", [f"user-{code:03d}" for code in range(6)]
+asked = pd.DataFrame({"user_id": users, "event_timestamp": pd.Timestamp("2024-08-01", tz="UTC")})
+with quiet_feast():
+    store = feature_store(root / "home")
+    online = store.get_online_features([name], [{"user_id": user} for user in users]).to_dict()
+    joined = store.get_historical_features(asked, [name]).to_df().set_index("user_id")
+ours = open_store(f"sqlite:///{root / 'home' / 'online_store.db'}")
+for position, user in enumerate(users):
+    row = ours.read(user)
+    expected = np.float32(user_items_per_basket_90d(User(unpack(row.history), row.written_at)))
+    found = online["user_items_per_basket_90d"][position], joined["user_items_per_basket_90d"][user]
+    assert expected > 1 and [np.float32(one) for one in found] == [expected] * 2, (user, expected, found)
+print("equal")
+"""
+
+
+def test_the_readme_says_so() -> None:
+    """What the tests below do is what the table tells people to do."""
+    [line] = re.findall(r"^\| a feature \| (.+) \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert line.startswith("a function in `feature_repo/transforms.py`, its line in `feature_repo/schema.py`")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages with the feature added: two files changed, a function and a line."""
+    clone = tmp_path_factory.mktemp("clone")
+    for package in ("feature_repo", "serving", "components"):
+        shutil.copytree(ROOT / package, clone / package, ignore=shutil.ignore_patterns("__pycache__"))
+    transforms, schema = (clone / "feature_repo" / f"{name}.py" for name in ("transforms", "schema"))
+    transforms.write_text(transforms.read_text("utf-8") + FUNCTION, "utf-8")
+    before, after = schema.read_text("utf-8").split("ITEM: tuple", 1)
+    last = before.rindex(")\n")  # the end of USER
+    schema.write_text(before[:last] + LINE + before[last:] + "ITEM: tuple" + after, "utf-8")
+    return clone
+
+
+def said(program: str, argument: Path, clone: Path) -> str:
+    """Run a program on the packages of a clone and return what it prints last."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, argument],
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": str(clone)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def statistics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import pandas as pd
+
+    from components.fit_statistics import fit, fit_vocabulary, purchases_of
+    from feature_repo.statistics import write_statistics
+    from feature_repo.toy_shop import toy_dataset
+
+    path, data = tmp_path_factory.mktemp("statistics"), toy_dataset(users=6, weeks=20)
+    purchases, items = purchases_of(data.events), data.items.set_index("item_id")
+    vocabulary = fit_vocabulary(purchases, items)
+    cut = pd.Timestamp("2024-06-01", tz="UTC")
+    write_statistics(path, fit(purchases, items, vocabulary, cut), vocabulary)
+    return path
+
+
+@pytest.mark.slow
+def test_the_models_the_view_and_the_snapshot_have_it_and_agree(clone: Path, statistics: Path) -> None:
+    from feature_repo.schema import schema_hash
+
+    assert said(CHECK, statistics, clone) != schema_hash(), "a bundle of before is refused"
+
+
+@pytest.mark.slow
+def test_both_stores_answer_with_what_the_function_says(clone: Path, tmp_path: Path) -> None:
+    assert said(PUBLISH, tmp_path, clone) == "equal"
