@@ -32,25 +32,25 @@ def store_popularity(query: Query, store: np.ndarray | None, tower: FaissTower) 
 def personal(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarray:
     """The user's own 120-day decayed purchase counts, popularity breaking ties."""
     scores = 1e-3 * _tie_break(query)
-    scores[query.history.items] += query.history.decayed[:, 2]
+    scores[query.history.items] += query.history.decayed[2]
     return scores
 
 
 def together(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarray:
     """Bought together with the basket: pairs / (n_basket_item^0.7 n_item^0.3), summed over the basket."""
     scores = 1e-6 * _tie_break(query)
-    scores[query.together.codes] += query.together.sum
+    scores[query.together.codes] += query.together.sums[0]
     return scores
 
 
 def blend(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarray:
     """Personal (log) and together, each divided by its maximum, added: the best that needs no training."""
     scores = 1e-6 * _tie_break(query)
-    own = np.log1p(query.history.decayed[:, 2])
+    own = np.log1p(query.history.decayed[2])
     if len(own):
         scores[query.history.items] += own / max(own.max(), 1e-9)
     if len(query.together.codes):
-        scores[query.together.codes] += query.together.sum / max(query.together.sum.max(), 1e-9)
+        scores[query.together.codes] += query.together.sums[0] / max(query.together.sums[0].max(), 1e-9)
     return scores
 
 

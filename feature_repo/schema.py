@@ -7,12 +7,14 @@ and the Feast views take it from here.
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
 from feature_repo import transforms as t
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import Feature, ItemFeature, Query, Rows, User, UserFeature
+from feature_repo.transforms import Feature, ItemFeature, Query, Rows, TableFeature, User, UserFeature
 
 # One line per feature. Those of a user and of an item are also fields of the Feast views.
 USER: tuple[UserFeature, ...] = (
@@ -106,11 +108,12 @@ def user_values(user: User) -> np.ndarray:
 
 
 def item_values(statistics: Statistics) -> np.ndarray:
-    """Return the features of every item of the catalogue, (len(ITEM), n) float64, computed once."""
+    """Return the features of every item of the catalogue, (n, len(ITEM)) float32, computed once."""
     cached: np.ndarray | None = statistics.__dict__.get("_item_values")
     if cached is None:
-        cached = np.array([feature(statistics) for feature in ITEM], np.float64)
-        statistics.__dict__["_item_values"] = cached
+        with np.errstate(over="ignore"):
+            columns = [feature(statistics).astype(np.float32) for feature in ITEM]
+        cached = statistics.__dict__["_item_values"] = np.column_stack(columns)
     return cached
 
 
@@ -120,19 +123,33 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     Values that are not finite, or beyond what float32 holds, become 0 and ±1e9: one broken number
     stays in its own row and never reaches another user's score.
     """
-    shared, own = len(USER), len(USER) + len(ITEM)
-    columns = np.empty(
-        (len(DENSE_NAMES), len(rows.candidates))
-    )  # float64: 1e308 must not overflow on the way
-    columns[:shared] = user_values(rows.query.user)[:, None]
-    columns[shared:own] = item_values(rows.statistics)[:, rows.candidates]
-    for row, feature in zip(columns[own:], REQUEST, strict=True):
-        row[:] = feature(rows)
-    dense = np.clip(columns, -LIMIT, LIMIT).T.astype(np.float32, order="C")
-    np.nan_to_num(dense, copy=False)
-    return dense, np.column_stack([rows.candidates + 1, rows.levels]).astype(np.int64)
+    dense = np.empty((len(rows.candidates), len(DENSE_NAMES)), np.float32)
+    categorical = np.empty((len(rows.candidates), len(CATEGORICAL)), np.int64)
+    with np.errstate(over="ignore"):  # 1e308 becomes infinite, and is stopped below
+        dense[:, : len(USER)] = user_values(rows.query.user)
+        dense[:, len(USER) : _OWN] = item_values(rows.statistics).take(rows.candidates, axis=0)
+        for features, columns in _TABLES:
+            dense[:, columns] = rows.look_up(features)
+        for column, feature in _OTHERS:
+            dense[:, column] = feature(rows)
+    if len(dense) and not (dense.min() >= -LIMIT and dense.max() <= LIMIT):
+        np.nan_to_num(np.clip(dense, -LIMIT, LIMIT, out=dense), copy=False)
+    categorical[:, 0] = rows.candidates + 1
+    categorical[:, 1:] = rows.levels.T
+    return dense, categorical
 
 
+def _tables() -> Iterator[tuple[tuple[TableFeature, ...], slice]]:
+    """Yield the features of each table with their columns; they stand side by side: one copy fills them."""
+    for _, group in itertools.groupby(enumerate(REQUEST, _OWN), lambda place: getattr(place[1], "table", "")):
+        features = [(column, feature) for column, feature in group if isinstance(feature, TableFeature)]
+        if features:
+            yield tuple(feature for _, feature in features), slice(features[0][0], features[-1][0] + 1)
+
+
+_OWN = len(USER) + len(ITEM)
+_TABLES = tuple(_tables())
+_OTHERS = tuple((c, f) for c, f in enumerate(REQUEST, _OWN) if not isinstance(f, TableFeature))
 HISTORY_LENGTH = 64  # history items the query tower sees, most bought lately first
 BASKET_LENGTH = 40  # basket items it sees, the last ones
 
@@ -143,8 +160,8 @@ def tower_inputs(query: Query) -> dict[str, np.ndarray]:
     `history` (1, HISTORY_LENGTH) int64, what was bought most lately, the latest first; `history_weight`
     (1, HISTORY_LENGTH) float32 (log of one plus the 60-day decayed count); `basket` (1, BASKET_LENGTH) int64.
     """
-    weight = query.history.decayed[:, 1]
-    top = np.argsort(-weight, kind="stable")[:HISTORY_LENGTH]
+    weight = query.history.decayed[1]
+    top = query.lately[:HISTORY_LENGTH]
     top = top[np.argsort(-query.history.last_at[top], kind="stable")]
     history = np.zeros((1, HISTORY_LENGTH), np.int64)
     history[0, : len(top)] = query.history.items[top] + 1

@@ -64,7 +64,7 @@ def user_table(rows: Iterable[tuple[str, UserEvents]], at: float | None = None) 
 def item_table(statistics: Statistics, at: float) -> pa.Table:
     """Return the catalogue's features as of `at`, seconds since the epoch, as a table of ITEM_COLUMNS."""
     stamps = pa.array(np.full(len(statistics.item_ids), round(at * 1e6), np.int64)).cast(_STAMP[1])
-    arrays = [statistics.item_ids.tolist(), stamps, *item_values(statistics).astype(np.float32)]
+    arrays = [statistics.item_ids.tolist(), stamps, *item_values(statistics).T]
     return pa.Table.from_arrays(
         [pa.array(column, field.type) for column, field in zip(arrays, ITEM_COLUMNS, strict=True)],
         schema=ITEM_COLUMNS,

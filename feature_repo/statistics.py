@@ -7,12 +7,16 @@ and serving look it up in the same arrays. The arrays are memory-mapped `.npy` f
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+
+from feature_repo.kernels import codes_of, find, first_of, index_ids
 
 NO_ITEM = -1
 
@@ -50,9 +54,58 @@ class Statistics:
         return {item: code for code, item in enumerate(self.item_ids.tolist())}
 
     @cached_property
+    def level_sizes(self) -> tuple[int, ...]:
+        """How many codes each level has: type, category, department."""
+        return tuple((self.categorical.max(0, initial=0) + 1).tolist())
+
+    @cached_property
     def store_row(self) -> dict[str, int]:
         """Store id -> row of `store_popular`."""
         return {store: row for row, store in enumerate(self.store_ids.tolist())}
+
+    @contextlib.contextmanager
+    def marks(self) -> Iterator[np.ndarray]:
+        """Lend zeros, one for each item, (n,) int32; whoever borrows them wipes what was written.
+
+        A mark per item tells in one step whether a code was seen, and where: no sort, no search. Threads may
+        share the statistics: each loan is an array of its own.
+        """
+        try:
+            marks = self._idle_marks.pop()
+        except IndexError:
+            marks = np.zeros(len(self.item_ids), np.int32)
+        yield marks
+        self._idle_marks.append(marks)  # not after an exception: it may have left something
+
+    def find(self, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Return where each wanted code stands among distinct codes, int64, and -1 where it does not."""
+        with self.marks() as marks:
+            return find(codes, wanted, marks)
+
+    def first_of(self, codes: np.ndarray, barred: int, most: int) -> np.ndarray:
+        """Return the places of codes that come first, at most so many; none like the first `barred` codes."""
+        with self.marks() as marks:
+            return first_of(codes, barred, most, marks)
+
+    def codes_in(self, text: bytes, count: int) -> np.ndarray:
+        """Return the codes of ids that stand in a text, one a line, int64; NO_ITEM for unknown ones.
+
+        Returns nothing if the text holds another number of ids than `count`.
+        """
+        return codes_of(np.frombuffer(text, np.uint8), count, *self._index)
+
+    @cached_property
+    def _index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ids = [item.encode() for item in self.item_ids.tolist()]
+        text = np.frombuffer(b"".join(ids), np.uint8)
+        ends = np.cumsum([len(item) for item in ids])
+        slots = np.empty(1 << (2 * len(ids)).bit_length(), np.int32)
+        index_ids(text, ends, slots)
+        return text, ends, slots
+
+    @cached_property
+    def _idle_marks(self) -> list[np.ndarray]:
+        return []
 
     def codes(self, item_ids: list[str] | tuple[str, ...]) -> np.ndarray:
         """Return the codes of those ids that the catalogue knows, in the order given, int64."""

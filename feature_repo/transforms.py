@@ -4,6 +4,8 @@ Each public function below `Rows` is one feature. What it takes says what it is 
 
     Statistics  an item           returns one float per item of the catalogue
     User        a user            returns one float
+    Query       a user's items    returns one float per item bought (`of_history`), or per partner of the
+                                  basket (`of_together`); called with `Rows` it gives the candidates'
     Rows        both, the basket  returns one float per candidate, or one that all share
 
 What is known to a feature at time t comes from events strictly before t: `User` cuts them off there, and the
@@ -12,7 +14,7 @@ statistics are handed in as of then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -28,6 +30,7 @@ from feature_repo.aggregates import (
     history_of,
     merge_lines,
 )
+from feature_repo.kernels import last_distinct, link, link_to
 from feature_repo.statistics import Statistics
 
 MINUTE_S, HOUR_S = 60, 3_600
@@ -44,54 +47,54 @@ Feature = Callable[["Rows"], "np.ndarray | float"]
 
 @dataclass(frozen=True)
 class Together:
-    """Items bought together with a set of items: one entry per partner, sorted by code."""
+    """Items bought together with a set of items: one entry per partner, in the order in which they come.
 
-    codes: np.ndarray
-    sum: np.ndarray  # of count / (n_v^0.7 n_i^0.3) over the set
-    max: np.ndarray
-    cosine_sum: np.ndarray
-    cosine_max: np.ndarray
-    lift_max: np.ndarray
-    links: np.ndarray  # how many of the set have this partner
+    A link from an item v of the set to a partner i has three strengths, all of the baskets with both:
+    count / (n_v^0.7 n_i^0.3), count / sqrt(n_v n_i) and count N / (n_v n_i).
+    """
 
-
-def bought_together(statistics: Statistics, codes: np.ndarray, weights: np.ndarray | None = None) -> Together:
-    """Return the partners of `codes`, (b,) int64, each link scaled by `weights`, (b,)."""
-    count = statistics.together_count[codes]  # (b, K)
-    if weights is not None:
-        count = count * weights.astype(np.float32)[:, None]
-    flat = statistics.neighbours[codes].ravel()
-    order = np.argsort(flat)  # groups the links by partner; NO_ITEM comes first
-    order = order[np.searchsorted(flat, 0, sorter=order) :]
-    partner = flat[order].astype(np.int64)
-    if len(partner) == 0:
-        empty = np.empty(0, np.float32)
-        return Together(np.empty(0, np.int64), empty, empty, empty, empty, empty, empty)
-    powers = _powers(statistics)
-    by_source = [
-        (count * power[codes][:, None]).ravel()[order] for power in (powers[0], powers[2], powers[3])
-    ]
-    directed = by_source[0] * powers[1][partner]
-    cosine = by_source[1] * powers[2][partner]
-    lift = by_source[2] * powers[3][partner] * np.float32(statistics.total_baskets)
-    start = np.flatnonzero(np.concatenate([[True], partner[1:] != partner[:-1]]))
-    return Together(
-        codes=partner[start],
-        sum=np.add.reduceat(directed, start),
-        max=np.maximum.reduceat(directed, start),
-        cosine_sum=np.add.reduceat(cosine, start),
-        cosine_max=np.maximum.reduceat(cosine, start),
-        lift_max=np.maximum.reduceat(lift, start),
-        links=np.diff(start, append=len(partner)).astype(np.float32),
-    )
+    codes: np.ndarray  # (t,) int64
+    sums: np.ndarray  # (3, t) float32, the strengths added up over the set
+    largest: np.ndarray  # (3, t) float32, the largest ones
+    links: np.ndarray  # (t,) how many of the set have this partner
 
 
-def _powers(statistics: Statistics) -> tuple[np.ndarray, ...]:
-    """Return n^-0.7, n^-0.3, n^-0.5 and 1/n for each item, computed once per statistics."""
-    cached = statistics.__dict__.get("_powers")
+def bought_together(statistics: Statistics, items: np.ndarray) -> Together:
+    """Return the partners of items, (b,) int64 codes."""
+    with statistics.marks() as marks:
+        tables = statistics.neighbours, statistics.together_count, link_weights(statistics)
+        return Together(*link(items, *tables, marks))
+
+
+def together_with(
+    statistics: Statistics, items: np.ndarray, weights: np.ndarray, wanted: np.ndarray
+) -> np.ndarray:
+    """Return the first strength of each wanted code's links with `items`, added up, (n,) float64.
+
+    Args:
+        statistics: of the catalogue.
+        items: (b,) int64 codes.
+        weights: (b,) by which the links of each item are scaled.
+        wanted: (n,) distinct codes.
+    """
+    factors = link_weights(statistics)
+    with statistics.marks() as marks:
+        tables = statistics.neighbours, statistics.together_count, marks
+        found: np.ndarray = link_to(wanted, items, weights * factors[0, items], *tables)
+    return found * factors[3].take(wanted)
+
+
+def link_weights(statistics: Statistics) -> np.ndarray:
+    """Return what a link's count is multiplied by, (6, n) float32, computed once per statistics.
+
+    The first three rows are of the item it comes from, one per strength; the others of its partner.
+    """
+    cached: np.ndarray | None = statistics.__dict__.get("_link_weights")
     if cached is None:
         count = np.maximum(statistics.basket_count, 1).astype(np.float32)
-        cached = statistics.__dict__["_powers"] = (count**-0.7, count**-0.3, count**-0.5, 1 / count)
+        total = np.float32(statistics.total_baskets)
+        rows = [count**-0.7, count**-0.5, 1 / count, count**-0.3, count**-0.5, total / count]
+        cached = statistics.__dict__["_link_weights"] = np.array(rows, np.float32)
     return cached
 
 
@@ -106,12 +109,22 @@ class User:
         """Take the user's row, which may hold later events, and the time that is asked for."""
         self.events = merge_lines(events.before(at))
         self.at = at
+        self._kinds: dict[int, UserEvents] = {}
         self._windows: dict[tuple[float, int | None], Window] = {}
 
     @cached_property
     def history(self) -> UserHistory:
         """What was bought, items outside the catalogue included."""
-        return history_of(self.events, self.at)
+        return history_of(self.of(PURCHASE), self.at)
+
+    def of(self, kind: int | None) -> UserEvents:
+        """Return the events of one kind; of all without one."""
+        if kind is None:
+            return self.events
+        if kind not in self._kinds:
+            chosen = self.events.kind == kind
+            self._kinds[kind] = self.events if chosen.all() else self.events.where(chosen)
+        return self._kinds[kind]
 
     @cached_property
     def acts(self) -> UserEvents:
@@ -123,25 +136,25 @@ class User:
     def session(self) -> UserEvents:
         """The acts since the last pause of SESSION_GAP_S; none if that pause lasts."""
         at = self.acts.at[-1_000:]
-        pauses = np.flatnonzero(np.diff(at, append=self.at) > SESSION_GAP_S)
+        if len(at) == 0 or self.at - at[-1] > SESSION_GAP_S:
+            return self.acts.where(slice(len(self.acts), None))
+        pauses = np.flatnonzero(at[1:] - at[:-1] > SESSION_GAP_S)
         start = 0 if len(pauses) == 0 else int(pauses[-1]) + 1
         return self.acts.where(slice(len(self.acts) - len(at) + start, None))
 
     @cached_property
     def last_items(self) -> np.ndarray:
         """The LAST_ITEMS items that the user bought or clicked last, the latest first."""
-        lately = self.acts.item[::-1][:200]
-        _, first = np.unique(lately, return_index=True)
-        return self.acts.items[lately[np.sort(first)[:LAST_ITEMS]]]
+        return self.acts.items[last_distinct(self.acts.item, 200, LAST_ITEMS)]
 
     def window(self, seconds: float, kind: int | None = PURCHASE) -> Window:
         """Return the events of one kind (None: of all) in the last `seconds`."""
-        if (seconds, kind) not in self._windows:
-            events = self.events.where(slice(int(np.searchsorted(self.events.at, self.at - seconds)), None))
-            if kind is not None and not (events.kind == kind).all():
-                events = events.where(events.kind == kind)
-            self._windows[seconds, kind] = Window(events)
-        return self._windows[seconds, kind]
+        window = self._windows.get((seconds, kind))
+        if window is None:
+            events = self.of(kind)
+            window = Window(events.where(slice(int(events.at.searchsorted(self.at - seconds)), None)))
+            self._windows[seconds, kind] = window
+        return window
 
 
 class Window:
@@ -159,12 +172,12 @@ class Window:
     @cached_property
     def baskets(self) -> int:
         """Number of baskets."""
-        return int(self.events.begins().sum())
+        return self.events.baskets()
 
     @cached_property
     def items(self) -> int:
         """Number of distinct items."""
-        return len(np.unique(self.events.item))
+        return int(np.count_nonzero(np.bincount(self.events.item)))
 
     @cached_property
     def spend(self) -> float:
@@ -193,7 +206,7 @@ class Query:
             history,
             items=history.items[known],
             count=history.count[known],
-            decayed=history.decayed[known],
+            decayed=history.decayed[:, known],
             first_at=history.first_at[known],
             last_at=history.last_at[known],
         )
@@ -204,18 +217,36 @@ class Query:
         return bought_together(self.statistics, self.basket)
 
     @cached_property
-    def history_together(self) -> Together:
-        """Partners of what the user bought lately, weighted by the 60-day decayed count."""
-        weight = self.history.decayed[:, 1]
-        top = np.argsort(-weight, kind="stable")[:RECENT_ITEMS]
-        return bought_together(self.statistics, self.history.items[top], np.log1p(weight[top]))
+    def lately(self) -> np.ndarray:
+        """Places in the history, by 60-day decayed count, the largest first, (h,)."""
+        return np.argsort(-self.history.decayed[1], kind="stable")
 
     @cached_property
-    def history_rank(self) -> np.ndarray:
-        """Position of each history item when sorted by 120-day decayed count, (h,)."""
-        rank = np.empty(len(self.history.items))
-        rank[np.argsort(-self.history.decayed[:, 2], kind="stable")] = np.arange(len(rank))
-        return rank
+    def favourites(self) -> np.ndarray:
+        """Places in the history, by 120-day decayed count, the largest first, (h,)."""
+        return np.argsort(-self.history.decayed[2], kind="stable")
+
+    @cached_property
+    def recency_days(self) -> np.ndarray:
+        """Days since each item of the history was last bought, (h,)."""
+        return (self.at - self.history.last_at) / DAY_S
+
+    @cached_property
+    def interval_days(self) -> np.ndarray:
+        """Mean days between its purchases; the usual ones of the item bought once, (h,)."""
+        history = self.history
+        own = (history.last_at - history.first_at) / (DAY_S * np.maximum(history.count - 1, 1))
+        return np.where(history.count > 1, own, self.statistics.interval_days[history.items])
+
+    @cached_property
+    def history_levels(self) -> np.ndarray:
+        """Type, category and department of the history's items, (3, h)."""
+        return _levels(self.statistics, self.history.items)
+
+    @cached_property
+    def basket_levels(self) -> np.ndarray:
+        """Type, category and department of the basket's items, (3, m)."""
+        return _levels(self.statistics, self.basket)
 
 
 class Rows:
@@ -224,131 +255,170 @@ class Rows:
     def __init__(self, query: Query, candidates: np.ndarray) -> None:
         """Take the request and its candidates, (n,) int64 codes of the catalogue."""
         self.query = query
-        self.statistics = query.statistics
+        self.statistics = statistics = query.statistics
         self.candidates = candidates
-        self.in_history, self.history_at = _find(query.history.items, candidates)
-        self.in_together, self.together_at = _find(query.together.codes, candidates)
-        self.levels = self.statistics.categorical[candidates]  # (n, 3)
+        self._place = {  # of each candidate in a table; -1 is its last row, of what is not in it
+            "history": statistics.find(query.history.items, candidates),
+            "together": statistics.find(query.together.codes, candidates),
+        }
+        self.in_history = self._place["history"] >= 0
+        self.levels = _levels(statistics, candidates)  # (3, n)
         self.price = self.statistics.price[candidates]
+        self._columns: dict[TableFeature, np.ndarray] = {}
 
-    def from_history(self, values: np.ndarray, missing: float) -> np.ndarray:
-        """Return the history's `values`, (h,), for each candidate; `missing` if never bought."""
-        return _take(values, self.in_history, self.history_at, missing)
+    def look_up(self, features: Sequence[TableFeature]) -> np.ndarray:
+        """Return features of one table for each candidate, (n, features) float32, and keep their columns.
 
-    def from_together(self, values: np.ndarray) -> np.ndarray:
-        """Return the basket partners' `values` for each candidate; 0 if it is no partner."""
-        return _take(values, self.in_together, self.together_at, 0.0)
+        Each is worked out once per entry of the table, and all are looked up together.
+        """
+        entries = [feature.of(self.query) for feature in features]
+        table = np.empty((len(entries[0]) + 1, len(features)), np.float32)
+        for column, values in enumerate(entries):
+            table[:-1, column] = values
+        table[-1] = [feature.missing for feature in features]
+        found = table.take(self._place[features[0].table], axis=0)
+        self._columns.update(zip(features, found.T, strict=True))
+        return found
 
-    def by_level(self, items: np.ndarray, level: str, weights: np.ndarray | None = None) -> np.ndarray:
-        """Return for each candidate how many of `items`, (k,) codes, share its level; an unknown one is none.
+    def column(self, feature: TableFeature) -> np.ndarray:
+        """Return one feature of a table for each candidate, (n,)."""
+        if feature not in self._columns:
+            self.look_up([feature])
+        return self._columns[feature]
+
+    def by_level(self, codes: np.ndarray, level: str, weights: np.ndarray | None = None) -> np.ndarray:
+        """Return for each candidate how many of `codes`, (k,), are its own; an unknown one is none.
 
         With `weights`, (k,), the sum of those instead.
         """
         column = LEVELS[level]
-        codes = self.statistics.categorical[items, column]
-        size = int(max(codes.max(initial=0), self.levels[:, column].max(initial=0))) + 1
-        totals = np.bincount(codes, weights, size)
+        totals = np.bincount(codes, weights, self.statistics.level_sizes[column])
         totals[0] = 0
-        return totals[self.levels[:, column]]
+        return totals[self.levels[column]]
 
-    def history_by(self, level: str, weights: np.ndarray) -> np.ndarray:
+    def history_by(self, level: str, weights: np.ndarray | None = None) -> np.ndarray:
         """Return for each candidate the sum of `weights`, (h,), over history items of its level."""
-        return self.by_level(self.query.history.items, level, weights)
-
-    def lines_of(self, events: UserEvents) -> np.ndarray:
-        """Return for each candidate how many of the events are about it."""
-        codes = events.items[events.item]
-        found, count = np.unique(codes[codes >= 0], return_counts=True)
-        known, at = _find(found, self.candidates)
-        return _take(count.astype(float), known, at, 0.0)
+        return self.by_level(self.query.history_levels[LEVELS[level]], level, weights)
 
     def basket_by(self, level: str) -> np.ndarray:
         """Return for each candidate how many basket items share its level."""
-        return self.by_level(self.query.basket, level)
+        return self.by_level(self.query.basket_levels[LEVELS[level]], level)
+
+    def lines_of(self, events: UserEvents) -> np.ndarray:
+        """Return for each candidate how many of the events are about it."""
+        if len(events) == 0:
+            return np.zeros(len(self.candidates))
+        at = self.statistics.find(self.candidates, events.items[events.item])
+        return np.bincount(at + 1, minlength=len(self.candidates) + 1)[1:]
+
+    @cached_property
+    def user_type(self) -> np.ndarray:
+        """The user's 120-day decayed count over all items of each candidate's type, (n,)."""
+        return self.history_by("type", self.query.history.decayed[2])
 
     @cached_property
     def basket_type_lift(self) -> np.ndarray:
-        """Type lift of each candidate against each basket item, (m, n)."""
-        types = self.statistics.categorical[self.query.basket, 0]
-        return self.statistics.type_lift[types[:, None], self.levels[None, :, 0]].astype(np.float32)
+        """Type lift of every type against each basket item, (m, types) float32."""
+        return self.statistics.type_lift.take(self.query.basket_levels[0], axis=0).astype(np.float32)
 
 
-def _find(sorted_codes: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    if len(sorted_codes) == 0:
-        return np.zeros(len(wanted), bool), np.zeros(len(wanted), np.int64)
-    at = np.minimum(np.searchsorted(sorted_codes, wanted), len(sorted_codes) - 1)
-    return sorted_codes[at] == wanted, at
+class TableFeature:
+    """A feature of what a table of the request holds; called with `Rows` it gives each candidate's, (n,)."""
+
+    def __init__(self, of: Callable[[Query], np.ndarray], table: str, missing: float) -> None:
+        """Take the function, its table, and the value of candidates that are not in it."""
+        self.of, self.table, self.missing = of, table, missing
+        self.__name__, self.__doc__ = of.__name__, of.__doc__
+
+    def __call__(self, rows: Rows) -> np.ndarray:
+        """Return the feature for each candidate."""
+        return rows.column(self)
 
 
-def _take(values: np.ndarray, known: np.ndarray, at: np.ndarray, missing: float) -> np.ndarray:
-    if len(values) == 0:
-        return np.full(len(known), missing)
-    return np.where(known, values[at], missing)
+def of_history(missing: float = 0.0) -> Callable[[Callable[[Query], np.ndarray]], TableFeature]:
+    """Mark a function that returns one float per item of `Query.history`; other candidates are `missing`."""
+    return lambda of: TableFeature(of, "history", missing)
+
+
+def of_together(of: Callable[[Query], np.ndarray]) -> TableFeature:
+    """Mark a function that returns one float per partner in `Query.together`; other candidates have 0."""
+    return TableFeature(of, "together", 0.0)
+
+
+def _levels(statistics: Statistics, codes: np.ndarray) -> np.ndarray:
+    """Return type, category and department of items, (3, n)."""
+    return np.ascontiguousarray(statistics.categorical.take(codes, axis=0).T, np.intp)
 
 
 # The user and this very item.
 
 
-def user_item_count(rows: Rows) -> np.ndarray:
+@of_history()
+def user_item_count(query: Query) -> np.ndarray:
     """Baskets of the user with the item."""
-    return rows.from_history(rows.query.history.count, 0.0)
+    return query.history.count
 
 
-def user_item_decayed_15d(rows: Rows) -> np.ndarray:
+@of_history()
+def user_item_decayed_15d(query: Query) -> np.ndarray:
     """The same, each basket weighted by exp(-age / 15 days)."""
-    return rows.from_history(rows.query.history.decayed[:, 0], 0.0)
+    return query.history.decayed[0]
 
 
-def user_item_decayed_60d(rows: Rows) -> np.ndarray:
+@of_history()
+def user_item_decayed_60d(query: Query) -> np.ndarray:
     """The same, weighted by exp(-age / 60 days)."""
-    return rows.from_history(rows.query.history.decayed[:, 1], 0.0)
+    return query.history.decayed[1]
 
 
-def user_item_decayed_120d(rows: Rows) -> np.ndarray:
+@of_history()
+def user_item_decayed_120d(query: Query) -> np.ndarray:
     """The same, weighted by exp(-age / 120 days)."""
-    return rows.from_history(rows.query.history.decayed[:, 2], 0.0)
+    return query.history.decayed[2]
 
 
-def user_item_recency_days(rows: Rows) -> np.ndarray:
+@of_history(missing=NEVER_DAYS)
+def user_item_recency_days(query: Query) -> np.ndarray:
     """Days since the user last bought the item."""
-    return rows.from_history(_age_days(rows, rows.query.history.last_at), NEVER_DAYS)
+    return query.recency_days
 
 
-def user_item_interval_days(rows: Rows) -> np.ndarray:
+@of_history(missing=NEVER_DAYS)
+def user_item_interval_days(query: Query) -> np.ndarray:
     """Mean days between the user's purchases of the item; the item's own mean where there is one."""
-    history = rows.query.history
-    span = (history.last_at - history.first_at) / DAY_S
-    own = span / np.maximum(history.count - 1, 1)
-    usual = rows.statistics.interval_days[history.items]
-    return rows.from_history(np.where(history.count > 1, own, usual), NEVER_DAYS)
+    return query.interval_days
 
 
-def user_item_due_ratio(rows: Rows) -> np.ndarray:
+@of_history()
+def user_item_due_ratio(query: Query) -> np.ndarray:
     """Recency over interval: 1 when the next purchase is due, 0 right after one."""
-    return np.where(
-        rows.in_history, user_item_recency_days(rows) / np.maximum(user_item_interval_days(rows), 1), 0
-    )
+    return query.recency_days / np.maximum(query.interval_days, 1)
 
 
-def user_item_rate(rows: Rows) -> np.ndarray:
+@of_history()
+def user_item_rate(query: Query) -> np.ndarray:
     """Share of the user's baskets with the item."""
-    return user_item_count(rows) / max(rows.query.history.basket_count, 1)
+    return query.history.count.astype(np.float64) / max(query.history.basket_count, 1)
 
 
-def user_item_rate_since_first(rows: Rows) -> np.ndarray:
+@of_history()
+def user_item_rate_since_first(query: Query) -> np.ndarray:
     """Purchases of the item per 30 days since the user's first one."""
-    history = rows.query.history
-    return rows.from_history(30 * history.count / np.maximum(_age_days(rows, history.first_at), 7), 0.0)
+    history = query.history
+    return 30 * history.count / np.maximum((query.at - history.first_at) / DAY_S, 7)
 
 
-def user_item_rank(rows: Rows) -> np.ndarray:
+@of_history(missing=1_024.0)
+def user_item_rank(query: Query) -> np.ndarray:
     """Rank of the item in the user's history by 120-day decayed count."""
-    return rows.from_history(rows.query.history_rank, 1_024.0)
+    rank = np.empty(len(query.favourites))
+    rank[query.favourites] = np.arange(len(rank))
+    return rank
 
 
 def user_has_item(rows: Rows) -> np.ndarray:
     """1 if the user bought the item before."""
-    return rows.in_history.astype(np.float32)
+    return rows.in_history
 
 
 # The user and this kind of item.
@@ -356,39 +426,38 @@ def user_has_item(rows: Rows) -> np.ndarray:
 
 def user_type_decayed_120d(rows: Rows) -> np.ndarray:
     """The user's 120-day decayed count over all items of the type."""
-    return rows.history_by("type", rows.query.history.decayed[:, 2])
+    return rows.user_type
 
 
 def user_type_decayed_15d(rows: Rows) -> np.ndarray:
     """The user's 15-day decayed count over all items of the type."""
-    return rows.history_by("type", rows.query.history.decayed[:, 0])
+    return rows.history_by("type", rows.query.history.decayed[0])
 
 
 def user_type_items(rows: Rows) -> np.ndarray:
     """Distinct items of the type the user has bought."""
-    return rows.history_by("type", np.ones(len(rows.query.history.items)))
+    return rows.history_by("type")
 
 
 def user_type_share(rows: Rows) -> np.ndarray:
     """Share of the item in what the user buys of its type: 1 for a loyal buyer."""
-    return user_item_decayed_120d(rows) / np.maximum(user_type_decayed_120d(rows), 1e-6)
+    return user_item_decayed_120d(rows) / np.maximum(rows.user_type, 1e-6)
 
 
 def user_category_decayed_120d(rows: Rows) -> np.ndarray:
     """The user's 120-day decayed count over all items of the category."""
-    return rows.history_by("category", rows.query.history.decayed[:, 2])
+    return rows.history_by("category", rows.query.history.decayed[2])
 
 
 def user_department_share(rows: Rows) -> np.ndarray:
     """Share of the department in the user's 120-day decayed purchases."""
-    return rows.history_by("department", rows.query.history.decayed[:, 2]) / max(
-        rows.query.history.decayed[:, 2].sum(), 1e-6
-    )
+    weight = rows.query.history.decayed[2]
+    return rows.history_by("department", weight) / max(float(weight.sum()), 1e-6)
 
 
 def user_private_ratio(rows: Rows) -> float:
     """Share of the shop's own brand in the user's 120-day decayed purchases."""
-    weight = rows.query.history.decayed[:, 2]
+    weight = rows.query.history.decayed[2]
     return float(rows.statistics.is_private[rows.query.history.items] @ weight / max(weight.sum(), 1e-6))
 
 
@@ -407,17 +476,19 @@ def user_item_impressions_7d(rows: Rows) -> np.ndarray:
 
 def user_item_last_rank(rows: Rows) -> np.ndarray:
     """Position of the item among the last ten that the user had to do with; 10 behind them."""
-    last = rows.query.user.last_items
-    order = np.argsort(last)
-    known, at = _find(last[order], rows.candidates)
-    return _take(order.astype(float), known, at, float(LAST_ITEMS))
+    at = rows.statistics.find(rows.candidates, rows.query.user.last_items)
+    ranks = np.full(len(rows.candidates) + 1, float(LAST_ITEMS))
+    ranks[at] = np.arange(len(at))
+    return ranks[:-1]
 
 
 def session_same_type(rows: Rows) -> np.ndarray:
     """Events of the session about items of the candidate's type."""
     session = rows.query.user.session
+    if len(session) == 0:
+        return np.zeros(len(rows.candidates))
     codes = session.items[session.item]
-    return rows.by_level(codes[codes >= 0], "type")
+    return rows.by_level(rows.statistics.categorical[codes[codes >= 0], LEVELS["type"]], "type")
 
 
 # The user alone.
@@ -486,7 +557,7 @@ def user_spend_trend(user: User) -> float:
 
 def user_lines_decayed_15d(user: User) -> float:
     """Lines bought, each weighted by exp(-age / 15 days)."""
-    return float(user.history.decayed[:, 0].sum())
+    return float(user.history.decayed[0].sum())
 
 
 def user_clicks_10m(user: User) -> float:
@@ -526,7 +597,7 @@ def basket_known_ratio(rows: Rows) -> float:
     """Share of the basket that the user has bought before: a routine trip is near 1."""
     if len(rows.query.basket) == 0:
         return 0.0
-    return float(_find(rows.query.history.items, rows.query.basket)[0].mean())
+    return float((rows.statistics.find(rows.query.history.items, rows.query.basket) >= 0).mean())
 
 
 def basket_same_type(rows: Rows) -> np.ndarray:
@@ -546,47 +617,58 @@ def basket_same_department(rows: Rows) -> np.ndarray:
 
 def basket_type_lift_mean(rows: Rows) -> np.ndarray | float:
     """Mean type lift of the candidate against the basket."""
-    return rows.basket_type_lift.mean(0) if len(rows.query.basket) else 0.0
+    if len(rows.query.basket) == 0:
+        return 0.0
+    return rows.basket_type_lift.mean(0)[rows.levels[0]]
 
 
 def basket_type_lift_max(rows: Rows) -> np.ndarray | float:
     """Largest type lift of the candidate against a basket item."""
-    return rows.basket_type_lift.max(0) if len(rows.query.basket) else 0.0
+    if len(rows.query.basket) == 0:
+        return 0.0
+    return rows.basket_type_lift.max(0)[rows.levels[0]]
 
 
-def together_sum(rows: Rows) -> np.ndarray:
+@of_together
+def together_sum(query: Query) -> np.ndarray:
     """Bought-together score, summed over the basket."""
-    return rows.from_together(rows.query.together.sum)
+    return query.together.sums[0]
 
 
-def together_mean(rows: Rows) -> np.ndarray:
+@of_together
+def together_mean(query: Query) -> np.ndarray:
     """Bought-together score, averaged over the basket."""
-    return together_sum(rows) / max(len(rows.query.basket), 1)
+    return query.together.sums[0].astype(np.float64) / max(len(query.basket), 1)
 
 
-def together_max(rows: Rows) -> np.ndarray:
+@of_together
+def together_max(query: Query) -> np.ndarray:
     """Largest bought-together score with a basket item."""
-    return rows.from_together(rows.query.together.max)
+    return query.together.largest[0]
 
 
-def together_cosine_sum(rows: Rows) -> np.ndarray:
+@of_together
+def together_cosine_sum(query: Query) -> np.ndarray:
     """Cosine of the two items' baskets, summed over the basket."""
-    return rows.from_together(rows.query.together.cosine_sum)
+    return query.together.sums[1]
 
 
-def together_cosine_max(rows: Rows) -> np.ndarray:
+@of_together
+def together_cosine_max(query: Query) -> np.ndarray:
     """Largest cosine with a basket item."""
-    return rows.from_together(rows.query.together.cosine_max)
+    return query.together.largest[1]
 
 
-def together_lift_max(rows: Rows) -> np.ndarray:
+@of_together
+def together_lift_max(query: Query) -> np.ndarray:
     """Largest lift with a basket item."""
-    return rows.from_together(rows.query.together.lift_max)
+    return query.together.largest[2]
 
 
-def together_links(rows: Rows) -> np.ndarray:
+@of_together
+def together_links(query: Query) -> np.ndarray:
     """Share of the basket that has the candidate as a partner."""
-    return rows.from_together(rows.query.together.links) / max(len(rows.query.basket), 1)
+    return query.together.links / max(len(query.basket), 1)
 
 
 def together_max_if_bought(rows: Rows) -> np.ndarray:
@@ -601,8 +683,10 @@ def together_times_decayed(rows: Rows) -> np.ndarray:
 
 def history_together_sum(rows: Rows) -> np.ndarray:
     """Bought-together score with what the user bought lately."""
-    partners = rows.query.history_together
-    return _take(partners.sum, *_find(partners.codes, rows.candidates), 0.0)
+    query = rows.query
+    top = query.lately[:RECENT_ITEMS]
+    weights = np.log1p(query.history.decayed[1, top])
+    return together_with(rows.statistics, query.history.items[top], weights, rows.candidates)
 
 
 # The item alone: the item table holds them, so the function says which array it is.
@@ -670,7 +754,3 @@ def price_to_basket_ratio(rows: Rows) -> np.ndarray:
     """Price against the mean price in the basket."""
     basket = rows.statistics.price[rows.query.basket]
     return np.log((rows.price + 0.5) / ((float(basket.mean()) if len(basket) else 0.0) + 0.5))
-
-
-def _age_days(rows: Rows, at: np.ndarray) -> np.ndarray:
-    return np.maximum(rows.query.at - at, 0) / DAY_S

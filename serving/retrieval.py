@@ -74,21 +74,32 @@ def retrieve(
     """
     # Of nobody with nothing the tower knows its items' bias at most: best sellers say that better.
     says_nothing = len(query.basket) == 0 and len(query.history.items) == 0
-    together = query.together
-    popular = query.statistics.popular.astype(np.int64)
+    barred = (
+        query.basket if excluded is None or not len(excluded) else np.concatenate([query.basket, excluded])
+    )
+    nothing = query.basket[:0]
     found = [
-        query.history.items[np.argsort(query.history_rank)[: quotas.history]],
-        together.codes[np.argsort(-together.sum, kind="stable")[: quotas.together]],
-        np.empty(0, np.int64) if tower is None or says_nothing else tower.search(query, quotas.tower),
-        np.empty(0, np.int64) if store is None else store[: quotas.store].astype(np.int64),
-        popular,
+        barred,
+        query.history.items[query.favourites[: quotas.history]],
+        query.together.codes[best(query.together.sums[0], quotas.together)],
+        nothing if tower is None or says_nothing else tower.search(query, quotas.tower),
+        nothing if store is None else store[: quotas.store],
+        query.statistics.popular[: quotas.total + len(barred)],  # as many as can be missing
     ]
-    codes = np.concatenate(found)
-    source = np.repeat(np.arange(len(SOURCES), dtype=np.int8), [len(part) for part in found])
-    barred = query.basket if excluded is None else np.concatenate([query.basket, excluded])
-    first = np.sort(np.unique(codes, return_index=True)[1])
-    first = first[~np.isin(codes[first], barred)][: quotas.total]
-    return Candidates(codes[first], source[first])
+    codes = np.concatenate(found, dtype=np.int64)
+    first = query.statistics.first_of(codes, len(barred), quotas.total)
+    ends = np.cumsum([len(part) for part in found])
+    return Candidates(codes[first], (ends.searchsorted(first, "right") - 1).astype(np.int8))
+
+
+def best(values: np.ndarray, k: int) -> np.ndarray:
+    """Return the places of the k largest values, the largest first; of equal ones the earlier."""
+    if len(values) <= k:
+        return np.argsort(-values, kind="stable")
+    least = np.partition(values, -k)[-k]
+    above = np.flatnonzero(values > least)
+    chosen = np.concatenate([above, np.flatnonzero(values == least)[: k - len(above)]])
+    return chosen[np.argsort(-values[chosen], kind="stable")]
 
 
 class FaissTower:

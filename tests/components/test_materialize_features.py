@@ -224,7 +224,7 @@ def test_item_rows_are_the_statistics_that_are_served(tmp_path: Path) -> None:
     served = read_statistics(tmp_path / "statistics")
     rows = view(tmp_path, ITEM_VIEW)
     assert rows["item_id"].to_pylist() == served.item_ids.tolist()
-    for feature, values in zip(ITEM, item_values(served), strict=True):
+    for feature, values in zip(ITEM, item_values(served).T, strict=True):
         np.testing.assert_array_equal(
             rows[feature.__name__].to_numpy(), values.astype(np.float32), err_msg=feature.__name__
         )

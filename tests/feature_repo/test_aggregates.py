@@ -133,8 +133,8 @@ def test_history_counts_baskets_decays_them_and_knows_first_and_last() -> None:
     assert history.items.tolist() == ["milk", "tea"]
     assert history.count.tolist() == [2, 1]
     assert (history.basket_count, history.line_count, history.spend) == (2, 3, 10.5)
-    np.testing.assert_allclose(history.decayed[0], np.exp([-2, -0.5, -0.25]) + np.exp([-1, -0.25, -0.125]))
-    np.testing.assert_allclose(history.decayed[1], np.exp([-2, -0.5, -0.25]))
+    np.testing.assert_allclose(history.decayed[:, 0], np.exp([-2, -0.5, -0.25]) + np.exp([-1, -0.25, -0.125]))
+    np.testing.assert_allclose(history.decayed[:, 1], np.exp([-2, -0.5, -0.25]))
     assert history.first_at.tolist() == [MONDAY, MONDAY]
     assert history.last_at.tolist() == [MONDAY + 15 * DAY_S, MONDAY]
     assert (history.first_basket_at, history.last_basket_at) == (MONDAY, MONDAY + 15 * DAY_S)
@@ -179,7 +179,7 @@ def test_nothing_was_bought() -> None:
     for row in (no_events(), row_of([(1, (MONDAY, "tea", CLICK, 1, 0.0))])):
         history = history_of(row, MONDAY + 1)
         assert len(history.items) == history.basket_count == 0
-        assert history.decayed.shape == (0, 3)
+        assert history.decayed.shape == (3, 0)
 
 
 def test_codes_and_ids_are_folded_alike() -> None:

@@ -94,11 +94,9 @@ def test_the_values_of_the_views_are_those_of_the_columns(statistics: Statistics
     dense, _ = model_inputs(rows)
     np.testing.assert_array_equal(dense[0, : len(USER)], user_values(rows.query.user).astype(np.float32))
     items = item_values(statistics)
-    assert items.shape == (len(ITEM), len(statistics.item_ids))
+    assert items.shape == (len(statistics.item_ids), len(ITEM))
     assert items is item_values(statistics), "computed once"
-    np.testing.assert_array_equal(
-        dense[:, len(USER) : len(USER) + len(ITEM)], items[:, [5, 0]].T.astype(np.float32)
-    )
+    np.testing.assert_array_equal(dense[:, len(USER) : len(USER) + len(ITEM)], items[[5, 0]])
 
 
 def test_a_broken_number_stays_in_its_own_row(statistics: Statistics, history: History) -> None:

@@ -108,8 +108,8 @@ def test_basket_features(rows: Rows) -> None:
 def test_partners_of_several_items_add_up(statistics: Statistics) -> None:
     partners = bought_together(statistics, np.array([BUTTER, JAM]))
     assert partners.codes.tolist() == [BREAD]
-    np.testing.assert_allclose(partners.sum, [4 / (4**0.7 * 16**0.3) + 2 / (4**0.7 * 16**0.3)], rtol=1e-6)
-    np.testing.assert_allclose(partners.max, [4 / (4**0.7 * 16**0.3)], rtol=1e-6)
+    np.testing.assert_allclose(partners.sums[0], [4 / (4**0.7 * 16**0.3) + 2 / (4**0.7 * 16**0.3)], rtol=1e-6)
+    np.testing.assert_allclose(partners.largest[0], [4 / (4**0.7 * 16**0.3)], rtol=1e-6)
     assert partners.links.tolist() == [2]
 
 
