@@ -6,13 +6,28 @@ first call and kept on disk (`__pycache__`, or NUMBA_CACHE_DIR where that cannot
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import numpy as np
 from numba import njit
 
+Loop = TypeVar("Loop", bound=Callable[..., Any])
 SEEDS = (np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3))  # FNV-1a's, 64 bit
 
 
-@njit(cache=True, nogil=True)
+def compiled(loop: Loop) -> Loop:
+    """Compile a function at its first call, without holding the interpreter while it runs."""
+    try:
+        kept: Loop = njit(cache=True, nogil=True)(loop)
+    except (
+        RuntimeError
+    ):  # nowhere to keep it: a read-only image without NUMBA_CACHE_DIR compiles at each start
+        kept = njit(nogil=True)(loop)
+    return kept
+
+
+@compiled
 def count_items(
     at: np.ndarray, item: np.ndarray, now: float, decay_s: float, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +60,7 @@ def count_items(
     return count, values
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_baskets(at: np.ndarray, basket: np.ndarray) -> int:
     """Return how many baskets lines in order belong to: each is of one moment and has one number there."""
     count = 0
@@ -55,7 +70,7 @@ def count_baskets(at: np.ndarray, basket: np.ndarray) -> int:
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def repeats(at: np.ndarray, basket: np.ndarray, item: np.ndarray) -> bool:
     """Say whether a line has the moment, the basket and the item of the line before it."""
     for line in range(1, len(at)):
@@ -64,7 +79,7 @@ def repeats(at: np.ndarray, basket: np.ndarray, item: np.ndarray) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def last_distinct(item: np.ndarray, lines: int, most: int) -> np.ndarray:
     """Return the distinct values among the last so many lines, the last first, at most so many, int64."""
     found = np.empty(most, np.int64)
@@ -81,7 +96,7 @@ def last_distinct(item: np.ndarray, lines: int, most: int) -> np.ndarray:
     return found[:count]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def link(
     items: np.ndarray,
     neighbours: np.ndarray,
@@ -134,7 +149,7 @@ def link(
     return codes[:found], sums[:, :found], largest[:, :found], links[:found]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def link_to(
     wanted: np.ndarray,
     items: np.ndarray,
@@ -170,7 +185,31 @@ def link_to(
     return sums
 
 
-@njit(cache=True, nogil=True)
+@compiled
+def strongest_link(
+    code: int, items: np.ndarray, neighbours: np.ndarray, together: np.ndarray, weights: np.ndarray
+) -> int:
+    """Return which of some items has the strongest link to a code by the first strength, -1 if none has one.
+
+    Args:
+        code: of the partner.
+        items: (b,) codes.
+        neighbours: as in `link`.
+        together: as in `link`.
+        weights: as in `link`.
+    """
+    best, found = 0.0, -1
+    for source in items:
+        for place in range(neighbours.shape[1]):
+            if neighbours[source, place] == code:
+                strength = together[source, place] * weights[0, source]
+                if strength > best:
+                    best, found = strength, source
+                break
+    return found
+
+
+@compiled
 def find(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray:
     """Return where each wanted code stands among distinct codes, int64; -1 where it does not, or is below 0.
 
@@ -189,7 +228,7 @@ def find(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray
     return places
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def first_of(codes: np.ndarray, barred: int, most: int, marks: np.ndarray) -> np.ndarray:
     """Return the places of codes that come for the first time, in order, at most so many.
 
@@ -213,7 +252,7 @@ def first_of(codes: np.ndarray, barred: int, most: int, marks: np.ndarray) -> np
     return places[:found]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def index_ids(text: np.ndarray, ends: np.ndarray, slots: np.ndarray) -> None:
     """Fill a hash table of ids: each slot the code of the id that hashes there, -1 where none does.
 
@@ -232,7 +271,7 @@ def index_ids(text: np.ndarray, ends: np.ndarray, slots: np.ndarray) -> None:
         begin = ends[code]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def codes_of(
     ids: np.ndarray, count: int, text: np.ndarray, ends: np.ndarray, slots: np.ndarray
 ) -> np.ndarray:
@@ -265,7 +304,7 @@ def codes_of(
     return codes if found == count else codes[:0]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _hash(text: np.ndarray, begin: int, end: int) -> np.uint64:
     """Return FNV-1a of some bytes (Fowler, Noll and Vo), mixed once more: only its low bits are used."""
     found = SEEDS[0]
@@ -274,7 +313,7 @@ def _hash(text: np.ndarray, begin: int, end: int) -> np.uint64:
     return found ^ (found >> np.uint64(32))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _same(one: np.ndarray, start: int, other: np.ndarray, begin: int, length: int) -> bool:
     for at in range(length):  # noqa: SIM110 - numba has no generators in `all`
         if one[start + at] != other[begin + at]:

@@ -30,7 +30,7 @@ from feature_repo.aggregates import (
     history_of,
     merge_lines,
 )
-from feature_repo.kernels import last_distinct, link, link_to
+from feature_repo.kernels import last_distinct, link, link_to, strongest_link
 from feature_repo.statistics import Statistics
 
 MINUTE_S, HOUR_S = 60, 3_600
@@ -82,6 +82,12 @@ def together_with(
         tables = statistics.neighbours, statistics.together_count, marks
         found: np.ndarray = link_to(wanted, items, weights * factors[0, items], *tables)
     return found * factors[3].take(wanted)
+
+
+def strongest_partner(statistics: Statistics, items: np.ndarray, code: int) -> int:
+    """Return which of some items, (b,) int64 codes, is bought together with `code` most; NO_ITEM for none."""
+    tables = statistics.neighbours, statistics.together_count, link_weights(statistics)
+    return int(strongest_link(code, items, *tables))
 
 
 def link_weights(statistics: Statistics) -> np.ndarray:

@@ -25,7 +25,7 @@ import numpy as np
 from feature_repo.aggregates import DAY_S, UserEvents, no_events, unpack
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
-from feature_repo.transforms import Query, Rows
+from feature_repo.transforms import Query, Rows, User, strongest_partner
 from serving.availability import AvailabilityFile
 from serving.bundle import Bundle, load_bundle
 from serving.errors import BundleInvalid, FeaturesUnavailable
@@ -36,7 +36,7 @@ from serving.online_features import MemoryStore, OnlineStore, UserRow
 from serving.prediction_log import Record, RecordSink
 from serving.ranking import rank
 from serving.reranking import rerank
-from serving.retrieval import SOURCES, Candidates, FaissTower, build_query, retrieve
+from serving.retrieval import SOURCES, Candidates, FaissTower, retrieve
 from serving.schemas import Recommendation, Request, Response, parse_request
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,9 @@ class Recommender:
         began = time.perf_counter()
         statistics = self.bundle.statistics
         events, degraded_reason = self._read_events(request.user_id, request.at)
-        query = build_query(statistics, request.basket, no_events() if events is None else events, request.at)
+        basket, at = statistics.codes(request.basket), request.at
+        user = User(no_events(np.int64) if events is None else events, at)
+        query = Query(statistics, at, basket, len(request.basket), user)
         read = time.perf_counter()
         row = None if request.store_id is None else statistics.store_row.get(request.store_id)
         store = None if row is None else statistics.store_popular[row]
@@ -123,7 +125,7 @@ class Recommender:
                 return None, self._freshness.reason
             if at - row.written_at > USER_TTL_DAYS * DAY_S:
                 return None, "stale_features"
-            return unpack(row.history), self._freshness.reason
+            return unpack(row.history, self.bundle.statistics.codes_in), self._freshness.reason
         except FeaturesUnavailable as error:
             log.warning("answering without the user's history: %s", error)
             return None, "features_unavailable"
@@ -229,21 +231,14 @@ class Recommender:
         query, code = prepared.query, int(prepared.candidates.codes[row])
         source = SOURCES[prepared.candidates.source[row]]
         if source == "history":
-            at = int(np.searchsorted(query.history.items, code))
+            at = int(query.history.items.searchsorted(code))
             times = int(query.history.count[at])
             days = int(max(query.at - int(query.history.last_at[at]), 0) // 86_400)
             return f"bought {times} {'time' if times == 1 else 'times'} before, last {days} days ago"
         if source == "together":
-            partner = self._strongest_partner(query, code)
-            return f"often bought together with {self.bundle.statistics.item_ids[partner]}"
+            partner = strongest_partner(query.statistics, query.basket, code)
+            return f"often bought together with {query.statistics.item_ids[partner]}"
         return _POPULAR[source]
-
-    def _strongest_partner(self, query: Query, code: int) -> int:
-        """Return the basket item that speaks most for `code`."""
-        statistics = self.bundle.statistics
-        basket = query.basket
-        count = np.where(statistics.neighbours[basket] == code, statistics.together_count[basket], 0).max(1)
-        return int(basket[np.argmax(count / np.maximum(statistics.basket_count[basket], 1) ** 0.7)])
 
 
 _POPULAR = {

@@ -21,8 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+
+# No assertion on wall time: the first call of a compiled loop takes seconds, and so may a busy machine.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 STARTS_A_PROCESS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec"}
 THIS_MACHINE = ("127.", "::1", "localhost")

@@ -1,0 +1,156 @@
+"""The compiled loops against what a few lines of plain Python say."""
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+
+from components.fit_statistics import fit, fit_vocabulary, purchases_of
+from feature_repo import kernels
+from feature_repo.statistics import NO_ITEM, Statistics
+from feature_repo.toy_shop import toy_dataset
+from feature_repo.transforms import bought_together, link_weights, strongest_partner, together_with
+
+
+@pytest.fixture(scope="module")
+def statistics() -> Statistics:
+    data = toy_dataset(users=12, weeks=20)
+    purchases, items = purchases_of(data.events), data.items.set_index("item_id")
+    return fit(purchases, items, fit_vocabulary(purchases, items), pd.Timestamp("2024-06-01", tz="UTC"))
+
+
+codes = st.lists(st.integers(0, 11), max_size=12)
+names = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1, max_size=9)
+
+
+@given(st.lists(st.integers(0, 11), unique=True), st.lists(st.integers(-2, 11)))
+def test_find_gives_places_and_wipes_its_marks(there: list[int], wanted: list[int]) -> None:
+    marks = np.zeros(12, np.int32)
+    found = kernels.find(np.array(there, np.int64), np.array(wanted, np.int64), marks)
+    assert found.tolist() == [there.index(code) if code in there else -1 for code in wanted]
+    assert not marks.any()
+
+
+@given(codes, st.integers(0, 12), st.integers(0, 12))
+def test_first_of_leaves_out_what_is_barred_and_what_came_before(
+    given_codes: list[int], barred: int, most: int
+) -> None:
+    marks = np.zeros(12, np.int32)
+    barred = min(barred, len(given_codes))
+    found = kernels.first_of(np.array(given_codes, np.int64), barred, most, marks)
+    seen, expected = set(given_codes[:barred]), []
+    for place in range(barred, len(given_codes)):
+        if given_codes[place] not in seen:
+            seen.add(given_codes[place])
+            expected.append(place)
+    assert found.tolist() == expected[:most]
+    assert not marks.any()
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 30), st.integers(1, 5))
+def test_the_last_distinct_values(item: list[int], lines: int, most: int) -> None:
+    expected = list(dict.fromkeys(item[::-1][:lines]))[:most]
+    assert kernels.last_distinct(np.array(item, np.uint16), lines, most).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), max_size=20))
+def test_baskets_and_repetitions(lines: list[tuple[int, int, int]]) -> None:
+    lines.sort()
+    at, basket, item = (
+        np.array([line[i] for line in lines], kind) for i, kind in enumerate((float, "u4", "u2"))
+    )
+    assert kernels.count_baskets(at, basket) == len({line[:2] for line in lines})
+    assert kernels.repeats(at, basket, item) == (len(set(lines)) < len(lines))
+
+
+@given(st.lists(names, unique=True, min_size=1, max_size=20), st.lists(names, max_size=20))
+def test_ids_become_codes_as_a_dict_says(known: list[str], asked: list[str]) -> None:
+    """Names of any length in bytes, some in the catalogue, some only like them."""
+    known.sort()
+    asked = [*asked, *known[::-1], known[0] + "x", known[0][:-1] or "y"]
+    text = np.frombuffer("".join(known).encode(), np.uint8)
+    ends = np.cumsum([len(name.encode()) for name in known])
+    slots = np.empty(64, np.int32)
+    kernels.index_ids(text, ends, slots)
+    found = kernels.codes_of(
+        np.frombuffer("\n".join(asked).encode(), np.uint8), len(asked), text, ends, slots
+    )
+    code_of = {name: code for code, name in enumerate(known)}
+    assert found.tolist() == [code_of.get(name, -1) for name in asked]
+
+
+def test_a_text_with_another_number_of_ids_gives_none(statistics: Statistics) -> None:
+    assert statistics.codes_in(b"item-001\nitem-000", 2).tolist() == [1, 0]
+    assert statistics.codes_in(b"item-001\nitem-000", 1).tolist() == []
+    assert statistics.codes_in(b"item-001\nitem-000", 3).tolist() == []
+    assert statistics.codes_in(b"", 1).tolist() == [NO_ITEM]
+
+
+@given(st.lists(st.integers(0, 79), unique=True, max_size=12))
+def test_partners_are_those_that_a_dictionary_collects(statistics: Statistics, items: list[int]) -> None:
+    partners = bought_together(statistics, np.array(items, np.int64))
+    weights = link_weights(statistics)
+    expected: dict[int, list[np.ndarray]] = {}
+    for item in items:
+        for partner, count in zip(statistics.neighbours[item], statistics.together_count[item], strict=True):
+            if partner != NO_ITEM:
+                strength = count * weights[:3, item] * weights[3:, partner]
+                expected.setdefault(int(partner), []).append(strength)
+    assert partners.codes.tolist() == list(expected)
+    assert partners.links.tolist() == [len(links) for links in expected.values()]
+    if expected:
+        sums = np.array([np.sum(links, 0) for links in expected.values()]).T
+        largest = np.array([np.max(links, 0) for links in expected.values()]).T
+        np.testing.assert_allclose(partners.sums, sums, rtol=1e-5)
+        np.testing.assert_allclose(partners.largest, largest, rtol=1e-5)
+        best = max(expected, key=lambda code: max(links[0] for links in expected[code]))
+        strongest = strongest_partner(statistics, np.array(items), best)
+        assert best in statistics.neighbours[strongest]
+    wanted = np.arange(80)
+    found = together_with(statistics, np.array(items, np.int64), np.ones(len(items)), wanted)
+    np.testing.assert_allclose(
+        found, [sum(link[0] for link in expected.get(code, [])) for code in wanted], rtol=1e-5
+    )
+
+
+def test_nobody_links_to_an_item_without_partners(statistics: Statistics) -> None:
+    lonely = replace(statistics, neighbours=np.full_like(statistics.neighbours, NO_ITEM))
+    assert len(bought_together(lonely, np.arange(5)).codes) == 0
+    assert strongest_partner(lonely, np.arange(5), 7) == NO_ITEM
+
+
+def test_threads_have_marks_of_their_own(statistics: Statistics) -> None:
+    everything = np.arange(80)
+
+    def ask(seed: int) -> bool:
+        there = np.random.default_rng(seed).permutation(80)[:40]
+        return all((there[statistics.find(there, there)] == there).all() for _ in range(200))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(ask, range(8)))
+    assert (statistics.find(everything[:0], everything) == -1).all(), "all marks are wiped"
+
+
+def test_marks_that_an_error_left_dirty_are_not_lent_again(statistics: Statistics) -> None:
+    with contextlib.suppress(RuntimeError), statistics.marks() as marks:
+        marks[3] = 1
+        raise RuntimeError
+    assert statistics.find(np.array([5]), np.array([3])).tolist() == [-1]
+
+
+def test_where_nothing_can_be_written_it_is_compiled_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba refuses to define a function whose code it cannot keep."""
+    monkeypatch.setattr("numba.core.caching._CacheImpl._locator_classes", [])
+
+    def twice(number: int) -> int:
+        return 2 * number
+
+    with pytest.raises(RuntimeError, match="no locator"):
+        njit(cache=True)(twice)
+    assert kernels.compiled(twice)(21) == 42
