@@ -7,7 +7,7 @@ first call and kept on disk (`__pycache__`, or NUMBA_CACHE_DIR where that cannot
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -19,12 +19,12 @@ SEEDS = (np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3))  # FNV-1a's, 6
 def compiled(loop: Loop) -> Loop:
     """Compile a function at its first call, without holding the interpreter while it runs."""
     try:
-        kept: Loop = njit(cache=True, nogil=True)(loop)
+        made: Any = njit(cache=True, nogil=True)(loop)
     except (
         RuntimeError
     ):  # nowhere to keep it: a read-only image without NUMBA_CACHE_DIR compiles at each start
-        kept = njit(nogil=True)(loop)
-    return kept
+        made = njit(nogil=True)(loop)
+    return cast(Loop, made)
 
 
 @compiled

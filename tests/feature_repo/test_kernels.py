@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
+from numba.core import caching
 
 from components.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo import kernels
@@ -26,7 +27,7 @@ def statistics() -> Statistics:
 
 
 codes = st.lists(st.integers(0, 11), max_size=12)
-names = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1, max_size=9)
+names = st.text(st.characters(exclude_characters="\n", codec="utf-8"), min_size=1, max_size=9)
 
 
 @given(st.lists(st.integers(0, 11), unique=True), st.lists(st.integers(-2, 11)))
@@ -62,9 +63,8 @@ def test_the_last_distinct_values(item: list[int], lines: int, most: int) -> Non
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), max_size=20))
 def test_baskets_and_repetitions(lines: list[tuple[int, int, int]]) -> None:
     lines.sort()
-    at, basket, item = (
-        np.array([line[i] for line in lines], kind) for i, kind in enumerate((float, "u4", "u2"))
-    )
+    columns = np.array(lines, np.int64).reshape(-1, 3).T
+    at, basket, item = columns[0].astype(float), columns[1].astype("u4"), columns[2].astype("u2")
     assert kernels.count_baskets(at, basket) == len({line[:2] for line in lines})
     assert kernels.repeats(at, basket, item) == (len(set(lines)) < len(lines))
 
@@ -146,7 +146,7 @@ def test_marks_that_an_error_left_dirty_are_not_lent_again(statistics: Statistic
 
 def test_where_nothing_can_be_written_it_is_compiled_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """numba refuses to define a function whose code it cannot keep."""
-    monkeypatch.setattr("numba.core.caching._CacheImpl._locator_classes", [])
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
 
     def twice(number: int) -> int:
         return 2 * number
