@@ -229,6 +229,22 @@ def find(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray
 
 
 @compiled
+def fill_rows(rows: np.ndarray, first: int, table: np.ndarray, places: np.ndarray) -> None:
+    """Write into columns of rows, from `first` on, what a table holds at their places, -1 being its last.
+
+    Args:
+        rows: (n, columns), written to.
+        first: the first column.
+        table: (m, k); value by value it becomes what `rows` holds.
+        places: (n,) rows of the table.
+    """
+    for row in range(len(places)):
+        place = places[row]
+        for column in range(table.shape[1]):
+            rows[row, first + column] = table[place, column]
+
+
+@compiled
 def first_of(codes: np.ndarray, barred: int, most: int, marks: np.ndarray) -> np.ndarray:
     """Return the places of codes that come for the first time, in order, at most so many.
 

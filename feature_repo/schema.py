@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from feature_repo import transforms as t
+from feature_repo.kernels import fill_rows
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Feature, ItemFeature, Query, Rows, TableFeature, User, UserFeature
 
@@ -127,9 +128,9 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     categorical = np.empty((len(rows.candidates), len(CATEGORICAL)), np.int64)
     with np.errstate(over="ignore"):  # 1e308 becomes infinite, and is stopped below
         dense[:, : len(USER)] = user_values(rows.query.user)
-        dense[:, len(USER) : _OWN] = item_values(rows.statistics).take(rows.candidates, axis=0)
-        for features, columns in _TABLES:
-            dense[:, columns] = rows.look_up(features)
+        fill_rows(dense, len(USER), item_values(rows.statistics), rows.candidates)
+        for first, features in _TABLES:
+            rows.fill(dense, first, features)
         for column, feature in _OTHERS:
             dense[:, column] = feature(rows)
     if len(dense) and not (dense.min() >= -LIMIT and dense.max() <= LIMIT):
@@ -139,12 +140,12 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     return dense, categorical
 
 
-def _tables() -> Iterator[tuple[tuple[TableFeature, ...], slice]]:
-    """Yield the features of each table with their columns; they stand side by side: one copy fills them."""
+def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:
+    """Yield the first column and the features of each table: those that stand side by side."""
     for _, group in itertools.groupby(enumerate(REQUEST, _OWN), lambda place: getattr(place[1], "table", "")):
         features = [(column, feature) for column, feature in group if isinstance(feature, TableFeature)]
         if features:
-            yield tuple(feature for _, feature in features), slice(features[0][0], features[-1][0] + 1)
+            yield features[0][0], tuple(feature for _, feature in features)
 
 
 _OWN = len(USER) + len(ITEM)

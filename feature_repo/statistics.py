@@ -7,12 +7,12 @@ and serving look it up in the same arrays. The arrays are memory-mapped `.npy` f
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,29 +63,27 @@ class Statistics:
         """Store id -> row of `store_popular`."""
         return {store: row for row, store in enumerate(self.store_ids.tolist())}
 
-    @contextlib.contextmanager
-    def marks(self) -> Iterator[np.ndarray]:
-        """Lend zeros, one for each item, (n,) int32; whoever borrows them wipes what was written.
+    def find(self, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Return where each wanted code stands among distinct codes, int64, and -1 where it does not."""
+        return self.marked(find, codes, wanted)
+
+    def first_of(self, codes: np.ndarray, barred: int, most: int) -> np.ndarray:
+        """Return the places of codes that come first, at most so many; none like the first `barred` codes."""
+        return self.marked(first_of, codes, barred, most)
+
+    def marked(self, loop: Callable[..., Any], *arguments: object) -> Any:
+        """Call a loop with zeros as its last argument, one for each item, which are zeros again afterwards.
 
         A mark per item tells in one step whether a code was seen, and where: no sort, no search. Threads may
-        share the statistics: each loan is an array of its own.
+        share the statistics: each call has an array of its own.
         """
         try:
             marks = self._idle_marks.pop()
         except IndexError:
             marks = np.zeros(len(self.item_ids), np.int32)
-        yield marks
+        found = loop(*arguments, marks)
         self._idle_marks.append(marks)  # not after an exception: it may have left something
-
-    def find(self, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """Return where each wanted code stands among distinct codes, int64, and -1 where it does not."""
-        with self.marks() as marks:
-            return find(codes, wanted, marks)
-
-    def first_of(self, codes: np.ndarray, barred: int, most: int) -> np.ndarray:
-        """Return the places of codes that come first, at most so many; none like the first `barred` codes."""
-        with self.marks() as marks:
-            return first_of(codes, barred, most, marks)
+        return found
 
     def codes_in(self, text: bytes, count: int) -> np.ndarray:
         """Return the codes of ids that stand in a text, one a line, int64; NO_ITEM for unknown ones.

@@ -30,7 +30,7 @@ from feature_repo.aggregates import (
     history_of,
     merge_lines,
 )
-from feature_repo.kernels import last_distinct, link, link_to, strongest_link
+from feature_repo.kernels import fill_rows, last_distinct, link, link_to, strongest_link
 from feature_repo.statistics import Statistics
 
 MINUTE_S, HOUR_S = 60, 3_600
@@ -61,9 +61,8 @@ class Together:
 
 def bought_together(statistics: Statistics, items: np.ndarray) -> Together:
     """Return the partners of items, (b,) int64 codes."""
-    with statistics.marks() as marks:
-        tables = statistics.neighbours, statistics.together_count, link_weights(statistics)
-        return Together(*link(items, *tables, marks))
+    tables = statistics.neighbours, statistics.together_count, link_weights(statistics)
+    return Together(*statistics.marked(link, items, *tables))
 
 
 def together_with(
@@ -78,9 +77,9 @@ def together_with(
         wanted: (n,) distinct codes.
     """
     factors = link_weights(statistics)
-    with statistics.marks() as marks:
-        tables = statistics.neighbours, statistics.together_count, marks
-        found: np.ndarray = link_to(wanted, items, weights * factors[0, items], *tables)
+    scale = weights * factors[0, items]
+    tables = statistics.neighbours, statistics.together_count
+    found: np.ndarray = statistics.marked(link_to, wanted, items, scale, *tables)
     return found * factors[3].take(wanted)
 
 
@@ -263,17 +262,17 @@ class Rows:
         self.query = query
         self.statistics = statistics = query.statistics
         self.candidates = candidates
-        self._place = {  # of each candidate in a table; -1 is its last row, of what is not in it
+        self.places = {  # of each candidate in a table; -1 is its last row, of what is not in it
             "history": statistics.find(query.history.items, candidates),
             "together": statistics.find(query.together.codes, candidates),
         }
-        self.in_history = self._place["history"] >= 0
+        self.in_history = self.places["history"] >= 0
         self.levels = _levels(statistics, candidates)  # (3, n)
         self.price = self.statistics.price[candidates]
         self._columns: dict[TableFeature, np.ndarray] = {}
 
-    def look_up(self, features: Sequence[TableFeature]) -> np.ndarray:
-        """Return features of one table for each candidate, (n, features) float32, and keep their columns.
+    def fill(self, dense: np.ndarray, first: int, features: Sequence[TableFeature]) -> None:
+        """Write features of one table into columns of `dense`, (n, columns) float32, from `first` on.
 
         Each is worked out once per entry of the table, and all are looked up together.
         """
@@ -282,14 +281,14 @@ class Rows:
         for column, values in enumerate(entries):
             table[:-1, column] = values
         table[-1] = [feature.missing for feature in features]
-        found = table.take(self._place[features[0].table], axis=0)
-        self._columns.update(zip(features, found.T, strict=True))
-        return found
+        fill_rows(dense, first, table, self.places[features[0].table])
+        for column, feature in enumerate(features, first):
+            self._columns[feature] = dense[:, column]
 
     def column(self, feature: TableFeature) -> np.ndarray:
-        """Return one feature of a table for each candidate, (n,)."""
+        """Return one feature of a table for each candidate, (n,) float32."""
         if feature not in self._columns:
-            self.look_up([feature])
+            self.fill(np.empty((len(self.candidates), 1), np.float32), 0, [feature])
         return self._columns[feature]
 
     def by_level(self, codes: np.ndarray, level: str, weights: np.ndarray | None = None) -> np.ndarray:
