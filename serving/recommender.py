@@ -1,8 +1,9 @@
 """Request -> response: the whole path from basket to ten items, with no server around it.
 
-    prepare   the user's row, candidates from every source, one row of features per candidate
+    read      the user's row
+    prepare   candidates from every source, one row of features per candidate
     rank      one purchase probability per candidate
-    finish    the list: diversity, reasons, the log record
+    finish    the list: diversity, reasons, prices, the log record
 
 Everything that belongs to one request travels in `Prepared`; nothing is kept on `self`, because one
 recommender answers all requests.
@@ -34,8 +35,9 @@ from serving.facts import LiveFacts
 from serving.freshness import Freshness
 from serving.online_features import MemoryStore, OnlineStore, UserRow
 from serving.prediction_log import Record, RecordSink
+from serving.ranked import Ranked, best_of
 from serving.ranking import rank
-from serving.reranking import rerank
+from serving.reranking import POOL, rerank
 from serving.retrieval import SOURCES, Candidates, FaissTower, retrieve
 from serving.schemas import Recommendation, Request, Response, parse_request
 
@@ -44,17 +46,25 @@ log = logging.getLogger(__name__)
 GOLDEN_TOLERANCE = 1e-4  # of a probability: other processors round differently
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the online store says of a request's user."""
+
+    row: UserRow | None = None  # as it was read; None where there is none that can be used
+    events: UserEvents | None = None  # the same, with item codes
+    degraded_reason: str | None = None  # why there is none, or why it may be old
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """One request on its way: what was retrieved for it and what the ranker will see."""
 
     request: Request
+    known: Known
     query: Query
     candidates: Candidates
     dense: np.ndarray  # (n, features) float32
-    categorical: np.ndarray  # (n, 3) int64
-    degraded_reason: str | None
-    row_version: int | None  # of the user's row that was read; None if there was none
+    categorical: np.ndarray  # (n, 4) int64
     stage_ms: dict[str, float]
     ready_at: float  # perf_counter when the ranker may start
 
@@ -86,15 +96,14 @@ class Recommender:
     def prepare(self, request: Request) -> Prepared:
         """Read the user's row, retrieve candidates and compute their features."""
         began = time.perf_counter()
-        statistics = self.bundle.statistics
-        events, degraded_reason = self._read_events(request.user_id, request.at)
-        basket, at = statistics.codes(request.basket), request.at
-        user = User(no_events(np.int64) if events is None else events, at)
-        query = Query(statistics, at, basket, len(request.basket), user)
+        statistics, at = self.bundle.statistics, request.at
+        known = self.read(request)
+        user = User(no_events(np.int64) if known.events is None else known.events, at)
+        query = Query(statistics, at, statistics.codes(request.basket), len(request.basket), user)
         read = time.perf_counter()
         row = None if request.store_id is None else statistics.store_row.get(request.store_id)
         store = None if row is None else statistics.store_popular[row]
-        excluded = self.facts.excluded(request.at, request.store_id)
+        excluded = self.facts.excluded(at, request.store_id)
         candidates = retrieve(query, store, self.bundle.settings.quotas, self._tower, excluded)
         retrieved = time.perf_counter()
         dense, categorical = model_inputs(Rows(query, candidates.codes))
@@ -103,35 +112,26 @@ class Recommender:
             "features": (read - began + ready - retrieved) * 1e3,
             "retrieval": (retrieved - read) * 1e3,
         }
-        return Prepared(
-            request,
-            query,
-            candidates,
-            dense,
-            categorical,
-            degraded_reason,
-            None if events is None else events.version,
-            stage_ms,
-            ready,
-        )
+        return Prepared(request, known, query, candidates, dense, categorical, stage_ms, ready)
 
-    def _read_events(self, user_id: str | None, at: float) -> tuple[UserEvents | None, str | None]:
-        """Return the user's row, None without one, and what is wrong with it."""
-        if user_id is None:
-            return None, None
+    def read(self, request: Request) -> Known:
+        """Return what the store says of the user, and what is wrong with it."""
+        if request.user_id is None:
+            return Known()
         try:
-            row = self._store.read(user_id)
+            row = self._store.read(request.user_id)
             if row is None:
-                return None, self._freshness.reason
-            if at - row.written_at > USER_TTL_DAYS * DAY_S:
-                return None, "stale_features"
-            return unpack(row.history, self.bundle.statistics.codes_in), self._freshness.reason
+                return Known(degraded_reason=self._freshness.reason)
+            if request.at - row.written_at > USER_TTL_DAYS * DAY_S:
+                return Known(degraded_reason="stale_features")
+            events = unpack(row.history, self.bundle.statistics.codes_in)
+            return Known(row, events, self._freshness.reason)
         except FeaturesUnavailable as error:
             log.warning("answering without the user's history: %s", error)
-            return None, "features_unavailable"
+            return Known(degraded_reason="features_unavailable")
         except ValueError as error:
             log.warning("answering without the user's history: %s", error)
-            return None, "features_invalid"
+            return Known(degraded_reason="features_invalid")
 
     def rank(self, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
         """Return one purchase probability per candidate, (n,) float32."""
@@ -140,20 +140,9 @@ class Recommender:
     def finish(self, prepared: Prepared, scores: np.ndarray) -> Response:
         """Choose the items to show and say why; write the log record."""
         ranked = time.perf_counter()
-        codes = prepared.candidates.codes
-        types = self.bundle.statistics.categorical[codes, 0]
-        rows = rerank(scores, types, prepared.request.k, self.bundle.settings.type_penalty)
-        terms = self._terms(codes[rows], prepared.request)
-        items = tuple(
-            Recommendation(
-                str(self.bundle.statistics.item_ids[codes[row]]),
-                float(score),
-                SOURCES[prepared.candidates.source[row]],
-                self._reason(prepared, int(row)),
-                *term,
-            )
-            for row, score, term in zip(rows.tolist(), scores[rows].tolist(), terms, strict=True)
-        )
+        request, known = prepared.request, prepared.known
+        best = best_of(prepared.query, prepared.candidates, scores, max(POOL * request.k, 1))
+        items, shown = self.present(request, best)
         done = time.perf_counter()
         stage_ms = {
             **prepared.stage_ms,
@@ -161,22 +150,47 @@ class Recommender:
             "reranking": (done - ranked) * 1e3,
         }
         stage_ms["total"] = sum(stage_ms.values())
-        degraded_reason = prepared.degraded_reason
         response = Response(
-            request_id=prepared.request.request_id,
+            request_id=request.request_id,
             items=items,
             bundle_id=self.bundle.bundle_id,
-            rung="full" if items or prepared.request.k == 0 else "empty",
-            degraded=degraded_reason is not None,
-            degraded_reason=degraded_reason,
+            rung="full" if items or request.k == 0 else "empty",
+            degraded=known.degraded_reason is not None,
+            degraded_reason=known.degraded_reason,
             stage_ms=stage_ms,
         )
         if self._log is not None:
-            record = Record(
-                prepared.request, response, prepared.dense[rows], time.time(), prepared.row_version
-            )
-            self._log.append(record)
+            rows = self.bundle.statistics.find(prepared.candidates.codes, shown)
+            version = None if known.events is None else known.events.version
+            self._log.append(Record(request, response, prepared.dense[rows], time.time(), version))
         return response
+
+    def present(self, request: Request, ranked: Ranked) -> tuple[tuple[Recommendation, ...], np.ndarray]:
+        """Return the items to show of a ranked list, with reasons and what holds now; and their codes."""
+        statistics = self.bundle.statistics
+        types = statistics.categorical[ranked.codes, 0]
+        rows = rerank(ranked.scores, types, request.k, self.bundle.settings.type_penalty)
+        codes = ranked.codes[rows].astype(np.int64)
+        basket = statistics.codes(request.basket)
+        items = tuple(
+            Recommendation(
+                str(statistics.item_ids[code]),
+                score,
+                SOURCES[source],
+                self._reason(source, code, times, request.at - last_at, basket),
+                *term,
+            )
+            for code, score, source, times, last_at, term in zip(
+                codes.tolist(),
+                ranked.scores[rows].tolist(),
+                ranked.source[rows].tolist(),
+                ranked.times[rows].tolist(),
+                ranked.last_at[rows].tolist(),
+                self._terms(codes, request),
+                strict=True,
+            )
+        )
+        return items, codes
 
     def fallback(self, request: Request, reason: str) -> Response:
         """Answer from best sellers alone, needing neither store nor models: the last rungs of the ladder."""
@@ -227,18 +241,16 @@ class Recommender:
         )
         return zip(prices, promotions, self.facts.coupons(codes, at, request.user_id, store_id), strict=True)
 
-    def _reason(self, prepared: Prepared, row: int) -> str:
-        query, code = prepared.query, int(prepared.candidates.codes[row])
-        source = SOURCES[prepared.candidates.source[row]]
-        if source == "history":
-            at = int(query.history.items.searchsorted(code))
-            times = int(query.history.count[at])
-            days = int(max(query.at - int(query.history.last_at[at]), 0) // 86_400)
-            return f"bought {times} {'time' if times == 1 else 'times'} before, last {days} days ago"
-        if source == "together":
-            partner = strongest_partner(query.statistics, query.basket, code)
-            return f"often bought together with {query.statistics.item_ids[partner]}"
-        return _POPULAR[source]
+    def _reason(self, source: int, code: int, times: int, age_s: float, basket: np.ndarray) -> str:
+        match SOURCES[source]:
+            case "history":
+                days = int(max(age_s, 0) // DAY_S)
+                return f"bought {times} {'time' if times == 1 else 'times'} before, last {days} days ago"
+            case "together":
+                partner = strongest_partner(self.bundle.statistics, basket, code)
+                return f"often bought together with {self.bundle.statistics.item_ids[partner]}"
+            case name:
+                return _POPULAR[name]
 
 
 _POPULAR = {
