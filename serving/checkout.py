@@ -141,13 +141,13 @@ class Checkout:
 
     @contextlib.contextmanager
     def rehearsing(self, recommender: Recommender) -> Iterator[None]:
-        """Answer with this recommender, in any time and unobserved, until the block ends: to warm up."""
-        kept = self.recommender, self.limit_s, self._observers
-        self.recommender, self.limit_s, self._observers = recommender, math.inf, ()
+        """Answer with this recommender and its ranker, in any time, unobserved, until the block ends."""
+        kept = self.recommender, self.limit_s, self._rank, self._observers
+        self.recommender, self.limit_s, self._rank, self._observers = recommender, math.inf, rank_here, ()
         try:
             yield
         finally:
-            self.recommender, self.limit_s, self._observers = kept
+            self.recommender, self.limit_s, self._rank, self._observers = kept
 
     def _is_late(self, turn: Turn) -> bool:
         """Say whether there is nothing to do any more: a fallback has answered, now or before."""

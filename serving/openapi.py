@@ -1,7 +1,7 @@
 """Limits and fields of the request path -> the OpenAPI 3.1 document of GET /openapi.json.
 
-The tests hold it against the endpoint: what it allows is accepted, what it forbids is refused, and real answers
-and refusals are as it says.
+The tests hold it against the endpoint: what it allows is accepted, what it forbids is refused, and real
+answers and refusals are as it says.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def openapi(settings: Settings) -> dict[str, Any]:
         "info": {
             "title": "Checkout recommender",
             "version": version("checkout-recommender"),
-            "description": "What goes with the basket that is being paid. The Open Inference Protocol (V2) is "
-            "served as KServe describes it, under /v2.",
+            "description": "What goes with the basket that is being paid. The Open Inference Protocol (V2) "
+            "is served as KServe describes it, under /v2.",
         },
         "paths": {
             RECOMMENDATIONS: {
@@ -116,8 +116,7 @@ def _operation(
             _header("x-request-id", "Id of requests that bring none", {"type": "string"}),
             _header(
                 "x-deadline-ms",
-                f"Milliseconds after which the answer is worth nothing; at most {settings.deadline_ms:g} count. "
-                "Then the answer comes from a lower rung",
+                f"Milliseconds until the answer comes from a lower rung; at most {settings.deadline_ms:g}",
                 {"type": "number", "exclusiveMinimum": 0},
             ),
             _header(

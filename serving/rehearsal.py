@@ -1,7 +1,7 @@
 """The bundle's golden requests -> asked through the whole HTTP stack, before the first caller comes.
 
 What is built or loaded at a first use is there then. Nothing of it is logged, counted or traced: the answers
-come from a recommender with the bundle's models, a store of its own and no log.
+come from a recommender with the bundle's models, its own ranker, a store in memory and no log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def rehearse(app: App, checkout: Checkout) -> int:
     """Ask each golden request over our route, V1 and V2; return how many answers there were.
 
     Raises:
-        BundleInvalid: an answer is no 200, or comes from a fallback.
+        BundleInvalid: an answer is no 200, or a degraded one.
     """
     bundle = checkout.recommender.bundle
     records = [json.loads(line) for line in (bundle.path / "golden.jsonl").read_text().splitlines()]
@@ -44,10 +44,10 @@ async def rehearse(app: App, checkout: Checkout) -> int:
                 (V2, {"inputs": _tensors(request)}),
             ):
                 status, body = await _post(app, path, orjson.dumps(document))
-                if status != 200 or b'"rung":"full"' not in body:
+                if status != 200 or b'"degraded":false' not in body:
                     raise BundleInvalid(
-                        f"bundle {bundle.bundle_id} answers golden request {parsed.request_id} over {path} with "
-                        f"{status} {body[:200]!r}, expected 200 and rung full: serve it with the code it was made by"
+                        f"bundle {bundle.bundle_id} answers golden request {parsed.request_id} over {path} "
+                        f"with {status} {body[:200]!r}, expected the full path: train again with `reco run`"
                     )
                 answers += 1
     return answers
