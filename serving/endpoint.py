@@ -1,4 +1,4 @@
-"""Two KServe models -> a KServe `ModelServer` on given sockets, with what a public door needs.
+"""A checkout -> a KServe `ModelServer` with its two models on given sockets, and what a public door needs.
 
 KServe's own server listens on every interface, writes three lines per request, echoes input in error
 bodies, logs a traceback for each mistake of a client and lets anyone unload a model. The subclass here
@@ -13,17 +13,18 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import orjson
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from grpc_interceptor import AsyncExceptionToStatusInterceptor
-from kserve import Model, ModelServer
+from kserve import ModelServer
 from kserve.errors import InvalidInput, ModelNotFound, ModelNotReady, ServerNotReady, UnsupportedProtocol
 from kserve.protocol.dataplane import DataPlane
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
@@ -31,10 +32,20 @@ from kserve.protocol.grpc.servicer import InferenceServicer
 from kserve.protocol.rest.server import metrics_handler
 from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from serving.checkout import Checkout
+from serving.errors import InvalidRequest
+from serving.grpc_service import RecommendationsService, read_metadata
+from serving.http_routes import ARRIVED, GONE, RECOMMENDATIONS, TASK, routes
 from serving.limits import Limits
 from serving.metrics import count_rejected
+from serving.openapi import openapi
+from serving.predictor import Predictor
+from serving.proto.recommendations_pb2_grpc import add_RecommendationsServicer_to_server
+from serving.rehearsal import rehearse
 from serving.settings import Settings
+from serving.transformer import Transformer
 
 # Routes of KServe's that are not offered: they come first in the application, and say 404.
 _HIDDEN = (
@@ -45,6 +56,7 @@ _HIDDEN = (
 _FIELDS = frozenset({"id", "parameters", "inputs", "outputs", "name", "shape", "datatype", "data"})
 _REFUSALS: dict[type[Exception], tuple[int, grpc.StatusCode, str]] = {
     InvalidInput: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
+    InvalidRequest: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
     UnsupportedProtocol: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
     ModelNotFound: (404, grpc.StatusCode.NOT_FOUND, "unknown_model"),
     ModelNotReady: (503, grpc.StatusCode.UNAVAILABLE, "not_ready"),
@@ -70,17 +82,19 @@ class Endpoint(ModelServer):
         self._http_socket = http_socket
         self._stopping: asyncio.Task[None] | None = None
 
-    def start(self, models: list[Model], on_ready: Callable[[str, str], None] | None = None) -> None:
+    def start(self, checkout: Checkout, on_ready: Callable[[str, str], None] | None = None) -> None:
         """Serve until SIGTERM or SIGINT.
 
         Args:
-            models: the models, ready to answer.
+            checkout: what answers; it may change its recommender at any time.
             on_ready: called with the HTTP and the gRPC address once both listen.
         """
-        self._register_and_check_atleast_one_model_is_ready(models)
-        self._app = app = build_app(self.dataplane, self.model_repository_extension, self._settings)
+        self._register_and_check_atleast_one_model_is_ready([Transformer(checkout), Predictor(checkout)])
+        self._checkout = checkout
+        self._app = app = build_app(self.dataplane, self.model_repository_extension, checkout, self._settings)
         config = uvicorn.Config(
             app,
+            http=_HttpProtocol,
             log_config=None,
             access_log=False,
             ws="none",
@@ -104,7 +118,7 @@ class Endpoint(ModelServer):
         for sig in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(sig, self.stop, sig)
         self._grpc, grpc_address = self._open_grpc()
-        await _warm(app)
+        await rehearse(app, self._checkout)
         gc.collect()
         gc.freeze()  # a full collection over what the libraries hold would stop requests for 100 ms and more
         await self._grpc.start()
@@ -138,18 +152,26 @@ class Endpoint(ModelServer):
         add_GRPCInferenceServiceServicer_to_server(
             _Servicer(self.dataplane, self.model_repository_extension), server
         )
+        add_RecommendationsServicer_to_server(RecommendationsService(self._checkout), server)
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         port = server.add_insecure_port(f"{host}:{self._settings.grpc_port}")
         return server, f"{host}:{port}"
 
 
-def build_app(dataplane: DataPlane, extension: Any, settings: Settings) -> Limits:
-    """Return the ASGI application: KServe's V1 and V2 routes, /metrics and /healthz behind `Limits`."""
+def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings: Settings) -> Limits:
+    """Return the ASGI application: our routes and KServe's, /metrics and /healthz behind `Limits`."""
     app = FastAPI(
         docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, default_response_class=_Json
     )
     for path in _HIDDEN:
         app.add_api_route(path, _hidden, methods=["GET", "POST", "PUT", "DELETE"])
+    app.add_api_route(RECOMMENDATIONS, _hidden, methods=["POST"])  # never called: so that a GET is a 405
+    document = Response(orjson.dumps(openapi(settings)), media_type="application/json")
+
+    async def openapi_json() -> Response:
+        return document
+
+    app.add_api_route("/openapi.json", openapi_json)
     app.add_api_route("/", dataplane.live)
     app.add_api_route("/metrics", metrics_handler)
     register_v1_endpoints(app, dataplane, extension)
@@ -167,7 +189,7 @@ def build_app(dataplane: DataPlane, extension: Any, settings: Settings) -> Limit
     for status in (400, 404, 405):
         app.add_exception_handler(status, _refuse_route)
     app.add_exception_handler(Exception, _broken)
-    return Limits(app, settings)
+    return Limits(app, settings, routes(checkout))
 
 
 class _Json(JSONResponse):
@@ -187,6 +209,24 @@ class _DataPlane(DataPlane):
         return not self.draining and bool(models) and all(model.ready for model in models)
 
 
+class _HttpProtocol(HttpToolsProtocol):
+    """uvicorn's, telling when a request was here whole and, at once, that its client has left."""
+
+    def on_message_complete(self) -> None:
+        scope: Any = self.scope
+        scope[ARRIVED] = time.perf_counter()
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                scope: Any = cycle.scope
+                scope[GONE] = True
+                if TASK in scope:
+                    scope[TASK].cancel()
+        super().connection_lost(exc)
+
+
 class _HttpServer(uvicorn.Server):
     """uvicorn's, leaving the signals to `Endpoint`."""
 
@@ -198,11 +238,29 @@ class _HttpServer(uvicorn.Server):
 class _Servicer(InferenceServicer):
     """KServe's, without its model repository: what serves is decided by the registry, not by a caller."""
 
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        return await super().ModelInfer(request, _Told(context))
+
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
+
+
+class _Told:
+    """What KServe asks a gRPC context for; among the headers, the time that the call has left."""
+
+    def __init__(self, context: Any) -> None:
+        self._headers = [_Header(*header) for header in read_metadata(context).items()]
+
+    def invocation_metadata(self) -> list[_Header]:
+        return self._headers
+
+
+class _Header(NamedTuple):
+    key: str
+    value: str
 
 
 class _Statuses(AsyncExceptionToStatusInterceptor):
@@ -253,33 +311,6 @@ async def _refuse_route(_: Request, error: Exception) -> _Json:
 
 async def _broken(_: Request, error: Exception) -> _Json:
     return _Json({"error": "internal error"}, 500)  # uvicorn logs the traceback
-
-
-async def _warm(app: Limits) -> None:
-    """Send no requests through the whole HTTP stack, so that the first caller finds it built."""
-    body = b'{"instances": []}'
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": "/v1/models/checkout:predict",
-        "raw_path": b"/v1/models/checkout:predict",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"content-length", str(len(body)).encode())],
-        "client": None,
-        "server": None,
-    }
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Any) -> None:
-        pass
-
-    await app(scope, receive, send)
 
 
 def _address(listening: socket.socket) -> str:

@@ -5,6 +5,11 @@ RecommendError
  ├─ FeaturesUnavailable   answered from defaults, degraded
  │   └─ RowInvalid        the same, but only this user's row is at fault, not the store
  ├─ FactsUnavailable      answered with the facts last read
+ ├─ RankingFailed         answered by the fallback; `reason` is told as degraded_reason
+ │   ├─ RankerUnavailable     the remote ranker is not there or refuses
+ │   ├─ RankerMismatch        the remote ranker has another bundle
+ │   └─ DeadlineExceeded      the scores did not come in time
+ ├─ ClientGone            nobody waits for the answer: none is made
  └─ BundleInvalid         start-up only: a half-read bundle never serves
 """
 
@@ -27,6 +32,34 @@ class RowInvalid(FeaturesUnavailable):
 
 class FactsUnavailable(RecommendError):
     """The store of facts could not be read or written."""
+
+
+class RankingFailed(RecommendError):
+    """The candidates could not be scored, for a known reason."""
+
+    reason = "predict_error"
+
+
+class RankerUnavailable(RankingFailed):
+    """The remote ranker cannot be reached, or answers with an error."""
+
+    reason = "ranker_unavailable"
+
+
+class RankerMismatch(RankingFailed):
+    """The remote ranker's scores are those of another bundle."""
+
+    reason = "ranker_mismatch"
+
+
+class DeadlineExceeded(RankingFailed):
+    """The time of the request was over before its candidates were scored."""
+
+    reason = "deadline_exceeded"
+
+
+class ClientGone(RecommendError):
+    """The client hung up before its candidates were scored."""
 
 
 class BundleInvalid(RecommendError):

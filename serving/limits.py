@@ -1,20 +1,22 @@
 """An HTTP request as it arrives -> one whose body is short, complete and JSON, or a refusal.
 
-Stands in front of the KServe application, so that nothing is parsed before its size is known.
+Stands in front of everything, so that nothing is parsed before its size is known, and hands what it has
+parsed to the routes that answer by themselves; the rest goes to the KServe application.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
 
+from serving.errors import ClientGone, InvalidRequest
+from serving.http_routes import ARRIVED, Route, Scope
 from serving.metrics import count_rejected
 from serving.settings import Settings
 
-Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -35,10 +37,12 @@ class _Gone(Exception):
 
 
 class Limits:
-    """ASGI middleware: bounds the length of a body, the time it takes to arrive, and what it may be."""
+    """ASGI application: bounds the length of a body, the time it takes to arrive, and what it may be."""
 
-    def __init__(self, app: App, settings: Settings) -> None:
+    def __init__(self, app: App, settings: Settings, routes: Mapping[str, Route] | None = None) -> None:
+        """Take what answers: by the path of a POST the route, for all else the application behind."""
         self._app = app
+        self._routes = {} if routes is None else routes
         self._limit = settings.body_limit_bytes
         self._timeout_s = settings.body_timeout_ms / 1e3
         self.draining = False  # then each answer tells its client to connect anew: elsewhere
@@ -50,20 +54,30 @@ class Limits:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
+        route = self._routes.get(scope["path"]) if scope["method"] == "POST" else None
         try:
             body = await self._read(scope, receive)
-            _check(scope, body)
+            document = _parse(scope, body)
+            answer = None if route is None else await route(scope, document)
         except _Refused as refused:
             count_rejected(refused.reason)
             # The rest of a body that did not come in time must not be read as the next request.
             late = refused.status == 408 and not self.draining
-            await _answer(_last(send) if late else send, refused.status, str(refused))
-        except _Gone:
+            await _refuse(_last(send) if late else send, refused.status, str(refused))
+        except InvalidRequest as error:
+            count_rejected("invalid_input")
+            await _refuse(send, 400, str(error))
+        except (_Gone, ClientGone):
             count_rejected("client_gone")
         else:
-            await self._app(_as_json(scope), _replay(body, receive), send)
+            if answer is None:
+                await self._app(_as_json(scope), _replay(body, receive), send)
+            else:
+                await _answer(send, 200, answer)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        if ARRIVED in scope:  # all of it is here: no clock need be set
+            return await self._collect(_announced(scope), receive)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._collect(_announced(scope), receive)
@@ -96,17 +110,18 @@ def _announced(scope: Scope) -> int | None:
     return None
 
 
-def _check(scope: Scope, body: bytes) -> None:
+def _parse(scope: Scope, body: bytes) -> object:
     if any(name == b"inference-header-content-length" for name, _ in scope["headers"]):
         raise _Refused(400, "binary_tensors", "binary tensors are not read over REST: send JSON, or use gRPC")
     try:
         # orjson refuses NaN, infinite numbers, lone surrogates and deep nesting; the JSON module that
         # the V2 routes use behind this would accept some of them.
-        orjson.loads(body)
+        document: object = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise _Refused(
             400, "not_json", "the body is not JSON (UTF-8, finite numbers, moderate nesting)"
         ) from error
+    return document
 
 
 def _as_json(scope: Scope) -> Scope:
@@ -136,8 +151,11 @@ def _last(send: Send) -> Send:
     return closing
 
 
-async def _answer(send: Send, status: int, message: str) -> None:
-    body = orjson.dumps({"error": message})
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+async def _refuse(send: Send, status: int, message: str) -> None:
+    await _answer(send, status, orjson.dumps({"error": message}))
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

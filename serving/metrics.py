@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import Counter, Gauge, Histogram
 
 # KServe's own histograms begin at 5 ms; a whole answer takes less than that here.
@@ -19,9 +21,13 @@ STAGE_SECONDS = Histogram(
 ANSWER_SECONDS = Histogram(
     "reco_answer_seconds", "Time from a checked request to its answer", buckets=BUCKETS_S
 )
+QUEUE_SECONDS = Histogram(
+    "reco_queue_seconds", "Time that a request waited for others before its turn came", buckets=BUCKETS_S
+)
 RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["rung", "degraded_reason"])
 REJECTED = Counter("reco_rejected", "Requests refused because of what the caller sent", ["reason"])
 LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by what became of them", ["outcome"])
+REQUEST_LOG_DROPPED = Counter("reco_request_log_dropped", "Lines of the request log that nobody could take")
 FEATURES_AGE = Gauge(
     "reco_features_age_seconds", "Time since the stream's last heartbeat in the online store"
 )
@@ -52,14 +58,26 @@ def bounded(label: str, value: str) -> str:
     return value
 
 
-def count_response(rung: str, degraded_reason: str | None, stage_ms: dict[str, float]) -> None:
+# Looking a label's counter up costs more than counting: those in use are kept, by what the caller says.
+_responses: dict[tuple[str, str | None], Counter] = {}
+_stages: dict[str, Histogram] = {"total": ANSWER_SECONDS}
+_MAX_KEPT = 256  # reasons with a detail behind the colon could be without end
+
+
+def count_response(rung: str, degraded_reason: str | None, stage_ms: Mapping[str, float]) -> None:
     """Count one answer and the time of each of its stages; `total` goes to its own histogram."""
-    RESPONSES.labels(bounded("rung", rung), bounded("degraded_reason", degraded_reason or "none")).inc()
+    counter = _responses.get((rung, degraded_reason))
+    if counter is None:
+        reason = bounded("degraded_reason", degraded_reason or "none")
+        counter = RESPONSES.labels(bounded("rung", rung), reason)
+        if len(_responses) < _MAX_KEPT:
+            _responses[rung, degraded_reason] = counter
+    counter.inc()
     for stage, ms in stage_ms.items():
-        if stage == "total":
-            ANSWER_SECONDS.observe(ms / 1e3)
-        else:
-            STAGE_SECONDS.labels(bounded("stage", stage)).observe(ms / 1e3)
+        histogram = _stages.get(stage)
+        if histogram is None:
+            histogram = _stages[stage] = STAGE_SECONDS.labels(bounded("stage", stage))
+        histogram.observe(ms / 1e3)
 
 
 def count_rejected(reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,19 @@ from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+from serving.checkout import Checkout
 
 MAX_ROWS = 4_096  # rows of one ranker call, and elements of one tensor's first dimension anywhere
 _KINDS = {"FP32": "iuf", "INT32": "iu", "INT64": "iu", "BYTES": "OUS"}  # numpy kinds that JSON data may have
-Rank = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-class Ranker(Model):
-    """The ranker on its own, over the Open Inference Protocol; the transformer calls `rank` in process."""
+class Predictor(Model):
+    """The ranker on its own, over the Open Inference Protocol, for a transformer elsewhere."""
 
-    def __init__(self, rank: Rank, levels: Sequence[int], name: str = "ranker") -> None:
-        """Take the function that ranks, and how many levels each categorical input has."""
+    def __init__(self, checkout: Checkout, name: str = "ranker") -> None:
+        """Take what holds the bundle: when it is swapped, this model's ranker is, too."""
         super().__init__(name)
-        self.rank = rank
-        self._levels = np.array(levels, np.int64)
+        self._checkout = checkout
         self.ready = True
 
     def load(self) -> bool:
@@ -49,7 +48,7 @@ class Ranker(Model):
         headers: dict[str, str] | None = None,
         response_headers: dict[str, str] | None = None,
     ) -> InferResponse:
-        """Return the scores of the rows in `dense` and `categorical`."""
+        """Return the scores of the rows in `dense` and `categorical`, and the bundle they are of."""
         if not isinstance(payload, InferRequest):
             raise InvalidInput("the ranker takes tensors: POST /v2/models/ranker/infer, or gRPC ModelInfer")
         tensors = read_tensors(payload, {"dense": ("FP32",), "categorical": ("INT64",)})
@@ -59,11 +58,14 @@ class Ranker(Model):
             raise InvalidInput(f"dense has {len(dense)} rows and categorical {len(categorical)}")
         if not np.isfinite(dense).all():
             raise InvalidInput("dense holds a number that is not finite")
+        recommender = self._checkout.recommender
+        levels = np.array(recommender.bundle.cardinality, np.int64)
         # A code outside its table would fail the whole batch, or wrap around to another row.
-        if ((categorical < 0) | (categorical >= self._levels)).any():
-            raise InvalidInput(f"categorical codes go from 0 to below {self._levels.tolist()}")
-        scores = self.rank(dense, categorical) if len(dense) else np.empty(0, np.float32)
-        return respond(payload, self.name, payload.id, {"score": ("FP32", scores.tolist())}, {})
+        if ((categorical < 0) | (categorical >= levels)).any():
+            raise InvalidInput(f"categorical codes go from 0 to below {levels.tolist()}")
+        scores = recommender.rank(dense, categorical) if len(dense) else np.empty(0, np.float32)
+        columns = {"score": ("FP32", scores.tolist())}
+        return respond(payload, self.name, payload.id, columns, {"bundle_id": recommender.bundle.bundle_id})
 
 
 def read_tensors(request: InferRequest, expected: Mapping[str, tuple[str, ...]]) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from serving.errors import InvalidRequest
 MAX_BASKET = 500  # lines; a longer basket is refused
 MAX_K = 100  # items in one answer; a larger k is cut to this
 DEFAULT_K = 10
+MAX_INSTANCES = 64  # requests in one V1 body
 FIELDS = frozenset({"request_id", "user_id", "basket", "store_id", "at", "k"})
 
 
@@ -119,6 +120,39 @@ def parse_request(raw: object, *, now: float, default_id: str) -> Request:
         k=min(k, MAX_K),
         request_id=_optional_id(raw, "request_id") or default_id,
     )
+
+
+def parse_instances(document: object, now: float, default_id: str) -> list[Request]:
+    """Check a decoded V1 body, {"instances": [request, ...]}, and return its requests.
+
+    Args:
+        document: the decoded JSON value.
+        now: as in `parse_request`.
+        default_id: likewise, for the first request; later ones get their number behind it.
+
+    Raises:
+        InvalidRequest: naming the request, the field and what was expected, never the value.
+    """
+    if not isinstance(document, Mapping) or set(document) != {"instances"}:
+        raise InvalidRequest(_NOT_INSTANCES)
+    raws = document["instances"]
+    if not isinstance(raws, list):
+        raise InvalidRequest(_NOT_INSTANCES)
+    if len(raws) > MAX_INSTANCES:
+        raise InvalidRequest(f"instances has {len(raws)} requests, at most {MAX_INSTANCES} are allowed")
+    if len(raws) == 1:
+        return [parse_request(raws[0], now=now, default_id=default_id)]
+    requests = []
+    for number, raw in enumerate(raws):
+        try:
+            own_id = f"{default_id}-{number}"[-MAX_ID_LENGTH:] if number else default_id
+            requests.append(parse_request(raw, now=now, default_id=own_id))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"instances[{number}]: {error}") from error
+    return requests
+
+
+_NOT_INSTANCES = 'the body must be {"instances": [request, ...]} and nothing else'
 
 
 def _optional_id(raw: Mapping[str, Any], name: str) -> str | None:

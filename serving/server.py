@@ -17,9 +17,13 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from serving.errors import BundleInvalid, FeaturesUnavailable
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
+
+if TYPE_CHECKING:
+    from serving.tracing import Tracing
 
 # How long a request may wait for the interpreter while the log's thread has it; Python's own 5 ms is
 # longer than a whole answer takes.
@@ -51,15 +55,15 @@ def serve(bundle_path: Path, settings: Settings) -> None:
         _bind(settings.host, settings.grpc_port, "grpc_port").close()
         # These take seconds to import; a taken port or a wrong host is told before.
         from feature_repo.schema import DENSE_NAMES
+        from serving.checkout import Checkout, Observer, Rank, count, rank_here
         from serving.endpoint import Endpoint
         from serving.fact_store import open_fact_store
         from serving.freshness import Freshness
         from serving.metrics import BUNDLE
         from serving.online_features import open_store
         from serving.prediction_log import PredictionLog
-        from serving.predictor import Ranker
         from serving.recommender import open_recommender
-        from serving.transformer import Checkout
+        from serving.request_log import RequestLog
 
         sys.setswitchinterval(SWITCH_S)
         store = open_store(settings.online_store_url)
@@ -82,8 +86,21 @@ def serve(bundle_path: Path, settings: Settings) -> None:
         except FeaturesUnavailable as error:
             store_state = "unavailable"
             _log.warning("answers will lack the users' history until the online store is back: %s", error)
-        ranker = Ranker(recommender.rank, bundle.cardinality)
-        checkout = Checkout(recommender, ranker, settings.deadline_ms)
+        observers: list[Observer] = [count]
+        if settings.request_log:
+            request_log = RequestLog(sys.stderr.buffer, settings.request_log_key)
+            cleanup.callback(request_log.close)
+            observers.append(request_log.observe)
+        if settings.trace_url:
+            tracing = _tracing(settings.trace_url)
+            cleanup.callback(tracing.close)
+            observers.append(tracing.observe)
+        rank: Rank = rank_here
+        if settings.ranker_address:
+            from serving.remote_ranker import RemoteRanker
+
+            rank = RemoteRanker(settings.ranker_address).rank
+        checkout = Checkout(recommender, settings.deadline_ms, rank, observers)
 
         def on_ready(http: str, grpc: str) -> None:
             line = {
@@ -100,7 +117,19 @@ def serve(bundle_path: Path, settings: Settings) -> None:
             sys.stderr.write(json.dumps(line) + "\n")
             sys.stderr.flush()
 
-        Endpoint(settings, http_socket).start([checkout, ranker], on_ready)
+        Endpoint(settings, http_socket).start(checkout, on_ready)
+
+
+def _tracing(url: str) -> Tracing:
+    try:
+        from serving.tracing import trace_to
+
+        return trace_to(url)
+    except ImportError as error:
+        raise SettingInvalid(
+            f"{variable('trace_url')} is set but {error.name} is not installed; "
+            "expected the extra: pip install 'checkout-recommender[trace]'"
+        ) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,6 +38,7 @@ class Settings:
     )
     stale_after_s: float = 60.0  # the stream's silence after which answers say that features are stale
     deadline_ms: float = 50.0  # an answer that takes longer steps down the ladder
+    ranker_address: str = ""  # of a ranker elsewhere, HOST:PORT or HOST:PORT/MODEL; empty: in this process
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
     body_timeout_ms: float = 1_000.0  # a body that takes longer to arrive is refused with 408
     drain_s: float = 0.5  # time between readiness off and the door shut, for load balancers to notice
@@ -45,6 +46,9 @@ class Settings:
     log: bool = True  # keep the prediction log
     log_dir: Path | None = None  # empty means prediction_log under home
     log_segment_s: float = 60.0  # a log segment becomes readable after this time
+    request_log: bool = True  # one line of JSON per request on stderr
+    request_log_key: str = field(default="", repr=False)  # of the users' hashes in it; empty: a new one
+    trace_url: str = ""  # of an OpenTelemetry collector, OTLP over HTTP; empty: no spans
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -151,6 +155,19 @@ def _url(text: str) -> str:
     return text
 
 
+def _ranker_address(text: str) -> str:
+    host, _, port = text.partition("/")[0].rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError
+    return text
+
+
+def _collector(text: str) -> str:
+    if urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname:
+        raise ValueError
+    return text
+
+
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "home": ("a directory", Path),
     "host": ("an address to listen on", str),
@@ -161,6 +178,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "availability_file": ("a file", Path),
     "stale_after_s": _number(1, 1e9),
     "deadline_ms": _number(1, 60_000),
+    "ranker_address": ("HOST:PORT or HOST:PORT/MODEL", _ranker_address),
     "body_limit_bytes": _whole(1_024, 64 << 20),
     "body_timeout_ms": _number(10, 600_000),
     "drain_s": _number(0, 600),
@@ -168,4 +186,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "log": ("on or off", _switch),
     "log_dir": ("a directory", Path),
     "log_segment_s": _number(0.1, 86_400),
+    "request_log": ("on or off", _switch),
+    "request_log_key": ("text", str),
+    "trace_url": ("http://HOST:PORT/v1/traces", _collector),
 }

@@ -1,7 +1,7 @@
-"""KServe adapter `checkout`: a checkout's request in -> recommended items out, over REST V1, V2 and gRPC.
+"""KServe adapter `checkout`: `Checkout` as a model of KServe's, for V2 and gRPC, metadata and readiness.
 
     preprocess    the body is checked, the user's features are read, candidates are retrieved
-    predict       the ranker scores the candidates, in this process
+    predict       the ranker scores the candidates
     postprocess   the list is made and written as the protocol wants it
 
 One model object answers all requests: what belongs to one request travels in its `Turn`.
@@ -10,27 +10,22 @@ One model object answers all requests: what belongs to one request travels in it
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import orjson
 from kserve import InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
-from feature_repo.ids import MAX_ID_LENGTH, is_id
-from serving import metrics
+from serving.calls import read_call
+from serving.checkout import Checkout, Turn
 from serving.errors import InvalidRequest
-from serving.predictor import Ranker, read_tensors, respond
-from serving.recommender import Prepared, Recommender
-from serving.schemas import Recommendation, Request, Response, parse_request
+from serving.predictor import read_tensors, respond
+from serving.schemas import Recommendation, Response, parse_instances, parse_request
 
-MAX_INSTANCES = 64  # requests in one V1 body
 _INPUTS = {
     "basket": ("BYTES",),
     "user_id": ("BYTES",),
@@ -39,18 +34,6 @@ _INPUTS = {
     "k": ("INT32", "INT64"),
     "request_id": ("BYTES",),
 }
-_log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Turn:
-    """One request on its way through the three stages."""
-
-    request: Request
-    began: float  # perf_counter
-    prepared: Prepared | None = None
-    scores: np.ndarray | None = None
-    response: Response | None = None  # set early when a fallback answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +44,12 @@ class Asked:
     envelope: InferRequest | None
 
 
-class Checkout(Model):
-    """The whole path, with the ranker collocated."""
+class Transformer(Model):
+    """The whole path as one model, with the ranker collocated or behind it."""
 
-    def __init__(
-        self, recommender: Recommender, ranker: Ranker, deadline_ms: float, name: str = "checkout"
-    ) -> None:
+    def __init__(self, checkout: Checkout, name: str = "checkout") -> None:
         super().__init__(name)
-        self._recommender = recommender
-        self._ranker = ranker
-        self._deadline_s = deadline_ms / 1e3
+        self._checkout = checkout
         self.ready = True
 
     def load(self) -> bool:
@@ -90,20 +69,21 @@ class Checkout(Model):
         self, payload: InferRequest | Mapping[str, Any] | bytes, headers: dict[str, str] | None = None
     ) -> Asked:
         """Check the body; read features and retrieve candidates for the first of its requests."""
-        default_id = _default_id(headers)
+        envelope = payload if isinstance(payload, InferRequest) else None
+        route = "V1" if envelope is None else "V2 over gRPC" if envelope.from_grpc else "V2"
         try:
-            if isinstance(payload, InferRequest):
-                raws, envelope = [_from_tensors(payload)], payload
+            call = read_call(headers or {}, route, self._checkout.limit_s)
+            if envelope is None:
+                requests = parse_instances(payload, time.time(), call.request_id)
             else:
-                raws, envelope = _instances(payload), None
-            asked = Asked(
-                [Turn(request, time.perf_counter()) for request in _parse(raws, default_id)], envelope
-            )
+                raw = _from_tensors(envelope)
+                requests = [parse_request(raw, now=time.time(), default_id=call.request_id)]
         except InvalidRequest as error:
             raise InvalidInput(str(error)) from error
-        if asked.turns:
-            self._prepare(asked.turns[0])
-        return asked
+        turns = [self._checkout.begin(request, call) for request in requests]
+        if turns:
+            self._checkout.prepare(turns[0])
+        return Asked(turns, envelope)
 
     async def predict(
         self,
@@ -120,10 +100,12 @@ class Checkout(Model):
             if number:
                 await asyncio.sleep(0)
                 turn.began = time.perf_counter()
-                self._prepare(turn)
-            self._rank(turn)
-            if len(payload.turns) > 1:
-                self._finish(turn)  # now: its time must not hold the others'
+                limit_s = turn.call.deadline - turn.call.arrived
+                turn.call = replace(turn.call, arrived=turn.began, deadline=turn.began + limit_s)
+                self._checkout.prepare(turn)
+            await self._checkout.rank(turn)
+            if number + 1 < len(payload.turns):
+                self._checkout.finish(turn)  # now: its time must not hold the others'
         return payload
 
     async def postprocess(
@@ -133,84 +115,12 @@ class Checkout(Model):
         response_headers: dict[str, str] | None = None,
     ) -> dict[str, Any] | InferResponse:
         """Make the list and write it as the protocol wants it."""
-        responses = [self._finish(turn) for turn in result.turns]
-        for response in responses:
-            metrics.count_response(response.rung, response.degraded_reason, response.stage_ms)
+        if result.turns:
+            self._checkout.finish(result.turns[-1])
+        responses = [turn.response for turn in result.turns if turn.response is not None]
         if result.envelope is None:
             return {"predictions": [response.to_dict() for response in responses]}
         return _to_tensors(result.envelope, self.name, responses[0])
-
-    def _prepare(self, turn: Turn) -> None:
-        def act() -> None:
-            turn.prepared = self._recommender.prepare(turn.request)
-
-        self._attempt(turn, "preprocess", act)
-
-    def _rank(self, turn: Turn) -> None:
-        def act() -> None:
-            assert turn.prepared is not None
-            turn.scores = self._ranker.rank(turn.prepared.dense, turn.prepared.categorical)
-
-        if turn.response is None and time.perf_counter() - turn.began > self._deadline_s:
-            turn.response = self._fallback(turn.request, "deadline_exceeded")
-        self._attempt(turn, "predict", act)
-
-    def _finish(self, turn: Turn) -> Response:
-        def act() -> None:
-            assert turn.prepared is not None
-            assert turn.scores is not None
-            turn.response = self._recommender.finish(turn.prepared, turn.scores)
-
-        self._attempt(turn, "postprocess", act)
-        assert turn.response is not None
-        return turn.response
-
-    def _attempt(self, turn: Turn, stage: str, act: Callable[[], None]) -> None:
-        """Do one stage; whatever breaks in it, the checkout gets an answer."""
-        if turn.response is not None:
-            return
-        try:
-            act()
-        except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
-            _log.exception("%s failed; answered by the fallback", stage)
-            turn.response = self._fallback(turn.request, f"{stage}_error")
-
-    def _fallback(self, request: Request, reason: str) -> Response:
-        try:
-            return self._recommender.fallback(request, reason)
-        except Exception:  # noqa: BLE001 - likewise
-            _log.exception("the fallback failed; answered with an empty list")
-            bundle_id = self._recommender.bundle.bundle_id
-            return Response(
-                request.request_id, (), bundle_id, rung="empty", degraded=True, degraded_reason=reason
-            )
-
-
-def _default_id(headers: Mapping[str, str] | None) -> str:
-    given = (headers or {}).get("x-request-id", "")
-    return given if is_id(given) else uuid.uuid4().hex
-
-
-def _instances(body: object) -> list[Any]:
-    if not isinstance(body, Mapping) or set(body) != {"instances"} or not isinstance(body["instances"], list):
-        raise InvalidRequest('the body must be {"instances": [request, ...]} and nothing else')
-    if len(body["instances"]) > MAX_INSTANCES:
-        raise InvalidRequest(
-            f"instances has {len(body['instances'])} requests, at most {MAX_INSTANCES} are allowed"
-        )
-    return body["instances"]
-
-
-def _parse(raws: list[Any], default_id: str) -> list[Request]:
-    requests = []
-    now = time.time()
-    for number, raw in enumerate(raws):
-        try:
-            own_id = f"{default_id}-{number}"[-MAX_ID_LENGTH:] if number else default_id
-            requests.append(parse_request(raw, now=now, default_id=own_id))
-        except InvalidRequest as error:
-            raise InvalidRequest(f"instances[{number}]: {error}" if len(raws) > 1 else str(error)) from error
-    return requests
 
 
 def _from_tensors(envelope: InferRequest) -> dict[str, Any]:

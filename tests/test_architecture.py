@@ -202,7 +202,7 @@ def test_each_library_is_declared() -> None:
     ours = set(sys.stdlib_module_names) | set(PACKAGES)
     missing = []
     for path in MODULES:
-        allowed = declared("cpu") if is_served(path) else declared("cpu", "train", "stream")
+        allowed = declared("cpu", "trace") if is_served(path) else declared("cpu", "train", "stream")
         for library in imported(path) - ours:
             if not {canonical(owner) for owner in owners.get(library, [library])} & allowed:
                 missing.append(f"{name(path)}: {library}")

@@ -1,6 +1,7 @@
 """The endpoint as a client sees it: real HTTP and gRPC against a process of its own."""
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from serving.schemas import MAX_K, parse_request
 
 pytestmark = pytest.mark.slow
 
+OWN = "/v1/recommendations"
 V1 = "/v1/models/checkout:predict"
 V2 = "/v2/models/checkout/infer"
 OUTPUTS = ("item_id", "score", "source", "reason", "price", "promotion", "coupon")
@@ -79,6 +81,92 @@ def test_an_absent_request_id_is_given_one(client: httpx.Client) -> None:
     assert first != second
     answer = client.post(V1, json={"instances": [{"basket": []}] * 3}, headers={"x-request-id": "till-4"})
     assert [p["request_id"] for p in answer.json()["predictions"]] == ["till-4", "till-4-1", "till-4-2"]
+
+
+def test_our_own_route_answers_as_v1_does(client: httpx.Client) -> None:
+    for name, request in GOOD.items():
+        request = {"request_id": "same", "at": AT, **request}
+        answer = client.post(OWN, json=request)
+        assert answer.status_code == 200, name
+        assert without_times(answer.json()) == without_times(ask(client, request)), name
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"instances": []}', b'{"basket": [], "k": 2.5}'])
+def test_our_own_route_refuses_what_is_no_request(client: httpx.Client, body: bytes) -> None:
+    answer = client.post(OWN, content=body)
+    assert answer.status_code == 400
+    check_refusal(answer)
+
+
+@pytest.mark.parametrize("path", [OWN, V1])
+def test_headers_shorten_the_deadline_and_set_the_priority(client: httpx.Client, path: str) -> None:
+    body: dict[str, Any] = {"basket": ["1000005"]}
+
+    def sent(**headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return client.post(path, json=body if path == OWN else {"instances": [body]}, headers=named)
+
+    def reason(answer: httpx.Response) -> str | None:
+        document = answer.json()
+        return document.get("predictions", [document])[0]["degraded_reason"]
+
+    assert reason(sent(x_deadline_ms="0.0001")) == "deadline_exceeded"
+    assert reason(sent(x_deadline_ms="1e9", x_priority="prefetch")) is None
+    for refused in (sent(x_deadline_ms=MARK), sent(x_deadline_ms="-1"), sent(x_priority=MARK)):
+        assert refused.status_code == 400
+        check_refusal(refused)
+
+
+def test_a_client_that_hangs_up_ends_the_work_for_it(endpoint: Any, client: httpx.Client) -> None:
+    def gone() -> float:
+        found = re.search(r'reco_rejected_total\{reason="client_gone"\} (\S+)', client.get("/metrics").text)
+        return float(found[1]) if found else 0.0
+
+    before = gone()
+    requests = [{"request_id": "hung-up", "basket": [str(1_000_000 + n)]} for n in range(64)]
+    body = json.dumps({"instances": requests}).encode()
+    head = f"POST {V1} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connect(endpoint) as one:
+        one.sendall(head + body)
+    until = time.monotonic() + 30
+    while gone() == before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert gone() == before + 1
+    answered = [line for line in endpoint.stderr if "hung-up" in line]
+    assert len(answered) < len(requests)
+
+
+def connect(endpoint: Any) -> socket.socket:
+    host, port = endpoint.http.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(endpoint: Any, client: httpx.Client) -> None:
+    process = Path(f"/proc/{endpoint.process.pid}")
+
+    def held() -> tuple[int, int]:
+        return len(list((process / "fd").iterdir())), len(list((process / "task").iterdir()))
+
+    body = b'{"basket": ["1000005"], "k": 1}'
+    head = f"POST {OWN} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    ask(client, {"basket": []})
+    fds, threads = held()
+    for number in range(600):
+        with connect(endpoint) as one:
+            match number % 4:
+                case 0:
+                    one.sendall(head + body)
+                    assert one.recv(10_000).startswith(b"HTTP/1.1 200")
+                case 1:
+                    one.sendall(head + body)  # and not waiting for the answer
+                case 2:
+                    one.sendall(head + body[:7])  # dies in the middle
+    until = time.monotonic() + 30
+    while abs(held()[0] - fds) > 5 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert abs(held()[0] - fds) <= 5
+    assert held()[1] == threads
+    assert ask(client, {"basket": []})["items"]
 
 
 def test_several_instances_are_answered_one_by_one(client: httpx.Client) -> None:
@@ -212,8 +300,7 @@ def test_bodies_of_5_mb_are_refused_and_the_connection_lives(client: httpx.Clien
 
 
 def test_a_body_that_stops_arriving_is_cut_off(endpoint: Any) -> None:
-    host, port = endpoint.http.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as slow:
+    with connect(endpoint) as slow:
         slow.sendall(b"POST /v1/models/checkout:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         answer = b"".join(iter(lambda: slow.recv(1_000), b""))  # until the server hangs up
         assert answer.startswith(b"HTTP/1.1 408")
@@ -232,7 +319,7 @@ def test_a_body_that_stops_arriving_is_cut_off(endpoint: Any) -> None:
         ("POST", "/v2/repository/models/checkout/load", 404),
         ("POST", "/v2/models/checkout/versions/1/infer", 404),
         ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
+        ("GET", OWN, 405),
         ("GET", f"/{MARK}", 404),
         ("PUT", V1, 405),
     ],
@@ -306,6 +393,7 @@ def test_metrics(client: httpx.Client) -> None:
     text = client.get("/metrics").text
     assert 'reco_stage_seconds_bucket{le="0.0001",stage="ranking"}' in text
     assert 'reco_responses_total{degraded_reason="none",rung="full"}' in text
+    assert 'reco_queue_seconds_bucket{le="0.0001"}' in text
     assert 'reco_rejected_total{reason="not_json"}' in text
     assert f'reco_bundle_info{{bundle_id="{ask(client, {"basket": []})["bundle_id"]}"}} 1.0' in text
     assert MARK not in text
@@ -407,3 +495,30 @@ def test_grpc_refuses_what_is_the_clients_fault(stub: Any) -> None:
     request.inputs[0].datatype = MARK
     assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
     assert stub.ModelInfer(grpc_request(basket=[]), timeout=5).outputs
+
+
+def test_the_typed_service_gives_the_same_items(endpoint: Any, client: httpx.Client) -> None:
+    import grpc
+
+    from serving.proto.recommendations_pb2 import RecommendRequest
+    from serving.proto.recommendations_pb2_grpc import RecommendationsStub
+
+    with grpc.insecure_channel(endpoint.grpc) as channel:
+        recommend = RecommendationsStub(channel).Recommend
+        message = RecommendRequest(**{name: SAME[name] for name in SAME if name != "at"})
+        message.at.FromJsonString(AT)
+        answer = recommend(message, timeout=5)
+        found = [(item.item_id, item.score, item.source, item.reason) for item in answer.items]
+        assert found == rows(ask(client, SAME))
+        assert status_of(recommend, RecommendRequest(k=-1)) == "INVALID_ARGUMENT"
+        assert status_of(recommend, RecommendRequest(user_id=MARK + "\x00")) == "INVALID_ARGUMENT"
+        assert status_of(recommend, RecommendRequest(basket=["7" * 4_000_000])) == "RESOURCE_EXHAUSTED"
+
+
+def test_a_grpc_call_s_own_deadline_bounds_the_answer(stub: Any) -> None:
+    late = stub.ModelInfer(grpc_request(basket=["1000005"]), metadata=(("x-deadline-ms", "0.0001"),))
+    assert late.parameters["degraded_reason"].string_param == "deadline_exceeded"
+    assert stub.ModelInfer(grpc_request(basket=[]), timeout=30).parameters["rung"].string_param == "full"
+    bad = grpc_request(basket=[])
+    with pytest.raises(Exception, match="x-priority must be checkout or prefetch"):
+        stub.ModelInfer(bad, metadata=(("x-priority", MARK),), timeout=5)

@@ -82,7 +82,9 @@ def test_a_client_that_goes_away_gets_no_answer() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Limits(echo, SETTINGS)({"type": "http", "method": "POST", "headers": []}, receive, send))
+    asyncio.run(
+        Limits(echo, SETTINGS)({"type": "http", "method": "POST", "path": "/", "headers": []}, receive, send)
+    )
     assert sent == []
 
 

@@ -14,7 +14,8 @@ def test_each_field_is_read_from_its_variable_and_written_back() -> None:
         home=Path("/srv/reco"), host="0.0.0.0", http_port=0, grpc_port=9_000, store_url="redis://cache:6379/0",
         deadline_ms=20.0, body_limit_bytes=4_096, body_timeout_ms=250.0, drain_s=5.0, grace_s=1.0, log=False,
         log_dir=Path("/var/log/reco"), log_segment_s=2.0, availability_file=Path("/srv/out.json"),
-        store_password="p@ss",
+        store_password="p@ss", ranker_address="ranker:8001/ranker-{bundle_id}", request_log=False,
+        request_log_key="k3y", trace_url="http://collector:4318/v1/traces",
     )  # fmt: skip
     assert Settings.from_env(given.to_env()) == given
     assert Settings.from_env(Settings().to_env()) == Settings()
@@ -30,6 +31,10 @@ def test_each_field_is_read_from_its_variable_and_written_back() -> None:
         ("RECO_DEADLINE_MS", "0"),
         ("RECO_LOG", "maybe"),
         ("RECO_BODY_LIMIT_BYTES", "1e9"),
+        ("RECO_RANKER_ADDRESS", "ranker"),
+        ("RECO_RANKER_ADDRESS", ":8001"),
+        ("RECO_RANKER_ADDRESS", "ranker:http"),
+        ("RECO_TRACE_URL", "collector:4318"),
     ],
 )
 def test_a_wrong_value_is_told_with_name_found_and_expected(name: str, text: str) -> None:

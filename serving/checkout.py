@@ -1,0 +1,177 @@
+"""A request and its call -> a response: the path every protocol takes, with deadline and fallback.
+
+    prepare   the user's features are read, candidates are retrieved
+    rank      the candidates are scored, in this process or elsewhere
+    finish    the list is made, or the fallback's is taken; the observers see it
+
+Whatever breaks on the way, the checkout gets an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from serving import metrics
+from serving.calls import Call
+from serving.errors import ClientGone, DeadlineExceeded, RankingFailed
+from serving.recommender import Prepared, Recommender
+from serving.schemas import Request, Response
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request on its way; the recommender is the one that was there when it began, to its end."""
+
+    request: Request
+    call: Call
+    recommender: Recommender
+    began: float  # perf_counter; since `call.arrived` it had waited for others
+    prepared: Prepared | None = None
+    scores: np.ndarray | None = None
+    response: Response | None = None  # set early when a fallback answers
+    stages: list[tuple[str, float, float]] = field(default_factory=list)  # name, begin and end, perf_counter
+
+
+Rank = Callable[[Turn], Awaitable[np.ndarray]]  # a prepared turn -> one score per candidate, (n,) float32
+Observer = Callable[[Turn], None]  # sees each answered turn; must be quick and may not raise
+
+
+async def rank_here(turn: Turn) -> np.ndarray:
+    """Score the candidates in this process, with the turn's own bundle."""
+    assert turn.prepared is not None
+    return turn.recommender.rank(turn.prepared.dense, turn.prepared.categorical)
+
+
+def count(turn: Turn) -> None:
+    """Observer: count the answer, its wait and the time of its stages."""
+    assert turn.response is not None
+    response = turn.response
+    metrics.QUEUE_SECONDS.observe(turn.began - turn.call.arrived)
+    metrics.count_response(response.rung, response.degraded_reason, response.stage_ms)
+
+
+class Checkout:
+    """Answers requests. Whoever sets `recommender` swaps the bundle: requests on their way keep theirs."""
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        deadline_ms: float,
+        rank: Rank = rank_here,
+        observers: Sequence[Observer] = (count,),
+    ) -> None:
+        self.recommender = recommender
+        self.limit_s = deadline_ms / 1e3
+        self._rank = rank
+        self._observers = observers
+
+    async def answer(self, request: Request, call: Call) -> Response:
+        """Answer one request.
+
+        Raises:
+            ClientGone: nobody waits for the answer.
+        """
+        turn = self.begin(request, call)
+        self.prepare(turn)
+        await self.rank(turn)
+        return self.finish(turn)
+
+    def begin(self, request: Request, call: Call) -> Turn:
+        """Return the turn of a request: the bundle of this moment is its own."""
+        return Turn(request, call, self.recommender, time.perf_counter())
+
+    def prepare(self, turn: Turn) -> None:
+        """Read the user's features and retrieve candidates.
+
+        Raises:
+            ClientGone: nobody waits for the answer.
+        """
+        if self._is_late(turn):
+            return
+        try:
+            turn.prepared = turn.recommender.prepare(turn.request)
+        except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
+            _log.exception("preprocess failed; answered by the fallback")
+            turn.response = _fallback(turn, "preprocess_error")
+        turn.stages.append(("preprocess", turn.began, time.perf_counter()))
+
+    async def rank(self, turn: Turn) -> None:
+        """Score the candidates.
+
+        Raises:
+            ClientGone: nobody waits for the answer.
+        """
+        if self._is_late(turn):
+            return
+        began = time.perf_counter()
+        try:
+            turn.scores = _checked(await self._rank(turn), turn)
+        except RankingFailed as error:
+            _log.warning("answered by the fallback: %s", error)
+            turn.response = _fallback(turn, error.reason)
+        except Exception:  # noqa: BLE001 - likewise
+            _log.exception("predict failed; answered by the fallback")
+            turn.response = _fallback(turn, "predict_error")
+        turn.stages.append(("predict", began, time.perf_counter()))
+
+    def finish(self, turn: Turn) -> Response:
+        """Make the list, if no fallback has, and show it to the observers."""
+        began = time.perf_counter()
+        if turn.response is None:
+            try:
+                assert turn.prepared is not None
+                assert turn.scores is not None
+                turn.response = turn.recommender.finish(turn.prepared, turn.scores)
+            except Exception:  # noqa: BLE001 - likewise
+                _log.exception("postprocess failed; answered by the fallback")
+                turn.response = _fallback(turn, "postprocess_error")
+        turn.stages.append(("postprocess", began, time.perf_counter()))
+        for observe in self._observers:
+            observe(turn)
+        return turn.response
+
+    @contextlib.contextmanager
+    def rehearsing(self, recommender: Recommender) -> Iterator[None]:
+        """Answer with this recommender and its ranker, in any time, unobserved, until the block ends."""
+        kept = self.recommender, self.limit_s, self._rank, self._observers
+        self.recommender, self.limit_s, self._rank, self._observers = recommender, math.inf, rank_here, ()
+        try:
+            yield
+        finally:
+            self.recommender, self.limit_s, self._rank, self._observers = kept
+
+    def _is_late(self, turn: Turn) -> bool:
+        """Say whether there is nothing to do any more: a fallback has answered, now or before."""
+        if turn.call.gone():
+            raise ClientGone
+        if turn.response is None and time.perf_counter() > turn.call.deadline:
+            turn.response = _fallback(turn, DeadlineExceeded.reason)
+        return turn.response is not None
+
+
+def _checked(scores: np.ndarray, turn: Turn) -> np.ndarray:
+    assert turn.prepared is not None
+    expected = (len(turn.prepared.dense),)
+    if scores.shape != expected or not np.isfinite(scores).all():
+        raise ValueError(f"scores of shape {scores.shape}, expected {expected} finite numbers")
+    return scores
+
+
+def _fallback(turn: Turn, reason: str) -> Response:
+    try:
+        return turn.recommender.fallback(turn.request, reason)
+    except Exception:  # noqa: BLE001 - likewise
+        _log.exception("the fallback failed; answered with an empty list")
+        bundle_id = turn.recommender.bundle.bundle_id
+        return Response(
+            turn.request.request_id, (), bundle_id, rung="empty", degraded=True, degraded_reason=reason
+        )

@@ -1,0 +1,183 @@
+"""A ranker elsewhere: another endpoint's, one that is not there, one that is not ours."""
+
+import asyncio
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from serving.calls import Call
+from serving.checkout import Checkout, Turn
+from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable, RankingFailed
+from serving.online_features import open_store
+from serving.recommender import Recommender, open_recommender
+from serving.schemas import Request
+from serving.settings import Settings
+
+pytestmark = pytest.mark.slow  # importing kserve takes seconds
+
+REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 10, "r1")
+
+
+@pytest.fixture
+def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+    return open_recommender(toy_bundle, open_store(toy_store))
+
+
+def turn(recommender: Recommender, limit_s: float = 60.0) -> Turn:
+    now = time.perf_counter()
+    made = Turn(REQUEST, Call(now, now + limit_s, "given"), recommender, now)
+    made.prepared = recommender.prepare(REQUEST)
+    return made
+
+
+def ranked(address: str, *turns: Turn) -> list[np.ndarray]:
+    from serving.remote_ranker import RemoteRanker
+
+    async def run() -> list[np.ndarray]:
+        ranker = RemoteRanker(address)
+        try:
+            return [await ranker.rank(one) for one in turns]
+        finally:
+            await ranker.close()
+
+    return asyncio.run(run())
+
+
+def test_the_scores_are_those_of_this_process(endpoint: Any, recommender: Recommender) -> None:
+    for scores in ranked(endpoint.grpc, turn(recommender), turn(recommender)):
+        here = turn(recommender).prepared
+        assert here is not None
+        assert scores.dtype == np.float32
+        np.testing.assert_array_equal(scores, recommender.rank(here.dense, here.categorical))
+
+
+def test_another_bundle_s_scores_are_refused(endpoint: Any, recommender: Recommender) -> None:
+    other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
+    with pytest.raises(RankerMismatch, match=f"has bundle {recommender.bundle.bundle_id}, expected other"):
+        ranked(endpoint.grpc, turn(other))
+
+
+def test_a_ranker_that_does_not_have_the_model_is_unavailable(
+    endpoint: Any, recommender: Recommender
+) -> None:
+    with pytest.raises(RankerUnavailable, match="says NOT_FOUND"):
+        ranked(f"{endpoint.grpc}/ranker-{{bundle_id}}", turn(recommender))
+
+
+def test_a_ranker_that_is_not_there_is_told_long_before_the_deadline(recommender: Recommender) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(RankerUnavailable, match="says UNAVAILABLE"):
+            ranked(address, turn(recommender, limit_s=600.0))  # the test would take as long
+
+
+def test_a_ranker_that_does_not_answer_costs_the_deadline_and_no_more(recommender: Recommender) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(DeadlineExceeded):
+            ranked(f"127.0.0.1:{silent.getsockname()[1]}", turn(recommender, limit_s=0.3))
+    with pytest.raises(DeadlineExceeded, match="no time is left"):
+        ranked("127.0.0.1:1", turn(recommender, limit_s=0.001))
+
+
+def answered(recommender: Recommender, model: str, *, raw: bool, told: str | None, rows: int = 0) -> Any:
+    """Ask a server that answers as Triton does, with scores 0, 1, 2, ...; return the scores."""
+    import grpc
+    from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+
+    from serving.remote_ranker import RemoteRanker
+
+    async def infer(request: Any, context: Any) -> Any:
+        sent = {tensor.name: list(tensor.shape) for tensor in request.inputs}
+        scores = np.arange(rows or sent["dense"][0], dtype=np.float32)
+        response = pb.ModelInferResponse(model_name=request.model_name)
+        output = response.outputs.add(name="score", datatype="FP32", shape=[len(scores)])
+        if raw:
+            response.raw_output_contents.append(scores.tobytes())
+        else:
+            output.contents.fp32_contents.extend(scores.tolist())
+        if told is not None:
+            response.parameters["bundle_id"].string_param = told
+        return response
+
+    async def run() -> np.ndarray:
+        server = grpc.aio.server()
+        method = grpc.unary_unary_rpc_method_handler(
+            infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+        )
+        service = grpc.method_handlers_generic_handler(
+            "inference.GRPCInferenceService", {"ModelInfer": method}
+        )
+        server.add_generic_rpc_handlers((service,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        ranker = RemoteRanker(f"127.0.0.1:{port}{model}")
+        try:
+            return await ranker.rank(turn(recommender))
+        finally:
+            await ranker.close()
+            await server.stop(None)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_ranker_that_does_not_tell_its_bundle_must_be_named_after_it(
+    recommender: Recommender, raw: bool
+) -> None:
+    scores = answered(recommender, "/ranker-{bundle_id}", raw=raw, told=None)
+    assert scores.tolist() == list(range(len(scores)))
+    assert len(scores) > 50
+    with pytest.raises(RankerMismatch, match="does not tell its bundle"):
+        answered(recommender, "", raw=raw, told=None)
+    with pytest.raises(RankerMismatch, match="has bundle other"):
+        answered(recommender, "/ranker-{bundle_id}", raw=raw, told="other")
+
+
+def test_a_dead_ranker_is_answered_by_a_fallback_with_its_reason(recommender: Recommender) -> None:
+    from serving.remote_ranker import RemoteRanker
+
+    async def ask() -> Any:
+        ranker = RemoteRanker("127.0.0.1:1")
+        now = time.perf_counter()
+        answer = await Checkout(recommender, 1e9, ranker.rank).answer(REQUEST, Call(now, now + 60, "given"))
+        await ranker.close()
+        return answer
+
+    answer = asyncio.run(ask())
+    assert (answer.rung, answer.degraded_reason) == ("popular", "ranker_unavailable")
+    assert issubclass(RankerUnavailable, RankingFailed)
+
+
+def test_an_endpoint_that_ranks_elsewhere_gives_the_same_answers(
+    endpoint: Any,
+    client: httpx.Client,
+    start_endpoint: Any,
+    toy_bundle: Path,
+    toy_store: str,
+    tmp_path: Path,
+) -> None:
+    front = start_endpoint(
+        toy_bundle,
+        Settings(
+            home=tmp_path, store_url=toy_store, deadline_ms=30_000.0, log=False, ranker_address=endpoint.grpc
+        ),
+    )
+    body = {"basket": ["1000005"], "user_id": "u1", "at": "2017-12-05T18:30:00Z", "request_id": "same"}
+    own, elsewhere = (
+        httpx.post(f"{http}/v1/recommendations", json=body, timeout=60).json()
+        for http in (endpoint.http, front.http)
+    )
+    assert elsewhere.pop("stage_ms")
+    assert own.pop("stage_ms")
+    assert elsewhere == own
+    assert elsewhere["rung"] == "full"
+    front.process.kill()
