@@ -269,6 +269,32 @@ def first_of(codes: np.ndarray, barred: int, most: int, marks: np.ndarray) -> np
 
 
 @compiled
+def best(values: np.ndarray, k: int) -> np.ndarray:
+    """Return the places of the k largest values, the largest first, of equal ones the earlier; NaN is least.
+
+    Args:
+        values: (n,) floats.
+        k: how many places to return at most.
+    """
+    most = min(k, len(values))
+    places, kept = np.empty(most, np.int64), np.empty(most)
+    count = 0
+    for place in range(len(values)):
+        value = values[place] if values[place] == values[place] else -np.inf
+        if count == most:
+            if most == 0 or value <= kept[most - 1]:
+                continue
+            count -= 1
+        at = count
+        while at > 0 and value > kept[at - 1]:
+            places[at], kept[at] = places[at - 1], kept[at - 1]
+            at -= 1
+        places[at], kept[at] = place, value
+        count += 1
+    return places
+
+
+@compiled
 def index_ids(text: np.ndarray, ends: np.ndarray, slots: np.ndarray) -> None:
     """Fill a hash table of ids: each slot the code of the id that hashes there, -1 where none does.
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from feature_repo.kernels import best
 from feature_repo.transforms import Query
 from serving.reranking import POOL
-from serving.retrieval import SOURCES, Candidates, best
+from serving.retrieval import SOURCES, Candidates
 
 KEPT = 60  # candidates; re-ranking to ten looks at 40, so 20 of them may be sold out by then
 _MAGIC = b"RK"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from feature_repo.aggregates import UserEvents
+from feature_repo.kernels import best
 from feature_repo.schema import tower_inputs
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Query, User
@@ -90,16 +91,6 @@ def retrieve(
     first = query.statistics.first_of(codes, len(barred), quotas.total)
     ends = np.cumsum([len(part) for part in found])
     return Candidates(codes[first], (ends.searchsorted(first, "right") - 1).astype(np.int8))
-
-
-def best(values: np.ndarray, k: int) -> np.ndarray:
-    """Return the places of the k largest values, the largest first; of equal ones the earlier."""
-    if len(values) <= k:
-        return np.argsort(-values, kind="stable")
-    least = np.partition(values, -k)[-k]
-    above = np.flatnonzero(values > least)
-    chosen = np.concatenate([above, np.flatnonzero(values == least)[: k - len(above)]])
-    return chosen[np.argsort(-values[chosen], kind="stable")]
 
 
 class FaissTower:

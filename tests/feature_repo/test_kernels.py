@@ -54,6 +54,13 @@ def test_first_of_leaves_out_what_is_barred_and_what_came_before(
     assert not marks.any()
 
 
+@given(st.lists(st.floats(width=32) | st.sampled_from([0.0, 1.0, np.nan]), max_size=40), st.integers(0, 45))
+def test_the_best_values_are_those_of_a_stable_sort(values: list[float], k: int) -> None:
+    array = np.array(values, np.float32)
+    expected = np.argsort(np.where(np.isnan(array), np.inf, -array), kind="stable")[:k]
+    assert kernels.best(array, k).tolist() == expected.tolist()
+
+
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 30), st.integers(1, 5))
 def test_the_last_distinct_values(item: list[int], lines: int, most: int) -> None:
     expected = list(dict.fromkeys(item[::-1][:lines]))[:most]
