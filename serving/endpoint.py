@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import grpc
 import orjson
@@ -97,6 +97,7 @@ class Endpoint(ModelServer):
             http=_HttpProtocol,
             log_config=None,
             access_log=False,
+            proxy_headers=False,  # nobody asks who the client is
             ws="none",
             lifespan="off",
             server_header=False,
@@ -209,8 +210,42 @@ class _DataPlane(DataPlane):
         return not self.draining and bool(models) and all(model.ready for model in models)
 
 
+class _Joined:
+    """A transport that sends an answer's head with its body: one system call and one packet, not two."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if not self._head and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._head = b""
+
+    def flush(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _HttpProtocol(HttpToolsProtocol):
     """uvicorn's, telling when a request was here whole and, at once, that its client has left."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(cast("asyncio.Transport", _Joined(transport)))
+
+    def on_response_complete(self) -> None:
+        cast(_Joined, self.transport).flush()  # an answer without a body
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         scope: Any = self.scope

@@ -48,14 +48,19 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the item as plain JSON types, without what is not known."""
-        terms = {"price": self.price, "promotion": self.promotion, "coupon": self.coupon}
-        return {
+        item: dict[str, Any] = {
             "item_id": self.item_id,
             "score": round(self.score, 6),
             "source": self.source,
             "reason": self.reason,
-            **{name: value for name, value in terms.items() if value is not None},
         }
+        if self.price is not None:
+            item["price"] = self.price
+        if self.promotion is not None:
+            item["promotion"] = self.promotion
+        if self.coupon is not None:
+            item["coupon"] = self.coupon
+        return item
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,9 @@ def parse_request(raw: object, *, now: float, default_id: str) -> Request:
     """
     if not isinstance(raw, Mapping):
         raise InvalidRequest("a request is a JSON object")
-    if unknown := sorted(set(map(str, raw)) - FIELDS):
-        raise InvalidRequest(f"{len(unknown)} unknown field(s); a request has {', '.join(sorted(FIELDS))}")
+    if not raw.keys() <= FIELDS:
+        unknown = len(raw.keys() - FIELDS)
+        raise InvalidRequest(f"{unknown} unknown field(s); a request has {', '.join(sorted(FIELDS))}")
     if "basket" not in raw:
         raise InvalidRequest("basket is missing: a list of item ids, which may be empty")
     basket = raw["basket"]
