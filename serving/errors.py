@@ -5,7 +5,8 @@ RecommendError
  ├─ FeaturesUnavailable   answered from defaults, degraded
  │   └─ RowInvalid        the same, but only this user's row is at fault, not the store
  ├─ FactsUnavailable      answered with the facts last read
- └─ BundleInvalid         start-up only: a half-read bundle never serves
+ ├─ BundleInvalid         a half-read bundle never serves: no start, or the one before goes on answering
+ └─ PointerInvalid        likewise: nothing says which bundle is the champion
 """
 
 
@@ -31,3 +32,7 @@ class FactsUnavailable(RecommendError):
 
 class BundleInvalid(RecommendError):
     """A bundle on disk is not what its manifest says, or cannot answer its golden requests."""
+
+
+class PointerInvalid(RecommendError):
+    """A home names no champion, or names it in a way that cannot be read."""
