@@ -115,7 +115,8 @@ class Endpoint(ModelServer):
 
         def acted() -> None:
             try:
-                done.set_result(act())
+                act()
+                done.set_result(None)
             except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
                 done.set_exception(error)
 
@@ -238,9 +239,8 @@ class _HttpServer(uvicorn.Server):
 
     def _protocol(self) -> asyncio.Protocol:
         """Return what uvicorn makes for each connection."""
-        return self.config.http_protocol_class(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
+        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 class _SharedHttpServer(_HttpServer):
@@ -253,7 +253,8 @@ class _SharedHttpServer(_HttpServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept."""
         await super().startup([])
-        (self._listening,) = sockets or ()
+        assert sockets is not None
+        (self._listening,) = sockets
         self._listening.setblocking(False)
         self._listening.listen(self.config.backlog)
         self._loop = asyncio.get_running_loop()

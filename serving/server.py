@@ -208,6 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(run: Callable[[], None], say_why: Callable[[int, Exception], None]) -> int:
+    code: int
+    why: Exception
     try:
         run()
         return 0
