@@ -172,6 +172,7 @@ def test_a_promoted_bundle_takes_over_without_a_failed_request(
         eventually(lambda: new in seen.bundles(), 60)
         since = len(seen.answers) + 4  # each of the callers may wait for one that began before
         eventually(lambda: len(seen.answers) > since + 20)
+        assert seen.bundles(since) == {new}
         point(home, old)  # a rollback
         eventually(lambda: old in seen.bundles(since), 60)
     assert not seen.failures
