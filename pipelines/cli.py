@@ -654,12 +654,14 @@ def rollback(context: Context, dry_run: bool, tracking_uri: str, model_name: str
 def serve(
     context: Context, host: str | None, http_port: int | None, grpc_port: int | None, bundle: Path | None
 ) -> None:
-    """Serve the champion: KServe REST and gRPC."""
+    """Serve the champion, whoever it is: KServe REST and gRPC."""
     settings = context.settings(host=host, http_port=http_port, grpc_port=grpc_port)
-    path = bundle or read_champion(context.home).bundle(context.home)
+    if bundle is None:
+        read_champion(context.home)  # says how to get one if there is none
+    served = ["--home", str(context.home)] if bundle is None else ["--bundle", str(bundle)]
     sys.stderr.flush()
     # The endpoint takes this process over: signals reach it, and nothing of this command stays in memory.
-    arguments = [sys.executable, "-m", "serving.server", "--bundle", str(path)]
+    arguments = [sys.executable, "-m", "serving.server", *served]
     os.execve(sys.executable, arguments, settings.to_env())
 
 

@@ -191,7 +191,7 @@ def load_bundle(path: Path) -> Bundle:
         statistics = read_statistics(path / "statistics")
         vocabulary = read_vocabulary(path / "statistics")
         tower, ranker = open_session(path / "query_tower.onnx"), open_session(path / "ranker.onnx")
-        index = faiss.read_index(str(path / "index.faiss"))
+        index = _map_index(path / "index.faiss")
         given = dict(manifest["settings"])
         settings = RankingSettings(Quotas(**given.pop("quotas")), **given)
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, EOFError) as error:
@@ -231,6 +231,14 @@ def _check_shapes(bundle: Bundle) -> None:
             raise BundleInvalid(
                 f"statistics/{name}.npy names items outside the catalogue of {items}: fit it again"
             )
+
+
+def _map_index(file: Path) -> faiss.Index:
+    """Read an index whose vectors stay in the file's pages: all processes of a machine share them.
+
+    Bundles are immutable and removed, never written over, so the pages stay what their hash says.
+    """
+    return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
 
 
 def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:

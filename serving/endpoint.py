@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, NoReturn, cast
 
 import grpc
@@ -29,7 +31,6 @@ from kserve.errors import InvalidInput, ModelNotFound, ModelNotReady, ServerNotR
 from kserve.protocol.dataplane import DataPlane
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from kserve.protocol.grpc.servicer import InferenceServicer
-from kserve.protocol.rest.server import metrics_handler
 from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -39,7 +40,7 @@ from serving.errors import InvalidRequest
 from serving.grpc_service import RecommendationsService, read_metadata
 from serving.http_routes import ARRIVED, GONE, RECOMMENDATIONS, TASK, routes
 from serving.limits import Limits
-from serving.metrics import count_rejected
+from serving.metrics import count_rejected, exposition
 from serving.openapi import openapi
 from serving.predictor import Predictor
 from serving.proto.recommendations_pb2_grpc import add_RecommendationsServicer_to_server
@@ -68,6 +69,10 @@ _MESSAGES = {
     "not_ready": "not ready",
     "not_offered": "not offered here",
 }
+LAST_CALL_S = 0.1  # who connected just before the door shut gets this time to send its request
+# Among processes that accept on one socket, one waits this long per connection it has, so that the one with
+# the fewest is the quickest.
+SHY_S, SHYEST_S = 0.0005, 0.02
 _log = logging.getLogger(__name__)
 
 
@@ -104,7 +109,7 @@ class Endpoint(ModelServer):
             timeout_graceful_shutdown=self.grace_period,
             timeout_keep_alive=self.timeout_keep_alive,
         )
-        self._http = _HttpServer(config)
+        self._http = (_SharedHttpServer if self._settings.processes > 1 else _HttpServer)(config)
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(self._run(app, on_ready))
 
@@ -115,9 +120,32 @@ class Endpoint(ModelServer):
         else:
             self._http.force_exit = True
 
+    def on_loop(self, act: Callable[[], None]) -> None:
+        """Do something between two steps of requests, and return when it is done; for other threads.
+
+        Raises:
+            RuntimeError: the endpoint has ended.
+        """
+        done: Future[None] = Future()
+
+        def acted() -> None:
+            try:
+                act()
+                done.set_result(None)
+            except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(acted)
+        while not done.done():
+            if self._loop.is_closed():
+                raise RuntimeError("the endpoint has ended")
+            wait([done], timeout=0.1)
+        done.result()
+
     async def _run(self, app: Limits, on_ready: Callable[[str, str], None] | None) -> None:
+        self._loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(sig, self.stop, sig)
+            self._loop.add_signal_handler(sig, self.stop, sig)
         self._grpc, grpc_address = self._open_grpc()
         await rehearse(app, self._checkout)
         gc.collect()
@@ -144,10 +172,8 @@ class Endpoint(ModelServer):
             interceptors=(_Statuses(),),
             options=[
                 ("grpc.max_receive_message_length", limit),
-                (
-                    "grpc.so_reuseport",
-                    0,
-                ),  # else two processes could share the port, each getting some requests
+                # Of one endpoint only: else two could share the port by accident, each getting some requests.
+                ("grpc.so_reuseport", int(self._settings.processes > 1)),
             ],
         )
         add_GRPCInferenceServiceServicer_to_server(
@@ -174,7 +200,7 @@ def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings
 
     app.add_api_route("/openapi.json", openapi_json)
     app.add_api_route("/", dataplane.live)
-    app.add_api_route("/metrics", metrics_handler)
+    app.add_api_route("/metrics", _metrics)
     register_v1_endpoints(app, dataplane, extension)
     register_v2_endpoints(app, dataplane, extension)
 
@@ -269,6 +295,71 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut the door, but answer those who are through it: whom the kernel took in, and their requests."""
+        for listening in sockets or ():
+            for connection in _waiting(listening):
+                await self._take(connection)
+        for server in self.servers:
+            server.close()
+        for listening in sockets or ():
+            listening.close()
+        await asyncio.sleep(LAST_CALL_S)
+        await super().shutdown(sockets)
+
+    async def _take(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # it went away again
+            await loop.connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """Return what uvicorn makes for each connection."""
+        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+
+class _SharedHttpServer(_HttpServer):
+    """One of several that accept on the same socket: the one with the fewest connections comes first.
+
+    Left to themselves, the process that wakes up first takes all who wait, and keeps them as long as
+    they keep their connections. What waits for a process that dies is taken by the others.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept."""
+        await super().startup([])
+        assert sockets is not None
+        (self._listening,) = sockets
+        self._listening.setblocking(False)
+        self._listening.listen(self.config.backlog)
+        self._loop = asyncio.get_running_loop()
+        self._coming: set[asyncio.Task[None]] = set()
+        self._watch()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more."""
+        self._loop.remove_reader(self._listening)
+        await asyncio.gather(*self._coming)
+        await super().shutdown(sockets)
+
+    def _watch(self) -> None:
+        if not self.should_exit:
+            self._loop.add_reader(self._listening, self._seen)
+
+    def _seen(self) -> None:
+        self._loop.remove_reader(self._listening)
+        shy_s = min(len(self.server_state.connections) * SHY_S, SHYEST_S)
+        self._loop.call_later(shy_s, self._accept)
+
+    def _accept(self) -> None:
+        if self.should_exit:
+            return
+        for connection in itertools.islice(_waiting(self._listening), 1):
+            coming = self._loop.create_task(self._take(connection))
+            self._coming.add(coming)
+            coming.add_done_callback(self._coming.discard)
+        self._watch()
+
 
 class _Servicer(InferenceServicer):
     """KServe's, without its model repository: what serves is decided by the registry, not by a caller."""
@@ -315,6 +406,12 @@ class _Statuses(AsyncExceptionToStatusInterceptor):
         raise AssertionError("abort raises")
 
 
+def _metrics(request: Request) -> Response:
+    # No coroutine: FastAPI calls it in a thread, and no request waits while it adds up.
+    content, content_type = exposition(request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})
+
+
 async def _hidden() -> None:
     raise HTTPException(404)
 
@@ -346,6 +443,18 @@ async def _refuse_route(_: Request, error: Exception) -> _Json:
 
 async def _broken(_: Request, error: Exception) -> _Json:
     return _Json({"error": "internal error"}, 500)  # uvicorn logs the traceback
+
+
+def _waiting(listening: socket.socket) -> Iterator[socket.socket]:
+    """Yield the connections that nobody has accepted yet."""
+    listening.setblocking(False)
+    while True:
+        try:
+            connection, _ = listening.accept()
+        except OSError:  # none, or one that has gone
+            return
+        connection.setblocking(False)
+        yield connection
 
 
 def _address(listening: socket.socket) -> str:

@@ -10,7 +10,8 @@ RecommendError
  │   ├─ RankerMismatch        the remote ranker has another bundle
  │   └─ DeadlineExceeded      the scores did not come in time
  ├─ ClientGone            nobody waits for the answer: none is made
- └─ BundleInvalid         start-up only: a half-read bundle never serves
+ ├─ BundleInvalid         a half-read bundle never serves: no start, or the one before goes on answering
+ └─ PointerInvalid        likewise: nothing says which bundle is the champion
 """
 
 
@@ -64,3 +65,7 @@ class ClientGone(RecommendError):
 
 class BundleInvalid(RecommendError):
     """A bundle on disk is not what its manifest says, or cannot answer its golden requests."""
+
+
+class PointerInvalid(RecommendError):
+    """A home names no champion, or names it in a way that cannot be read."""

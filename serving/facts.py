@@ -52,8 +52,10 @@ class LiveFacts:
         self._broken = ""
         self._closing = threading.Event()
         self._poll(pause_s=0.0)
-        self._thread = threading.Thread(target=self._watch, name="facts", daemon=True)
+        # A thread that never starts would keep this, and the catalogue with it, until a full collection.
+        self._thread = None
         if store is not None or file is not None:
+            self._thread = threading.Thread(target=self._watch, name="facts", daemon=True)
             self._thread.start()
 
     @property
@@ -83,7 +85,7 @@ class LiveFacts:
     def close(self) -> None:
         """Stop watching, and let go of the store's connections; what was read stays."""
         self._closing.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
         if self._store is not None:
             self._store.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector
 
 # KServe's own histograms begin at 5 ms; a whole answer takes less than that here.
 BUCKETS_S = (
@@ -28,20 +30,41 @@ RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["
 REJECTED = Counter("reco_rejected", "Requests refused because of what the caller sent", ["reason"])
 LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by what became of them", ["outcome"])
 REQUEST_LOG_DROPPED = Counter("reco_request_log_dropped", "Lines of the request log that nobody could take")
+# Where several processes answer, a counter is their sum and a gauge the worst of those that live.
 FEATURES_AGE = Gauge(
-    "reco_features_age_seconds", "Time since the stream's last heartbeat in the online store"
+    "reco_features_age_seconds",
+    "Time since the stream's last heartbeat in the online store",
+    multiprocess_mode="livemax",
 )
 STORE_READS = Counter(
     "reco_store_reads", "Reads of a user's row in the online store, by outcome", ["outcome"]
 )
-STORE_BREAKER_OPEN = Gauge("reco_store_breaker_open", "1 while the online store fails and is not asked")
-BUNDLE = Gauge("reco_bundle_info", "1 for the bundle that answers", ["bundle_id"])
+STORE_BREAKER_OPEN = Gauge(
+    "reco_store_breaker_open", "1 while the online store fails and is not asked", multiprocess_mode="livemax"
+)
+BUNDLE = Gauge("reco_bundle_info", "1 for a bundle that answers", ["bundle_id"], multiprocess_mode="livemax")
+BUNDLE_UPDATES = Counter("reco_bundle_updates", "Changes of champion, by what became of them", ["outcome"])
 FACT_READS = Counter("reco_fact_reads", "Looks for changed facts, by outcome", ["outcome"])
 FACTS_READ_AT = Gauge(
-    "reco_facts_read_timestamp_seconds", "When the store of facts was last read whole, Unix time"
+    "reco_facts_read_timestamp_seconds",
+    "When the store of facts was last read whole, Unix time",
+    multiprocess_mode="livemin",
 )
 
 _seen: dict[str, set[str]] = {"stage": set(), "rung": set(), "degraded_reason": set(), "rejected": set()}
+
+
+def exposition(accept: str = "") -> tuple[bytes, str]:
+    """Return all metrics as text and its content type; those of all processes that share the port.
+
+    Args:
+        accept: what the caller wants, an HTTP header: Prometheus' text or OpenMetrics.
+    """
+    encoder, content_type = choose_encoder(accept)
+    registry = REGISTRY
+    if values.ValueClass is not values.MutexValue:  # then each process keeps its own in a shared folder
+        MultiProcessCollector(registry := CollectorRegistry())
+    return encoder(registry), content_type
 
 
 def bounded(label: str, value: str) -> str:

@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import os
+import secrets
 import threading
 import time
 from collections import deque
@@ -176,6 +177,8 @@ class PredictionLog:
         self._limits = (queue_records, segment_records, segment_s, poll_s)
         self._segment: _Segment | None = None
         self._closing = threading.Event()
+        # Several processes, and pods that all have the same process id, write to one directory.
+        self._writer = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._numbers = itertools.count()
         self._thread = threading.Thread(target=self._run, name="prediction-log", daemon=True)
         self._thread.start()
@@ -210,7 +213,8 @@ class PredictionLog:
         try:
             table = records_to_table(chunk, self._names)
             if self._segment is None:
-                self._segment = _Segment(self.directory, next(self._numbers), table.schema)
+                name = f"{self._writer}-{next(self._numbers):06d}"
+                self._segment = _Segment(self.directory, name, table.schema)
             self._segment.write(table)
         except OSError as error:
             self._abandon_segment(error, len(chunk))
@@ -249,10 +253,10 @@ class PredictionLog:
 class _Segment:
     """One Parquet file while it is written: a hidden name first, its own name when complete."""
 
-    def __init__(self, directory: Path, number: int, schema: pa.Schema) -> None:
+    def __init__(self, directory: Path, name: str, schema: pa.Schema) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        self._path = directory / f"{stamp}-{os.getpid()}-{number:06d}.parquet"
+        self._path = directory / f"{stamp}-{name}.parquet"
         self._temporary = directory / f".{self._path.name}.tmp"
         self._writer = pq.ParquetWriter(
             self._temporary,

@@ -1,7 +1,8 @@
-"""A bundle on disk -> the running endpoint: `python -m serving.server --bundle PATH`.
+"""A bundle on disk -> the running endpoint: `python -m serving.server --bundle DIR`, or `--home DIR`.
 
 Two models share one process: `checkout` (the whole path) and `ranker` (its middle, for a remote
-transformer). Nothing listens before the bundle is verified and warm.
+transformer). Nothing listens before the bundle is verified and warm. With `--home` the endpoint follows the
+home's champion (`serving.updates`); with RECO_PROCESSES several processes answer (`serving.processes`).
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ import contextlib
 import errno
 import json
 import logging
+import os
+import signal
 import socket
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from serving.errors import BundleInvalid, FeaturesUnavailable
+from serving.errors import BundleInvalid, FeaturesUnavailable, PointerInvalid
+from serving.processes import NoneStarts, Processes, memory_mb, say
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
+from serving.updates import Pointer, Updates, read_pointer
 
 if TYPE_CHECKING:
     from serving.tracing import Tracing
@@ -36,35 +42,70 @@ class PortTaken(OSError):
     """Another process listens where this one should."""
 
 
-def serve(bundle_path: Path, settings: Settings) -> None:
-    """Serve the bundle until SIGTERM or SIGINT, then let requests in flight finish.
+def serve(bundle_path: Path, settings: Settings, home: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then let requests in flight finish.
+
+    Args:
+        bundle_path: the bundle to begin with.
+        settings: of the endpoint.
+        home: whose champion is followed from then on; None: the bundle stays.
 
     Raises:
         BundleInvalid: the bundle is missing, broken, or answers its golden requests wrongly.
+        NoneStarts: the same, or anything else, of each of several processes.
         PortTaken: naming the address and the variable that changes it.
         SettingInvalid: the host is no address of this machine.
     """
-    began = time.monotonic()
     if settings.http_port == settings.grpc_port != 0:
         raise SettingInvalid(
             f"{variable('http_port')} and {variable('grpc_port')} are both {settings.http_port}; "
             "expected two different ports"
         )
-    with contextlib.ExitStack() as cleanup:
-        http_socket = cleanup.enter_context(_bind(settings.host, settings.http_port, "http_port"))
-        _bind(settings.host, settings.grpc_port, "grpc_port").close()
-        # These take seconds to import; a taken port or a wrong host is told before.
-        from feature_repo.schema import DENSE_NAMES
-        from serving.checkout import Checkout, Observer, Rank, count, rank_here
-        from serving.endpoint import Endpoint
-        from serving.fact_store import open_fact_store
-        from serving.freshness import Freshness
-        from serving.metrics import BUNDLE
-        from serving.online_features import open_store
-        from serving.prediction_log import PredictionLog
-        from serving.recommender import open_recommender
-        from serving.request_log import RequestLog
+    with (
+        _bind(settings.host, settings.http_port, "http_port") as http_socket,
+        _bind(settings.host, settings.grpc_port, "grpc_port") as grpc_socket,
+    ):
+        if settings.processes > 1:
+            Processes(settings, http_socket, grpc_socket, bundle_path, home).run()
+        else:
+            grpc_socket.close()
+            answer(bundle_path, settings, home, http_socket, say)
 
+
+def answer(
+    bundle_path: Path,
+    settings: Settings,
+    home: Path | None,
+    http_socket: socket.socket,
+    tell: Callable[[dict[str, Any]], None],
+) -> None:
+    """Answer on a bound socket, in this process, until SIGTERM or SIGINT.
+
+    Args:
+        bundle_path: the bundle to begin with.
+        settings: of the endpoint.
+        home: whose champion is followed, or None.
+        http_socket: bound; it listens when all is ready.
+        tell: takes what happens: `ready`, and `bundle` when another one answers.
+
+    Raises:
+        BundleInvalid: as `serve`.
+    """
+    began = time.monotonic()
+    # These take seconds to import; a taken port or a wrong host is told before.
+    from feature_repo.schema import DENSE_NAMES
+    from serving.bundle import read_manifest
+    from serving.checkout import Checkout, Observer, Rank, count, rank_here
+    from serving.endpoint import Endpoint
+    from serving.fact_store import open_fact_store
+    from serving.freshness import Freshness
+    from serving.metrics import BUNDLE
+    from serving.online_features import open_store
+    from serving.prediction_log import PredictionLog
+    from serving.recommender import Recommender, open_recommender
+    from serving.request_log import RequestLog
+
+    with contextlib.ExitStack() as cleanup:
         sys.setswitchinterval(SWITCH_S)
         store = open_store(settings.online_store_url)
         cleanup.callback(store.close)
@@ -73,13 +114,17 @@ def serve(bundle_path: Path, settings: Settings) -> None:
             directory = settings.prediction_log_dir
             log = PredictionLog(directory, DENSE_NAMES, segment_s=settings.log_segment_s)
             cleanup.callback(log.close)
-        facts = open_fact_store(settings.fact_store_url)
         freshness = Freshness(store, settings.stale_after_s)
         cleanup.callback(freshness.close)
-        recommender = open_recommender(bundle_path, store, log, settings.availability_path, facts, freshness)
-        cleanup.callback(recommender.facts.close)
-        bundle = recommender.bundle
-        BUNDLE.labels(bundle.bundle_id).set(1)
+
+        def load(path: Path) -> Recommender:
+            facts = open_fact_store(settings.fact_store_url)  # of its own: it is closed with the recommender
+            return open_recommender(path, store, log, settings.availability_path, facts, freshness)
+
+        recommender = load(bundle_path)
+        cleanup.callback(lambda: recommender.facts.close())
+        bundle_id = recommender.bundle.bundle_id
+        BUNDLE.labels(bundle_id).set(1)
         try:
             store.read("warm-up")
             store_state = "ready"
@@ -101,23 +146,58 @@ def serve(bundle_path: Path, settings: Settings) -> None:
 
             rank = RemoteRanker(settings.ranker_address).rank
         checkout = Checkout(recommender, settings.deadline_ms, rank, observers)
+        endpoint = Endpoint(settings, http_socket)
+
+        def take(pointer: Pointer) -> None:
+            """Load the bundle, then let it answer; the one before goes with its last request."""
+            nonlocal recommender
+            began = time.monotonic()
+            found = read_manifest(pointer.path)["bundle_id"]
+            if found != pointer.bundle_id:
+                raise BundleInvalid(
+                    f"{pointer.path} is bundle {found}, expected {pointer.bundle_id}: promote it again"
+                )
+            before, loaded = recommender, load(pointer.path)
+
+            def turn() -> None:
+                checkout.recommender = loaded
+
+            try:
+                endpoint.on_loop(turn)
+            except RuntimeError:
+                loaded.facts.close()
+                raise
+            recommender = loaded
+            before.facts.close()
+            BUNDLE.labels(before.bundle.bundle_id).set(0)
+            BUNDLE.labels(found).set(1)
+            line = {"event": "bundle", "bundle_id": found, "was": before.bundle.bundle_id}
+            tell({**line, "bundle": str(pointer.path), "load_s": round(time.monotonic() - began, 2)})
+
+        updates = None if home is None else Updates(home, bundle_id, take)
+        if updates:
+            cleanup.callback(updates.close)
 
         def on_ready(http: str, grpc: str) -> None:
             line = {
                 "event": "ready",
                 "http": http,
                 "grpc": grpc,
-                "bundle_id": bundle.bundle_id,
+                "bundle_id": bundle_id,
                 "bundle": str(bundle_path),
+                "follows": "" if home is None else str(home),
                 "online_store": store_state,
                 "fact_store": recommender.facts.state,
                 "prediction_log": str(settings.prediction_log_dir) if log else "off",
+                "processes": 1,
                 "ready_s": round(time.monotonic() - began, 2),
+                "memory_mb": memory_mb(os.getpid()),
             }
-            sys.stderr.write(json.dumps(line) + "\n")
-            sys.stderr.flush()
+            tell(line)
+            if updates:
+                updates.start()
 
-        Endpoint(settings, http_socket).start(checkout, on_ready)
+        endpoint.start(checkout, on_ready)
 
 
 def _tracing(url: str) -> Tracing:
@@ -135,20 +215,57 @@ def _tracing(url: str) -> Tracing:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the endpoint; return 0 after a drain, else 1 broken bundle, 2 wrong settings, 4 port taken."""
     parser = argparse.ArgumentParser(prog="python -m serving.server", description="Serve one release bundle.")
-    parser.add_argument("--bundle", type=Path, required=True, help="directory of the bundle")
-    bundle = parser.parse_args(arguments).bundle
+    parser.add_argument("--bundle", type=Path, help="directory of the bundle")
+    parser.add_argument("--home", type=Path, help="follow the champion of this home")
+    # What a parent tells its child: the files that it inherits, for what it says and for HTTP.
+    parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.bundle is None and given.home is None:
+        parser.error("expected --bundle DIR or --home DIR")
     _log_to_stderr()
+    if given.child:
+        return _be_a_child(given.bundle, given.home, *given.child)
     for name in unknown_variables():
         _log.warning("%s names no setting and has no effect", name)
+    return _exit_code(
+        lambda: serve(given.bundle or read_pointer(given.home).path, Settings.from_env(), given.home), _say
+    )
+
+
+def _exit_code(run: Callable[[], None], say_why: Callable[[int, Exception], None]) -> int:
+    code: int
+    why: Exception
     try:
-        serve(bundle, Settings.from_env())
-    except SettingInvalid as error:
-        return _say(EXIT_USAGE, error)
+        run()
+        return 0
+    except (SettingInvalid, PointerInvalid) as error:
+        code, why = EXIT_USAGE, error
     except BundleInvalid as error:
-        return _say(EXIT_CHECK, error)
+        code, why = EXIT_CHECK, error
     except PortTaken as error:
-        return _say(EXIT_CONFLICT, error)
-    return 0
+        code, why = EXIT_CONFLICT, error
+    except NoneStarts as error:
+        code, why = error.exit_code, error
+    say_why(code, why)
+    return code
+
+
+def _be_a_child(bundle: Path, home: Path | None, control_file: int, http_file: int) -> int:
+    """Answer on the parent's socket and tell it what happens; when it is gone, end as if it had said so."""
+    with socket.socket(fileno=control_file) as control, socket.socket(fileno=http_file) as http_socket:
+
+        def watch_parent() -> None:
+            control.recv(1)  # the parent says nothing: this returns when it ends
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def tell(event: dict[str, Any]) -> None:
+            control.sendall(json.dumps(event).encode() + b"\n")
+
+        threading.Thread(target=watch_parent, name="parent", daemon=True).start()
+        return _exit_code(
+            lambda: answer(bundle, Settings.from_env(), home, http_socket, tell),
+            lambda code, error: tell({"event": "failed", "message": str(error), "exit_code": code}),
+        )
 
 
 class Seldom(logging.Filter):
@@ -187,9 +304,8 @@ def _log_to_stderr() -> None:
     warnings.filterwarnings("ignore", message="ORJSONResponse is deprecated")
 
 
-def _say(code: int, error: Exception) -> int:
+def _say(code: int, error: Exception) -> None:
     sys.stderr.write(f"reco serve: {error}\n")
-    return code
 
 
 def _bind(host: str, port: int, field: str) -> socket.socket:

@@ -31,6 +31,7 @@ class Settings:
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 in a container
     http_port: int = 8080  # 0 lets the system choose; the start line tells which
     grpc_port: int = 8081  # likewise
+    processes: int = 1  # that answer behind the two ports
     store_url: str = field(default="", repr=False)  # online store; empty means the SQLite file under home
     store_password: str = field(default="", repr=False)  # of a Redis whose URL holds none
     availability_file: Path | None = (
@@ -173,6 +174,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "host": ("an address to listen on", str),
     "http_port": _whole(0, 65_535),
     "grpc_port": _whole(0, 65_535),
+    "processes": _whole(1, 256),
     "store_url": ("sqlite:///PATH, redis://HOST:PORT or memory:", _url),
     "store_password": ("text", str),
     "availability_file": ("a file", Path),

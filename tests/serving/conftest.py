@@ -224,11 +224,15 @@ class Running:
 StartEndpoint = Callable[..., Running]
 
 
-def start(bundle: Path, settings: Settings, timeout_s: float = 60) -> Running:
-    """Start `python -m serving.server` on ports that the system chooses and wait for its ready line."""
+def start(bundle: Path | None, settings: Settings, timeout_s: float = 120) -> Running:
+    """Start `python -m serving.server` on ports that the system chooses and wait for its ready line.
+
+    Without a bundle it serves, and follows, the champion of the settings' home.
+    """
     settings = replace(settings, http_port=0, grpc_port=0)
+    served = ["--home", str(settings.home)] if bundle is None else ["--bundle", str(bundle)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "serving.server", "--bundle", str(bundle)],
+        [sys.executable, "-m", "serving.server", *served],
         env=settings.to_env(),
         stderr=subprocess.PIPE,
         text=True,
@@ -259,14 +263,14 @@ def start_endpoint() -> Iterator[StartEndpoint]:
     """Start endpoints that end with the session, by their process id."""
     started: list[Running] = []
 
-    def begin(bundle: Path, settings: Settings) -> Running:
+    def begin(bundle: Path | None, settings: Settings) -> Running:
         started.append(start(bundle, settings))
         return started[-1]
 
     yield begin
     for running in started:
         if running.process.poll() is None:
-            running.process.kill()
+            running.process.kill()  # its children notice, and end
         running.process.wait()
         running.reader.join()
         if running.process.stderr:

@@ -136,3 +136,14 @@ def test_another_feature_schema_is_refused(bundle: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("serving.bundle.schema_hash", lambda: "other")
     with pytest.raises(BundleInvalid, match="feature schema"):
         load_bundle(bundle)
+
+
+def test_the_index_and_the_item_table_stay_in_their_files(toy_bundle: Path) -> None:
+    """So that the processes of one machine hold them once."""
+    opened = load_bundle(toy_bundle)
+    mapped = Path("/proc/self/maps").read_text()
+    for file in ("index.faiss", "statistics/neighbours.npy", "statistics/item_ids.npy"):
+        assert str(toy_bundle / file) in mapped
+    whole = faiss.read_index(str(toy_bundle / "index.faiss"))
+    queries = np.random.default_rng(0).normal(size=(5, whole.d)).astype(np.float32)
+    assert (opened.index.search(queries, 20)[1] == whole.search(queries, 20)[1]).all()

@@ -25,3 +25,12 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
     assert value("reco_stage_seconds_sum", stage="ranking") - stage == 0.002
     assert value("reco_answer_seconds_count") == total + 1
     assert not value("reco_stage_seconds_count", stage="total")
+
+
+def test_the_metrics_are_shown_as_the_caller_wants_them() -> None:
+    text, kind = metrics.exposition()
+    assert b"# TYPE reco_answer_seconds histogram" in text
+    assert kind.startswith("text/plain")
+    text, kind = metrics.exposition("application/openmetrics-text; version=1.0.0")
+    assert text.endswith(b"# EOF\n")
+    assert kind.startswith("application/openmetrics-text")

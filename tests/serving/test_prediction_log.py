@@ -161,3 +161,17 @@ def test_closing_ends_the_thread(tmp_path: Path) -> None:
     log = PredictionLog(tmp_path, NAMES)
     log.close()
     assert "prediction-log" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_writers_of_one_directory_keep_out_of_each_others_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods that share a volume all have process id 1."""
+    monkeypatch.setattr("serving.prediction_log.os.getpid", lambda: 1)
+    writers = [PredictionLog(tmp_path, NAMES) for _ in range(3)]
+    for number, writer in enumerate(writers):
+        writer.append(record(number))
+    for writer in writers:
+        writer.close()
+    assert read_log(tmp_path)["request_id"].to_pylist() == ["r0", "r1", "r2"]
+    assert len(list(tmp_path.iterdir())) == 3

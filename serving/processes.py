@@ -1,0 +1,231 @@
+"""Two ports -> several processes that answer there: started, watched, restarted and ended together.
+
+The parent binds the ports and answers nothing itself. Each child is a `python -m serving.server` of its own
+that accepts on the parent's HTTP socket: what waits there for a child that dies is taken by the others. The
+gRPC port is opened by each child; the parent holds it, so that no other endpoint gets in between.
+What children map from the bundle's files they share: the item table and the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.multiprocess import mark_process_dead
+
+from serving.settings import Settings
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a child that died again and again is started
+WELL_S = 60.0  # one that lived this long is started at once
+_log = logging.getLogger(__name__)
+
+
+class NoneStarts(RuntimeError):
+    """No process of the endpoint could start; says why, in a child's own words, and with its exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass
+class Slot:
+    """One place for a child: who is in it, and how the last one fared."""
+
+    process: asyncio.subprocess.Process | None = None
+    ready: dict[str, Any] | None = None  # its ready line
+    failed: NoneStarts | None = None  # why the last one could not start
+    deaths: int = 0  # in a row, each soon after its start
+
+
+class Processes:
+    """The children of one endpoint."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        http_socket: socket.socket,
+        grpc_socket: socket.socket,
+        bundle: Path,
+        home: Path | None,
+    ) -> None:
+        """Take the sockets, both bound, and what the children serve: a bundle, and the home they follow."""
+        self._settings = replace(settings, grpc_port=grpc_socket.getsockname()[1])
+        self._http_socket = http_socket
+        self._bundle, self._home = bundle, home
+        self._slots = [Slot() for _ in range(settings.processes)]
+        self._began = time.monotonic()
+        self._said_ready = False
+        hold(grpc_socket)
+
+    def run(self) -> None:
+        """Keep the children alive until SIGTERM or SIGINT, then let them finish their requests.
+
+        Raises:
+            NoneStarts: none of them can start.
+        """
+        with metrics_folder() as folder:
+            self._folder = folder
+            asyncio.run(self._run())
+        failures = [slot.failed for slot in self._slots if slot.failed]
+        if len(failures) == len(self._slots):
+            raise failures[0]
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(sig, self._stop)
+        await asyncio.gather(*(self._keep(slot) for slot in self._slots))
+
+    def _stop(self) -> None:
+        """Let the children drain; called again, they do not wait for requests in flight."""
+        if not self._stopping.is_set():
+            self._http_socket.close()  # else callers would still get in when the children have shut the door
+            longest_s = self._settings.drain_s + self._settings.grace_s + 5
+            self._loop.call_later(longest_s, self._signal_all, signal.SIGKILL)
+        self._stopping.set()
+        self._signal_all(signal.SIGTERM)
+
+    def _signal_all(self, sig: int) -> None:
+        for slot in self._slots:
+            if slot.process is not None and slot.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    slot.process.send_signal(sig)
+
+    async def _keep(self, slot: Slot) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            code = await self._live(slot)
+            if self._stopping.is_set():
+                return
+            slot.deaths = 0 if time.monotonic() - began > WELL_S else slot.deaths + 1
+            if slot.ready is None:
+                slot.failed = slot.failed or NoneStarts(f"a process ended at its start ({_ended(code)})", 1)
+                if all(one.failed for one in self._slots):
+                    self._stop()
+                    return
+                _log.error("a process could not start, the others answer: %s", slot.failed)
+            else:
+                slot.ready = None
+                _log.error("a process died (%s); another one is started", _ended(code))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s(slot.deaths))
+
+    async def _live(self, slot: Slot) -> int:
+        """Start a child and hear what it says until it ends; return its exit status."""
+        ours, theirs = socket.socketpair()
+        files = (theirs.fileno(), self._http_socket.fileno())
+        try:
+            process = slot.process = await asyncio.create_subprocess_exec(
+                *self._command(*files),
+                env=self._settings.to_env() | {"PROMETHEUS_MULTIPROC_DIR": str(self._folder)},
+                pass_fds=files,
+                process_group=0,  # Ctrl-C is for us: we tell the children
+            )
+        finally:
+            theirs.close()
+        if self._stopping.is_set():
+            process.terminate()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        async for line in reader:
+            if line.endswith(b"\n"):
+                self._hear(slot, json.loads(line))
+        code = await process.wait()
+        writer.close()
+        mark_process_dead(process.pid, self._folder)
+        return code
+
+    def _command(self, *files: int) -> list[str]:
+        home = () if self._home is None else ("--home", str(self._home))
+        numbers = [str(file) for file in files]
+        return [
+            *(sys.executable, "-m", "serving.server", "--bundle", str(self._bundle)),
+            *(*home, "--child", *numbers),
+        ]
+
+    def _hear(self, slot: Slot, message: dict[str, Any]) -> None:
+        match message["event"]:
+            case "ready":
+                slot.ready, slot.failed = message, None
+                self._say_ready(message)
+            case "bundle":  # the next one that must be started begins with it: it is known to be good
+                self._bundle = Path(message["bundle"])
+                assert slot.process is not None
+                say({**message, "pid": slot.process.pid})
+            case "failed":
+                slot.failed = NoneStarts(message["message"], message["exit_code"])
+
+    def _say_ready(self, message: dict[str, Any]) -> None:
+        if self._said_ready or not all(slot.ready for slot in self._slots):
+            return
+        self._said_ready = True
+        pids = [slot.process.pid for slot in self._slots if slot.process]
+        own = {
+            "processes": len(pids),
+            "ready_s": round(time.monotonic() - self._began, 2),
+            "memory_mb": memory_mb(os.getpid(), *pids),
+        }
+        say(message | own)
+
+
+def say(event: dict[str, Any]) -> None:
+    """Write one line for those who run the endpoint."""
+    sys.stderr.write(json.dumps(event) + "\n")
+    sys.stderr.flush()
+
+
+def hold(bound: socket.socket) -> None:
+    """Let the children share a port that is bound here, and nobody else.
+
+    They bind with SO_REUSEPORT, which needs the same of us. Any other endpoint first binds without it and
+    is refused, as we have not SO_REUSEADDR any more: this socket never listens.
+    """
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+
+
+def pause_s(deaths: int) -> float:
+    """Return how long to wait after so many deaths in a row: the first is made good at once."""
+    return 0.0 if deaths < 2 else min(FIRST_PAUSE_S * 2.0 ** (deaths - 2), LONGEST_PAUSE_S)
+
+
+def memory_mb(*pids: int) -> float | None:
+    """Return the memory of some processes, pages that they share counted once (PSS); None if unknown."""
+    try:
+        kilobytes = [
+            int(re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+            for pid in pids
+        ]
+    except (OSError, TypeError):  # no Linux, or not ours to know
+        return None
+    return round(sum(kilobytes) / 1024, 1)
+
+
+@contextlib.contextmanager
+def metrics_folder() -> Iterator[str]:
+    """Yield a folder for the children's counters, in memory where there is such a place.
+
+    Each child writes its counters to a mapped file: on a disk that is full or busy, it would die or wait.
+    """
+    memory = Path("/dev/shm")
+    place = memory if os.access(memory, os.W_OK | os.X_OK) else None
+    with tempfile.TemporaryDirectory(prefix="reco-metrics-", dir=place) as folder:
+        yield folder
+
+
+def _ended(code: int) -> str:
+    return f"exit status {code}" if code >= 0 else signal.Signals(-code).name

@@ -1,0 +1,131 @@
+"""A home's champion -> the bundle that answers: a promoted one is loaded beside it and takes over.
+
+    look -> the pointer names another bundle -> load and verify it, in this thread -> take over
+                                                        └─ broken: refused, counted, and the old one stays
+
+Requests go on meanwhile: hashing, mapping and opening the graphs leave the interpreter to them, and the rest
+hands it over every half millisecond. A request that began with the old bundle ends with it; with the last
+of them goes the old bundle.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from serving.errors import BundleInvalid, PointerInvalid
+from serving.metrics import BUNDLE_UPDATES
+
+POLL_S = 1.0
+RETRY_S = 60.0  # a refused bundle is looked at again: its files may have been mended
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Which bundle is the champion, and where it lies."""
+
+    bundle_id: str
+    path: Path
+
+
+def read_pointer(home: Path) -> Pointer:
+    """Return what `champion.json` says: `bundle_id`, and `path` relative to home; the rest is not ours.
+
+    Raises:
+        PointerInvalid: there is none, or it names no bundle under home.
+    """
+    file = home / "champion.json"
+    try:
+        content = json.loads(file.read_bytes())
+        bundle_id, path = str(content["bundle_id"]), PurePosixPath(content["path"])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise PointerInvalid(
+            f"{home} has no champion: train one with `reco run`, or name a bundle with --bundle"
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PointerInvalid(
+            f"{file} is not a champion pointer ({error.__class__.__name__}: {error}): "
+            "write it again with `reco promote champion`"
+        ) from error
+    if path.is_absolute() or ".." in path.parts:
+        raise PointerInvalid(f"{file} names {str(path)!r}, expected a directory under {home}: promote again")
+    return Pointer(bundle_id, home / path)
+
+
+class Updates:
+    """Follows a home's champion for an endpoint that answers."""
+
+    def __init__(
+        self,
+        home: Path,
+        serving: str,
+        take: Callable[[Pointer], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the home, the id of the bundle that answers now, and who takes another one.
+
+        Args:
+            home: whose `champion.json` is followed.
+            serving: id of the bundle that answers.
+            take: loads a bundle and lets it answer from then on; raises BundleInvalid for one that
+                must not answer.
+            clock: seconds, for the time until a refused bundle is tried again.
+        """
+        self.serving = serving
+        self._home, self._take, self._clock = home, take, clock
+        self._refused: Pointer | None = None
+        self._retry_at = 0.0
+        self._unread = ""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="updates", daemon=True)
+
+    def start(self) -> None:
+        """Look once a second until `close`."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking; a bundle that is being loaded is waited for."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self) -> None:
+        """Look at the pointer once, and take what it names if that does not answer already."""
+        try:
+            pointer, self._unread = read_pointer(self._home), ""
+        except PointerInvalid as error:
+            if str(error) != self._unread:
+                _log.error("%s stays: %s", self.serving, error)
+            self._unread = str(error)
+            return
+        if pointer.bundle_id == self.serving:
+            self._refused = None
+        elif pointer != self._refused or self._clock() >= self._retry_at:
+            self._update(pointer)
+
+    def _update(self, pointer: Pointer) -> None:
+        self._refused = None
+        try:
+            self._take(pointer)
+            self.serving = pointer.bundle_id
+            BUNDLE_UPDATES.labels("done").inc()
+        except BundleInvalid as error:
+            self._refuse(pointer, str(error))
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: no bundle may end the watch
+            if not self._closing.is_set():
+                self._refuse(pointer, f"{error.__class__.__name__}: {error}")
+
+    def _refuse(self, pointer: Pointer, why: str) -> None:
+        self._refused, self._retry_at = pointer, self._clock() + RETRY_S
+        BUNDLE_UPDATES.labels("refused").inc()
+        _log.error("champion %s is refused, %s goes on answering: %s", pointer.bundle_id, self.serving, why)
+
+    def _watch(self) -> None:
+        while not self._closing.wait(POLL_S):
+            self.look()

@@ -1,0 +1,66 @@
+"""Callers that ask an endpoint without a break, and note every answer and every failure."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+V1 = "/v1/models/checkout:predict"
+
+
+@dataclass
+class Callers:
+    """What they saw; a door that is shut to new connections ends a caller and is no failure."""
+
+    http: str
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def bundles(self, since: int = 0) -> set[str]:
+        """The bundles that gave the answers from the given one on."""
+        return {answer["bundle_id"] for answer in self.answers[since:]}
+
+    def ask_on(self, number: int) -> None:
+        """Ask one request after the other, on one connection as long as the endpoint keeps it."""
+        host, port = self.http.removeprefix("http://").split(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        turn = 0
+        while not self.stop.is_set():
+            turn += 1
+            basket = [str(1_000_000 + (number * 31 + turn) % 240)]  # of the toy bundle
+            request = {"basket": basket, "request_id": f"{number}-{turn}"}
+            try:
+                connection.request("POST", V1, json.dumps({"instances": [request]}))
+                answer = connection.getresponse()
+                body = answer.read()
+                if answer.status != 200:
+                    raise ConnectionError(f"status {answer.status}")
+                (prediction,) = json.loads(body)["predictions"]
+                assert prediction["request_id"] == request["request_id"]
+                assert prediction["items"]
+                self.answers.append(prediction)
+            except ConnectionRefusedError:
+                return
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(f"{request['request_id']}: {error!r}")
+                connection.close()
+        connection.close()
+
+
+@contextmanager
+def calling(http_address: str, callers: int = 4) -> Iterator[Callers]:
+    """Let some callers ask until the end of the block."""
+    seen = Callers(http_address)
+    threads = [threading.Thread(target=seen.ask_on, args=(number,)) for number in range(callers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield seen
+    finally:
+        seen.stop.set()
+        for thread in threads:
+            thread.join()

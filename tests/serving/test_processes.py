@@ -1,0 +1,236 @@
+"""Several processes behind one port: they share, die, come back and end together."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from serving.prediction_log import read_log
+from serving.processes import LONGEST_PAUSE_S, hold, memory_mb, metrics_folder, pause_s
+from serving.settings import Settings
+from tests.chaos.callers import V1, calling
+from tests.chaos.procs import eventually
+
+
+def test_the_first_death_is_made_good_at_once_and_a_row_of_them_ever_later() -> None:
+    assert [pause_s(deaths) for deaths in (0, 1, 2, 3, 4)] == [0, 0, 0.5, 1, 2]
+    assert pause_s(1_000) == LONGEST_PAUSE_S
+
+
+def bound(port: int = 0, **options: int) -> socket.socket:
+    made = socket.socket()
+    for name, value in options.items():
+        made.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+    try:
+        made.bind(("127.0.0.1", port))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def test_a_port_that_is_held_is_for_the_children_alone() -> None:
+    with bound(SO_REUSEADDR=1) as parent:
+        hold(parent)
+        port = parent.getsockname()[1]
+        for _ in range(2):  # before there are children, and when they have gone
+            with pytest.raises(OSError, match="in use"):
+                bound(port, SO_REUSEADDR=1)
+            with (
+                bound(port, SO_REUSEADDR=1, SO_REUSEPORT=1) as first,
+                bound(port, SO_REUSEADDR=1, SO_REUSEPORT=1) as second,
+            ):
+                first.listen()
+                second.listen()
+                with pytest.raises(OSError, match="in use"):
+                    bound(port, SO_REUSEADDR=1)
+
+
+def test_memory_counts_shared_pages_once() -> None:
+    own = memory_mb(os.getpid())
+    assert own is not None
+    assert own > 10
+    assert memory_mb(2**31 - 1) is None
+
+
+def test_the_folder_of_the_metrics_goes_with_them() -> None:
+    with metrics_folder() as folder:
+        assert Path(folder).is_dir()
+    assert not Path(folder).exists()
+
+
+# ------------------------------------------------------------------------------------ a real endpoint
+
+
+@pytest.fixture
+def settings(tmp_path: Path, toy_store: str) -> Settings:
+    return Settings(home=tmp_path, store_url=toy_store, deadline_ms=60_000.0, log_segment_s=0.5, processes=2)
+
+
+def children(pid: int) -> set[int]:
+    """The process ids of a process's children."""
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def sockets(pid: int) -> int:
+    """How many sockets a process has open."""
+    found = 0
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(file).startswith("socket:")
+    return found
+
+
+def answered(client: httpx.Client) -> float:
+    """How many answers the metrics count, whichever process is asked for them."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("reco_responses_total{"))
+
+
+def timed(client: httpx.Client) -> float:
+    """How many answers the histogram of their times counts."""
+    lines = client.get("/metrics").text.splitlines()
+    name = "reco_answer_seconds_count"
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+@contextlib.contextmanager
+def a_client_of_each(http: str, pids: set[int]) -> Iterator[list[httpx.Client]]:
+    """Open connections until each process has one."""
+    before = {pid: sockets(pid) for pid in pids}
+    with contextlib.ExitStack() as stack:
+        clients: list[httpx.Client] = []
+
+        def each_has_one() -> bool:
+            clients.append(stack.enter_context(httpx.Client(base_url=http, timeout=60)))
+            assert clients[-1].get("/v2/health/live").status_code == 200
+            return all(sockets(pid) > before[pid] for pid in pids)
+
+        eventually(each_has_one, 60)
+        yield clients
+
+
+@pytest.mark.slow
+def test_two_processes_answer_count_together_and_end_without_a_failed_request(
+    toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
+) -> None:
+    running = start_endpoint(toy_bundle, settings)
+    assert running.ready["processes"] == 2
+    assert running.ready["memory_mb"] > 50
+    pids = children(running.process.pid)
+    assert len(pids) == 2
+    body = {"instances": [{"basket": ["1000005"]}]}
+    with a_client_of_each(running.http, pids) as clients:
+        before = answered(clients[0])
+        for client in clients:
+            assert client.post(V1, json=body).status_code == 200
+        counts = {(answered(client), timed(client)) for client in clients}
+        assert counts == {(before + len(clients), before + len(clients))}
+        first = min(pids)
+        os.kill(first, signal.SIGKILL)  # what a dead process counted stays counted
+        eventually(lambda: len(children(running.process.pid) - {first}) == 2, 60)
+        with httpx.Client(base_url=running.http, timeout=60) as client:
+            assert answered(client) == before + len(clients)
+
+    with grpc.insecure_channel(running.grpc) as channel:
+        grpc.channel_ready_future(channel).result(60)
+
+    with calling(running.http, 6) as seen:
+        eventually(lambda: len(seen.answers) > 30, 60)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) == 0
+    assert not seen.failures
+    log = read_log(settings.prediction_log_dir)
+    assert set(log["request_id"].to_pylist()) >= {answer["request_id"] for answer in seen.answers}
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.slow
+def test_a_killed_process_costs_its_own_requests_only_and_comes_back(
+    toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
+) -> None:
+    running = start_endpoint(toy_bundle, replace(settings, log=False))
+    first, second = children(running.process.pid)
+    with calling(running.http, 4) as seen:
+        eventually(lambda: len(seen.answers) > 20, 60)
+        os.kill(first, signal.SIGKILL)
+        since = len(seen.answers)
+        eventually(lambda: len(seen.answers) > since + 40, 60)
+        assert httpx.get(f"{running.http}/healthz", timeout=60).status_code == 200
+        assert len(seen.failures) <= 4  # at most what was in flight there; each caller got its next answer
+        eventually(lambda: len(children(running.process.pid) - {first}) == 2, 60)
+        assert any("SIGKILL" in line for line in running.stderr)
+    os.kill(second, signal.SIGKILL)  # now it is the new one that answers
+    with calling(running.http, 1) as seen:
+        eventually(lambda: len(seen.answers) > 5, 60)
+    assert not seen.failures
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_children_do_not_outlive_their_parent(
+    toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
+) -> None:
+    running = start_endpoint(toy_bundle, replace(settings, log=False))
+    pids = children(running.process.pid)
+    running.process.kill()
+    running.process.wait()
+    eventually(lambda: not any(alive(pid) for pid in pids), 60)
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def refused_start(bundle: Path, settings: Settings) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.server", "--bundle", str(bundle)],
+        env=settings.to_env(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_what_keeps_every_process_from_starting_ends_the_endpoint_with_their_message(
+    toy_bundle: Path, settings: Settings, tmp_path: Path
+) -> None:
+    code, said = refused_start(tmp_path / "nowhere", replace(settings, http_port=0, grpc_port=0))
+    assert code == 1
+    assert "manifest.json" in said[-1]
+    assert not any("Traceback" in line for line in said)
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_told_at_once_with_several_processes_too(
+    toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
+) -> None:
+    running = start_endpoint(toy_bundle, replace(settings, log=False))
+    http, grpc_port = (int(address.rsplit(":", 1)[1]) for address in (running.http, running.grpc))
+    for processes in (1, 2):
+        for ports, variable in (((http, 0), "RECO_HTTP_PORT"), ((0, grpc_port), "RECO_GRPC_PORT")):
+            other = replace(settings, http_port=ports[0], grpc_port=ports[1], processes=processes)
+            code, said = refused_start(toy_bundle, other)
+            assert code == 4
+            assert len(said) == 1
+            assert variable in said[0]
+    assert [json.loads(line)["event"] for line in running.stderr] == ["ready"]
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(60) == 0
