@@ -35,11 +35,12 @@ from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_vocabulary
 from feature_repo.transforms import Window
 from serving.bundle import Bundle, load_bundle, seal_bundle
+from serving.item_index import FaissTower
 from serving.online_features import MemoryStore, UserRow
 from serving.prediction_log import Record, records_to_table
 from serving.recommender import Prepared, Recommender
-from serving.retrieval import FaissTower, Quotas, retrieve
-from serving.schemas import DEFAULT_K, MAX_K
+from serving.retrieval import Quotas, retrieve
+from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, MAX_K
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ def _serve(
     """Ask every task through the served path, and the baselines beside it; k is the largest one may ask."""
     tally, pairs = Tally.empty(), []
     bundle = recommender.bundle
-    tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
+    tower = bundle.profiles[DEFAULT_PROFILE].tower
     began = time.perf_counter()
     for number, (task, prepared) in enumerate(prepared_tasks(recommender, store, tasks)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
@@ -241,7 +242,7 @@ def _source_recall(recommender: Recommender, tasks: list[Task]) -> dict[str, dic
         "popular": Quotas(history=0, together=0, tower=0, store=0),
     }
     store = MemoryStore()
-    tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
+    tower = bundle.profiles[DEFAULT_PROFILE].tower
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in alone}
     sample = Recommender(bundle, store)
     for task, prepared in prepared_tasks(sample, store, tasks[:: max(1, len(tasks) // 2_000)]):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from feature_repo.aggregates import UserEvents
-from feature_repo.schema import tower_inputs
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Query, User
 
@@ -89,19 +88,3 @@ def retrieve(
     first = np.sort(np.unique(codes, return_index=True)[1])
     first = first[~np.isin(codes[first], barred)][: quotas.total]
     return Candidates(codes[first], source[first])
-
-
-class FaissTower:
-    """The query tower (ONNX) in front of a Faiss index over the item tower's vectors."""
-
-    def __init__(self, session: Any, index: Any, items: int) -> None:
-        """Take an onnxruntime session, a Faiss inner-product index, and the catalogue's size."""
-        self._session = session
-        self._index = index
-        self._items = items
-
-    def search(self, query: Query, k: int) -> np.ndarray:
-        """Return the codes of up to k items, nearest first; Faiss's -1 and unknown codes are dropped."""
-        vector = self._session.run(["vector"], tower_inputs(query))[0]
-        codes = self._index.search(vector, k)[1][0]
-        return codes[(codes >= 0) & (codes < self._items)]

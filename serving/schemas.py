@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,8 @@ from serving.errors import InvalidRequest
 MAX_BASKET = 500  # lines; a longer basket is refused
 MAX_K = 100  # items in one answer; a larger k is cut to this
 DEFAULT_K = 10
-FIELDS = frozenset({"request_id", "user_id", "basket", "store_id", "at", "k"})
+DEFAULT_PROFILE = "default"
+FIELDS = frozenset({"request_id", "user_id", "basket", "store_id", "at", "k", "profile"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Request:
     store_id: str | None = None
     k: int = DEFAULT_K
     request_id: str = ""
+    profile: str = DEFAULT_PROFILE  # how candidates are found
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,16 @@ class Response:
         }
 
 
-def parse_request(raw: object, *, now: float, default_id: str) -> Request:
+def parse_request(
+    raw: object, *, now: float, default_id: str, profiles: Collection[str] = (DEFAULT_PROFILE,)
+) -> Request:
     """Check one decoded JSON request line and return it as a `Request`.
 
     Args:
         raw: the decoded JSON value.
         now: the time used when `at` is absent, seconds since the epoch.
         default_id: the id used when `request_id` is absent.
+        profiles: names that `profile` may have.
 
     Raises:
         InvalidRequest: naming the field and what was expected, never the value.
@@ -118,6 +123,7 @@ def parse_request(raw: object, *, now: float, default_id: str) -> Request:
         store_id=_optional_id(raw, "store_id"),
         k=min(k, MAX_K),
         request_id=_optional_id(raw, "request_id") or default_id,
+        profile=_profile(raw.get("profile"), profiles),
     )
 
 
@@ -128,6 +134,14 @@ def _optional_id(raw: Mapping[str, Any], name: str) -> str | None:
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be a string")
     _check_id(name, value)
+    return value
+
+
+def _profile(value: object, known: Collection[str]) -> str:
+    if value is None:
+        return DEFAULT_PROFILE
+    if not isinstance(value, str) or value not in known:
+        raise InvalidRequest(f"profile must be one of {', '.join(known)}")
     return value
 
 

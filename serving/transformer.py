@@ -14,7 +14,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ _INPUTS = {
     "store_id": ("BYTES",),
     "at": ("BYTES",),
     "k": ("INT32", "INT64"),
+    "profile": ("BYTES",),
     "request_id": ("BYTES",),
 }
 _log = logging.getLogger(__name__)
@@ -96,9 +97,8 @@ class Checkout(Model):
                 raws, envelope = [_from_tensors(payload)], payload
             else:
                 raws, envelope = _instances(payload), None
-            asked = Asked(
-                [Turn(request, time.perf_counter()) for request in _parse(raws, default_id)], envelope
-            )
+            requests = _parse(raws, default_id, self._recommender.bundle.profiles)
+            asked = Asked([Turn(request, time.perf_counter()) for request in requests], envelope)
         except InvalidRequest as error:
             raise InvalidInput(str(error)) from error
         if asked.turns:
@@ -201,13 +201,13 @@ def _instances(body: object) -> list[Any]:
     return body["instances"]
 
 
-def _parse(raws: list[Any], default_id: str) -> list[Request]:
+def _parse(raws: list[Any], default_id: str, profiles: Collection[str]) -> list[Request]:
     requests = []
     now = time.time()
     for number, raw in enumerate(raws):
         try:
             own_id = f"{default_id}-{number}"[-MAX_ID_LENGTH:] if number else default_id
-            requests.append(parse_request(raw, now=now, default_id=own_id))
+            requests.append(parse_request(raw, now=now, default_id=own_id, profiles=profiles))
         except InvalidRequest as error:
             raise InvalidRequest(f"instances[{number}]: {error}" if len(raws) > 1 else str(error)) from error
     return requests
