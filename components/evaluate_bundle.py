@@ -34,7 +34,7 @@ from feature_repo.events import Dataset, merge_lines, read_dataset
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_vocabulary
 from feature_repo.transforms import Window
-from serving.bundle import Bundle, load_bundle, seal_bundle
+from serving.bundle import INDEX_REPORT, Bundle, load_bundle, seal_bundle
 from serving.item_index import FaissTower
 from serving.online_features import MemoryStore, UserRow
 from serving.prediction_log import Record, records_to_table
@@ -134,6 +134,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
         "segments": _segments(served, tasks),
         "cold": cold,
         "calibration": calibration(pairs),
+        "index": _index(bundle),
     }
     results["seconds"] = round(time.perf_counter() - began, 1)
     return results, records
@@ -154,6 +155,15 @@ def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, An
     served, _ = _serve(Recommender(loaded, store), store, found.hidden)
     boot = Bootstrap([task.user_id for task in found.hidden])
     return {"served": summary(served, boot, len(loaded.statistics.item_ids))}
+
+
+def _index(bundle: Bundle) -> dict[str, Any]:
+    """Return what was measured of the index when it was built, without the curve."""
+    file = bundle.path / INDEX_REPORT
+    report: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+    return {
+        name: report[name] for name in ("kind", "recall", "k", "target", "p50_ms", "bytes") if name in report
+    }
 
 
 def window_s(start: pd.Timestamp) -> tuple[float, float]:

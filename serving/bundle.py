@@ -40,6 +40,7 @@ from serving.profiles import OpenProfile, Profile, open_profile, read_profile
 from serving.retrieval import Quotas
 from serving.schemas import DEFAULT_PROFILE
 
+INDEX_REPORT = "index.json"
 REQUIRED = (
     "query_tower.onnx",
     "ranker.onnx",
