@@ -6,7 +6,7 @@ import base64
 import json
 import logging
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,25 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.parameters import read_params
+from components.parameters import overlay, read_params
 from components.ranker_artefact import CERTIFICATES, ENGINES, GRAPH, read_ranker
 from feature_repo.statistics import read_statistics
-from serving.bundle import RankingSettings, load_bundle, seal_bundle
+from serving.bundle import INDEX_REPORT, RankingSettings, load_bundle, seal_bundle
 from serving.measurement import commit
+from serving.profiles import read_profile
 from serving.recommender import answer_golden, verify_golden
 from serving.retrieval import Quotas
+from serving.schemas import DEFAULT_PROFILE
 
 log = logging.getLogger(__name__)
 
 GOLDEN_USERS = 12
+# Beside the default one: the dearest fifth of the catalogue, and the quarter that is sold at a discount most.
+# Both draw more from the tower, which finds as many as it is asked for among the items that pass.
+PROFILES: dict[str, dict[str, Any]] = {
+    "premium": {"quotas": {"tower": 300}, "items": {"column": "price", "above_quantile": 0.8}},
+    "clearance": {"quotas": {"tower": 300}, "items": {"column": "discount_ratio", "above_quantile": 0.75}},
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class BundleParams:
     store: int = Quotas.store
     candidates: int = Quotas.total
     type_penalty: float = 0.95
+    profiles: dict[str, Any] = field(default_factory=lambda: dict(PROFILES))
 
 
 def assemble_bundle(
@@ -70,9 +79,7 @@ def assemble_bundle(
         BundleInvalid: the parts do not fit together.
     """
     given = read_params(BundleParams, params)
-    settings = RankingSettings(
-        Quotas(given.history, given.together, given.tower, given.store, given.candidates), given.type_penalty
-    )
+    settings = _settings(given, json.loads((index / INDEX_REPORT).read_bytes())["search"])
     if bundle.exists():
         shutil.rmtree(bundle)
     bundle.mkdir(parents=True)
@@ -84,6 +91,7 @@ def assemble_bundle(
         (ranker, CERTIFICATES),
         (ranker, ENGINES),
         (index, "index.faiss"),
+        (index, INDEX_REPORT),
     ):
         shutil.copyfile(source / name, bundle / name)
     trained_with = json.loads((graphs / "params.json").read_text())
@@ -106,6 +114,28 @@ def assemble_bundle(
     asked = verify_golden(load_bundle(bundle))
     log.info("bundle %s, %d golden requests", bundle_id, asked)
     return bundle_id
+
+
+def _settings(given: BundleParams, search: dict[str, int]) -> RankingSettings:
+    """Return the settings; a profile has the default one's quotas and search where it names none.
+
+    Raises:
+        ValueError: a profile that cannot be read.
+    """
+    quotas = Quotas(given.history, given.together, given.tower, given.store, given.candidates)
+    profiles = {}
+    for name, own in given.profiles.items():
+        usual = {"quotas": asdict(quotas), "search": search, "items": None}
+        if name == DEFAULT_PROFILE or not isinstance(own, dict) or set(own) - set(usual):
+            raise ValueError(
+                f"profile {name!r} is {own!r}: expected a name other than {DEFAULT_PROFILE!r} and an object "
+                "with quotas, search and items, or some of them"
+            )
+        try:
+            profiles[name] = read_profile(overlay(usual, own))
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"profile {name!r}: {error}") from error
+    return RankingSettings(quotas, given.type_penalty, search, profiles)
 
 
 def _golden_requests(bundle: Path, features: Path, cut: str) -> list[dict[str, Any]]:

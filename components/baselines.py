@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from feature_repo.transforms import Query
-from serving.retrieval import FaissTower
+from serving.item_index import FaissTower
 
 # A baseline takes the query, the best sellers of its store (or None) and the two-tower search, and
 # returns a score per item of the catalogue, (n,).

@@ -86,7 +86,7 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
         step("build_examples", build_examples, dataset, statistics, built, cut, examples)
         step("train_retriever", train_retriever, built, statistics, retriever, {"epochs": 1})
         step("export_retriever", export_retriever, retriever, built, place / "graphs")
-        step("build_index", build_index, retriever, place / "index")
+        step("build_index", build_index, retriever, built, place / "index", {"queries": 20})
         params = {"dlrm": {"epochs": 1, "size": size}}
         step("train_ranker", train_ranker, built, statistics, ranker, "dlrm", params)
         # Rounding alone: tuning visits every row of the table at every step, some seconds each at 2 M rows.

@@ -34,12 +34,13 @@ from feature_repo.events import Dataset, merge_lines, read_dataset
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_vocabulary
 from feature_repo.transforms import Window
-from serving.bundle import Bundle, load_bundle, seal_bundle
+from serving.bundle import INDEX_REPORT, Bundle, load_bundle, seal_bundle
+from serving.item_index import FaissTower
 from serving.online_features import MemoryStore, UserRow
 from serving.prediction_log import Record, records_to_table
 from serving.recommender import Prepared, Recommender
-from serving.retrieval import FaissTower, Quotas, retrieve
-from serving.schemas import DEFAULT_K, MAX_K
+from serving.retrieval import Quotas, retrieve
+from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, MAX_K
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
         "segments": _segments(served, tasks),
         "cold": cold,
         "calibration": calibration(pairs),
+        "index": _index(bundle),
     }
     results["seconds"] = round(time.perf_counter() - began, 1)
     return results, records
@@ -153,6 +155,15 @@ def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, An
     served, _ = _serve(Recommender(loaded, store), store, found.hidden)
     boot = Bootstrap([task.user_id for task in found.hidden])
     return {"served": summary(served, boot, len(loaded.statistics.item_ids))}
+
+
+def _index(bundle: Bundle) -> dict[str, Any]:
+    """Return what was measured of the index when it was built, without the curve."""
+    file = bundle.path / INDEX_REPORT
+    report: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+    return {
+        name: report[name] for name in ("kind", "recall", "k", "target", "p50_ms", "bytes") if name in report
+    }
 
 
 def window_s(start: pd.Timestamp) -> tuple[float, float]:
@@ -179,7 +190,7 @@ def _serve(
     """Ask every task through the served path, and the baselines beside it; k is the largest one may ask."""
     tally, pairs = Tally.empty(), []
     bundle = recommender.bundle
-    tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
+    tower = bundle.profiles[DEFAULT_PROFILE].tower
     began = time.perf_counter()
     for number, (task, prepared) in enumerate(prepared_tasks(recommender, store, tasks)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
@@ -241,7 +252,7 @@ def _source_recall(recommender: Recommender, tasks: list[Task]) -> dict[str, dic
         "popular": Quotas(history=0, together=0, tower=0, store=0),
     }
     store = MemoryStore()
-    tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
+    tower = bundle.profiles[DEFAULT_PROFILE].tower
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in alone}
     sample = Recommender(bundle, store)
     for task, prepared in prepared_tasks(sample, store, tasks[:: max(1, len(tasks) // 2_000)]):

@@ -22,6 +22,8 @@ class GateParams:
     least_baskets: int = 100
     # Two trainings on the same data differ by about half a per cent: a loss of one per cent is not noise.
     over_champion: float = 0.99
+    # An index that finds less gives the ranker other candidates than the retriever was trained to find.
+    index_recall: float = 0.97
 
     def __post_init__(self) -> None:
         """Refuse what would turn a check into its opposite."""
@@ -80,6 +82,9 @@ def compare(
             for name in (HEADLINE, "recall_at_20")
         ),
     ]
+    index = evaluation.get("index")
+    reason = "the index must find this share of the items that are nearest by exact search"
+    checks.append(Check("index_recall", _metric(index, "recall"), params.index_recall, reason))
     for baseline, ratio in (("blend", params.over_blend), ("two_tower", params.over_two_tower)):
         value = _metric((evaluation.get("baselines") or {}).get(baseline), HEADLINE)
         need = math.inf if value is None else gain(value, ratio)

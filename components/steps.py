@@ -172,13 +172,15 @@ def export_retriever(
 
 
 @step
-def build_index(retriever: Input[Model], index: Output[Artifact]) -> dict[str, Any]:
-    """Put the item vectors into a Faiss index."""
+def build_index(
+    retriever: Input[Model], examples: Input[Dataset], params: dict[str, Any], index: Output[Artifact]
+) -> dict[str, Any]:
+    """Put the item vectors into the Faiss index that is fastest at the recall that is asked for."""
     from pathlib import Path
 
     from components.build_index import build_index
 
-    return build_index(Path(retriever.path), Path(index.path))
+    return build_index(Path(retriever.path), Path(examples.path), Path(index.path), params)
 
 
 @step

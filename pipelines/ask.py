@@ -39,7 +39,12 @@ def answer_lines(recommender: Recommender, lines: Iterable[bytes]) -> Iterator[d
         if not line.strip():
             continue
         try:
-            request = parse_request(orjson.loads(line), now=time.time(), default_id=f"line-{number}")
+            request = parse_request(
+                orjson.loads(line),
+                now=time.time(),
+                default_id=f"line-{number}",
+                profiles=recommender.bundle.profiles,
+            )
         except orjson.JSONDecodeError as error:
             yield {"line": number, "error": f"not JSON ({error}): expected one request object a line"}
         except InvalidRequest as error:

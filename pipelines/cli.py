@@ -743,6 +743,7 @@ def up(
 @click.option("--store", help="Where.")
 @click.option("--at", help="When, e.g. 2017-12-05T18:30:00Z.  [default: now]")
 @click.option("-k", type=int, default=10, show_default=True, help="How many items.")
+@click.option("--profile", help="How candidates are found: default, premium, clearance, or the bundle's own.")
 @click.option(
     "--requests", type=click.File("rb"), help="Request lines (JSON), one response a line; - is stdin."
 )
@@ -754,6 +755,7 @@ def recommend(
     store: str | None,
     at: str | None,
     k: int,
+    profile: str | None,
     requests: IO[bytes] | None,
 ) -> None:
     """Answer one basket, or a file of requests."""
@@ -769,7 +771,7 @@ def recommend(
             click.echo(f"reco: {failed} lines were no requests; their answers say why", err=True)
             click.get_current_context().exit(1)
         return
-    given = {"user_id": user, "store_id": store, "at": at, "k": k}
+    given = {"user_id": user, "store_id": store, "at": at, "k": k, "profile": profile}
     line: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     line["basket"] = [item.strip() for item in basket.split(",") if item.strip()]
     [answer] = answer_lines(recommender, [json.dumps(line).encode()])

@@ -49,6 +49,7 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
         prune_params: dict[str, Any] = {},  # noqa: B006
         quantize_params: dict[str, Any] = {},  # noqa: B006
         compile_params: dict[str, Any] = {},  # noqa: B006
+        index_params: dict[str, Any] = {},  # noqa: B006
         bundle_params: dict[str, Any] = {},  # noqa: B006
         gate_params: dict[str, Any] = {},  # noqa: B006
     ) -> None:
@@ -97,7 +98,9 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
             steps.compile_ranker(examples=examples, pruned=pruned, variants=variants, params=compile_params)
         ).outputs["ranker"]
         graphs = small(steps.export_retriever(retriever=retriever, examples=examples)).outputs["graphs"]
-        index = small(steps.build_index(retriever=retriever)).outputs["index"]
+        index = small(steps.build_index(retriever=retriever, examples=examples, params=index_params)).outputs[
+            "index"
+        ]
         bundle = small(
             steps.assemble_bundle(
                 statistics=statistics,

@@ -3,7 +3,7 @@
     manifest.json       written last: a SHA-256 for each file, settings that change the answer, origin
     query_tower.onnx    history + basket -> query vector
     ranker.onnx         dense + categorical -> purchase probability
-    index.faiss         item vectors, row number = item code
+    index.faiss         item vectors, row number = item code; index.json says why this type of index
     statistics/         item table, bought-together, popularity (feature_repo.statistics)
     golden.jsonl        requests with the answers this bundle must give
     parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import faiss
 import numpy as np
 import onnxruntime as ort
 
@@ -34,8 +35,12 @@ from feature_repo.schema import (
 )
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary
 from serving.errors import BundleInvalid
+from serving.item_index import ItemIndex, read_item_index
+from serving.profiles import OpenProfile, Profile, open_profile, read_profile
 from serving.retrieval import Quotas
+from serving.schemas import DEFAULT_PROFILE
 
+INDEX_REPORT = "index.json"
 REQUIRED = (
     "query_tower.onnx",
     "ranker.onnx",
@@ -44,9 +49,6 @@ REQUIRED = (
     "golden.jsonl",
     "certificates.json",
 )
-# Corrupt indexes may claim huge arrays; these limits bound what Faiss allocates while reading one.
-FAISS_BYTE_LIMIT = 4 << 30
-FAISS_LOOP_LIMIT = 10**8
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class RankingSettings:
 
     quotas: Quotas
     type_penalty: float  # what each earlier item of the same type leaves of a score
+    search: Mapping[str, int] = field(default_factory=dict)  # of the index
+    profiles: Mapping[str, Profile] = field(default_factory=dict)  # beside the default one
+
+    @property
+    def every_profile(self) -> dict[str, Profile]:
+        """The profiles by name, the default one first."""
+        return {DEFAULT_PROFILE: Profile(self.quotas, self.search), **self.profiles}
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,15 @@ class Bundle:
     vocabulary: dict[str, list[str]]
     query_tower: ort.InferenceSession
     ranker: ort.InferenceSession
-    index: faiss.Index
+    index: ItemIndex
+
+    @cached_property
+    def profiles(self) -> dict[str, OpenProfile]:
+        """Every profile, ready to answer."""
+        return {
+            name: open_profile(profile, self.statistics, self.query_tower, self.index)
+            for name, profile in self.settings.every_profile.items()
+        }
 
     @property
     def cardinality(self) -> list[int]:
@@ -96,7 +113,7 @@ def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: d
         "kind": "bundle",
         "cut": cut,
         "schema_hash": schema_hash(),
-        "settings": {"quotas": vars(settings.quotas), "type_penalty": settings.type_penalty},
+        "settings": asdict(settings),
         "made_from": made_from,
         "files": files,
     }
@@ -184,16 +201,12 @@ def load_bundle(path: Path) -> Bundle:
             f"this code computes {schema_hash()}: serve it with the code it was built with, or train again"
         )
     verify_files(path, manifest)
-    faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
-    faiss.set_deserialization_vector_byte_limit(FAISS_BYTE_LIMIT)
-    faiss.set_deserialization_loop_limit(FAISS_LOOP_LIMIT)
     try:
         statistics = read_statistics(path / "statistics")
         vocabulary = read_vocabulary(path / "statistics")
         tower, ranker = open_session(path / "query_tower.onnx"), open_session(path / "ranker.onnx")
-        index = _map_index(path / "index.faiss")
-        given = dict(manifest["settings"])
-        settings = RankingSettings(Quotas(**given.pop("quotas")), **given)
+        index = read_item_index(path / "index.faiss")
+        settings = _read_settings(manifest["settings"])
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, EOFError) as error:
         raise BundleInvalid(f"bundle {path} can't be read ({error.__class__.__name__}: {error})") from error
     bundle = Bundle(
@@ -201,6 +214,12 @@ def load_bundle(path: Path) -> Bundle:
     )
     _check_shapes(bundle)
     return bundle
+
+
+def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
+    rest = dict(given)
+    profiles = {name: read_profile(profile) for name, profile in rest.pop("profiles", {}).items()}
+    return RankingSettings(Quotas(**rest.pop("quotas")), profiles=profiles, **rest)
 
 
 def _check_shapes(bundle: Bundle) -> None:
@@ -218,27 +237,24 @@ def _check_shapes(bundle: Bundle) -> None:
         if found != inputs:
             raise BundleInvalid(f"{name} takes inputs {found}, expected {inputs}: export it again")
     width = bundle.query_tower.get_outputs()[0].shape[-1]
-    if bundle.index.ntotal != items or bundle.index.d != width:
+    if bundle.index.rows != items or bundle.index.dimension != width:
         raise BundleInvalid(
-            f"index.faiss holds {bundle.index.ntotal} vectors of dimension {bundle.index.d}, "
+            f"index.faiss holds {bundle.index.rows} vectors of dimension {bundle.index.dimension}, "
             f"expected {items} of dimension {width}: build the index again"
         )
-    if bundle.index.metric_type != faiss.METRIC_INNER_PRODUCT:
+    if not bundle.index.is_inner_product:
         raise BundleInvalid("index.faiss measures distance, expected inner product: build the index again")
+    for name, profile in bundle.profiles.items():
+        try:
+            profile.tower.check()
+        except ValueError as error:
+            raise BundleInvalid(f"profile {name!r}: {error}; assemble the bundle again") from error
     for name in ("neighbours", "popular", "store_popular"):
         codes = np.asarray(getattr(bundle.statistics, name))
         if codes.size and (codes.max() >= items or codes.min() < -1):
             raise BundleInvalid(
                 f"statistics/{name}.npy names items outside the catalogue of {items}: fit it again"
             )
-
-
-def _map_index(file: Path) -> faiss.Index:
-    """Read an index whose vectors stay in the file's pages: all processes of a machine share them.
-
-    Bundles are immutable and removed, never written over, so the pages stay what their hash says.
-    """
-    return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
 
 
 def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:

@@ -13,7 +13,7 @@ from serving.proto.recommendations_pb2 import Recommendation, RecommendRequest, 
 from serving.proto.recommendations_pb2_grpc import RecommendationsServicer
 from serving.schemas import Response, parse_request
 
-_PLAIN = ("user_id", "store_id", "k", "request_id")
+_PLAIN = ("user_id", "store_id", "k", "profile", "request_id")
 _PRIORITIES = {0: PRIORITIES[0], 1: "checkout", 2: "prefetch"}
 
 
@@ -31,7 +31,9 @@ class RecommendationsService(RecommendationsServicer):
                 raise InvalidRequest(f"priority must be {' or '.join(PRIORITIES)}")
             headers["x-priority"] = _PRIORITIES[request.priority]
         call = read_call(headers, "gRPC", self._checkout.limit_s, gone=context.cancelled)
-        asked = parse_request(_plain(request), now=time.time(), default_id=call.request_id)
+        profiles = self._checkout.recommender.bundle.profiles
+        plain = _plain(request)
+        asked = parse_request(plain, now=time.time(), default_id=call.request_id, profiles=profiles)
         return _message(await self._checkout.answer(asked, call))
 
 

@@ -38,15 +38,18 @@ def routes(checkout: Checkout) -> dict[str, Route]:
 
     async def recommend(scope: Scope, document: object) -> bytes:
         call = _call(scope, checkout.limit_s)
-        request = parse_request(document, now=time.time(), default_id=call.request_id)
+        profiles = checkout.recommender.bundle.profiles
+        request = parse_request(document, now=time.time(), default_id=call.request_id, profiles=profiles)
         return orjson.dumps((await checkout.answer(request, call)).to_dict())
 
     async def predict(scope: Scope, document: object) -> bytes:
         """Answer the requests one after the other, each with the whole deadline once its turn comes."""
         call = _call(scope, checkout.limit_s)
         limit_s = call.deadline - call.arrived
+        profiles = checkout.recommender.bundle.profiles
         predictions = []
-        for number, request in enumerate(parse_instances(document, time.time(), call.request_id)):
+        requests = parse_instances(document, time.time(), call.request_id, profiles)
+        for number, request in enumerate(requests):
             if number:
                 await asyncio.sleep(0)  # other callers get their turn in between
                 now = time.perf_counter()

@@ -191,6 +191,10 @@ def _schemas() -> dict[str, Any]:
                     "default": DEFAULT_K,
                     "description": f"Items wanted; more than {MAX_K} is {MAX_K}",
                 },
+                "profile": {
+                    "type": ["string", "null"],
+                    "description": "How candidates are found, one of the bundle's profiles; absent: default",
+                },
                 "request_id": {**optional_id, "description": "Absent: one is made"},
             },
             required=["basket"],

@@ -50,6 +50,7 @@ RECORD_SCHEMA = pa.schema(
         "stage_ms": pa.map_(pa.string(), pa.float32()),
         "answered_at": _TIME,
         "row_version": pa.int64(),  # of the user's row that was read; null if there was none
+        "profile": pa.string(),
     }
 )
 FEATURE_NAMES_KEY = b"feature_names"  # file metadata: a JSON list
@@ -58,6 +59,7 @@ _REPEATING = [
     "rung",
     "degraded_reason",
     "store_id",
+    "profile",
     "sources.list.element",
     "item_ids.list.element",
 ]
@@ -111,6 +113,7 @@ def records_to_table(records: Sequence[Record], feature_names: Sequence[str]) ->
         ),
         "answered_at": _times([record.answered_at for record in records]),
         "row_version": pa.array([record.row_version for record in records], pa.int64()),
+        "profile": [request.profile for request in requests],
     }
     return pa.table(columns, schema=_schema(feature_names))
 

@@ -38,7 +38,7 @@ from serving.prediction_log import Record, RecordSink
 from serving.ranked import Ranked, best_of
 from serving.ranking import rank
 from serving.reranking import POOL, rerank
-from serving.retrieval import SOURCES, Candidates, FaissTower, retrieve
+from serving.retrieval import SOURCES, Candidates, retrieve
 from serving.schemas import Recommendation, Request, Response, parse_request
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,6 @@ class Recommender:
         self._log = log
         self.facts = LiveFacts(bundle.statistics) if facts is None else facts
         self._freshness = Freshness() if freshness is None else freshness
-        self._tower = FaissTower(bundle.query_tower, bundle.index, len(bundle.statistics.item_ids))
 
     def recommend(self, request: Request) -> Response:
         """Answer one request."""
@@ -103,8 +102,8 @@ class Recommender:
         read = time.perf_counter()
         row = None if request.store_id is None else statistics.store_row.get(request.store_id)
         store = None if row is None else statistics.store_popular[row]
-        excluded = self.facts.excluded(at, request.store_id)
-        candidates = retrieve(query, store, self.bundle.settings.quotas, self._tower, excluded)
+        profile = self.bundle.profiles[request.profile]
+        candidates = retrieve(query, store, profile.quotas, profile.tower, self._excluded(request))
         retrieved = time.perf_counter()
         dense, categorical = model_inputs(Rows(query, candidates.codes))
         ready = time.perf_counter()
@@ -198,8 +197,7 @@ class Recommender:
         statistics = self.bundle.statistics
         row = None if request.store_id is None else statistics.store_row.get(request.store_id)
         ranked = statistics.popular if row is None else statistics.store_popular[row]
-        excluded = self.facts.excluded(request.at, request.store_id)
-        barred = np.concatenate([statistics.codes(request.basket), excluded])
+        barred = np.concatenate([statistics.codes(request.basket), self._excluded(request)])
         codes = ranked[~np.isin(ranked, barred)][: request.k]
         source = "popular" if row is None else "store"
         buyers = max(float(statistics.total_baskets), 1.0)
@@ -229,6 +227,11 @@ class Recommender:
                 Record(request, response, np.empty((0, len(DENSE_NAMES)), np.float32), time.time())
             )
         return response
+
+    def _excluded(self, request: Request) -> np.ndarray:
+        """Return codes that must not be offered: by what holds now, or by the request's profile."""
+        excluded = self.facts.excluded(request.at, request.store_id)
+        return np.concatenate([excluded, self.bundle.profiles[request.profile].barred])
 
     def _terms(
         self, codes: np.ndarray, request: Request

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from feature_repo.aggregates import UserEvents
 from feature_repo.kernels import best
-from feature_repo.schema import tower_inputs
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Query, User
 
@@ -91,19 +90,3 @@ def retrieve(
     first = query.statistics.first_of(codes, len(barred), quotas.total)
     ends = np.cumsum([len(part) for part in found])
     return Candidates(codes[first], (ends.searchsorted(first, "right") - 1).astype(np.int8))
-
-
-class FaissTower:
-    """The query tower (ONNX) in front of a Faiss index over the item tower's vectors."""
-
-    def __init__(self, session: Any, index: Any, items: int) -> None:
-        """Take an onnxruntime session, a Faiss inner-product index, and the catalogue's size."""
-        self._session = session
-        self._index = index
-        self._items = items
-
-    def search(self, query: Query, k: int) -> np.ndarray:
-        """Return the codes of up to k items, nearest first; Faiss's -1 and unknown codes are dropped."""
-        vector = self._session.run(["vector"], tower_inputs(query))[0]
-        codes = self._index.search(vector, k)[1][0]
-        return codes[(codes >= 0) & (codes < self._items)]

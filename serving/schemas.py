@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -14,8 +14,9 @@ from serving.errors import InvalidRequest
 MAX_BASKET = 500  # lines; a longer basket is refused
 MAX_K = 100  # items in one answer; a larger k is cut to this
 DEFAULT_K = 10
+DEFAULT_PROFILE = "default"
 MAX_INSTANCES = 64  # requests in one V1 body
-FIELDS = frozenset({"request_id", "user_id", "basket", "store_id", "at", "k"})
+FIELDS = frozenset({"request_id", "user_id", "basket", "store_id", "at", "k", "profile"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Request:
     store_id: str | None = None
     k: int = DEFAULT_K
     request_id: str = ""
+    profile: str = DEFAULT_PROFILE  # how candidates are found
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,16 @@ class Response:
         }
 
 
-def parse_request(raw: object, *, now: float, default_id: str) -> Request:
+def parse_request(
+    raw: object, *, now: float, default_id: str, profiles: Collection[str] = (DEFAULT_PROFILE,)
+) -> Request:
     """Check one decoded JSON request line and return it as a `Request`.
 
     Args:
         raw: the decoded JSON value.
         now: the time used when `at` is absent, seconds since the epoch.
         default_id: the id used when `request_id` is absent.
+        profiles: names that `profile` may have.
 
     Raises:
         InvalidRequest: naming the field and what was expected, never the value.
@@ -125,16 +130,20 @@ def parse_request(raw: object, *, now: float, default_id: str) -> Request:
         store_id=_optional_id(raw, "store_id"),
         k=min(k, MAX_K),
         request_id=_optional_id(raw, "request_id") or default_id,
+        profile=_profile(raw.get("profile"), profiles),
     )
 
 
-def parse_instances(document: object, now: float, default_id: str) -> list[Request]:
+def parse_instances(
+    document: object, now: float, default_id: str, profiles: Collection[str] = (DEFAULT_PROFILE,)
+) -> list[Request]:
     """Check a decoded V1 body, {"instances": [request, ...]}, and return its requests.
 
     Args:
         document: the decoded JSON value.
         now: as in `parse_request`.
         default_id: likewise, for the first request; later ones get their number behind it.
+        profiles: as in `parse_request`.
 
     Raises:
         InvalidRequest: naming the request, the field and what was expected, never the value.
@@ -147,12 +156,12 @@ def parse_instances(document: object, now: float, default_id: str) -> list[Reque
     if len(raws) > MAX_INSTANCES:
         raise InvalidRequest(f"instances has {len(raws)} requests, at most {MAX_INSTANCES} are allowed")
     if len(raws) == 1:
-        return [parse_request(raws[0], now=now, default_id=default_id)]
+        return [parse_request(raws[0], now=now, default_id=default_id, profiles=profiles)]
     requests = []
     for number, raw in enumerate(raws):
         try:
             own_id = f"{default_id}-{number}"[-MAX_ID_LENGTH:] if number else default_id
-            requests.append(parse_request(raw, now=now, default_id=own_id))
+            requests.append(parse_request(raw, now=now, default_id=own_id, profiles=profiles))
         except InvalidRequest as error:
             raise InvalidRequest(f"instances[{number}]: {error}") from error
     return requests
@@ -168,6 +177,14 @@ def _optional_id(raw: Mapping[str, Any], name: str) -> str | None:
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be a string")
     _check_id(name, value)
+    return value
+
+
+def _profile(value: object, known: Collection[str]) -> str:
+    if value is None:
+        return DEFAULT_PROFILE
+    if not isinstance(value, str) or value not in known:
+        raise InvalidRequest(f"profile must be one of {', '.join(known)}")
     return value
 
 

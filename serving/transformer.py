@@ -32,6 +32,7 @@ _INPUTS = {
     "store_id": ("BYTES",),
     "at": ("BYTES",),
     "k": ("INT32", "INT64"),
+    "profile": ("BYTES",),
     "request_id": ("BYTES",),
 }
 
@@ -71,13 +72,16 @@ class Transformer(Model):
         """Check the body; read features and retrieve candidates for the first of its requests."""
         envelope = payload if isinstance(payload, InferRequest) else None
         route = "V1" if envelope is None else "V2 over gRPC" if envelope.from_grpc else "V2"
+        profiles = self._checkout.recommender.bundle.profiles
         try:
             call = read_call(headers or {}, route, self._checkout.limit_s)
             if envelope is None:
-                requests = parse_instances(payload, time.time(), call.request_id)
+                requests = parse_instances(payload, time.time(), call.request_id, profiles)
             else:
                 raw = _from_tensors(envelope)
-                requests = [parse_request(raw, now=time.time(), default_id=call.request_id)]
+                requests = [
+                    parse_request(raw, now=time.time(), default_id=call.request_id, profiles=profiles)
+                ]
         except InvalidRequest as error:
             raise InvalidInput(str(error)) from error
         turns = [self._checkout.begin(request, call) for request in requests]

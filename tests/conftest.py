@@ -240,7 +240,7 @@ def build_toy_line(line: Path) -> None:
     quantize_ranker(examples, line / "pruned", line / "variants", {})
     compile_ranker(examples, line / "pruned", line / "variants", line / "ranker", {})
     export_retriever(line / "retriever", examples, line / "graphs")
-    build_index(line / "retriever", line / "index")
+    build_index(line / "retriever", examples, line / "index", {})
     assemble_bundle(
         line / "statistics",
         line / "graphs",

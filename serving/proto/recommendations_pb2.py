@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#serving/proto/recommendations.proto\x12\x07reco.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\x01\n\x10RecommendRequest\x12\x0e\n\x06\x62\x61sket\x18\x01 \x03(\t\x12\x14\n\x07user_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x15\n\x08store_id\x18\x03 \x01(\tH\x01\x88\x01\x01\x12&\n\x02\x61t\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x01k\x18\x05 \x01(\x05H\x02\x88\x01\x01\x12\x17\n\nrequest_id\x18\x06 \x01(\tH\x03\x88\x01\x01\x12#\n\x08priority\x18\x07 \x01(\x0e\x32\x11.reco.v1.PriorityB\n\n\x08_user_idB\x0b\n\t_store_idB\x04\n\x02_kB\r\n\x0b_request_id\"\xb4\x01\n\x0eRecommendation\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\x05price\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tpromotion\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x06\x63oupon\x18\x07 \x01(\tH\x02\x88\x01\x01\x42\x08\n\x06_priceB\x0c\n\n_promotionB\t\n\x07_coupon\"\x9f\x02\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.reco.v1.Recommendation\x12\x11\n\tbundle_id\x18\x03 \x01(\t\x12\x0c\n\x04rung\x18\x04 \x01(\t\x12\x10\n\x08\x64\x65graded\x18\x05 \x01(\x08\x12\x1c\n\x0f\x64\x65graded_reason\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x39\n\x08stage_ms\x18\x07 \x03(\x0b\x32\'.reco.v1.RecommendResponse.StageMsEntry\x1a.\n\x0cStageMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x12\n\x10_degraded_reason*R\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x15\n\x11PRIORITY_CHECKOUT\x10\x01\x12\x15\n\x11PRIORITY_PREFETCH\x10\x02\x32U\n\x0fRecommendations\x12\x42\n\tRecommend\x12\x19.reco.v1.RecommendRequest\x1a\x1a.reco.v1.RecommendResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#serving/proto/recommendations.proto\x12\x07reco.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x95\x02\n\x10RecommendRequest\x12\x0e\n\x06\x62\x61sket\x18\x01 \x03(\t\x12\x14\n\x07user_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x15\n\x08store_id\x18\x03 \x01(\tH\x01\x88\x01\x01\x12&\n\x02\x61t\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x01k\x18\x05 \x01(\x05H\x02\x88\x01\x01\x12\x17\n\nrequest_id\x18\x06 \x01(\tH\x03\x88\x01\x01\x12#\n\x08priority\x18\x07 \x01(\x0e\x32\x11.reco.v1.Priority\x12\x14\n\x07profile\x18\x08 \x01(\tH\x04\x88\x01\x01\x42\n\n\x08_user_idB\x0b\n\t_store_idB\x04\n\x02_kB\r\n\x0b_request_idB\n\n\x08_profile\"\xb4\x01\n\x0eRecommendation\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\x05price\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tpromotion\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x06\x63oupon\x18\x07 \x01(\tH\x02\x88\x01\x01\x42\x08\n\x06_priceB\x0c\n\n_promotionB\t\n\x07_coupon\"\x9f\x02\n\x11RecommendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.reco.v1.Recommendation\x12\x11\n\tbundle_id\x18\x03 \x01(\t\x12\x0c\n\x04rung\x18\x04 \x01(\t\x12\x10\n\x08\x64\x65graded\x18\x05 \x01(\x08\x12\x1c\n\x0f\x64\x65graded_reason\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x39\n\x08stage_ms\x18\x07 \x03(\x0b\x32\'.reco.v1.RecommendResponse.StageMsEntry\x1a.\n\x0cStageMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x12\n\x10_degraded_reason*R\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x15\n\x11PRIORITY_CHECKOUT\x10\x01\x12\x15\n\x11PRIORITY_PREFETCH\x10\x02\x32U\n\x0fRecommendations\x12\x42\n\tRecommend\x12\x19.reco.v1.RecommendRequest\x1a\x1a.reco.v1.RecommendResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECOMMENDRESPONSE_STAGEMSENTRY']._loaded_options = None
   _globals['_RECOMMENDRESPONSE_STAGEMSENTRY']._serialized_options = b'8\001'
-  _globals['_PRIORITY']._serialized_start=800
-  _globals['_PRIORITY']._serialized_end=882
+  _globals['_PRIORITY']._serialized_start=834
+  _globals['_PRIORITY']._serialized_end=916
   _globals['_RECOMMENDREQUEST']._serialized_start=82
-  _globals['_RECOMMENDREQUEST']._serialized_end=325
-  _globals['_RECOMMENDATION']._serialized_start=328
-  _globals['_RECOMMENDATION']._serialized_end=508
-  _globals['_RECOMMENDRESPONSE']._serialized_start=511
-  _globals['_RECOMMENDRESPONSE']._serialized_end=798
-  _globals['_RECOMMENDRESPONSE_STAGEMSENTRY']._serialized_start=732
-  _globals['_RECOMMENDRESPONSE_STAGEMSENTRY']._serialized_end=778
-  _globals['_RECOMMENDATIONS']._serialized_start=884
-  _globals['_RECOMMENDATIONS']._serialized_end=969
+  _globals['_RECOMMENDREQUEST']._serialized_end=359
+  _globals['_RECOMMENDATION']._serialized_start=362
+  _globals['_RECOMMENDATION']._serialized_end=542
+  _globals['_RECOMMENDRESPONSE']._serialized_start=545
+  _globals['_RECOMMENDRESPONSE']._serialized_end=832
+  _globals['_RECOMMENDRESPONSE_STAGEMSENTRY']._serialized_start=766
+  _globals['_RECOMMENDRESPONSE_STAGEMSENTRY']._serialized_end=812
+  _globals['_RECOMMENDATIONS']._serialized_start=918
+  _globals['_RECOMMENDATIONS']._serialized_end=1003
 # @@protoc_insertion_point(module_scope)

@@ -20,7 +20,7 @@ PRIORITY_CHECKOUT: Priority
 PRIORITY_PREFETCH: Priority
 
 class RecommendRequest(_message.Message):
-    __slots__ = ("basket", "user_id", "store_id", "at", "k", "request_id", "priority")
+    __slots__ = ("basket", "user_id", "store_id", "at", "k", "request_id", "priority", "profile")
     BASKET_FIELD_NUMBER: _ClassVar[int]
     USER_ID_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class RecommendRequest(_message.Message):
     K_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     basket: _containers.RepeatedScalarFieldContainer[str]
     user_id: str
     store_id: str
@@ -35,7 +36,8 @@ class RecommendRequest(_message.Message):
     k: int
     request_id: str
     priority: Priority
-    def __init__(self, basket: _Optional[_Iterable[str]] = ..., user_id: _Optional[str] = ..., store_id: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., k: _Optional[int] = ..., request_id: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+    profile: str
+    def __init__(self, basket: _Optional[_Iterable[str]] = ..., user_id: _Optional[str] = ..., store_id: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., k: _Optional[int] = ..., request_id: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., profile: _Optional[str] = ...) -> None: ...
 
 class Recommendation(_message.Message):
     __slots__ = ("item_id", "score", "source", "reason", "price", "promotion", "coupon")

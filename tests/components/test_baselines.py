@@ -9,7 +9,8 @@ import pytest
 from components.baselines import BASELINES
 from feature_repo.aggregates import UserEvents
 from serving.bundle import load_bundle
-from serving.retrieval import FaissTower, build_query
+from serving.item_index import FaissTower
+from serving.retrieval import build_query
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ def test_signals(toy_line: Path, row_of: Callable[..., UserEvents]) -> None:
         ]
     )
     query = build_query(statistics, ("item-010",), row, 1_701_000_000.0)
-    tower = FaissTower(bundle.query_tower, bundle.index, 80)
+    tower = FaissTower(bundle.query_tower, bundle.index)
     store = statistics.store_popular[0]
     best = {name: int(np.argmax(baseline(query, store, tower))) for name, baseline in BASELINES.items()}
     code = statistics.code_of

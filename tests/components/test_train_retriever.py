@@ -28,10 +28,11 @@ def test_hidden_and_seen_items_are_a_split_of_the_basket(sizes: list[int], seed:
 def test_neighbours_of_an_even_basket_are_even(toy_line: Path) -> None:
     from feature_repo.aggregates import no_events
     from serving.bundle import load_bundle
-    from serving.retrieval import FaissTower, build_query
+    from serving.item_index import FaissTower
+    from serving.retrieval import build_query
 
     bundle = load_bundle(toy_line / "bundle")
-    tower = FaissTower(bundle.query_tower, bundle.index, 80)
+    tower = FaissTower(bundle.query_tower, bundle.index)
     query = build_query(bundle.statistics, ("item-002", "item-004"), no_events(), 1_718_000_000.0)
     even = [int(bundle.statistics.item_ids[code][5:]) % 2 == 0 for code in tower.search(query, 20)]
     assert np.mean(even) >= 0.8

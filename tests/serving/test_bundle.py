@@ -31,7 +31,7 @@ def reseal(bundle: Path) -> None:
 def test_it_loads_and_answers(bundle: Path) -> None:
     loaded = open_recommender(bundle, MemoryStore()).bundle
     assert loaded.bundle_id == read_manifest(bundle)["bundle_id"]
-    assert len(loaded.statistics.item_ids) == loaded.index.ntotal == 80
+    assert len(loaded.statistics.item_ids) == loaded.index.rows == 80
 
 
 def test_the_id_depends_on_content_alone(bundle: Path, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, no_events
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Query
-from serving.retrieval import SOURCES, FaissTower, Quotas, build_query, retrieve
+from serving.retrieval import SOURCES, Quotas, build_query, retrieve
 
 NOW = 1_511_740_800
 ITEMS = 12
@@ -146,21 +144,6 @@ def test_what_happened_at_the_request_or_later_is_not_known_to_it(
     query = build_query(statistics, (), row, NOW)
     assert query.history.items.tolist() == [3]
     assert len(query.user.events) == 1
-
-
-@pytest.mark.slow
-def test_minus_one_and_unknown_codes_of_faiss_never_reach_the_ranker(toy_line: Path) -> None:
-    from serving.bundle import load_bundle
-
-    bundle = load_bundle(toy_line / "bundle")
-    query = build_query(bundle.statistics, ("item-002",), no_events(), NOW)
-    items = len(bundle.statistics.item_ids)
-    # Asking for more neighbours than there are vectors makes Faiss pad with -1.
-    assert sorted(
-        FaissTower(bundle.query_tower, bundle.index, items).search(query, items + 50).tolist()
-    ) == list(range(items))
-    broken = SimpleNamespace(search=lambda vector, k: (None, np.array([[3, -1, items, 10**12, 5]])))
-    assert FaissTower(bundle.query_tower, broken, items).search(query, 5).tolist() == [3, 5]
 
 
 def test_replacing_statistics_does_not_share_its_cached_lookups(statistics: Statistics) -> None:

@@ -1,0 +1,315 @@
+"""A query's vector -> the nearest items: one Faiss index, new items beside it, removed ones left out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from feature_repo.schema import tower_inputs
+from feature_repo.transforms import Query
+
+_faiss: Any = faiss  # its stubs know neither keyword parameters nor arrays where C++ takes pointers
+# Corrupt indexes may claim huge arrays; these limits bound what Faiss allocates while reading one.
+FAISS_BYTE_LIMIT = 4 << 30
+FAISS_LOOP_LIMIT = 10**8
+GPU_MOST_K = 2_048  # GPU Faiss finds no more neighbours at once
+HARDER = 4  # times as much is looked at when too few items came
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """How to look for items: how much of the index to look at, and which items may be found.
+
+    `parameters` are Faiss's own: `nprobe` (lists of an inverted file), `k_factor` (times k vectors that are
+    compared again, more exactly), `efSearch` (nodes of a graph). What is not given is the index's own.
+    """
+
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    allowed: np.ndarray | None = None  # (items,) bool; None: all of them
+
+
+PLAIN = Search()
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """All that may change, replaced as a whole: who reads it sees the old one or the new one."""
+
+    codes: np.ndarray  # (m,) int64, sorted: the items beside the main index
+    vectors: np.ndarray  # (m, dimension) float32
+    removed: np.ndarray  # (r,) int64, sorted: rows of the main index that do not count any more
+    # Selectors take long to make for millions of items; each search makes its own once for each state.
+    known: dict[Search, _Selection] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """What a search may bring from the main index."""
+
+    selector: Any  # faiss.IDSelector; None: every row
+    parameters: Any  # faiss.SearchParameters; None: the index's own
+    count: int  # rows of the main index that may be found
+
+
+class ItemIndex:
+    """Searches a main Faiss index of any type, and a small exact one beside it for items that came later.
+
+    `add` and `remove` take effect for every search that begins afterwards, without a rebuild and without a
+    lock on the reader's side. Building a new main index of what is left is the pipeline's work.
+    """
+
+    def __init__(self, main: Any) -> None:
+        """Take an inner-product index whose row numbers are item codes.
+
+        Raises:
+            ValueError: it is of a type that this class cannot search.
+        """
+        self._main = main
+        self._own = _own_parameters(main)
+        self._twin = _gpu_twin(main)
+        self._one_at_a_time = threading.Lock()  # on the GPU: its scratch memory is shared
+        self._writing = threading.Lock()
+        nothing = np.empty(0, np.int64)
+        self._state = _State(nothing, np.empty((0, main.d), np.float32), nothing)
+
+    @property
+    def rows(self) -> int:
+        """How many vectors the main index holds, those of removed items included."""
+        return int(self._main.ntotal)
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers a vector has."""
+        return int(self._main.d)
+
+    @property
+    def is_inner_product(self) -> bool:
+        """Whether the main index measures what the two towers were trained for."""
+        return bool(self._main.metric_type == faiss.METRIC_INNER_PRODUCT)
+
+    def search(self, vectors: np.ndarray, k: int, search: Search = PLAIN) -> tuple[np.ndarray, np.ndarray]:
+        """Return the k best items of each query.
+
+        Removed items and those that are not allowed are left out while Faiss looks, so that others take
+        their places; where it looked at too few lists or nodes to find k others, it looks at more.
+
+        Args:
+            vectors: (q, dimension) float32.
+            k: how many of each.
+            search: how much to look at, and for what.
+
+        Returns:
+            Scores, (q, k) float32, and codes, (q, k) int64, best first; code -1 where there is none.
+
+        Raises:
+            ValueError: a parameter that this type of index does not have.
+        """
+        state = self._state  # read once: a writer may put another one in its place meanwhile
+        selection = state.known.get(search)
+        if selection is None:
+            selection = state.known[search] = self._select(state, search)
+        scores, codes = self._search_main(vectors, k, search, selection)
+        codes = np.where(codes < self.rows, codes, -1)
+        return (
+            _with_others(scores, codes, vectors, state, search.allowed)
+            if len(state.codes)
+            else (scores, codes)
+        )
+
+    def add(self, codes: np.ndarray, vectors: np.ndarray) -> None:
+        """Put items beside the main index; an item that is there already gets the new vector.
+
+        Args:
+            codes: (m,) distinct item codes.
+            vectors: (m, dimension), those of the item tower.
+
+        Raises:
+            ValueError: the two do not fit together.
+        """
+        codes, vectors = np.asarray(codes, np.int64), np.asarray(vectors, np.float32)
+        if vectors.shape != (len(codes), self.dimension) or len(np.unique(codes)) < len(codes):
+            raise ValueError(
+                f"{len(codes)} codes, {len(np.unique(codes))} of them distinct, came with vectors of shape "
+                f"{vectors.shape}: expected one vector of {self.dimension} numbers for each distinct code"
+            )
+        if (len(codes) and codes.min() < 0) or not np.isfinite(vectors).all():
+            raise ValueError("a code below 0 or a vector that is not finite: expected neither")
+        with self._writing:
+            now = self._state
+            stays = ~np.isin(now.codes, codes)
+            every = np.concatenate([now.codes[stays], codes])
+            order = np.argsort(every)
+            held = np.concatenate([now.vectors[stays], vectors])[order]
+            self._state = _State(every[order], held, self._without(now, codes))
+
+    def remove(self, codes: np.ndarray) -> None:
+        """Let no search bring these items any more, unless they are added again.
+
+        Raises:
+            ValueError: a code that was never there.
+        """
+        codes = np.asarray(codes, np.int64)
+        with self._writing:
+            now = self._state
+            known = np.isin(codes, now.codes) | ((codes >= 0) & (codes < self.rows))
+            if not known.all():
+                raise ValueError(
+                    f"code {codes[~known][0]} is no item of this index: expected 0 to {self.rows - 1}"
+                )
+            stays = ~np.isin(now.codes, codes)
+            self._state = _State(now.codes[stays], now.vectors[stays], self._without(now, codes))
+
+    def _without(self, state: _State, codes: np.ndarray) -> np.ndarray:
+        return np.union1d(state.removed, codes[codes < self.rows])
+
+    def _select(self, state: _State, search: Search) -> _Selection:
+        if unknown := set(search.parameters) - set(self._own):
+            raise ValueError(
+                f"an index of type {type(self._main).__name__} has no search parameter {min(unknown)!r}: "
+                f"it has {', '.join(self._own) or 'none'}"
+            )
+        if search.allowed is None and not len(state.removed):
+            return _Selection(None, _parameters(self._own | dict(search.parameters), None), self.rows)
+        may = np.ones(self.rows, bool)
+        if search.allowed is not None:
+            may[:] = False
+            may[: len(search.allowed)] = search.allowed[: self.rows]
+        may[state.removed] = False
+        selector = _faiss.IDSelectorBitmap(np.packbits(may, bitorder="little"))
+        parameters = _parameters(self._own | dict(search.parameters), selector)
+        return _Selection(selector, parameters, int(may.sum()))
+
+    def _search_main(
+        self, vectors: np.ndarray, k: int, search: Search, selection: _Selection
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if self._twin is not None and selection.selector is None and k <= GPU_MOST_K:
+            # GPU Faiss knows no selectors: what needs one is searched here.
+            with self._one_at_a_time:
+                scores, codes = self._twin.index.search(vectors, k, params=selection.parameters)
+            return scores, codes
+        wanted = min(k, selection.count)
+        scores, codes = self._main.search(vectors, k, params=selection.parameters)
+        given = self._own | dict(search.parameters)
+        while wanted and (codes[:, wanted - 1] < 0).any() and (more := self._harder(given)) != given:
+            given = more
+            scores, codes = self._main.search(vectors, k, params=_parameters(given, selection.selector))
+        return scores, codes
+
+    def _harder(self, given: dict[str, int]) -> dict[str, int]:
+        """Return parameters that look at more; the same ones when all was looked at."""
+        most = {"efSearch": self.rows, "nprobe": _inverted(self._main).nlist if "nprobe" in given else 0}
+        return given | {n: min(v * HARDER, most[n]) for n, v in given.items() if most.get(n, 0) > v}
+
+
+def read_item_index(file: Path) -> ItemIndex:
+    """Return the index of a file, mapped into memory: processes that read the same file share its pages.
+
+    Raises:
+        RuntimeError: it is no index, or claims more than it holds.
+        ValueError: it is of a type that cannot be searched here.
+    """
+    faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
+    faiss.set_deserialization_vector_byte_limit(FAISS_BYTE_LIMIT)
+    faiss.set_deserialization_loop_limit(FAISS_LOOP_LIMIT)
+    return ItemIndex(faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC))
+
+
+class FaissTower:
+    """The query tower (ONNX) in front of an item index, searched in one way."""
+
+    def __init__(self, session: Any, index: ItemIndex, search: Search = PLAIN) -> None:
+        """Take an onnxruntime session, the index, and how to look."""
+        self._session = session
+        self._index = index
+        self._search = search
+
+    def check(self) -> None:
+        """Look for one item of a query that says nothing.
+
+        Raises:
+            ValueError: a parameter that this type of index does not have.
+        """
+        self._index.search(np.zeros((1, self._index.dimension), np.float32), 1, self._search)
+
+    def vector(self, query: Query) -> np.ndarray:
+        """Return the query's vector, (1, dimension) float32."""
+        vector: np.ndarray = self._session.run(["vector"], tower_inputs(query))[0]
+        return vector
+
+    def search(self, query: Query, k: int) -> np.ndarray:
+        """Return the codes of up to k items, nearest first."""
+        codes = self._index.search(self.vector(query), k, self._search)[1][0]
+        return codes[codes >= 0]
+
+
+def _with_others(
+    scores: np.ndarray, codes: np.ndarray, vectors: np.ndarray, state: _State, allowed: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best of what the main index found and of the items beside it."""
+    may = np.ones(len(state.codes), bool)
+    if allowed is not None:
+        may = state.codes < len(allowed)
+        may[may] = allowed[state.codes[may]]
+    others = state.codes[may]
+    k = scores.shape[1]
+    scores = np.concatenate([scores, vectors @ state.vectors[may].T], axis=1)
+    codes = np.concatenate([codes, np.broadcast_to(others, (len(codes), len(others)))], axis=1)
+    best = np.argsort(np.where(codes < 0, np.inf, -scores), axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, best, axis=1), np.take_along_axis(codes, best, axis=1)
+
+
+def _own_parameters(index: Any) -> dict[str, int]:
+    """Return the search parameters that an index was stored with, by name."""
+    if isinstance(index, faiss.IndexRefine):
+        base = _own_parameters(faiss.downcast_index(index.base_index))
+        if "nprobe" in base:
+            return {**base, "k_factor": int(index.k_factor)}
+    if isinstance(index, faiss.IndexIVF):
+        return {"nprobe": int(index.nprobe)}
+    if isinstance(index, faiss.IndexHNSW):
+        return {"efSearch": int(index.hnsw.efSearch)}
+    if isinstance(index, faiss.IndexFlat):
+        return {}
+    raise ValueError(
+        f"an index of type {type(index).__name__}: expected Flat, IVF, IVF with refinement, or HNSW"
+    )
+
+
+def _parameters(given: Mapping[str, int], selector: Any) -> Any:
+    chosen = {} if selector is None else {"sel": selector}
+    if "nprobe" in given:
+        lists = _faiss.SearchParametersIVF(nprobe=given["nprobe"], **chosen)
+        if "k_factor" not in given:
+            return lists
+        return _faiss.IndexRefineSearchParameters(k_factor=given["k_factor"], base_index_params=lists)
+    if "efSearch" in given:
+        return _faiss.SearchParametersHNSW(efSearch=given["efSearch"], **chosen)
+    return _faiss.SearchParameters(**chosen) if chosen else None
+
+
+def _inverted(index: Any) -> Any:
+    return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+
+
+@dataclass(frozen=True)
+class _Twin:
+    """The same index on a GPU; its resources must live as long."""
+
+    index: Any
+    resources: Any
+
+
+def _gpu_twin(index: Any) -> _Twin | None:
+    """Return a copy on the GPU, None without one or where GPU Faiss lacks the type."""
+    on_gpu = (faiss.IndexFlat, faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
+    # CPU builds of Faiss have the function as well, and it says 0.
+    if not isinstance(index, on_gpu) or faiss.get_num_gpus() == 0:
+        return None
+    resources = faiss.StandardGpuResources()
+    return _Twin(faiss.index_cpu_to_gpu(resources, 0, index), resources)
