@@ -169,6 +169,35 @@ def test_clients_that_come_and_go_leave_nothing_behind(endpoint: Any, client: ht
     assert ask(client, {"basket": []})["items"]
 
 
+def test_two_requests_in_one_packet_get_two_answers(endpoint: Any) -> None:
+    bodies = [b'{"basket": [], "k": 0, "request_id": "%s"}' % name for name in (b"first", b"second")]
+    sent = b"".join(
+        b"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        for body in bodies
+    )
+    with connect(endpoint) as one:
+        one.sendall(
+            sent.replace(b"Host", b"Connection: close\r\nHost", 2).replace(b"close", b"keep-alive", 1)
+        )
+        answer = b"".join(iter(lambda: one.recv(10_000), b""))
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert answer.index(b'"first"') < answer.index(b'"second"')
+
+
+def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(endpoint: Any) -> None:
+    with connect(endpoint) as one:
+        headers = b"Host: x\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n"
+        one.sendall(b"POST /v1/recommendations HTTP/1.1\r\n" + headers)
+        assert one.recv(1_000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        one.sendall(b'{"basket": []}')
+        assert one.recv(10_000).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_an_answer_without_a_body_is_an_answer(client: httpx.Client) -> None:
+    assert client.head("/healthz").status_code == 405
+    assert client.get("/healthz").status_code == 200
+
+
 def test_several_instances_are_answered_one_by_one(client: httpx.Client) -> None:
     requests = [
         {"request_id": name, "at": AT, **request} for name, request in GOOD.items() if name.isprintable()
