@@ -6,6 +6,9 @@ from serving.errors import RecommendError
 
 def test_each_error_stands_in_the_picture() -> None:
     names = {kind.__name__ for kind in RecommendError.__subclasses__() if kind.__module__ == "serving.errors"}
-    assert names == {"InvalidRequest", "FeaturesUnavailable", "FactsUnavailable", "BundleInvalid"}
+    assert names == {
+        *("InvalidRequest", "FeaturesUnavailable", "FactsUnavailable", "BundleInvalid"),
+        *("Overloaded", "DeadlineExceeded", "ScoresInvalid"),
+    }
     for name in names:
         assert f"─ {name} " in (serving.errors.__doc__ or "")

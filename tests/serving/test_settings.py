@@ -14,7 +14,7 @@ def test_each_field_is_read_from_its_variable_and_written_back() -> None:
         home=Path("/srv/reco"), host="0.0.0.0", http_port=0, grpc_port=9_000, store_url="redis://cache:6379/0",
         deadline_ms=20.0, body_limit_bytes=4_096, body_timeout_ms=250.0, drain_s=5.0, grace_s=1.0, log=False,
         log_dir=Path("/var/log/reco"), log_segment_s=2.0, availability_file=Path("/srv/out.json"),
-        store_password="p@ss",
+        store_password="p@ss", batch_max_wait_ms=2.5, batch_max_rows=4_000,
     )  # fmt: skip
     assert Settings.from_env(given.to_env()) == given
     assert Settings.from_env(Settings().to_env()) == Settings()
@@ -28,6 +28,8 @@ def test_each_field_is_read_from_its_variable_and_written_back() -> None:
         ("RECO_GRPC_PORT", "-1"),
         ("RECO_DEADLINE_MS", "nan"),
         ("RECO_DEADLINE_MS", "0"),
+        ("RECO_BATCH_MAX_WAIT_MS", "10.5"),
+        ("RECO_BATCH_MAX_ROWS", "0"),
         ("RECO_LOG", "maybe"),
         ("RECO_BODY_LIMIT_BYTES", "1e9"),
     ],

@@ -1,0 +1,211 @@
+"""Measured model calls and the rate of requests -> whether joining requests pays, how long, how many rows.
+
+    alone     joining saves nothing, or there is nobody to join: a request is run at once, by itself
+    join      requests that became ready by themselves together share a call; nobody waits for another
+    wait      the first of a batch waits a little for others: only while calls would fill the model's time
+
+Three measurements decide, all of them in `state()`:
+
+* The cost of a call is a line, fixed + per row, fitted to the calls that were made. Only the fixed part is
+  saved by joining; on a processor there is hardly any, on an accelerator it is most of a small call.
+* The rate of requests, over the latest ones. Where the model is called for one batch after the other, who
+  comes during a call is joined anyway, and a wait on purpose makes no answer faster: it buys time of the
+  model. It is therefore spent only to keep the model's busy share at BUSY_RATIO.
+* Late calls. As in Clipper (Crankshaw et al., NSDI 2017, section 4.3) the most rows of a call grow by one
+  request's for each full call in time, and are cut when calls come late; halved, as in TCP, because a p99
+  forgives few. A call is late when somebody who came just as one like it began, and so waits for two, would
+  miss the goal (the rule of Nexus: Shen et al., SOSP 2019).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+FIRST_ROWS = 1_024  # most rows of a call to begin with
+BUSY_RATIO = 0.7  # of the model's time that calls may take before anybody waits on purpose
+WAIT_SHARE = 0.2  # of the goal, and of the time a request has left, that it may wait on purpose
+MAX_WAIT_MS = 10.0  # that any setting allows
+TRIP_MS = 0.05  # what the way through the queue costs a request by itself
+WORTH_RATIO = 0.05  # of a call that joining two must save, else it is noise
+LOOK_EVERY = 64  # requests run alone between two that look whether joining would pay
+LATE_RATIO = 0.01  # of calls that may be late: the goal is a p99
+_LATEST = 100  # calls that the share of late ones is taken from
+_REFIT_EVERY = 32  # calls
+_SAMPLES = 15  # calls of one size that are remembered
+_ENOUGH = 3  # of them make a median
+_LONELY = 1.1  # requests a call below which there is nobody to join
+_APART = 1.5  # two sizes nearer than this say nothing about a slope
+
+
+class CallCost:
+    """What a model call takes as a line over its rows; robust against single slow calls and rare sizes."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, deque[tuple[int, float]]] = {}  # power of two -> its latest (rows, ms)
+
+    def add(self, rows: int, call_ms: float) -> None:
+        """Remember one call."""
+        size = rows.bit_length()
+        if size not in self._sizes:
+            self._sizes[size] = deque(maxlen=_SAMPLES)
+        self._sizes[size].append((rows, call_ms))
+
+    def line(self) -> tuple[float, float] | None:
+        """Return fixed and per-row milliseconds, neither below 0; None before two sizes were seen.
+
+        Median slope and median rest over the sizes' medians (Theil, 1950; Sen, 1968).
+        """
+        points = [
+            (median(rows for rows, _ in calls), median(ms for _, ms in calls))
+            for calls in self._sizes.values()
+            if len(calls) >= _ENOUGH
+        ]
+        points.sort()
+        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] > _APART * a[0]]
+        if not slopes:
+            return None
+        row_ms = max(median(slopes), 0.0)
+        return max(median(ms - row_ms * rows for rows, ms in points), 0.0), row_ms
+
+
+class Steering:
+    """Decides for one `Batcher`; not for use by several threads. Times come in, no clock is read."""
+
+    def __init__(self, goal_ms: float, *, max_wait_ms: float = MAX_WAIT_MS, max_rows: int = 8_192) -> None:
+        """Take the limits that it keeps to.
+
+        Args:
+            goal_ms: p99 of the time from asking to the result.
+            max_wait_ms: longest wait on purpose, 0 for none, at most MAX_WAIT_MS.
+            max_rows: most rows of a call that joins requests; one request alone may have more.
+
+        Raises:
+            ValueError: naming the limit that is out of range.
+        """
+        if not goal_ms > 0:
+            raise ValueError(f"goal_ms is {goal_ms}; expected a time above 0")
+        if not 0 <= max_wait_ms <= MAX_WAIT_MS:
+            raise ValueError(f"max_wait_ms is {max_wait_ms}; expected 0 to {MAX_WAIT_MS:g}")
+        if max_rows < 1:
+            raise ValueError(f"max_rows is {max_rows}; expected at least 1")
+        self._goal_ms = goal_ms
+        self._max_wait_ms = min(max_wait_ms, WAIT_SHARE * goal_ms)
+        self._max_rows = max_rows
+        self.limit_rows = min(FIRST_ROWS, max_rows)  # most rows of a call now
+        self._cost = CallCost()
+        self._line: tuple[float, float] | None = None
+        self._asked: deque[float] = deque(maxlen=64)  # when the latest requests came, seconds
+        self._late: deque[bool] = deque(maxlen=_LATEST)
+        self._halved = 0
+        self._calls = 0
+        self._request_rows = 1.0  # of a typical request
+        self._joined = 2.0  # requests of a typical call out of the queue; hopeful until measured
+        self._window_ms = 0.0  # as last chosen
+        self._why = ""  # requests are run alone; empty while they are joined
+        self._until_look = LOOK_EVERY
+
+    def arrived(self, now: float) -> None:
+        """Note that a request came, `now` in seconds of any clock that only goes on."""
+        self._asked.append(now)
+
+    def alone(self) -> bool:
+        """Whether the request at hand is to be run by itself, at once.
+
+        Each LOOK_EVERY-th one is not, so that a change is found out: it goes through the queue, where
+        others may join it.
+        """
+        if not self._why:
+            return False
+        self._until_look -= 1
+        if self._until_look > 0:
+            return True
+        self._until_look = LOOK_EVERY
+        return False
+
+    def window_ms(self, now: float) -> float:
+        """Return how long the first request of a batch waits for others on purpose: mostly 0."""
+        self._window_ms = self._window(self._per_ms(now))
+        return self._window_ms
+
+    def ran(self, rows: int, requests: int, call_ms: float, *, queued: bool, full: bool = False) -> None:
+        """Learn from one call.
+
+        Args:
+            rows: of all its requests together.
+            requests: how many they were.
+            call_ms: what the call took.
+            queued: whether it came out of the queue, where requests could join.
+            full: whether a request was left waiting because its rows were too many.
+        """
+        self._cost.add(rows, call_ms)
+        self._request_rows += 0.05 * (rows / requests - self._request_rows)
+        if queued:
+            self._joined += 0.1 * (requests + full - self._joined)  # who is left waiting would have joined
+            self._limit(rows, requests, call_ms, full)
+        self._calls += 1
+        if queued or self._calls % _REFIT_EVERY == 0:
+            self._decide()
+
+    def state(self) -> dict[str, Any]:
+        """Return what was measured and what follows from it, for metrics and reports."""
+        fixed_ms, row_ms = self._line or (None, None)
+        return {
+            "decision": "alone" if self._why else "wait" if self._window_ms else "join",
+            "why": self._why or ("not known yet" if self._line is None else "joining saves the fixed cost"),
+            "window_ms": self._window_ms,
+            "limit_rows": self.limit_rows,
+            "fixed_ms": fixed_ms,
+            "row_ms": row_ms,
+            "rows_per_request": self._request_rows,
+            "requests_per_queued_call": self._joined,
+            "requests_per_s": self._per_ms(self._asked[-1]) * 1e3 if self._asked else 0.0,
+            "calls": self._calls,
+            "late_ratio": sum(self._late) / max(len(self._late), 1),
+            "halved": self._halved,
+        }
+
+    def _per_ms(self, now: float) -> float:
+        """Return requests per millisecond over the latest ones; it falls while none comes."""
+        span_ms = (now - self._asked[0]) * 1e3 if self._asked else 0.0
+        return (len(self._asked) - 1) / span_ms if span_ms > 0 else 0.0
+
+    def _window(self, per_ms: float) -> float:
+        """Wait for as many as bring the model's busy share down to BUSY_RATIO, if so many can."""
+        if self._why or self._line is None or per_ms == 0:
+            return 0.0
+        fixed_ms, row_ms = self._line
+        rows_ms = row_ms * self._request_rows  # of each request, joined or not
+        if per_ms * (fixed_ms + rows_ms) <= BUSY_RATIO:
+            return 0.0
+        # requests * (fixed / joined + rows) = BUSY_RATIO, solved for `joined`
+        left_ms = BUSY_RATIO / per_ms - rows_ms
+        if left_ms <= 0:
+            return 0.0  # no wait would be enough; an idle model would only make it worse
+        joined = min(fixed_ms / left_ms, self.limit_rows / self._request_rows)
+        return min(max(joined - 1, 0.0) / per_ms, self._max_wait_ms)
+
+    def _limit(self, rows: int, requests: int, call_ms: float, full: bool) -> None:
+        late = self._window_ms + 2 * call_ms > self._goal_ms
+        self._late.append(late and requests > 1)  # one request cannot be made smaller
+        if sum(self._late) > LATE_RATIO * _LATEST:
+            self.limit_rows = max(min(self.limit_rows, rows) // 2, 1)
+            self._halved += 1
+            self._late.clear()  # those calls have been answered for
+        elif full and not late:
+            self.limit_rows = min(self.limit_rows + max(round(self._request_rows), 1), self._max_rows)
+
+    def _decide(self) -> None:
+        if self._calls % _REFIT_EVERY == 0 or self._line is None:
+            self._line = self._cost.line()
+        self._why = ""
+        if self._line is not None:
+            fixed_ms, row_ms = self._line
+            alone_ms = fixed_ms + row_ms * self._request_rows
+            # Two that are joined save half the fixed cost each.
+            if fixed_ms / 2 <= max(TRIP_MS, WORTH_RATIO * alone_ms):
+                self._why = "joining saves nothing"
+        if self._joined < _LONELY:
+            self._why = self._why or "nobody to join"
