@@ -8,9 +8,10 @@ Three measurements decide, all of them in `state()`:
 
 * The cost of a call is a line, fixed + per row, fitted to the calls that were made. Only the fixed part is
   saved by joining; on a processor there is hardly any, on an accelerator it is most of a small call.
-* The rate of requests, over the latest ones. Where the model is called for one batch after the other, who
-  comes during a call is joined anyway, and a wait on purpose makes no answer faster: it buys time of the
-  model. It is therefore spent only to keep the model's busy share at BUSY_RATIO.
+* The busy share of the model's time, and the rate of requests. Where the model is called for one batch after
+  the other, who comes during a call is joined anyway, and a wait on purpose makes no answer faster: it buys
+  time of the model. So the window opens, slowly, only while calls fill more than BUSY_RATIO of the time, and
+  halves as soon as they do not.
 * Late calls. As in Clipper (Crankshaw et al., NSDI 2017, section 4.3) the most rows of a call grow by one
   request's for each full call in time, and are cut when calls come late; halved, as in TCP, because a p99
   forgives few. A call is late when somebody who came just as one like it began, and so waits for two, would
@@ -25,18 +26,19 @@ from statistics import median
 from typing import Any
 
 FIRST_ROWS = 1_024  # most rows of a call to begin with
-BUSY_RATIO = 0.7  # of the model's time that calls may take before anybody waits on purpose
+BUSY_RATIO = 0.9  # of the model's time that calls may take before anybody waits on purpose
+WINDOW_STEP_MS = 0.1  # by which the window opens with each call above that; below a step it is shut
 WAIT_SHARE = 0.2  # of the goal, and of the time a request has left, that it may wait on purpose
 MAX_WAIT_MS = 10.0  # that any setting allows
 TRIP_MS = 0.05  # what the way through the queue costs a request by itself
 WORTH_RATIO = 0.05  # of a call that joining two must save, else it is noise
-LOOK_EVERY = 64  # requests run alone between two that look whether joining would pay
+LOOK_EVERY = 16  # requests run alone between two that look whether joining would pay
 LATE_RATIO = 0.01  # of calls that may be late: the goal is a p99
 _LATEST = 100  # calls that the share of late ones is taken from
 _REFIT_EVERY = 32  # calls
 _SAMPLES = 15  # calls of one size that are remembered
 _ENOUGH = 3  # of them make a median
-_LONELY = 1.1  # requests a call below which there is nobody to join
+_LONELY = 1.02  # requests a call below which there is nobody to join, while the cost is not known
 _APART = 1.5  # two sizes nearer than this say nothing about a slope
 
 
@@ -98,12 +100,15 @@ class Steering:
         self._cost = CallCost()
         self._line: tuple[float, float] | None = None
         self._asked: deque[float] = deque(maxlen=64)  # when the latest requests came, seconds
+        self._took: deque[tuple[float, float]] = deque(
+            maxlen=32
+        )  # when the latest calls ended, their seconds
         self._late: deque[bool] = deque(maxlen=_LATEST)
         self._halved = 0
         self._calls = 0
         self._request_rows = 1.0  # of a typical request
         self._joined = 2.0  # requests of a typical call out of the queue; hopeful until measured
-        self._window_ms = 0.0  # as last chosen
+        self._window_ms = 0.0
         self._why = ""  # requests are run alone; empty while they are joined
         self._until_look = LOOK_EVERY
 
@@ -127,13 +132,17 @@ class Steering:
 
     def window_ms(self, now: float) -> float:
         """Return how long the first request of a batch waits for others on purpose: mostly 0."""
-        self._window_ms = self._window(self._per_ms(now))
+        if self._window_ms and self._busy_ratio(now) <= BUSY_RATIO / 2:
+            self._window_ms = 0.0  # the rush is over
         return self._window_ms
 
-    def ran(self, rows: int, requests: int, call_ms: float, *, queued: bool, full: bool = False) -> None:
+    def ran(
+        self, now: float, rows: int, requests: int, call_ms: float, *, queued: bool, full: bool = False
+    ) -> None:
         """Learn from one call.
 
         Args:
+            now: when it ended, seconds of the same clock as in `arrived`.
             rows: of all its requests together.
             requests: how many they were.
             call_ms: what the call took.
@@ -141,11 +150,14 @@ class Steering:
             full: whether a request was left waiting because its rows were too many.
         """
         self._cost.add(rows, call_ms)
+        self._took.append((now, call_ms / 1e3))
         self._request_rows += 0.05 * (rows / requests - self._request_rows)
-        if queued:
-            self._joined += 0.1 * (requests + full - self._joined)  # who is left waiting would have joined
-            self._limit(rows, requests, call_ms, full)
         self._calls += 1
+        if queued:
+            self._joined += 0.02 * (requests + full - self._joined)  # who is left waiting would have joined
+            late = self._window_ms + 2 * call_ms > self._goal_ms
+            self._steer_rows(rows, requests, late, full)
+            self._steer_window(now, late, full)
         if queued or self._calls % _REFIT_EVERY == 0:
             self._decide()
 
@@ -162,6 +174,7 @@ class Steering:
             "rows_per_request": self._request_rows,
             "requests_per_queued_call": self._joined,
             "requests_per_s": self._per_ms(self._asked[-1]) * 1e3 if self._asked else 0.0,
+            "busy_ratio": self._busy_ratio(self._took[-1][0]) if self._took else 0.0,
             "calls": self._calls,
             "late_ratio": sum(self._late) / max(len(self._late), 1),
             "halved": self._halved,
@@ -172,23 +185,14 @@ class Steering:
         span_ms = (now - self._asked[0]) * 1e3 if self._asked else 0.0
         return (len(self._asked) - 1) / span_ms if span_ms > 0 else 0.0
 
-    def _window(self, per_ms: float) -> float:
-        """Wait for as many as bring the model's busy share down to BUSY_RATIO, if so many can."""
-        if self._why or self._line is None or per_ms == 0:
+    def _busy_ratio(self, now: float) -> float:
+        """Return the share of the time that the latest calls took; it falls while there is none."""
+        if len(self._took) < _ENOUGH:
             return 0.0
-        fixed_ms, row_ms = self._line
-        rows_ms = row_ms * self._request_rows  # of each request, joined or not
-        if per_ms * (fixed_ms + rows_ms) <= BUSY_RATIO:
-            return 0.0
-        # requests * (fixed / joined + rows) = BUSY_RATIO, solved for `joined`
-        left_ms = BUSY_RATIO / per_ms - rows_ms
-        if left_ms <= 0:
-            return 0.0  # no wait would be enough; an idle model would only make it worse
-        joined = min(fixed_ms / left_ms, self.limit_rows / self._request_rows)
-        return min(max(joined - 1, 0.0) / per_ms, self._max_wait_ms)
+        span_s = now - self._took[0][0]  # the first one's end: its own seconds do not count
+        return (sum(s for _, s in self._took) - self._took[0][1]) / span_s if span_s > 0 else 0.0
 
-    def _limit(self, rows: int, requests: int, call_ms: float, full: bool) -> None:
-        late = self._window_ms + 2 * call_ms > self._goal_ms
+    def _steer_rows(self, rows: int, requests: int, late: bool, full: bool) -> None:
         self._late.append(late and requests > 1)  # one request cannot be made smaller
         if sum(self._late) > LATE_RATIO * _LATEST:
             self.limit_rows = max(min(self.limit_rows, rows) // 2, 1)
@@ -196,6 +200,17 @@ class Steering:
             self._late.clear()  # those calls have been answered for
         elif full and not late:
             self.limit_rows = min(self.limit_rows + max(round(self._request_rows), 1), self._max_rows)
+
+    def _steer_window(self, now: float, late: bool, full: bool) -> None:
+        row_ms = self._line[1] if self._line else 0.0
+        # With so much work in the rows themselves no wait would be enough; an idle model makes it worse.
+        hopeless = self._per_ms(now) * row_ms * self._request_rows > BUSY_RATIO
+        if self._why or late or full or hopeless or self._busy_ratio(now) <= BUSY_RATIO:
+            self._window_ms /= 2
+            if self._window_ms < WINDOW_STEP_MS:
+                self._window_ms = 0.0
+        else:
+            self._window_ms = min(self._window_ms + WINDOW_STEP_MS, self._max_wait_ms)
 
     def _decide(self) -> None:
         if self._calls % _REFIT_EVERY == 0 or self._line is None:
@@ -207,5 +222,7 @@ class Steering:
             # Two that are joined save half the fixed cost each.
             if fixed_ms / 2 <= max(TRIP_MS, WORTH_RATIO * alone_ms):
                 self._why = "joining saves nothing"
-        if self._joined < _LONELY:
-            self._why = self._why or "nobody to join"
+            elif fixed_ms * (1 - 1 / self._joined) <= TRIP_MS:
+                self._why = "nobody to join"
+        elif self._joined < _LONELY:
+            self._why = "nobody to join"

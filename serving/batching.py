@@ -134,7 +134,8 @@ class Batcher(Generic[Work, Result]):
     def _call_alone(self, work: Work, rows: int, bundle_id: str) -> Result:
         began = self._clock()
         [result] = self._call(bundle_id, [work])
-        self._steering.ran(rows, 1, (self._clock() - began) * 1e3, queued=False)
+        ended = self._clock()
+        self._steering.ran(ended, rows, 1, (ended - began) * 1e3, queued=False)
         self._metrics.count_call(rows, 1)
         return _unwrap(result)
 
@@ -219,9 +220,9 @@ class Batcher(Generic[Work, Result]):
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to whose rows raise it
             results = [error] if len(batch) == 1 else [self._attempt(member) for member in batch]
         else:
-            took_ms = (self._clock() - now) * 1e3
+            ended = self._clock()
             full = any(member.bundle_id == bundle_id for member in self._waiting)
-            self._steering.ran(rows, len(batch), took_ms, queued=True, full=full)
+            self._steering.ran(ended, rows, len(batch), (ended - now) * 1e3, queued=True, full=full)
         self._metrics.count_call(rows, len(batch))
         for member, result in zip(batch, results, strict=True):
             self._metrics.queue_seconds.observe(now - member.asked)

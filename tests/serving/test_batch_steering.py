@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serving.batch_steering import LOOK_EVERY, MAX_WAIT_MS, WAIT_SHARE, CallCost, Steering
 
 GOAL_MS = 15.0
+NOW = 0.0  # where the time of a call does not matter
 Cost = Callable[[int], float]
 
 
@@ -22,20 +23,13 @@ def processor(rows: int) -> float:
     return 0.0006 * rows * (1 + rows / 64_000)
 
 
-def learnt(cost: Cost, sizes: tuple[int, ...] = (400, 500, 2_000), **limits: float) -> Steering:
+def learnt(cost: Cost, max_wait_ms: float = MAX_WAIT_MS) -> Steering:
     """Steering that has seen calls of one, one and four requests."""
-    steering = Steering(GOAL_MS, **limits)  # type: ignore[arg-type]
+    steering = Steering(GOAL_MS, max_wait_ms=max_wait_ms)
     for _ in range(40):
-        for rows in sizes:
-            steering.ran(rows, max(rows // 500, 1), cost(rows), queued=True)
+        for rows in (400, 500, 2_000):
+            steering.ran(NOW, rows, max(rows // 500, 1), cost(rows), queued=True)
     return steering
-
-
-def come(steering: Steering, per_s: float, requests: int = 200) -> float:
-    """Let requests come evenly; return the time of the last."""
-    for number in range(requests):
-        steering.arrived(number / per_s)
-    return (requests - 1) / per_s
 
 
 @pytest.mark.parametrize(("fixed_ms", "row_ms"), [(1.0, 0.001), (0.0, 0.0006), (3.0, 0.0)])
@@ -76,7 +70,7 @@ def test_where_joining_saves_nothing_requests_are_run_alone() -> None:
     assert steering.alone()
     assert steering.state()["decision"] == "alone"
     assert steering.state()["why"] == "joining saves nothing"
-    assert steering.window_ms(come(steering, 5_000)) == 0
+    assert steering.window_ms(rush(steering, 5_000, 0.95, 100)) == 0
 
 
 def test_where_the_fixed_cost_is_most_of_a_call_requests_are_joined() -> None:
@@ -95,19 +89,19 @@ def test_until_it_is_known_what_joining_saves_requests_are_joined() -> None:
 
 def test_where_nobody_comes_to_be_joined_requests_are_run_alone() -> None:
     steering = learnt(device)
-    for _ in range(40):
-        steering.ran(500, 1, device(500), queued=True)
+    for _ in range(200):
+        steering.ran(NOW, 500, 1, device(500), queued=True)
     assert steering.alone()
     assert steering.state()["why"] == "nobody to join"
-    for _ in range(2):
-        steering.ran(2_000, 4, device(2_000), queued=True)
+    for _ in range(3):
+        steering.ran(NOW, 2_000, 4, device(2_000), queued=True)
     assert not steering.alone()
 
 
 def test_who_was_left_waiting_counts_as_somebody_to_join() -> None:
     steering = learnt(device)
-    for _ in range(40):
-        steering.ran(1_000, 1, device(1_000), queued=True, full=True)
+    for _ in range(200):
+        steering.ran(NOW, 1_000, 1, device(1_000), queued=True, full=True)
     assert not steering.alone()
 
 
@@ -122,36 +116,64 @@ def test_a_change_of_the_cost_is_found_out() -> None:
     steering = learnt(processor)
     for _ in range(40):
         for rows in (400, 500):
-            steering.ran(rows, 1, device(rows), queued=False)
-        steering.ran(2_000, 4, device(2_000), queued=True)
+            steering.ran(NOW, rows, 1, device(rows), queued=False)
+        steering.ran(NOW, 2_000, 4, device(2_000), queued=True)
     assert not steering.alone()
 
 
+def rush(steering: Steering, per_s: float, busy_ratio: float, calls: int, since: float = 0.0) -> float:
+    """Let calls for two requests each follow one another; return when the last one ended."""
+    now = since
+    for _ in range(calls):
+        now += 2 / per_s
+        steering.arrived(now)
+        steering.arrived(now)
+        steering.ran(now, 1_000, 2, busy_ratio * 2e3 / per_s, queued=True)
+    return now
+
+
+def busy(max_wait_ms: float = MAX_WAIT_MS) -> Steering:
+    """Steering before the device, whatever calls take from now on."""
+    steering = learnt(device, max_wait_ms)
+    steering._cost.add = lambda rows, call_ms: None  # type: ignore[method-assign]
+    return steering
+
+
 @pytest.mark.parametrize(
-    ("per_s", "window_ms"),
+    ("per_s", "busy_ratio", "window_ms"),
     [
-        (1, 0.0),
-        (100, 0.0),  # busy 0.15 of its time with one request a call
-        (460, 0.0),  # 0.69
-        (600, (1 / (0.7 / 0.6 - 0.5) - 1) / 0.6),  # 1.5 requests a call make 0.9 into 0.7
-        (1_000, 3.0),  # five would do, for whom the first waited 4 ms: more than a fifth of the goal
-        (1_500, 0.0),  # 0.75 with ever so many requests a call
+        (100, 0.15, 0.0),
+        (1_000, 0.89, 0.0),
+        (1_000, 0.95, 3.0),  # a fifth of the goal, though 5 ms were allowed
+        (2_000, 1.0, 0.0),  # the rows alone take all the time: no wait would be enough
     ],
 )
-def test_the_window_follows_the_rate_of_requests(per_s: float, window_ms: float) -> None:
-    steering = learnt(device, (250, 500, 2_000))
-    for _ in range(200):
-        steering.ran(500, 1, device(500), queued=False)  # requests have 500 rows now
-    steering.limit_rows = 8_000
-    found = steering.window_ms(come(steering, per_s))
-    assert found == pytest.approx(window_ms, rel=0.05)
-    assert steering.state()["window_ms"] == found
-    assert steering.state()["requests_per_s"] == pytest.approx(per_s)
+def test_the_window_opens_only_while_calls_fill_the_time(
+    per_s: float, busy_ratio: float, window_ms: float
+) -> None:
+    steering = busy(max_wait_ms=5.0)
+    last = rush(steering, per_s, busy_ratio, 200)
+    assert steering.window_ms(last) == pytest.approx(window_ms)
+    assert steering.state()["decision"] == ("wait" if window_ms else "join")
+    assert steering.state()["busy_ratio"] == pytest.approx(busy_ratio)
+    assert steering.state()["requests_per_s"] == pytest.approx(per_s, rel=0.05)
+
+
+def test_the_window_opens_by_steps_and_halves() -> None:
+    steering = busy()
+    last = rush(steering, 1_000, 0.95, 40)
+    before = steering.window_ms(last)
+    last = rush(steering, 1_000, 0.95, 1, last)
+    assert steering.window_ms(last) == pytest.approx(min(before + 0.1, 3.0))
+    steering.ran(last, 1_000, 2, 0.1, queued=True, full=True)
+    assert steering.window_ms(last) == pytest.approx(min(before + 0.1, 3.0) / 2), (
+        "full: nobody more could join"
+    )
 
 
 def test_the_window_shuts_when_requests_stop_coming() -> None:
-    steering = learnt(device)
-    last = come(steering, 1_000)
+    steering = busy()
+    last = rush(steering, 1_000, 0.95, 100)
     assert steering.window_ms(last) > 0
     assert steering.window_ms(last + 1.0) == 0
 
@@ -159,15 +181,15 @@ def test_the_window_shuts_when_requests_stop_coming() -> None:
 def test_late_calls_halve_the_limit_and_punctual_full_ones_raise_it_by_a_request() -> None:
     steering = learnt(device)
     steering.limit_rows = 4_000
-    steering.ran(3_900, 4, GOAL_MS / 2 + 0.1, queued=True)
+    steering.ran(NOW, 3_900, 4, GOAL_MS / 2 + 0.1, queued=True)
     assert steering.limit_rows == 4_000, "one late call in a hundred is what a p99 forgives"
-    steering.ran(3_900, 4, GOAL_MS / 2 + 0.1, queued=True)
+    steering.ran(NOW, 3_900, 4, GOAL_MS / 2 + 0.1, queued=True)
     assert steering.limit_rows == 1_950
     assert steering.state()["halved"] == 1
     request_rows = steering.state()["rows_per_request"]
-    steering.ran(1_900, 4, GOAL_MS / 2 - 0.1, queued=True)
+    steering.ran(NOW, 1_900, 4, GOAL_MS / 2 - 0.1, queued=True)
     assert steering.limit_rows == 1_950, "the limit was not reached"
-    steering.ran(1_900, 4, GOAL_MS / 2 - 0.1, queued=True, full=True)
+    steering.ran(NOW, 1_900, 4, GOAL_MS / 2 - 0.1, queued=True, full=True)
     assert steering.limit_rows == pytest.approx(1_950 + request_rows, rel=0.05)
 
 
@@ -175,7 +197,7 @@ def test_one_slow_request_alone_is_not_cut_smaller() -> None:
     steering = learnt(device)
     before = steering.limit_rows
     for _ in range(10):
-        steering.ran(900, 1, 100.0, queued=True, full=True)
+        steering.ran(NOW, 900, 1, 100.0, queued=True, full=True)
     assert steering.limit_rows == before
 
 
@@ -183,7 +205,7 @@ def test_requests_bigger_than_the_limit_raise_it() -> None:
     steering = Steering(GOAL_MS)
     steering.limit_rows = 10
     for _ in range(200):
-        steering.ran(500, 1, 1.5, queued=True, full=True)
+        steering.ran(NOW, 500, 1, 1.5, queued=True, full=True)
     assert steering.limit_rows > 1_000
 
 
@@ -222,9 +244,12 @@ def test_the_settings_hold_whatever_is_measured(
 ) -> None:
     steering = Steering(goal_ms, max_wait_ms=max_wait_ms, max_rows=max_rows)
     for rows in (10, 100, 1_000) * 3:
-        steering.ran(rows, 1 + rows // 100, fixed_ms + row_ms * rows, queued=True)
-    last = come(steering, per_s)
+        steering.ran(NOW, rows, 1 + rows // 100, fixed_ms + row_ms * rows, queued=True)
+    now = 0.0
     for requests, call_ms, full in calls:
-        steering.ran(requests * 300, requests, call_ms, queued=True, full=full)
+        now += requests / per_s
+        for _ in range(requests):
+            steering.arrived(now)
+        steering.ran(now, requests * 300, requests, call_ms, queued=True, full=full)
         assert 1 <= steering.limit_rows <= max_rows
-        assert 0 <= steering.window_ms(last) <= min(max_wait_ms, WAIT_SHARE * goal_ms)
+        assert 0 <= steering.window_ms(now) <= min(max_wait_ms, WAIT_SHARE * goal_ms)
