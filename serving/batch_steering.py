@@ -1,6 +1,6 @@
 """Measured model calls and the rate of requests -> whether joining requests pays, how long, how many rows.
 
-    alone     joining saves nothing, or there is nobody to join: a request is run at once, by itself
+    alone     joining saves less than it costs, or there is nobody to join: it is run at once
     join      requests that became ready by themselves together share a call; nobody waits for another
     wait      the first of a batch waits a little for others: only while calls would fill the model's time
 
@@ -35,7 +35,7 @@ WORTH_RATIO = 0.05  # of a call that joining two must save, else it is noise
 LOOK_EVERY = 16  # requests run alone between two that look whether joining would pay
 LATE_RATIO = 0.01  # of calls that may be late: the goal is a p99
 _LATEST = 100  # calls that the share of late ones is taken from
-_REFIT_EVERY = 32  # calls
+_REFIT_EVERY = 64  # calls
 _SAMPLES = 15  # calls of one size that are remembered
 _ENOUGH = 3  # of them make a median
 _LONELY = 1.02  # requests a call below which there is nobody to join, while the cost is not known
@@ -221,7 +221,7 @@ class Steering:
             alone_ms = fixed_ms + row_ms * self._request_rows
             # Two that are joined save half the fixed cost each.
             if fixed_ms / 2 <= max(TRIP_MS, WORTH_RATIO * alone_ms):
-                self._why = "joining saves nothing"
+                self._why = "joining saves less than it costs"
             elif fixed_ms * (1 - 1 / self._joined) <= TRIP_MS:
                 self._why = "nobody to join"
         elif self._joined < _LONELY:

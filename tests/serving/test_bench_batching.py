@@ -20,6 +20,7 @@ def test_joining_is_measured_and_steered(toy_bundle: Path, toy_store: str, tmp_p
     result = bench_batching(toy_bundle, requests, tmp_path / "out", settings, rounds=3, asks=1_000)
     assert list(result["ranker_ms_per_request"]) == [str(k) for k in JOINED]
     assert all(0 < found["p50"] <= found["p95"] for found in result["ranker_ms_per_request"].values())
+    assert result["cheapest"] in JOINED
     assert 0 < result["way_us"]["call"] < result["way_us"]["alone"] < result["way_us"]["queue"]
     for loads in result["loads"].values():
         assert [load["load"] for load in loads] == list(LOADS)

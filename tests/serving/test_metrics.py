@@ -25,3 +25,16 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
     assert value("reco_stage_seconds_sum", stage="ranking") - stage == 0.002
     assert value("reco_answer_seconds_count") == total + 1
     assert not value("reco_stage_seconds_count", stage="total")
+
+
+def test_a_call_that_requests_share_is_counted_once() -> None:
+    def value(name: str) -> float:
+        return REGISTRY.get_sample_value(name, {"stage": "metrics"}) or 0.0
+
+    batch = metrics.batch_metrics("metrics", ["checkout"])
+    rows, requests = value("reco_batch_rows_sum"), value("reco_batch_requests_sum")
+    batch.count_call(1_500, 3)
+    assert value("reco_batch_rows_sum") - rows == 1_500
+    assert value("reco_batch_requests_sum") - requests == 3
+    assert value("reco_batch_rows_count") == value("reco_batch_requests_count")
+    assert list(batch.refused) == ["checkout"]
