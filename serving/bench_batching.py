@@ -6,8 +6,8 @@ this processor, and of an artificial device, a formula of a fixed cost and a cos
 was measured for.
 
 The load is virtual (serving.virtual_time): requests come at random times of a clock that only model calls and
-waiting move. The ranker's calls are real and move it by the processor time they take, the device's by its
-formula.
+waiting move. The ranker's calls move it by what calls of their size took when they were measured, with the
+scatter of those measurements, so that all policies meet the same ranker; the device's by its formula.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,8 @@ GOAL_MS = 15.0  # p99 of ranking, waiting included
 DEVICE_FIXED_MS, DEVICE_ROW_MS = 1.0, 0.001  # the artificial device
 _WARM_UP = 3  # rounds
 
-Model = Callable[[Sequence[Inputs]], float]  # answers requests and returns what that took, milliseconds
+Calls = dict[int, list[tuple[int, float]]]  # requests a call -> rows and milliseconds of each call
+Cost = Callable[[int], float]  # rows -> milliseconds of a call
 
 
 def bench_batching(
@@ -74,23 +74,28 @@ def bench_batching(
     settings = settings or Settings()
     load_before = os.getloadavg()
     with _prepared(bundle_path, requests, settings) as (bundle_id, session, works):
-        models: dict[str, Model] = {"ranker": partial(_ranker_ms, session), "device": _device_ms}
-        joined = _measure_joined(models["ranker"], works, rounds)
-        way_us = _measure_way(works[0])
-        loads = {name: _measure_loads(model, works, settings, asks) for name, model in models.items()}
+        calls = _measure_calls(session, works, rounds)
+    rows = [len(dense) for dense, _ in works]
+    ranker = {str(k): _per_request(calls[k], k, len(works)) for k in JOINED}
+    alone_ms = {"ranker": ranker["1"]["p50"], "device": _device_ms(round(np.mean(rows)))}
+    costs: dict[str, Callable[[], Cost]] = {
+        "ranker": lambda: _as_measured(calls),
+        "device": lambda: _device_ms,
+    }
+    loads = {name: _measure_loads(cost, alone_ms[name], rows, settings, asks) for name, cost in costs.items()}
     result = {
         "bundle_id": bundle_id,
         **measured_on(),
         "load_average_before": load_before,
         "rounds": rounds,
         "asks": asks,
-        "rows_per_request": float(np.mean([len(dense) for dense, _ in works])),
+        "rows_per_request": float(np.mean(rows)),
         "goal_ms": GOAL_MS,
         "device": {"fixed_ms": DEVICE_FIXED_MS, "row_ms": DEVICE_ROW_MS},
-        "ranker_ms_per_request": joined,
-        "cheapest": min(JOINED, key=lambda k: joined[str(k)]["p50"]),
-        "device_ms_per_request": {str(k): _device_ms(works[:1] * k) / k for k in JOINED},
-        "way_us": way_us,
+        "ranker_ms_per_request": ranker,
+        "cheapest": min(JOINED, key=lambda k: ranker[str(k)]["p50"]),
+        "device_ms_per_request": {str(k): _device_ms(round(np.mean(rows) * k)) / k for k in JOINED},
+        "way_us": _measure_way(),
         "loads": loads,
     }
     write_result(out_dir / "batching.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
@@ -124,8 +129,8 @@ def batching_table(result: dict[str, Any]) -> str:
         "",
         f"The way through the batcher itself takes {way['alone']:.1f} µs of a request that is run alone, "
         f"{way['queue']:.1f} µs of one that goes through the queue (a plain call: {way['call']:.1f} µs). "
-        f"Cheapest here: {result['cheapest']} a call, where a request takes {(alone - cheapest) * 1e3:.0f} µs "
-        "less than alone, before it has paid for that way.",
+        f"Cheapest here: {result['cheapest']} a call, where a request takes "
+        f"{(alone - cheapest) * 1e3:.0f} µs less than alone, before it has paid for that way.",
     ]
     for name, loads in result["loads"].items():
         lines += [
@@ -139,8 +144,8 @@ def batching_table(result: dict[str, Any]) -> str:
     lines += [
         "",
         "A load of 1 x is what one request a call could answer at most. Milliseconds run from the time a",
-        f"request came to its scores; the goal is a p99 of {result['goal_ms']:g}. The load is virtual: the",
-        "ranker's calls are real and count by their processor time, the device's by its formula, and the",
+        f"request came to its scores; the goal is a p99 of {result['goal_ms']:g}. The load is virtual: a call",
+        "takes what calls of its size took when they were measured, or what the device's formula says; the",
         "endpoint's other work is left out.",
         "",
     ]
@@ -184,45 +189,55 @@ def _prepared(
         yield recommender.bundle.bundle_id, recommender.bundle.ranker, works
 
 
-def _ranker_ms(session: ort.InferenceSession, works: Sequence[Inputs]) -> float:
-    began = time.thread_time()  # the session has one thread, this one
-    rank_joined(session, works)
-    return (time.thread_time() - began) * 1e3
-
-
-def _device_ms(works: Sequence[Inputs]) -> float:
-    return DEVICE_FIXED_MS + DEVICE_ROW_MS * sum(len(dense) for dense, _ in works)
-
-
-def _measure_joined(model: Model, works: Sequence[Inputs], rounds: int) -> dict[str, dict[str, float]]:
-    """Return the milliseconds of each request by how many share a call, over all `works` each round."""
-    took: dict[int, list[float]] = {k: [] for k in JOINED}
+def _measure_calls(session: ort.InferenceSession, works: Sequence[Inputs], rounds: int) -> Calls:
+    """Rank all `works` in calls for 1, 4, 16 and 64 of them, in turns; the processor time of each call."""
+    calls: Calls = {k: [] for k in JOINED}
     for turn in range(_WARM_UP + rounds):
         for k in np.roll(JOINED, turn).tolist():
-            ms = sum(model(works[first : first + k]) for first in range(0, len(works), k))
-            if turn >= _WARM_UP:
-                took[k].append(ms / len(works))
-    return {
-        str(k): dict(zip(("p50", "p95"), np.percentile(ms, [50, 95]).tolist(), strict=True))
-        for k, ms in took.items()
-    }
+            for first in range(0, len(works), k):
+                joined = works[first : first + k]
+                began = time.thread_time()  # the session has one thread, this one
+                rank_joined(session, joined)
+                ms = (time.thread_time() - began) * 1e3
+                if turn >= _WARM_UP:
+                    calls[k].append((sum(len(dense) for dense, _ in joined), ms))
+    return calls
 
 
-def _measure_way(work: Inputs, asks: int = 2_000, rounds: int = 5) -> dict[str, float]:
+def _per_request(calls: Sequence[tuple[int, float]], joined: int, works: int) -> dict[str, float]:
+    """Return the milliseconds of a request, over the means of the rounds."""
+    rounds = np.array([ms for _, ms in calls]).reshape(-1, works // joined).sum(1) / works
+    return dict(zip(("p50", "p95"), np.percentile(rounds, [50, 95]).tolist(), strict=True))
+
+
+def _as_measured(calls: Calls) -> Cost:
+    """Return what a call takes: the median of its size, times how far a measured call was from its median."""
+    measured = [np.array(calls[k]) for k in JOINED]  # (calls, 2) each
+    sizes, medians = np.array([np.median(each, axis=0) for each in measured]).T
+    scatter = measured[0][:, 1] / medians[0]
+    rng = np.random.default_rng(0)
+    return lambda rows: float(np.interp(rows, sizes, medians / sizes)) * rows * float(rng.choice(scatter))
+
+
+def _device_ms(rows: int) -> float:
+    return DEVICE_FIXED_MS + DEVICE_ROW_MS * rows
+
+
+def _measure_way(asks: int = 2_000, rounds: int = 5) -> dict[str, float]:
     """Return the median microseconds of asking a model that does nothing: plainly, alone, by the queue."""
 
-    def run(bundle_id: str, works: Sequence[Inputs]) -> list[Exception | None]:
+    def run(bundle_id: str, works: Sequence[int]) -> list[Exception | None]:
         return [None] * len(works)
 
-    async def ask(batcher: Batcher[Inputs, None]) -> None:
+    async def ask(batcher: Batcher[int, None]) -> None:
         for _ in range(asks):
-            await batcher.ask(work, rows=len(work[0]), bundle_id="")
+            await batcher.ask(500, rows=500, bundle_id="")
 
     took: dict[str, list[float]] = {"call": [], "alone": [], "queue": []}
     for _ in range(rounds):
         began = time.thread_time()
         for _ in range(asks):
-            run("", [work])
+            run("", [500])
         took["call"].append(time.thread_time() - began)
         for name in ("alone", "queue"):
             batcher = Batcher(run, _Fixed(alone=name == "alone"), stage="bench")
@@ -245,9 +260,8 @@ class _Fixed(Steering):
 
 
 def _measure_loads(
-    model: Model, works: Sequence[Inputs], settings: Settings, asks: int
+    cost: Callable[[], Cost], alone_ms: float, rows: Sequence[int], settings: Settings, asks: int
 ) -> list[dict[str, Any]]:
-    alone_ms = float(np.median([model([work]) for work in works]))
     found = []
     for load in LOADS:
         policies = {
@@ -258,13 +272,13 @@ def _measure_loads(
             ),
         }
         per_s = load * 1e3 / alone_ms
-        arms = {name: _measure_load(model, works, policy, per_s, asks) for name, policy in policies.items()}
+        arms = {name: _measure_load(cost(), rows, policy, per_s, asks) for name, policy in policies.items()}
         found.append({"load": load, "requests_per_s": per_s, "policies": arms})
     return found
 
 
 def _measure_load(
-    model: Model, works: Sequence[Inputs], steering: Steering, per_s: float, asks: int
+    cost: Cost, rows: Sequence[int], steering: Steering, per_s: float, asks: int
 ) -> dict[str, Any]:
     """Let requests come at random; count the second half, when the steering has learnt."""
     loop = VirtualLoop()
@@ -272,19 +286,19 @@ def _measure_load(
     outcomes: Counter[str] = Counter()
     waits_ms: list[float] = []
 
-    def run(bundle_id: str, joined: Sequence[Inputs]) -> list[Exception | None]:
-        began, ms = loop.now, model(joined)
+    def run(bundle_id: str, works: Sequence[int]) -> list[Exception | None]:
+        began, ms = loop.now, cost(sum(works))
         loop.work(ms)
-        calls.append((began, len(joined), ms))
-        return [None] * len(joined)
+        calls.append((began, len(works), ms))
+        return [None] * len(works)
 
     batcher = Batcher(run, steering, stage="bench", clock=loop.time)
 
     async def ask(number: int, at: float) -> None:
         await asyncio.sleep(at - loop.now)
-        work = works[number % len(works)]
+        work = rows[number % len(rows)]
         try:
-            await batcher.ask(work, rows=len(work[0]), bundle_id="")
+            await batcher.ask(work, rows=work, bundle_id="")
         except Overloaded:
             outcomes["refused"] += 1
         else:
