@@ -100,9 +100,7 @@ class Steering:
         self._cost = CallCost()
         self._line: tuple[float, float] | None = None
         self._asked: deque[float] = deque(maxlen=64)  # when the latest requests came, seconds
-        self._took: deque[tuple[float, float]] = deque(
-            maxlen=32
-        )  # when the latest calls ended, their seconds
+        self._took: deque[tuple[float, float]] = deque(maxlen=32)  # ends of the latest calls, their seconds
         self._late: deque[bool] = deque(maxlen=_LATEST)
         self._halved = 0
         self._calls = 0
@@ -117,10 +115,9 @@ class Steering:
         self._asked.append(now)
 
     def alone(self) -> bool:
-        """Whether the request at hand is to be run by itself, at once.
+        """Whether the request at hand is to be run by itself.
 
-        Each LOOK_EVERY-th one is not, so that a change is found out: it goes through the queue, where
-        others may join it.
+        Each LOOK_EVERY-th one is not, so that a change is found out: others may join it.
         """
         if not self._why:
             return False
@@ -198,7 +195,7 @@ class Steering:
             self.limit_rows = max(min(self.limit_rows, rows) // 2, 1)
             self._halved += 1
             self._late.clear()  # those calls have been answered for
-        elif full and not late:
+        elif full and not late and rows + self._request_rows > self.limit_rows:
             self.limit_rows = min(self.limit_rows + max(round(self._request_rows), 1), self._max_rows)
 
     def _steer_window(self, now: float, late: bool, full: bool) -> None:

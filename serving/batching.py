@@ -83,6 +83,7 @@ class Batcher(Generic[Work, Result]):
         self._most_waiting = most_waiting
         self._clock = clock
         self._waiting: list[_Waiting[Work, Result]] = []  # in order of arrival
+        self._joins = False  # whether the next batch was already decided to be one
         self._flush_at = math.inf  # of the clock; infinite while none is planned
         self._planned: asyncio.Handle | None = None
         self._metrics = metrics.batch_metrics(stage, [priority.name.lower() for priority in Priority])
@@ -118,8 +119,10 @@ class Batcher(Generic[Work, Result]):
         if now >= deadline:
             raise self._expired(now - deadline)
         self._steering.arrived(now)
-        if not self._waiting and self._steering.alone():
-            return self._call_alone(work, rows, bundle_id)
+        if not self._waiting:
+            if self._steering.alone():
+                return self._call_alone(work, rows, bundle_id)
+            self._joins = True
         if len(self._waiting) >= self._most_waiting:
             self._make_room(priority)
         member = _Waiting[Work, Result](work, rows, bundle_id, priority, deadline, now)
@@ -199,12 +202,15 @@ class Batcher(Generic[Work, Result]):
         def urgency(member: _Waiting[Work, Result]) -> Priority:
             return Priority.CHECKOUT if now - member.asked >= AGED_S else member.priority
 
+        # What was left waiting by a call before is joined only if that pays, like what comes new.
+        limit_rows = self._steering.limit_rows if self._joins or not self._steering.alone() else 1
+        self._joins = False
         first, *others = sorted(self._waiting, key=urgency)  # stable: by arrival where it is equal
         batch, rows = [first], first.rows
         for member in others:
             if member.bundle_id == first.bundle_id:
                 rows += member.rows
-                if rows > self._steering.limit_rows:
+                if rows > limit_rows:
                     break
                 batch.append(member)
         taken = set(map(id, batch))

@@ -144,9 +144,9 @@ def batching_table(result: dict[str, Any]) -> str:
     lines += [
         "",
         "A load of 1 x is what one request a call could answer at most. Milliseconds run from the time a",
-        f"request came to its scores; the goal is a p99 of {result['goal_ms']:g}. The load is virtual: a call",
-        "takes what calls of its size took when they were measured, or what the device's formula says; the",
-        "endpoint's other work is left out.",
+        f"request came to its scores; the goal is a p99 of {result['goal_ms']:g}. The load is virtual: a",
+        "call takes what calls of its size took when they were measured, or what the device's formula says;",
+        "the endpoint's other work is left out.",
         "",
     ]
     return "\n".join(lines)

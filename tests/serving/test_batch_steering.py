@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.batch_steering import LOOK_EVERY, MAX_WAIT_MS, WAIT_SHARE, CallCost, Steering
@@ -224,6 +224,7 @@ def test_a_limit_out_of_range_is_told(limits: dict[str, float], message: str) ->
         Steering(**{"goal_ms": GOAL_MS, **limits})  # type: ignore[arg-type]
 
 
+@settings(deadline=None)  # of wall time: a busy machine takes slices of its own
 @given(
     goal_ms=st.floats(0.1, 1_000),
     max_wait_ms=st.floats(0, MAX_WAIT_MS),

@@ -113,6 +113,14 @@ def test_alone_is_alone_even_when_many_are_ready() -> None:
     assert {len(works) for _, works in shop.calls} == {1}
 
 
+def test_what_piles_up_behind_a_look_is_run_one_by_one_where_joining_does_not_pay() -> None:
+    shop = Shop(lambda rows: 10.0 * rows, alone(max_rows=4))
+    shop.steering._decide = lambda: None  # type: ignore[method-assign]
+    shop.steering._until_look = 1
+    shop.all(*(shop.ask([number]) for number in range(10)))
+    assert [len(works) for _, works in shop.calls] == [4, 1, 1, 1, 1, 1, 1]
+
+
 def test_a_request_without_rows_is_answered_without_waiting() -> None:
     shop = Shop(steering=waiting())
     assert shop.all(shop.ask([]), shop.ask([1])) == [[], ["a:1"]]
