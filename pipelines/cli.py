@@ -1226,6 +1226,33 @@ def bench_latency(
     context.answer(result, latency_table(result))
 
 
+@bench.command("batching")
+@click.option(
+    "--requests", type=click.File("rb"), help="Request lines.  [default: baskets of the evaluation]"
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_batching(context: Context, requests: IO[bytes] | None, out: Path | None) -> None:
+    """Measure what joining requests for one ranker call saves.
+
+    And what the steering of the batches makes of it, here and on an artificial device.
+    """
+    from pipelines.ask import evaluation_requests
+    from serving.bench_batching import JOINED, batching_table
+    from serving.bench_batching import bench_batching as measure
+
+    bundle = read_champion(context.home).bundle(context.home)
+    lines = (
+        [json.loads(line) for line in requests if line.strip()]
+        if requests
+        else evaluation_requests(bundle, max(JOINED))
+    )
+    result = measure(bundle, lines, out or context.home / "bench", context.settings())
+    context.answer(result, batching_table(result))
+
+
 @bench.command("features")
 @click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
 @click.option("--seconds", type=float, default=30.0, show_default=True, help="How long each load lasts.")

@@ -8,7 +8,9 @@ RecommendError
  ├─ RankingFailed         answered by the fallback; `reason` is told as degraded_reason
  │   ├─ RankerUnavailable     the remote ranker is not there or refuses
  │   ├─ RankerMismatch        the remote ranker has another bundle
- │   └─ DeadlineExceeded      the scores did not come in time
+ │   ├─ Overloaded            too many wait for the model
+ │   ├─ ScoresInvalid         the scores of this request are no numbers
+ │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time
  ├─ ClientGone            nobody waits for the answer: none is made
  ├─ BundleInvalid         a half-read bundle never serves: no start, or the one before goes on answering
  └─ PointerInvalid        likewise: nothing says which bundle is the champion
@@ -53,7 +55,19 @@ class RankerMismatch(RankingFailed):
     reason = "ranker_mismatch"
 
 
-class DeadlineExceeded(RankingFailed):
+class Overloaded(RankingFailed):
+    """More requests wait for the model than may; prefetches are refused before checkouts."""
+
+    reason = "overloaded"
+
+
+class ScoresInvalid(RankingFailed):
+    """The model gave scores that are not finite for this request's rows, whatever it was joined with."""
+
+    reason = "scores_invalid"
+
+
+class DeadlineExceeded(RankingFailed, TimeoutError):
     """The time of the request was over before its candidates were scored."""
 
     reason = "deadline_exceeded"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
 from prometheus_client.exposition import choose_encoder
@@ -49,6 +50,24 @@ FACTS_READ_AT = Gauge(
     "reco_facts_read_timestamp_seconds",
     "When the store of facts was last read whole, Unix time",
     multiprocess_mode="livemin",
+)
+BATCH_ROWS = Histogram(
+    "reco_batch_rows", "Rows of one model call", ["stage"], buckets=[2**power for power in range(15)]
+)
+BATCH_REQUESTS = Histogram(
+    "reco_batch_requests",
+    "Requests that shared a model call",
+    ["stage"],
+    buckets=[1, 2, 4, 8, 16, 32, 64, 128],
+)
+BATCH_QUEUE_SECONDS = Histogram(
+    "reco_batch_queue_seconds", "Time a request waited to share a call", ["stage"], buckets=BUCKETS_S
+)
+BATCH_REFUSED = Counter(
+    "reco_batch_refused", "Requests refused because too many wait for the model", ["stage", "priority"]
+)
+BATCH_EXPIRED = Counter(
+    "reco_batch_expired", "Requests whose deadline passed before the model was asked", ["stage"]
 )
 
 _seen: dict[str, set[str]] = {"stage": set(), "rung": set(), "degraded_reason": set(), "rejected": set()}
@@ -106,3 +125,30 @@ def count_response(rung: str, degraded_reason: str | None, stage_ms: Mapping[str
 def count_rejected(reason: str) -> None:
     """Count one request that was refused, `reason` being a short fixed word."""
     REJECTED.labels(bounded("rejected", reason)).inc()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetrics:
+    """The metrics of one batcher, looked up once."""
+
+    rows: Histogram
+    requests: Histogram
+    queue_seconds: Histogram
+    refused: dict[str, Counter]  # by priority
+    expired: Counter
+
+    def count_call(self, rows: int, requests: int) -> None:
+        """Count one model call for so many rows of so many requests."""
+        self.rows.observe(rows)
+        self.requests.observe(requests)
+
+
+def batch_metrics(stage: str, priorities: Iterable[str]) -> BatchMetrics:
+    """Return the metrics of the batcher before the model of `stage`."""
+    return BatchMetrics(
+        BATCH_ROWS.labels(stage),
+        BATCH_REQUESTS.labels(stage),
+        BATCH_QUEUE_SECONDS.labels(stage),
+        {priority: BATCH_REFUSED.labels(stage, priority) for priority in priorities},
+        BATCH_EXPIRED.labels(stage),
+    )

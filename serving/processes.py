@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import signal
 import socket
 import sys
@@ -63,7 +64,9 @@ class Processes:
         home: Path | None,
     ) -> None:
         """Take the sockets, both bound, and what the children serve: a bundle, and the home they follow."""
-        self._settings = replace(settings, grpc_port=grpc_socket.getsockname()[1])
+        # A shopper has one name in the request logs of all children.
+        key = settings.request_log_key or secrets.token_hex(16)
+        self._settings = replace(settings, grpc_port=grpc_socket.getsockname()[1], request_log_key=key)
         self._http_socket = http_socket
         self._bundle, self._home = bundle, home
         self._slots = [Slot() for _ in range(settings.processes)]

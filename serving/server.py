@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # How long a request may wait for the interpreter while the log's thread has it; Python's own 5 ms is
 # longer than a whole answer takes.
 SWITCH_S = 0.0005
+RANKING_SHARE = 0.3  # of the deadline, until which requests that share a ranker call are scored
 EXIT_CHECK, EXIT_USAGE, EXIT_CONFLICT = 1, 2, 4
 _log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def answer(
     # These take seconds to import; a taken port or a wrong host is told before.
     from feature_repo.schema import DENSE_NAMES
     from serving.bundle import read_manifest
-    from serving.checkout import Checkout, Observer, Rank, count, rank_here
+    from serving.checkout import Checkout, Observer, Rank, count, rank_together
     from serving.endpoint import Endpoint
     from serving.fact_store import open_fact_store
     from serving.freshness import Freshness
@@ -140,11 +141,14 @@ def answer(
             tracing = _tracing(settings.trace_url)
             cleanup.callback(tracing.close)
             observers.append(tracing.observe)
-        rank: Rank = rank_here
+        rank: Rank
         if settings.ranker_address:
             from serving.remote_ranker import RemoteRanker
 
             rank = RemoteRanker(settings.ranker_address).rank
+        else:
+            goal_ms = RANKING_SHARE * settings.deadline_ms
+            rank = rank_together(goal_ms, settings.batch_max_wait_ms, settings.batch_max_rows)
         checkout = Checkout(recommender, settings.deadline_ms, rank, observers)
         endpoint = Endpoint(settings, http_socket)
 

@@ -40,6 +40,8 @@ class Settings:
     stale_after_s: float = 60.0  # the stream's silence after which answers say that features are stale
     deadline_ms: float = 50.0  # an answer that takes longer steps down the ladder
     ranker_address: str = ""  # of a ranker elsewhere, HOST:PORT or HOST:PORT/MODEL; empty: in this process
+    batch_max_wait_ms: float = 5.0  # that a request may wait for others to share a model call with; 0: never
+    batch_max_rows: int = 8_192  # candidates of a call that several requests share
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
     body_timeout_ms: float = 1_000.0  # a body that takes longer to arrive is refused with 408
     drain_s: float = 0.5  # time between readiness off and the door shut, for load balancers to notice
@@ -181,6 +183,8 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "stale_after_s": _number(1, 1e9),
     "deadline_ms": _number(1, 60_000),
     "ranker_address": ("HOST:PORT or HOST:PORT/MODEL", _ranker_address),
+    "batch_max_wait_ms": _number(0, 10),
+    "batch_max_rows": _whole(1, 1 << 20),
     "body_limit_bytes": _whole(1_024, 64 << 20),
     "body_timeout_ms": _number(10, 600_000),
     "drain_s": _number(0, 600),

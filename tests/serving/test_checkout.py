@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from serving.calls import Call
-from serving.checkout import Checkout, Rank, Turn, rank_here
+from serving.checkout import Checkout, Rank, Turn, rank_here, rank_together
 from serving.errors import ClientGone, RankerMismatch, RankerUnavailable
 from serving.online_features import open_store
 from serving.prediction_log import PredictionLog, read_log
@@ -42,6 +42,22 @@ def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
     answer, expected = ask(recommender), recommender.recommend(REQUEST)
     assert replace(answer, stage_ms={}) == replace(expected, stage_ms={})
     assert answer.rung == "full"
+
+
+def test_requests_that_share_a_ranker_call_are_answered_as_if_alone(recommender: Recommender) -> None:
+    baskets = [("1000005",), (), ("1000001", "1000002"), ("no such item",)]
+    requests = [replace(REQUEST, basket=basket, request_id=f"r{n}") for n, basket in enumerate(baskets)]
+    checkout = Checkout(recommender, 1e6, rank_together(1e6, 0.0, 8_192))
+
+    async def ask_all() -> list[Response]:
+        return await asyncio.gather(*(checkout.answer(request, call()) for request in requests * 8))
+
+    alone = [recommender.recommend(request) for request in requests]
+    for answer, expected in zip(asyncio.run(ask_all()), alone * 8, strict=True):
+        assert (answer.request_id, answer.rung) == (expected.request_id, "full")
+        assert [item.item_id for item in answer.items] == [item.item_id for item in expected.items]
+        scores = [[item.score for item in given.items] for given in (answer, expected)]
+        np.testing.assert_allclose(*scores, atol=1e-6)
 
 
 @pytest.mark.parametrize(

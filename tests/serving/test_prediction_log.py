@@ -49,6 +49,7 @@ def test_a_record_comes_back_as_it_was() -> None:
         "store_id": None,
         "at": NOON,
         "k": 10,
+        "profile": "default",
         "bundle_id": "bundle-1",
         "rung": "full",
         "degraded_reason": None,

@@ -16,6 +16,7 @@ def test_each_field_is_read_from_its_variable_and_written_back() -> None:
         log_dir=Path("/var/log/reco"), log_segment_s=2.0, availability_file=Path("/srv/out.json"),
         store_password="p@ss", ranker_address="ranker:8001/ranker-{bundle_id}", request_log=False,
         request_log_key="k3y", trace_url="http://collector:4318/v1/traces",
+        batch_max_wait_ms=2.5, batch_max_rows=4_000,
     )  # fmt: skip
     assert Settings.from_env(given.to_env()) == given
     assert Settings.from_env(Settings().to_env()) == Settings()
@@ -29,6 +30,8 @@ def test_each_field_is_read_from_its_variable_and_written_back() -> None:
         ("RECO_GRPC_PORT", "-1"),
         ("RECO_DEADLINE_MS", "nan"),
         ("RECO_DEADLINE_MS", "0"),
+        ("RECO_BATCH_MAX_WAIT_MS", "10.5"),
+        ("RECO_BATCH_MAX_ROWS", "0"),
         ("RECO_LOG", "maybe"),
         ("RECO_BODY_LIMIT_BYTES", "1e9"),
         ("RECO_RANKER_ADDRESS", "ranker"),

@@ -1,0 +1,40 @@
+"""Coroutines that wait and work -> the same, at once, on a clock that jumps: load without the machine's own.
+
+What waits, waits no real time; what works says how long it took. So a test of time-outs cannot be late on a
+busy machine, and a bench can put load on a model that nobody has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop that goes on to its next timer instead of waiting for it; `now` is its clock, in s."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        """Return the virtual time, for timers and for clocks that are passed on."""
+        return self.now
+
+    def work(self, ms: float) -> None:
+        """Let time go on while the loop is held, as by a model call."""
+        self.now += ms / 1e3
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Looks at its files for no longer than an instant."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("everything waits for something that never comes")
+        self._loop.now += max(timeout, 0.0)
+        return super().select(0)
