@@ -56,8 +56,8 @@ def test_requests_that_share_a_ranker_call_are_answered_as_if_alone(recommender:
     for answer, expected in zip(asyncio.run(ask_all()), alone * 8, strict=True):
         assert (answer.request_id, answer.rung) == (expected.request_id, "full")
         assert [item.item_id for item in answer.items] == [item.item_id for item in expected.items]
-        scores = [[item.score for item in given.items] for given in (answer, expected)]
-        np.testing.assert_allclose(*scores, atol=1e-6)
+        given, wanted = ([item.score for item in one.items] for one in (answer, expected))
+        np.testing.assert_allclose(given, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize(
