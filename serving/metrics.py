@@ -34,6 +34,16 @@ FACT_READS = Counter("reco_fact_reads", "Looks for changed facts, by outcome", [
 FACTS_READ_AT = Gauge(
     "reco_facts_read_timestamp_seconds", "When the store of facts was last read whole, Unix time"
 )
+CACHE_LOOKUPS = Counter(
+    "reco_cache_lookups",
+    "Looks for a cached answer, by level (process, redis) and outcome",
+    ["level", "outcome"],
+)
+CACHE_WRITES = Counter(
+    "reco_cache_writes", "Answers on their way into Redis, by what became of them", ["outcome"]
+)
+CACHE_ENTRIES = Gauge("reco_cache_entries", "Answers cached in this process")
+CACHE_BYTES = Gauge("reco_cache_bytes", "Memory of the answers cached in this process, as estimated")
 
 _seen: dict[str, set[str]] = {"stage": set(), "rung": set(), "degraded_reason": set(), "rejected": set()}
 

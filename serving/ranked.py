@@ -1,0 +1,134 @@
+"""Candidates and their scores -> `Ranked`, the best of them: what is cached, and as which bytes.
+
+It holds what is costly and lasts, never what must be true now: price, stock, promotion and coupon are looked
+up for each answer, and so are the reasons' words.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from feature_repo.transforms import Query
+from serving.reranking import POOL
+from serving.retrieval import SOURCES, Candidates
+
+KEPT = 60  # candidates; re-ranking to ten looks at 40, so 20 of them may be sold out by then
+_MAGIC = b"RK"
+_FORMAT = 1
+_HEADER = struct.Struct("<2sBBH")  # magic, format, flags, candidates
+_WHOLE, _BOUGHT = 1, 2
+_HISTORY = SOURCES.index("history")
+_COLUMNS = (("codes", "<i4"), ("scores", "<f4"), ("source", "i1"))
+_OF_HISTORY = (("times", "<u2"), ("last_at", "<f8"))
+_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
+_HISTORY_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _OF_HISTORY)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The best candidates of one request, best first.
+
+    `times` and `last_at` say how often and when last the user bought a candidate that the history brought;
+    the reason is made of them at the time of the answer. All other reasons follow from basket and source.
+    """
+
+    codes: np.ndarray  # (m,) int32
+    scores: np.ndarray  # (m,) float32 purchase probabilities, falling
+    source: np.ndarray  # (m,) int8, index of SOURCES
+    times: np.ndarray  # (m,) uint16, 0 where another source brought it
+    last_at: np.ndarray  # (m,) float64 seconds since the epoch, likewise
+    whole: bool  # nothing was left out: these are all the candidates there were
+
+    def without(self, barred: np.ndarray) -> Ranked:
+        """Return what is left when some codes must not be shown."""
+        kept = ~np.isin(self.codes, barred)
+        if kept.all():
+            return self
+        return Ranked(
+            self.codes[kept],
+            self.scores[kept],
+            self.source[kept],
+            self.times[kept],
+            self.last_at[kept],
+            self.whole,
+        )
+
+    def suffices(self, k: int) -> bool:
+        """Say whether the list of k items is the one that all candidates would give, see `rerank`."""
+        return self.whole or len(self.codes) >= POOL * k
+
+    def to_bytes(self) -> bytes:
+        """Return the list as bytes (little endian, no pickle): header, then one column after the other."""
+        bought = bool(self.times.any())
+        flags = _WHOLE * self.whole + _BOUGHT * bought
+        columns = (*_COLUMNS, *(_OF_HISTORY if bought else ()))
+        return b"".join(
+            [
+                _HEADER.pack(_MAGIC, _FORMAT, flags, len(self.codes)),
+                *(getattr(self, name).astype(dtype, copy=False).tobytes() for name, dtype in columns),
+            ]
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, items: int) -> Ranked:
+        """Return the list that `to_bytes` wrote; its arrays are views of the bytes.
+
+        Args:
+            data: the bytes, from a store that others write to.
+            items: size of the catalogue.
+
+        Raises:
+            ValueError: they are not such a list, of this format and this catalogue.
+        """
+        if len(data) < _HEADER.size:
+            raise ValueError(f"a ranked list has {_HEADER.size} bytes or more, this one has {len(data)}")
+        magic, found, flags, m = _HEADER.unpack_from(data)
+        if magic != _MAGIC or found != _FORMAT:
+            raise ValueError(f"no ranked list of format {_FORMAT}: another version of this code wrote it")
+        expected = _HEADER.size + m * (_BYTES + (_HISTORY_BYTES if flags & _BOUGHT else 0))
+        if len(data) != expected:
+            raise ValueError(
+                f"a ranked list of {m} candidates has {expected} bytes, this one has {len(data)}"
+            )
+        columns, at = {}, _HEADER.size
+        for name, dtype in (*_COLUMNS, *(_OF_HISTORY if flags & _BOUGHT else ())):
+            columns[name] = np.frombuffer(data, dtype, m, at)
+            at += columns[name].nbytes
+        if not flags & _BOUGHT:
+            columns |= {name: np.zeros(m, dtype) for name, dtype in _OF_HISTORY}
+        codes, source = columns["codes"], columns["source"]
+        if m and (codes.min() < 0 or codes.max() >= items):
+            raise ValueError(f"a ranked list names items outside the catalogue of {items}")
+        if m and (source.min() < 0 or source.max() >= len(SOURCES)):
+            raise ValueError("a ranked list names a source that there is none of")
+        return cls(**columns, whole=bool(flags & _WHOLE))
+
+
+def best_of(query: Query, candidates: Candidates, scores: np.ndarray) -> Ranked:
+    """Return the KEPT candidates with the highest scores, equal ones in the order they were retrieved.
+
+    Args:
+        query: the request; only its history is read.
+        candidates: what was retrieved for it.
+        scores: one purchase probability per candidate, (n,) float32.
+    """
+    top = np.argsort(-scores, kind="stable")[:KEPT]
+    codes, source = candidates.codes[top], candidates.source[top]
+    times, last_at = np.zeros(len(top), np.uint16), np.zeros(len(top))
+    bought = source == _HISTORY
+    if bought.any():
+        history = query.history
+        at = np.searchsorted(history.items, codes[bought])
+        times[bought] = np.minimum(history.count[at], np.iinfo(np.uint16).max)
+        last_at[bought] = history.last_at[at]
+    return Ranked(
+        codes.astype(np.int32),
+        scores[top].astype(np.float32, copy=False),
+        source,
+        times,
+        last_at,
+        len(candidates.codes) <= KEPT,
+    )
