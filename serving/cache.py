@@ -22,8 +22,10 @@ PROTECTED_RATIO = 0.8  # of the rest: entries that were asked for again there
 # made anew at no more than twice their mean rate; a fifth would not do: see `reco bench cache`.
 JITTER_RATIO = 0.35
 ENTRY_BYTES = 380  # what an entry takes beside its key and value: CPython's objects and dictionary slots
+LUCKY_RATIO = 1 / 128  # of candidates that lose, and come in all the same
 RETRY_S = 1.0  # a refresh that failed is not tried again before
 _ROWS = 4
+_WIDTH = 4  # counters of a row per entry of the cache, so that few keys share one
 _MOST = 15  # what a counter counts to: four bits, each in a byte of its own, as Python is slow at halves
 _AGE_AT = 10  # additions per entry, until all counters are halved
 _HALVES = bytes(count >> 1 for count in range(256))
@@ -42,7 +44,7 @@ class Sketch:
 
     def __init__(self, entries: int) -> None:
         """Take the number of entries of the cache."""
-        width = 1 << max(entries - 1, 15).bit_length()
+        width = 1 << (_WIDTH * entries - 1).bit_length()
         self._mask = width - 1
         self._rows = tuple(bytearray(width) for _ in range(_ROWS))
         self._limit = _AGE_AT * entries
@@ -279,9 +281,13 @@ class Cache:
             self._drop(self._victim())
 
     def _compete(self, candidate: bytes) -> None:
+        asked = self._sketch.count(candidate)
         while self._is_over():
             victim = self._victim()
-            if victim == candidate or self._sketch.count(candidate) <= self._sketch.count(victim):
+            wins = asked > self._sketch.count(victim)
+            # One whose counters others share would stand there for ever, and nobody come past it.
+            lucky = asked > 1 and self._chance.random() < LUCKY_RATIO
+            if victim == candidate or not (wins or lucky):
                 self._drop(candidate)
                 return
             self._drop(victim)

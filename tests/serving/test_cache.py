@@ -314,7 +314,7 @@ def test_what_was_popular_once_makes_room_for_what_is_now() -> None:
         for number in range(100):
             if cache.get(key(number)) is None:
                 cache.put(key(number), b"")
-    for _ in range(80):
+    for _ in range(200):
         for number in range(100, 200):
             if cache.get(key(number)) is None:
                 cache.put(key(number), b"")
