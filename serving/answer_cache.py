@@ -17,7 +17,7 @@ import numpy as np
 
 from feature_repo.schema import BASKET_LENGTH
 from feature_repo.statistics import Statistics
-from serving.cache import Cache
+from serving.cache import Cache, Life
 from serving.feast_layout import UserRow
 from serving.metrics import CACHE_LOOKUPS
 from serving.ranked import KEPT, Ranked
@@ -27,8 +27,10 @@ from serving.schemas import Request
 
 VERSION = 1  # to be raised when this code ranks the same bundle differently: Redis outlives a deploy
 HOUR_S = 3_600
-FRESH_S = HOUR_S
-DEAD_S = 6 * HOUR_S
+# What is nobody's is as true after a week, for the bundle is part of its key; a known user's is worth no more
+# after its hour.
+SHARED = Life(fresh_s=24 * HOUR_S, dead_s=7 * 24 * HOUR_S)
+KNOWN = Life(fresh_s=HOUR_S, dead_s=2 * HOUR_S)
 MAX_ENTRIES = 100_000
 MAX_BYTES = 64 << 20  # some 60,000 lists
 _PARTS = struct.Struct("<HiII")  # version, store, unknown lines, known lines
@@ -82,21 +84,15 @@ class AnswerCache:
     """Ranked lists of one bundle: in this process, and beyond it those that no known user had a part in.
 
     Lists of known users stay in this process. So whoever asks to be forgotten has nothing in Redis; what is
-    here can no longer be found once the row is gone, names nobody, and dies within hours.
+    here can no longer be found once the row is gone, names nobody, and is dead within three hours.
     """
 
-    def __init__(
-        self, bundle_id: str, items: int, redis: RedisAnswers | None = None, cache: Cache | None = None
-    ) -> None:
-        """Take the bundle's id, its catalogue's size, Redis if there is one, a cache of other bounds."""
+    def __init__(self, bundle_id: str, items: int, redis: RedisAnswers | None = None) -> None:
+        """Take the bundle's id, the size of its catalogue, and Redis if there is one."""
         self._place = f"{bundle_id}:".encode()
         self._items = items
         self._redis = redis
-        self._cache = (
-            Cache(max_entries=MAX_ENTRIES, max_bytes=MAX_BYTES, fresh_s=FRESH_S, dead_s=DEAD_S)
-            if cache is None
-            else cache
-        )
+        self._cache = Cache(max_entries=MAX_ENTRIES, max_bytes=MAX_BYTES)
 
     async def get_or_make(self, key: AnswerKey | None, make: Callable[[], Awaitable[Ranked]]) -> Ranked:
         """Return the ranked list of a key; `make` computes it if no level has it, once for all who ask now.
@@ -115,7 +111,7 @@ class AnswerCache:
         async def make_bytes() -> bytes:
             return await self._through_redis(key, make)
 
-        found = await self._cache.get_or_make(key.digest, make_bytes)
+        found = await self._cache.get_or_make(key.digest, make_bytes, SHARED if key.shared else KNOWN)
         return Ranked.from_bytes(found, self._items)
 
     async def _through_redis(self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]]) -> bytes:

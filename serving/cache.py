@@ -13,6 +13,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from serving.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_LOOKUPS
 
@@ -74,6 +75,13 @@ class Sketch:
         return min(row[mixed >> 15 * number & self._mask] for number, row in enumerate(self._rows))
 
 
+class Life(NamedTuple):
+    """How long a value is good: fresh, then stale until it is dead; seconds from when it was made."""
+
+    fresh_s: float
+    dead_s: float
+
+
 class Entry:
     """A value and until when it is good."""
 
@@ -116,9 +124,8 @@ class _Part:
 class Cache:
     """Values in this process, bounded in number and bytes; one event loop uses it, not several threads.
 
-    A value is fresh for `fresh_s`, then stale until `dead_s`: a stale one is still answered at once, while a
-    single new one is made. Both times are spread by JITTER_RATIO, entry by entry: what was written together,
-    as after a deploy, must not end together.
+    A stale value is still answered at once, while a single new one is made. Lives are spread by JITTER_RATIO,
+    entry by entry: what was written together, as after a deploy, must not end together.
     """
 
     def __init__(
@@ -126,25 +133,20 @@ class Cache:
         *,
         max_entries: int,
         max_bytes: int,
-        fresh_s: float,
-        dead_s: float,
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
     ) -> None:
-        """Take the bounds, the times, and the clock and the chance that tests set.
+        """Take the bounds, and the clock and the chance that tests set.
 
         Raises:
-            ValueError: no room for an entry, or values that die before they are stale.
+            ValueError: there is no room for an entry.
         """
         if max_entries < 1 or max_bytes <= ENTRY_BYTES:
             raise ValueError(
                 f"a cache of {max_entries} entries and {max_bytes} bytes holds nothing: "
                 f"expected 1 entry and more than {ENTRY_BYTES} bytes at least"
             )
-        if not 0 < fresh_s <= dead_s:
-            raise ValueError(f"fresh for {fresh_s} s and dead after {dead_s} s: expected 0 < fresh <= dead")
         self._max_entries, self._max_bytes = max_entries, max_bytes
-        self._fresh_s, self._dead_s = fresh_s, dead_s
         self._clock = clock
         self._chance = random.Random() if chance is None else chance
         self._flights: dict[bytes, asyncio.Task[bytes]] = {}
@@ -184,7 +186,7 @@ class Cache:
             part.entries.move_to_end(key)
         return entry.value, now < entry.stale_at
 
-    def put(self, key: bytes, value: bytes) -> bool:
+    def put(self, key: bytes, value: bytes, life: Life) -> bool:
         """Keep a value under a key; return whether there was room for it.
 
         It is the cache's choice whether it, or another one, stays.
@@ -196,15 +198,14 @@ class Cache:
             return False
         spread = self._chance.uniform(1 - JITTER_RATIO, 1 + JITTER_RATIO)
         now = self._clock()
-        entry = Entry(
-            value, now + self._fresh_s * spread, now + self._dead_s * spread, size_bytes, self._window
-        )
+        stale_at, dead_at = now + life.fresh_s * spread, now + life.dead_s * spread
+        entry = Entry(value, stale_at, dead_at, size_bytes, self._window)
         self._all[key] = entry
         self._window.add(key, entry)
         self._shrink()
         return key in self._all
 
-    async def get_or_make(self, key: bytes, make: Make) -> bytes:
+    async def get_or_make(self, key: bytes, make: Make, life: Life) -> bytes:
         """Return the value of a key; make it if there is none, once however many ask at the same time.
 
         Who gives up waiting does not stop what others wait for. A stale value is returned at once, and made
@@ -216,37 +217,37 @@ class Cache:
         found = self.get(key)
         if found is None:
             _outcomes["miss"].inc()
-            return await asyncio.shield(self._flight(key, make))
+            return await asyncio.shield(self._flight(key, make, life))
         value, is_fresh = found
         _outcomes["hit" if is_fresh else "stale"].inc()
         if not is_fresh and key not in self._flights:
-            task = asyncio.get_running_loop().create_task(self._refresh(key, make))
+            task = asyncio.get_running_loop().create_task(self._refresh(key, make, life))
             self._background.add(task)  # the loop itself holds only a weak reference
             task.add_done_callback(self._background.discard)
         return value
 
-    def _flight(self, key: bytes, make: Make) -> asyncio.Task[bytes]:
+    def _flight(self, key: bytes, make: Make, life: Life) -> asyncio.Task[bytes]:
         """Return the one task that makes a key's value now."""
         flight = self._flights.get(key)
         if flight is None:
-            flight = asyncio.get_running_loop().create_task(self._make(key, make))
+            flight = asyncio.get_running_loop().create_task(self._make(key, make, life))
             self._flights[key] = flight
             flight.add_done_callback(_seen)
         return flight
 
-    async def _make(self, key: bytes, make: Make) -> bytes:
+    async def _make(self, key: bytes, make: Make, life: Life) -> bytes:
         try:
             value = await make()
-            self.put(key, value)
+            self.put(key, value, life)
             CACHE_ENTRIES.set(len(self))
             CACHE_BYTES.set(self.size_bytes)
             return value
         finally:
             del self._flights[key]
 
-    async def _refresh(self, key: bytes, make: Make) -> None:
+    async def _refresh(self, key: bytes, make: Make, life: Life) -> None:
         try:
-            await self._flight(key, make)
+            await self._flight(key, make, life)
         except Exception as error:  # noqa: BLE001 - nobody waits for it: the stale value was the answer
             _log.warning("a cached value could not be made anew: %s: %s", type(error).__name__, error)
             if (entry := self._all.get(key)) is not None:
