@@ -69,6 +69,16 @@ BATCH_REFUSED = Counter(
 BATCH_EXPIRED = Counter(
     "reco_batch_expired", "Requests whose deadline passed before the model was asked", ["stage"]
 )
+CACHE_LOOKUPS = Counter(
+    "reco_cache_lookups",
+    "Looks for a cached answer, by level (process, redis) and outcome",
+    ["level", "outcome"],
+)
+CACHE_WRITES = Counter(
+    "reco_cache_writes", "Answers on their way into Redis, by what became of them", ["outcome"]
+)
+CACHE_ENTRIES = Gauge("reco_cache_entries", "Answers cached in this process")
+CACHE_BYTES = Gauge("reco_cache_bytes", "Memory of the answers cached in this process, as estimated")
 
 _seen: dict[str, set[str]] = {"stage": set(), "rung": set(), "degraded_reason": set(), "rejected": set()}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from serving.errors import FeaturesUnavailable, RowInvalid
 from serving.feast_layout import (
@@ -18,9 +16,9 @@ from serving.feast_layout import (
     timestamp,
 )
 from serving.redis_address import RedisAddress, parse_redis_url
-from serving.redis_cluster import Cluster, moved_to
-from serving.redis_connection import Connection, Reply, ReplyError, connect, connect_to_master
-from serving.redis_pool import CONNECT_S, Pool
+from serving.redis_commands import RedisCommands
+from serving.redis_connection import ReplyError
+from serving.redis_pool import CONNECT_S
 
 TIMEOUT_MS = 5.0
 
@@ -44,9 +42,7 @@ class RedisStore:
         self._project = project.encode()
         self._timeout_ms = timeout_ms
         self._warm = threading.Event()
-        self._cluster = Cluster(address) if address.kind == "cluster" else None
-        open_one = connect_to_master if address.kind == "sentinel" else _connect_to_server
-        self._pool = Pool(lambda deadline: open_one(address, deadline))
+        self._commands = RedisCommands(address)
 
     def read(self, user_id: str) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know.
@@ -58,7 +54,9 @@ class RedisStore:
         patience_s = self._timeout_ms / 1e3 if self._warm.is_set() else CONNECT_S
         self._warm.set()
         try:
-            reply = self._hmget(entity_key(user_id) + self._project, time.perf_counter() + patience_s)
+            key = entity_key(user_id) + self._project
+            deadline = time.perf_counter() + patience_s
+            reply = self._commands.ask(deadline, b"HMGET", key, HISTORY_FIELD, WRITTEN_FIELD)
         except ReplyError as error:
             if error.code == "WRONGTYPE":
                 raise RowInvalid("the online store holds no hash under a user's key") from error
@@ -79,42 +77,8 @@ class RedisStore:
 
     def close(self) -> None:
         """Close the connections; a later read opens them again."""
-        self._pool.close()
-        if self._cluster:
-            self._cluster.close()
+        self._commands.close()
         self._warm.clear()
-
-    def _hmget(self, key: bytes, deadline: float) -> Reply:
-        command = (b"HMGET", key, HISTORY_FIELD, WRITTEN_FIELD)
-        try:
-            with self._connection(key, deadline) as connection:
-                return connection.ask(deadline, *command)
-        except ReplyError as error:
-            if self._cluster is None or error.code not in ("MOVED", "ASK"):
-                raise
-            if error.code == "MOVED":
-                self._cluster.refresh()
-            with self._cluster.pool_of(moved_to(error)).connection(deadline) as connection:
-                if error.code == "ASK":
-                    connection.ask(deadline, b"ASKING")
-                return connection.ask(deadline, *command)
-        except TimeoutError:
-            raise
-        except OSError:
-            # A server that was restarted, or a firewall, has closed what was ready: the next one is new.
-            with self._connection(key, deadline) as connection:
-                return connection.ask(deadline, *command)
-
-    @contextmanager
-    def _connection(self, key: bytes, deadline: float) -> Iterator[Connection]:
-        pool = self._pool if self._cluster is None else self._cluster.pool(key, deadline)
-        try:
-            with pool.connection(deadline) as connection:
-                yield connection
-        except OSError:
-            if self._cluster:
-                self._cluster.refresh()  # the node may have been replaced
-            raise
 
     def _unavailable(self, reason: object) -> FeaturesUnavailable:
         if isinstance(reason, ReplyError):
@@ -122,7 +86,3 @@ class RedisStore:
         elif isinstance(reason, Exception):
             reason = f"{type(reason).__name__}: {reason}"
         return FeaturesUnavailable(f"online store in Redis at {self._address}: {reason}")
-
-
-def _connect_to_server(address: RedisAddress, deadline: float) -> Connection:
-    return connect(address, address.nodes[0], deadline)

@@ -59,6 +59,13 @@ def cluster(tmp_path: Path) -> Iterator[tuple[Valkey, Valkey]]:
         yield nodes[0], nodes[1]
 
 
+def nodes_of(store: RedisStore) -> list[tuple[str, int] | None]:
+    """Which node holds which slot, as the store knows."""
+    known = store._commands._cluster
+    assert known is not None
+    return known._nodes
+
+
 def user_of(first: int, last: int) -> str:
     """A user whose key stands in these slots."""
     users = (str(number) for number in range(10_000))
@@ -97,9 +104,7 @@ def test_a_slot_that_moves_is_followed_while_and_after_it_moves(cluster: tuple[V
         for client in (other, one):
             client.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[1])
         assert store.read(user) == ROW_42, "the source says MOVED"
-        eventually(
-            lambda: store._cluster is not None and store._cluster._nodes[slot] == ("127.0.0.1", target.port)
-        )
+        eventually(lambda: nodes_of(store)[slot] == ("127.0.0.1", target.port))
         assert store.read(user) == ROW_42
     store.close()
 

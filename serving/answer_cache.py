@@ -1,0 +1,129 @@
+"""A request -> its ranked list, from this process, from Redis, or computed once for all who ask.
+
+What is cached is a function of its key: bundle, store, basket, and for a known user the row that was read and
+the hour. Price, stock, promotion and coupon are applied to it afterwards, for each answer. So a cached answer
+says nothing that is not true now; only the features that age with the clock may be up to an hour old.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from feature_repo.schema import BASKET_LENGTH
+from feature_repo.statistics import Statistics
+from serving.cache import Cache, Life
+from serving.feast_layout import UserRow
+from serving.metrics import CACHE_LOOKUPS
+from serving.ranked import KEPT, Ranked
+from serving.redis_answers import RedisAnswers
+from serving.reranking import POOL
+from serving.schemas import Request
+
+VERSION = 1  # to be raised when this code ranks the same bundle differently: Redis outlives a deploy
+HOUR_S = 3_600
+# What is nobody's is as true after a week, for the bundle is part of its key; a known user's is worth no more
+# after its hour.
+SHARED = Life(fresh_s=24 * HOUR_S, dead_s=7 * 24 * HOUR_S)
+KNOWN = Life(fresh_s=HOUR_S, dead_s=2 * HOUR_S)
+MAX_ENTRIES = 100_000
+MAX_BYTES = 64 << 20  # some 60,000 lists
+_PARTS = struct.Struct("<HiII")  # version, store, unknown lines, known lines
+
+_log = logging.getLogger(__name__)
+_refused = CACHE_LOOKUPS.labels("process", "refused")
+
+
+class AnswerKey(NamedTuple):
+    """What an answer is a function of, as a digest; `shared` if nothing in it comes from a known user."""
+
+    digest: bytes
+    shared: bool
+
+
+def answer_key(
+    bundle_id: str, statistics: Statistics, request: Request, row: UserRow | None
+) -> AnswerKey | None:
+    """Return the key of a request's ranked list; None if a list that is kept would be too short for its k.
+
+    Baskets that differ in order alone have one key: the order changes no feature, and the query tower
+    averages over the last BASKET_LENGTH items. Items that the catalogue does not know count by their number.
+    Who has no row is answered like nobody, so all of them share their keys.
+
+    Args:
+        bundle_id: the bundle that answers.
+        statistics: its tables.
+        request: what is asked; `at` counts by the hour and for a known user only. The hour begins at another
+            minute for each row, so that not all keys change at once.
+        row: the user's row as far as it is used; None for nobody, no row, or one that is too old or broken.
+    """
+    if POOL * request.k > KEPT:
+        return None
+    codes = statistics.codes(request.basket)
+    last = codes[-BASKET_LENGTH:]
+    shop = -1 if request.store_id is None else statistics.store_row.get(request.store_id, -1)
+    key = hashlib.blake2b(f"{bundle_id}\n{request.profile}\n".encode(), digest_size=16)
+    key.update(_PARTS.pack(VERSION, shop, len(request.basket) - len(codes), len(codes)))
+    key.update(np.sort(codes).tobytes())
+    if len(last) < len(codes):
+        key.update(np.sort(last).tobytes())
+    if row is None:
+        return AnswerKey(key.digest(), shared=True)
+    row_hash = hashlib.blake2b(row.history, digest_size=16).digest()
+    begin_s = int.from_bytes(row_hash[:4], "little") % HOUR_S
+    key.update(row_hash + struct.pack("<q", int((request.at + begin_s) // HOUR_S)))
+    return AnswerKey(key.digest(), shared=False)
+
+
+class AnswerCache:
+    """Ranked lists of one bundle: in this process, and beyond it those that no known user had a part in.
+
+    Lists of known users stay in this process. So whoever asks to be forgotten has nothing in Redis; what is
+    here can no longer be found once the row is gone, names nobody, and is dead within three hours.
+    """
+
+    def __init__(self, bundle_id: str, items: int, redis: RedisAnswers | None = None) -> None:
+        """Take the bundle's id, the size of its catalogue, and Redis if there is one."""
+        self._place = f"{bundle_id}:".encode()
+        self._items = items
+        self._redis = redis
+        self._cache = Cache(max_entries=MAX_ENTRIES, max_bytes=MAX_BYTES)
+
+    async def get_or_make(self, key: AnswerKey | None, make: Callable[[], Awaitable[Ranked]]) -> Ranked:
+        """Return the ranked list of a key; `make` computes it if no level has it, once for all who ask now.
+
+        Args:
+            key: of `answer_key`; None computes without keeping.
+            make: computes the list. It must not leave out what is sold out now: the list outlives that.
+
+        Raises:
+            Exception: what `make` raised.
+        """
+        if key is None:
+            _refused.inc()
+            return await make()
+
+        async def make_bytes() -> bytes:
+            return await self._through_redis(key, make)
+
+        found = await self._cache.get_or_make(key.digest, make_bytes, SHARED if key.shared else KNOWN)
+        return Ranked.from_bytes(found, self._items)
+
+    async def _through_redis(self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]]) -> bytes:
+        redis = self._redis if key.shared else None
+        if redis is not None and (found := redis.get(self._place + key.digest)) is not None:
+            try:
+                Ranked.from_bytes(found, self._items)
+            except ValueError as error:
+                _log.warning("a cached answer in Redis is not used: %s", error)
+            else:
+                return found
+        made = (await make()).to_bytes()
+        if redis is not None:
+            redis.put(self._place + key.digest, made)
+        return made

@@ -1,0 +1,85 @@
+"""Ranked lists in a real Redis: found, forgotten in time, and never waited for when it is not well."""
+
+import signal
+import subprocess
+
+import pytest
+import redis
+
+from serving.circuit_breaker import FAILURES
+from serving.redis_answers import MAX_WAITING, PREFIX, RedisAnswers
+from tests.chaos.procs import eventually, free_port
+
+Server = tuple[str, subprocess.Popen[bytes]]
+PATIENT_MS = 10_000.0  # a busy machine is not what is tested
+
+
+def ready(answers: RedisAnswers) -> RedisAnswers:
+    eventually(lambda: not answers.is_open)
+    return answers
+
+
+def test_a_redis_that_is_not_there_is_a_miss_and_what_is_put_is_dropped() -> None:
+    answers = RedisAnswers(f"redis://127.0.0.1:{free_port()}", keep_s=60.0)
+    assert answers.is_open, "it is not asked before it has answered once"
+    for _ in range(10):
+        assert answers.get(b"key") is None
+        answers.put(b"key", b"value")
+    assert answers.flush(0)
+    answers.close()
+
+
+def test_a_url_of_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected redis"):
+        RedisAnswers("sqlite:///x", keep_s=60.0)
+
+
+@pytest.mark.slow
+def test_what_is_put_is_got_by_another_replica_for_a_time_that_is_spread(valkey: Server) -> None:
+    one, other = (ready(RedisAnswers(valkey[0], keep_s=1_000.0, timeout_ms=PATIENT_MS)) for _ in range(2))
+    for number in range(50):
+        one.put(b"key %d" % number, b"value %d" % number)
+    assert one.flush(30)
+    assert [other.get(b"key %d" % number) for number in (0, 49, 50)] == [b"value 0", b"value 49", None]
+    with redis.Redis.from_url(valkey[0]) as client:
+        left = [int(client.pttl(PREFIX + b"key %d" % number)) for number in range(50)]
+    assert len(set(left)) > 40
+    assert 500_000 < min(left) < 800_000 < 1_200_000 < max(left) <= 1_350_000
+    one.close()
+    other.close()
+
+
+@pytest.mark.slow
+def test_a_frozen_redis_is_asked_a_few_times_and_again_when_it_is_back(valkey: Server) -> None:
+    url, server = valkey
+    answers = ready(RedisAnswers(url, keep_s=60.0, timeout_ms=50.0))
+    server.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(FAILURES):
+            assert not answers.is_open
+            assert answers.get(b"key") is None
+        assert answers.is_open
+        assert answers.get(b"key") is None
+    finally:
+        server.send_signal(signal.SIGCONT)
+    eventually(lambda: not answers.is_open)
+    answers.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_takes_no_more_costs_no_answer(valkey: Server) -> None:
+    with redis.Redis.from_url(valkey[0]) as client:
+        client.config_set("maxmemory", "1mb")
+        client.config_set("maxmemory-policy", "noeviction")
+    answers = ready(RedisAnswers(valkey[0], keep_s=60.0, timeout_ms=PATIENT_MS))
+    for number in range(2 * MAX_WAITING):
+        answers.put(b"%d" % number, bytes(1 << 16))
+        assert answers.get(b"none") is None
+    answers.close()
+
+
+@pytest.mark.slow
+def test_a_closed_one_leaves_no_thread_waiting(valkey: Server) -> None:
+    answers = ready(RedisAnswers(valkey[0], keep_s=60.0))
+    answers.close()
+    assert not answers._thread.is_alive()
