@@ -120,7 +120,11 @@ def answer(
 
         def load(path: Path) -> Recommender:
             facts = open_fact_store(settings.fact_store_url)  # of its own: it is closed with the recommender
-            return open_recommender(path, store, log, settings.availability_path, facts, freshness)
+            try:
+                return open_recommender(path, store, log, settings.availability_path, facts, freshness)
+            except BundleInvalid:
+                facts.close()
+                raise
 
         recommender = load(bundle_path)
         cleanup.callback(lambda: recommender.facts.close())
