@@ -1371,6 +1371,29 @@ def bench_scale(context: Context, items: int, users: int, out: Path | None) -> N
     context.answer(results, scale_table(results))
 
 
+@bench.command("retrieval")
+@click.option(
+    "--items", type=click.IntRange(1_000), default=2_000_000, show_default=True, help="Synthetic ones."
+)
+@click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_retrieval(context: Context, items: int, data: str, out: Path | None) -> None:
+    """Measure what each type of index finds, how fast, in how many bytes; and each profile.
+
+    With the usual size it takes about half an hour and 5 GiB of memory.
+    """
+    from components.bench_retrieval import bench_retrieval as measure
+    from components.bench_retrieval import retrieval_table
+
+    bundle = read_champion(context.home).bundle(context.home)
+    dataset = _dataset(context, data or _newest_data(context))
+    results = measure(bundle, dataset, out or context.home / "bench", items)
+    context.answer(results, retrieval_table(results))
+
+
 @bench.command("drift")
 @click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
 @click.option(
