@@ -187,7 +187,7 @@ def carry_out(plan: Plan, bodies: Sequence[bytes], runner: asyncio.Runner) -> Lo
 
 
 def open_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop whose timers are exact: `select` waits microseconds, `epoll` whole milliseconds."""
+    """Return an event loop with exact timers: `select` waits microseconds, `epoll` whole milliseconds."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
