@@ -39,7 +39,7 @@ from pipelines.load_report import draw_load, load_table
 from serving.bench_frozen_store import local_server
 from serving.bench_latency import first_answer
 from serving.bundle import load_bundle, read_manifest
-from serving.knee import GOAL_MS, Knee, Probe, knee_search
+from serving.knee import GOAL_MS, PRECISION, Knee, Probe, knee_search
 from serving.load_generator import Load, LoadGenerator, Plan, load_generator, percentiles
 from serving.measured_server import MeasuredServer
 from serving.measurement import measured_on, write_result
@@ -61,13 +61,23 @@ class Effort:
     rounds: int = 5
     alone_s: float = 3.0  # one request at a time, a round
     probe_s: float = 4.0  # one rate on the way to the knee; slow servers up to four times as long
+    precision: float = PRECISION  # of the knee
     half_s: float = 6.0  # at half of the capacity, a round
     overload_s: float = 6.0
     lengths_s: float = 1.0  # a length and round
     endurance: int = 60_000  # requests
 
 
-QUICK = Effort(rounds=1, alone_s=0.5, probe_s=0.5, half_s=0.5, overload_s=0.5, lengths_s=0.2, endurance=400)
+QUICK = Effort(
+    rounds=1,
+    alone_s=0.5,
+    probe_s=0.5,
+    precision=1.0,
+    half_s=0.5,
+    overload_s=0.5,
+    lengths_s=0.2,
+    endurance=400,
+)
 
 
 @dataclass
@@ -306,7 +316,10 @@ def _alone(bench: Bench, runner: Runner, number: int) -> dict[str, Any]:
 
 def _knees(bench: Bench) -> list[Knee]:
     """Search the knees of all arms, a probe each in turn."""
-    searches = [knee_search(0.4e3 / max(runner.cpu_ms, 0.01), bench.goal_ms) for runner in bench.runners]
+    searches = [
+        knee_search(0.4e3 / max(runner.cpu_ms, 0.01), bench.goal_ms, bench.effort.precision)
+        for runner in bench.runners
+    ]
     rates = [next(search) for search in searches]
     knees: list[Knee | None] = [None] * len(searches)
     for seed in itertools.count():
@@ -315,9 +328,9 @@ def _knees(bench: Bench) -> list[Knee]:
                 seconds = _long_enough(bench.effort.probe_s, rates[i])
                 load = bench.ask(runner, seconds, rates[i], seed=seed)
                 rates[i], knees[i] = _next(searches[i], Probe.of(rates[i], load.summary(bench.goal_ms)))
-        if found := [knee for knee in knees if knee is not None]:
-            if len(found) == len(knees):
-                return found
+        found = [knee for knee in knees if knee is not None]
+        if len(found) == len(knees):
+            return found
     raise AssertionError("each search ends")
 
 

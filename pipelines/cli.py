@@ -1251,8 +1251,8 @@ def bench_load(
 ) -> None:
     """Measure capacity, tail and cost beside other ways to serve the same.
 
-    Against our endpoint without each of its parts, plain FastAPI, the tutorials' stack, and a server that only
-    burns time. With a Redis of its own; about half an hour.
+    Against our endpoint without each of its parts, plain FastAPI, the tutorials' stack, and a server that
+    only burns time. With a Redis of its own; about half an hour.
     """
     from feature_repo.events import read_dataset
     from pipelines.ask import evaluation_requests

@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -174,12 +174,16 @@ class Predictor(Model):
         response_headers: dict[str, str] | None = None,
     ) -> dict[str, list[float]]:
         """Return the score of each instance."""
-        instances = payload["instances"]
+        return {"predictions": self.score(payload["instances"])}
+
+    def score(self, instances: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Score rows as JSON brought them."""
         if not instances:
-            return {"predictions": []}
+            return []
         dense = np.array([instance["dense"] for instance in instances], np.float32)
         categorical = np.array([instance["categorical"] for instance in instances], np.int64)
-        return {"predictions": self._rank(dense, categorical).tolist()}
+        scores: list[float] = self._rank(dense, categorical).tolist()
+        return scores
 
 
 def serve_tutorial(tutorial: Tutorial, settings: Settings) -> None:

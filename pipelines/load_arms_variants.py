@@ -91,7 +91,7 @@ def serve_variant(variant: Variant, settings: Settings) -> None:
     facts = open_fact_store(settings.fact_store_url)
     recommender = open_recommender(Path(variant.bundle), store, log, settings.availability_path, facts)
     if variant.student:
-        recommender.rank = eager(Path(variant.student))  # type: ignore[method-assign]
+        recommender.rank = eager(Path(variant.student))  # type: ignore[method-assign, assignment]
     try:
         if variant.door == "fastapi":
             serve_app(fastapi_app(recommender))

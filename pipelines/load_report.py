@@ -42,8 +42,8 @@ def _preface(result: Mapping[str, Any]) -> list[str]:
     machine, effort = result["machine"], result["effort"]
     before, after = result["load_average_before"][0], result["load_average_after"][0]
     return [
-        f"{machine['cpu']}, {machine['cores']} cores, servers, Redis and client on the same ones; load average "
-        f"{before:.2f} before, {after:.2f} after; Python {result['software']['python']}; commit "
+        f"{machine['cpu']}, {machine['cores']} cores, servers, Redis and client on the same ones; "
+        f"load average {before:.2f} before, {after:.2f} after; Python {result['software']['python']}; commit "
         f"{result['commit']}; {result['measured_at']}. {result['distinct_requests']} different requests, "
         f"{result['online_store']['users']:,} shoppers' rows; {effort['rounds']} rounds of "
         f"{effort['alone_s']:g} s an arm, the arms taking turns. Medians over rounds."
@@ -78,8 +78,8 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        "p50 and p99: one request at a time, from the first byte sent to the last received. CPU: all processes "
-        "of the server, without Redis and client. $ = CPU ms x 1000 s / 3600 x "
+        "p50 and p99: one request at a time, from the first byte sent to the last received. CPU: all "
+        "processes of the server, without Redis and client. $ = CPU ms x 1000 s / 3600 x "
         f"${constants['dollars_a_core_hour']:g} a core-hour; Wh = CPU ms x 1000 s / 3600 x "
         f"{constants['watts_a_core']:g} W a core: estimates with stated constants.",
     ]
@@ -139,7 +139,8 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
             f"{half['rate']:,.1f}",
             *(_ms(half["ms"][p]) for p in ("p50", "p99", "p99_9")),
             f"{half['cpu_ms']:.2f}",
-            f"{half['failed'] + half['unanswered']}, {half['refused']}, {half['degraded']} of {half['requests']}",
+            f"{half['failed'] + half['unanswered']}, {half['refused']}, {half['degraded']} "
+            f"of {half['requests']}",
             f"{over['goodput_ratio']:.0%}",
             f"{over['refused']} of {over['requests']}",
             str(over["degraded"]),
@@ -148,9 +149,9 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        "Open loop: requests come at the times of a Poisson process, and a latency counts from when its request "
-        "was due. The tail of `null` is that of machine and client at the same processor time: set no goal "
-        "below it.",
+        "Open loop: requests come at the times of a Poisson process, and a latency counts from when its "
+        "request was due. The tail of `null` is that of machine and client at the same processor time: set "
+        "no goal below it.",
     ]
 
 
@@ -199,8 +200,8 @@ def _endurance(found: Mapping[str, Any] | None) -> list[str]:
         "",
         f"{found['requests']:,} requests without a pause, {found['failed']} failed. After the first quarter "
         f"memory grew by {found['mb_after_warm_up']:.1f} MB, {found['mb_per_1000_requests']:.3f} MB a "
-        f"thousand requests; {found['rss_mb'][0][1]:.0f} MB at the start, {found['rss_mb'][-1][1]:.0f} at the "
-        "end.",
+        f"thousand requests; {found['rss_mb'][0][1]:.0f} MB at the start, {found['rss_mb'][-1][1]:.0f} at "
+        "the end.",
         "",
     ]
 
