@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from pydantic import BaseModel
+from fastapi import Body, FastAPI, Response
 
 from components.feast_store import feature_store, quiet_feast
 from feature_repo.schema import DENSE_NAMES
@@ -52,12 +52,6 @@ class Variant:
         """Refuse a door that nobody built."""
         if self.door not in DOORS:
             raise ValueError(f"no door {self.door!r}: choose one of {', '.join(DOORS)}")
-
-
-class Question(BaseModel):
-    """A V1 body, checked as FastAPI's own users check it."""
-
-    instances: list[dict[str, Any]]
 
 
 class FeastRows:
@@ -161,14 +155,12 @@ def free_port() -> int:
 
 def fastapi_app(recommender: Recommender) -> Any:
     """Return what a good engineer writes in an hour: FastAPI, its own checks, our recommender behind."""
-    from fastapi import FastAPI, Response
-
     app = FastAPI()
 
     @app.post("/v1/models/checkout:predict")
-    async def predict(question: Question) -> Response:
+    async def predict(instances: Annotated[list[dict[str, Any]], Body(embed=True)]) -> Response:
         now = time.time()
-        asked = [parse_request(raw, now=now, default_id="") for raw in question.instances]
+        asked = [parse_request(raw, now=now, default_id="") for raw in instances]
         answers = [recommender.recommend(request).to_dict() for request in asked]
         return Response(orjson.dumps({"predictions": answers}), media_type="application/json")
 
