@@ -1253,6 +1253,64 @@ def bench_batching(context: Context, requests: IO[bytes] | None, out: Path | Non
     context.answer(result, batching_table(result))
 
 
+@bench.command("load")
+@click.option(
+    "--arm", "arms", multiple=True, help="Measure this one beside ours; may be repeated.  [default: all]"
+)
+@click.option(
+    "--mixed", is_flag=True, help="Replay the baskets after the cut, as often and in the order they came."
+)
+@click.option("--goal-ms", type=float, default=50.0, show_default=True, help="p99 that a capacity must keep.")
+@click.option("--endurance", is_flag=True, help="Ask ours 60,000 requests, too, and watch its memory.")
+@click.option(
+    "--quick", is_flag=True, help="Seconds instead of half an hour: to see that it works, not to quote."
+)
+@click.option("--data", default="", help="With --mixed: the data set.  [default: the newest run's]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_load(
+    context: Context,
+    arms: tuple[str, ...],
+    mixed: bool,
+    goal_ms: float,
+    endurance: bool,
+    quick: bool,
+    data: str,
+    out: Path | None,
+) -> None:
+    """Measure capacity, tail and cost beside other ways to serve the same.
+
+    Against our endpoint without each of its parts, plain FastAPI, the tutorials' stack, and a server that
+    only burns time. With a Redis of its own; about half an hour.
+    """
+    from feature_repo.events import read_dataset
+    from pipelines.ask import evaluation_requests
+    from pipelines.bench_load import QUICK, real_baskets
+    from pipelines.bench_load import bench_load as measure
+    from pipelines.load_report import load_table
+
+    champion = read_champion(context.home)
+    if mixed:
+        events = read_dataset(_dataset(context, data or _newest_data(context))).events
+        requests = real_baskets(events, champion.cut, 20_000)
+    else:
+        requests = evaluation_requests(champion.bundle(context.home), 2_000)
+    result = measure(
+        context.home,
+        champion,
+        requests,
+        out or context.home / "bench",
+        arms,
+        QUICK if quick else None,
+        goal_ms,
+        endurance,
+        context.settings(),
+    )
+    context.answer(result, load_table(result))
+
+
 @bench.command("features")
 @click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
 @click.option("--seconds", type=float, default=30.0, show_default=True, help="How long each load lasts.")

@@ -1,23 +1,19 @@
 """A bundle and real requests -> measured latency: in process, one at a time over HTTP, and under open load.
 
-The endpoint runs in a process of its own. Under open load requests are sent at the times of a Poisson
-process whatever the answers do, and a latency counts from the time its request was due: a server that
-stalls is charged for all who wait.
+The endpoint runs in a process of its own, and so does what asks it (`serving.load_generator`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import itertools
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +22,8 @@ import numpy as np
 import orjson
 
 from serving.fact_store import open_fact_store
+from serving.load_generator import LoadGenerator, Plan, load_generator
+from serving.measured_server import started
 from serving.measurement import measured_on, write_result
 from serving.online_features import open_store
 from serving.recommender import open_recommender
@@ -34,7 +32,6 @@ from serving.settings import Settings
 
 STAGES = ("features", "retrieval", "ranking", "reranking", "total")
 WARM_UP = 200  # requests asked before each arm is measured
-_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +78,19 @@ def bench_latency(
             log_dir=Path(scratch),
         )
         arms = {"in_process": _summary(_ask_in_process(bundle_path, requests, given, seconds))}
-        with _endpoint(bundle_path, given, Path(scratch)) as (process, ready):
-            for name, rate in (("http_one_at_a_time", None), (f"http_{rps:g}_per_s", rps)):
-                before = _cpu_ms(process.pid)
-                samples = asyncio.run(_ask_over_http(ready["http"], requests, seconds, rate))
+        command = [sys.executable, "-m", "serving.server", "--bundle", str(bundle_path)]
+        with (
+            load_generator() as generator,
+            started(command, given.to_env(), Path(scratch) / "endpoint.log") as server,
+        ):
+            bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
+            for name, rate in (("http_one_at_a_time", 0.0), (f"http_{rps:g}_per_s", rps)):
+                before = server.cpu_ms()
+                samples = _ask_over_http(generator, server.ready["http"], bodies, seconds, rate)
                 arms[name] = _summary(samples)
-                arms[name]["server_cpu_ms_per_request"] = (_cpu_ms(process.pid) - before) / max(
-                    len(samples), 1
-                )
-            memory = _memory_mb(process.pid)
+                asked = len(samples) + WARM_UP
+                arms[name]["server_cpu_ms_per_request"] = (server.cpu_ms() - before) / asked
+            memory, ready = server.memory_mb()["rss"], server.ready
     result = {
         "bundle_id": ready["bundle_id"],
         **measured_on(),
@@ -168,116 +169,14 @@ def _ask_in_process(
     return samples
 
 
-async def _ask_over_http(
-    http: str, requests: Sequence[dict[str, Any]], seconds: float, rps: float | None
+def _ask_over_http(
+    generator: LoadGenerator, http: str, bodies: str, seconds: float, rate: float
 ) -> list[Sample]:
-    bodies = [orjson.dumps({"instances": [request]}) for request in requests]
-    async with _clients(http) as clients:
-        for body in bodies[:WARM_UP]:
-            await clients.ask(body)
-        with _quiet_memory():
-            if rps is None:
-                return await _one_at_a_time(clients, bodies, seconds)
-            return await _open_load(clients, bodies, seconds, rps)
-
-
-async def _one_at_a_time(clients: _Clients, bodies: Sequence[bytes], seconds: float) -> list[Sample]:
-    samples: list[Sample] = []
-    until = time.perf_counter() + seconds
-    for body in itertools.cycle(bodies):
-        began = time.perf_counter()
-        if began > until:
-            break
-        answer = await clients.ask(body)
-        samples.append(Sample((time.perf_counter() - began) * 1e3, 0.0, _first(answer)))
-    return samples
-
-
-async def _open_load(clients: _Clients, bodies: Sequence[bytes], seconds: float, rps: float) -> list[Sample]:
-    samples: list[Sample] = []
-
-    async def ask(body: bytes, due: float) -> None:
-        late = time.perf_counter() - due
-        answer = await clients.ask(body)
-        samples.append(Sample((time.perf_counter() - due) * 1e3, late * 1e3, _first(answer)))
-
-    gaps = np.random.default_rng(0).exponential(1 / rps, int(seconds * rps))
-    dues = time.perf_counter() + 0.1 + np.cumsum(gaps)
-    async with asyncio.TaskGroup() as tasks:
-        for due, body in zip(dues.tolist(), itertools.cycle(bodies), strict=False):
-            # Timers come up to a millisecond late: nap until shortly before, then look at the clock.
-            await asyncio.sleep(max(due - time.perf_counter() - 0.002, 0))
-            while time.perf_counter() < due:
-                await asyncio.sleep(0)
-            tasks.create_task(ask(body, due))
-    return samples
-
-
-class _Clients:
-    """Keep-alive HTTP/1.1 connections, opened as needed: a bare client, so that its own time is small."""
-
-    def __init__(self, address: str) -> None:
-        self._host, port = address.removeprefix("http://").rsplit(":", 1)
-        self._port = int(port)
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def ask(self, body: bytes) -> bytes:
-        """Return the body of a 200, else nothing."""
-        reader, writer = (
-            self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
-        )
-        head = f"POST /v1/models/checkout:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        answered = (await reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(answered.partition(b"content-length:")[2].partition(b"\r\n")[0])
-        answer = await reader.readexactly(length)
-        self._idle.append((reader, writer))
-        return answer if answered.startswith(b"http/1.1 200") else b""
-
-    def close(self) -> None:
-        """Close the connections."""
-        for _, writer in self._idle:
-            writer.close()
-
-
-@contextlib.asynccontextmanager
-async def _clients(address: str) -> AsyncIterator[_Clients]:
-    clients = _Clients(address)
-    try:
-        yield clients
-    finally:
-        clients.close()
-
-
-@contextlib.contextmanager
-def _endpoint(
-    bundle: Path, settings: Settings, scratch: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
-    said = scratch / "endpoint.log"
-    with said.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "serving.server", "--bundle", str(bundle)],
-            env=settings.to_env(),
-            stderr=stderr,
-        )
-    try:
-        yield process, _wait_ready(process, said)
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait_ready(process: subprocess.Popen[bytes], said: Path) -> dict[str, Any]:
-    until = time.monotonic() + _START_S
-    while process.poll() is None and time.monotonic() < until:
-        for line in said.read_bytes().splitlines(keepends=True):
-            if line.startswith(b'{"event": "ready"') and line.endswith(b"\n"):
-                ready: dict[str, Any] = orjson.loads(line)
-                return ready
-        time.sleep(0.05)
-    raise RuntimeError(
-        f"the endpoint did not start: {said.read_text().strip()[-2_000:] or 'it said nothing'}"
-    )
+    connections = 64 if rate else 1
+    url = f"{http}/v1/models/checkout:predict"
+    load = generator.run(Plan(url, bodies, seconds, rate, connections, warm_up=WARM_UP, keep=True))
+    rows = zip(load.client_ms.tolist(), load.late_ms.tolist(), load.answered, load.answers, strict=True)
+    return [Sample(ms, late, first_answer(answer) if ok else {}) for ms, late, ok, answer in rows]
 
 
 @contextlib.contextmanager
@@ -291,8 +190,9 @@ def _quiet_memory() -> Iterator[None]:
         gc.enable()
 
 
-def _first(answer: bytes) -> dict[str, Any]:
-    first: dict[str, Any] = orjson.loads(answer)["predictions"][0] if answer else {}
+def first_answer(answer: bytes) -> dict[str, Any]:
+    """Return the first response in the body of a V1 answer."""
+    first: dict[str, Any] = orjson.loads(answer)["predictions"][0]
     return first
 
 
@@ -317,19 +217,3 @@ def _percentiles(values: Iterable[float]) -> dict[str, float]:
     array = np.array(list(values) or [np.nan])
     p50, p95, p99 = np.percentile(array, [50, 95, 99]).tolist()
     return {"p50": p50, "p95": p95, "p99": p99, "mean": float(array.mean()), "max": float(array.max())}
-
-
-def _cpu_ms(pid: int) -> float:
-    """Return the processor time a process has used, on Linux; elsewhere 0."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * 1e3 / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
-def _memory_mb(pid: int) -> float:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-    return float("nan")

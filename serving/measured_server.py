@@ -1,0 +1,114 @@
+"""A command -> a server that is ready, and what its processes have used: for benchmarks, on Linux."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+START_S = 600.0  # two servers import for half a minute; on a busy machine for minutes
+STOP_S = 10.0
+
+
+@dataclass(frozen=True)
+class MeasuredServer:
+    """A server, with every process that it started."""
+
+    process: subprocess.Popen[bytes]
+    ready: dict[str, Any]  # its ready line
+
+    def cpu_ms(self) -> float:
+        """Return the processor time that all its processes have used so far."""
+        return sum(_cpu_ms(pid) for pid in processes_of(self.process.pid))
+
+    def memory_mb(self) -> dict[str, float]:
+        """Return resident memory, and proportional memory, where a page that is shared counts in parts."""
+        found = {"rss": 0.0, "pss": 0.0}
+        for pid in processes_of(self.process.pid):
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                    name = line.partition(":")[0].lower()
+                    if name in found:
+                        found[name] += int(line.split()[1]) / 1024
+        return found
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], environment: Mapping[str, str], said: Path, start_s: float = START_S
+) -> Iterator[MeasuredServer]:
+    """Start a server and wait for its ready line; it ends with the block, and so does what it started.
+
+    Args:
+        command: what to run; it writes a line {"event": "ready", "http": ADDRESS, ...} to stderr.
+        environment: the whole of it.
+        said: file that gets what it writes.
+        start_s: how long it may take.
+
+    Raises:
+        RuntimeError: it did not become ready; the message holds what it said.
+    """
+    with said.open("wb") as out:
+        process = subprocess.Popen(command, env=dict(environment), stdout=out, stderr=out)
+    try:
+        yield MeasuredServer(process, _wait_ready(process, said, start_s))
+    finally:
+        _stop(process)
+
+
+def processes_of(pid: int) -> list[int]:
+    """Return a process and all that descend from it, those that run now."""
+    parents: dict[int, int] = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(place.name)] = int(_stat(int(place.name))[1])
+    found = [pid]
+    for known in found:
+        found += [child for child, parent in parents.items() if parent == known]
+    return found
+
+
+def _wait_ready(process: subprocess.Popen[bytes], said: Path, start_s: float) -> dict[str, Any]:
+    until = time.monotonic() + start_s
+    while process.poll() is None and time.monotonic() < until:
+        for line in said.read_bytes().splitlines(keepends=True):
+            if line.startswith(b'{"event": "ready"') and line.endswith(b"\n"):
+                ready: dict[str, Any] = orjson.loads(line)
+                return ready
+        time.sleep(0.05)
+    text = said.read_text(errors="replace").strip()[-2_000:]
+    raise RuntimeError(f"the server did not start: {text or 'it said nothing'}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server as its operator would; what does not go, or was left behind, is killed."""
+    family = processes_of(process.pid)
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pid in family[1:]:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name: state, parent, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _cpu_ms(pid: int) -> float:
+    """Return a process's own time, and that of children that ended."""
+    with contextlib.suppress(OSError):
+        return sum(map(int, _stat(pid)[11:15])) * 1e3 / os.sysconf("SC_CLK_TCK")
+    return 0.0

@@ -1,0 +1,54 @@
+"""A command that says it is ready -> what it and its children used."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from serving.measured_server import processes_of, started
+from serving.settings import Settings
+
+BUSY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+burnt = subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"])
+sys.stderr.write('{"event": "ready", "http": "nowhere"}\\n')
+sys.stderr.flush()
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_server_is_measured_with_its_children_and_ends_with_them(tmp_path: Path) -> None:
+    said = tmp_path / "server.log"
+    with started([sys.executable, "-c", BUSY], Settings().to_env(), said) as server:
+        assert server.ready["http"] == "nowhere"
+        family = processes_of(server.process.pid)
+        assert len(family) == 2
+        assert server.cpu_ms() >= 10, "the child that ended counts, too"
+        memory = server.memory_mb()
+        assert 0 < memory["pss"] <= memory["rss"]
+    assert server.process.returncode is not None
+    until = time.monotonic() + 60  # a signal is on its way for a moment
+    while any(_state(pid) != "Z" for pid in family) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert {_state(pid) for pid in family} == {"Z"}
+
+
+@pytest.mark.slow
+def test_what_a_server_says_before_it_dies_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('no bundle here')"]
+    with (
+        pytest.raises(RuntimeError, match="did not start: no bundle here"),
+        started(command, Settings().to_env(), tmp_path / "server.log"),
+    ):
+        pass
+
+
+def _state(pid: int) -> str:
+    """Return what a process does; Z when there is nothing left of it but its number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
