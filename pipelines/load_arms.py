@@ -86,7 +86,6 @@ def _tutorial(items_from_feast: bool) -> Callable[[Scene], list[str]]:
 ARMS = (
     Arm(OURS, "as it ships, one process", _ours),
     Arm("ours, 2 processes", "two processes behind one port", _ours, {"RECO_PROCESSES": "2"}),
-    Arm("ours, no answer cache", "every answer computed", _ours, {"RECO_ANSWER_CACHE": "off"}),
     Arm("kserve-stock", "our models in KServe's own server, with its logs", _variant(door="kserve")),
     Arm("eager", "ranker in eager PyTorch, FP32", _variant(student=True), needs_student=True),
     Arm("feast-sdk", "the user's row through Feast's SDK", _variant(feast_home=True)),
