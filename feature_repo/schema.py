@@ -130,7 +130,8 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         row[:] = feature(rows)
     dense = np.clip(columns, -LIMIT, LIMIT).T.astype(np.float32, order="C")
     np.nan_to_num(dense, copy=False)
-    return dense, np.column_stack([rows.candidates + 1, rows.levels]).astype(np.int64)
+    items = rows.statistics.model_codes(rows.candidates)
+    return dense, np.column_stack([items, rows.levels]).astype(np.int64)
 
 
 HISTORY_LENGTH = 64  # history items the query tower sees, most bought lately first
@@ -146,11 +147,12 @@ def tower_inputs(query: Query) -> dict[str, np.ndarray]:
     weight = query.history.decayed[:, 1]
     top = np.argsort(-weight, kind="stable")[:HISTORY_LENGTH]
     top = top[np.argsort(-query.history.last_at[top], kind="stable")]
+    codes = query.statistics.model_codes(query.history.items[top])
     history = np.zeros((1, HISTORY_LENGTH), np.int64)
-    history[0, : len(top)] = query.history.items[top] + 1
+    history[0, : len(top)] = codes
     history_weight = np.zeros((1, HISTORY_LENGTH), np.float32)
-    history_weight[0, : len(top)] = np.log1p(weight[top])
+    history_weight[0, : len(top)] = np.log1p(weight[top]) * (codes > 0)
     basket = np.zeros((1, BASKET_LENGTH), np.int64)
     last = query.basket[-BASKET_LENGTH:]
-    basket[0, : len(last)] = last + 1
+    basket[0, : len(last)] = query.statistics.model_codes(last)
     return {"history": history, "history_weight": history_weight, "basket": basket}

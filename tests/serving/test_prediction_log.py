@@ -59,6 +59,7 @@ def test_a_record_comes_back_as_it_was() -> None:
         "stage_ms": [("ranking", 1.5), ("total", 2.5)],
         "answered_at": NOON + timedelta(seconds=3),
         "row_version": None,
+        "profile": "default",
     }
     assert (second["item_ids"], second["features"]) == ([], [])
     np.testing.assert_array_equal(feature_rows(table), [[3, 4], [5, 6]])
