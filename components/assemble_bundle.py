@@ -104,6 +104,22 @@ def assemble_bundle(
         "params": {**trained_with, **made["params"], "bundle": asdict(given)},
     }
     requests = _golden_requests(bundle, features, cut)
+    return seal_with_golden(bundle, requests, cut=cut, settings=settings, made_from=made_from)
+
+
+def seal_with_golden(
+    bundle: Path,
+    requests: list[dict[str, Any]],
+    *,
+    cut: str,
+    settings: RankingSettings,
+    made_from: dict[str, Any],
+) -> str:
+    """Record what a bundle answers to its golden requests, seal it, and return its id.
+
+    Raises:
+        BundleInvalid: the parts do not fit together.
+    """
     (bundle / "golden.jsonl").write_text("")
     seal_bundle(bundle, cut=cut, settings=settings, made_from=made_from)
     loaded = load_bundle(bundle)

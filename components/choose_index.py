@@ -58,7 +58,7 @@ class Point:
 
 
 def measure_index(
-    vectors: np.ndarray, queries: np.ndarray, params: IndexParams, scratch: Path, kinds: Sequence[str] = KINDS
+    vectors: np.ndarray, queries: np.ndarray, params: IndexParams, scratch: Path
 ) -> tuple[list[dict[str, Any]], list[Path]]:
     """Build every type of index and measure it as it is served: mapped, one query at a time, one thread.
 
@@ -68,8 +68,8 @@ def measure_index(
         vectors: (n, d) float32, row number = item code.
         queries: (q, d) float32.
         params: k, and what recall is enough.
-        scratch: where the indexes are written.
-        kinds: which types; what cannot be trained on so few vectors, or built of so many, is left out.
+        scratch: where the indexes are written. What cannot be trained on so few vectors, or would take too
+            long to build of so many, is left out.
 
     Returns:
         The curve, one row for each point, and the file of each row's index.
@@ -77,7 +77,7 @@ def measure_index(
     k = min(params.k, len(vectors))
     exact = _exact(vectors, queries, k)
     points: list[Point] = []
-    for kind in kinds:
+    for kind in KINDS:
         if kind == "flat" or (len(vectors) >= LEAST_ITEMS and (kind != "hnsw" or len(vectors) <= HNSW_MOST)):
             log.info("%s of %d vectors", kind, len(vectors))
             points += _points(kind, vectors, queries, exact, params, scratch)
@@ -127,11 +127,9 @@ def _points(
     kind: str, vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray, params: IndexParams, scratch: Path
 ) -> Iterator[Point]:
     began = time.perf_counter()
-    index, description = _build(kind, vectors, params.seed)
-    built = time.perf_counter() - began
     file = scratch / f"{kind}.faiss"
-    faiss.write_index(index, str(file))
-    del index
+    description = _write(kind, vectors, params.seed, file)
+    built = time.perf_counter() - began
     item_index, k = read_item_index(file), exact.shape[1]
     for search in _searches(kind, len(vectors), k):
         recall = _recall(item_index.search(queries, k, Search(search))[1], exact)
@@ -140,8 +138,8 @@ def _points(
             break
 
 
-def _build(kind: str, vectors: np.ndarray, seed: int) -> tuple[Any, str]:
-    """Return an index of the vectors and Faiss's word for its type."""
+def _write(kind: str, vectors: np.ndarray, seed: int, file: Path) -> str:
+    """Write an index of the vectors and return Faiss's word for its type."""
     items, width = vectors.shape
     lists = _lists(items)
     parts = next(parts for parts in range(max(width // 4, 1), 0, -1) if width % parts == 0)
@@ -153,21 +151,31 @@ def _build(kind: str, vectors: np.ndarray, seed: int) -> tuple[Any, str]:
         "hnsw": "HNSW32",
     }[kind]
     _faiss.omp_set_num_threads(1)  # so that the same vectors give the same index
+    if kind == "ivf_pq_refined":
+        base = _faiss.read_index(str(file.with_name("ivf_pq.faiss")))
+        finer = _filled(_faiss.index_factory(width, "SQ8", faiss.METRIC_INNER_PRODUCT), vectors, items, seed)
+        _faiss.write_index(_faiss.IndexRefine(base, finer), str(file))
+        return description
     index = _faiss.index_factory(width, description, faiss.METRIC_INNER_PRODUCT)
-    inverted = _faiss.downcast_index(index.base_index) if kind == "ivf_pq_refined" else index
     if kind.startswith("ivf"):
-        inverted.cp.max_points_per_centroid = TRAIN_ROWS
-        inverted.cp.seed = seed
-    if "pq" in kind:
-        inverted.pq.cp.niter = PQ_ITERATIONS
-        inverted.pq.cp.max_points_per_centroid = TRAIN_ROWS
-        inverted.pq.cp.seed = seed
-    if kind not in ("flat", "hnsw"):
-        rows = np.random.default_rng(seed).choice(items, min(items, lists * TRAIN_ROWS), replace=False)
-        index.train(np.ascontiguousarray(vectors[np.sort(rows)]))
-    for first in range(0, items, CHUNK):
+        index.cp.max_points_per_centroid = TRAIN_ROWS
+        index.cp.seed = seed
+    if kind == "ivf_pq":
+        index.pq.cp.niter = PQ_ITERATIONS
+        index.pq.cp.max_points_per_centroid = TRAIN_ROWS
+        index.pq.cp.seed = seed
+    _faiss.write_index(_filled(index, vectors, lists * TRAIN_ROWS, seed), str(file))
+    return description
+
+
+def _filled(index: Any, vectors: np.ndarray, rows: int, seed: int) -> Any:
+    """Return the index, trained on some rows, with all vectors in it."""
+    if not index.is_trained:
+        some = np.random.default_rng(seed).choice(len(vectors), min(len(vectors), rows), replace=False)
+        index.train(np.ascontiguousarray(vectors[np.sort(some)]))
+    for first in range(0, len(vectors), CHUNK):
         index.add(np.ascontiguousarray(vectors[first : first + CHUNK], np.float32))
-    return index, description
+    return index
 
 
 def _lists(items: int) -> int:

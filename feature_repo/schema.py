@@ -135,7 +135,7 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
             dense[:, column] = feature(rows)
     if len(dense) and not (dense.min() >= -LIMIT and dense.max() <= LIMIT):
         np.nan_to_num(np.clip(dense, -LIMIT, LIMIT, out=dense), copy=False)
-    categorical[:, 0] = rows.candidates + 1
+    categorical[:, 0] = rows.statistics.model_codes(rows.candidates)
     categorical[:, 1:] = rows.levels.T
     return dense, categorical
 
@@ -164,11 +164,12 @@ def tower_inputs(query: Query) -> dict[str, np.ndarray]:
     weight = query.history.decayed[1]
     top = query.lately[:HISTORY_LENGTH]
     top = top[np.argsort(-query.history.last_at[top], kind="stable")]
+    codes = query.statistics.model_codes(query.history.items[top])
     history = np.zeros((1, HISTORY_LENGTH), np.int64)
-    history[0, : len(top)] = query.history.items[top] + 1
+    history[0, : len(top)] = codes
     history_weight = np.zeros((1, HISTORY_LENGTH), np.float32)
-    history_weight[0, : len(top)] = np.log1p(weight[top])
+    history_weight[0, : len(top)] = np.log1p(weight[top]) * (codes > 0)
     basket = np.zeros((1, BASKET_LENGTH), np.int64)
     last = query.basket[-BASKET_LENGTH:]
-    basket[0, : len(last)] = last + 1
+    basket[0, : len(last)] = query.statistics.model_codes(last)
     return {"history": history, "history_weight": history_weight, "basket": basket}

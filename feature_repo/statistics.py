@@ -19,6 +19,7 @@ import numpy as np
 from feature_repo.kernels import codes_of, find, first_of, index_ids
 
 NO_ITEM = -1
+NEW_ITEMS = "new_items.txt"  # how many there are; no file, none
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Statistics:
     Prices are in the shop's currency per unit, ages and intervals in days as of the cut.
     """
 
-    item_ids: np.ndarray  # (n,) str, sorted
+    item_ids: np.ndarray  # (n,) str, sorted, new items behind the others
     categorical: np.ndarray  # (n, 3) int32 codes of type, category, department; 0 is unknown
     is_private: np.ndarray  # (n,) float32, 1 for the shop's own brand
     price: np.ndarray  # (n,) float32 mean paid
@@ -47,6 +48,7 @@ class Statistics:
     store_ids: np.ndarray  # (s,) str, sorted
     store_popular: np.ndarray  # (s, p) int32 best sellers of each store in the last 13 weeks
     total_baskets: np.ndarray  # () float64
+    new_items: int = 0  # the last so many rows came after the training: no model knows their ids
 
     @cached_property
     def code_of(self) -> dict[str, int]:
@@ -62,6 +64,10 @@ class Statistics:
     def store_row(self) -> dict[str, int]:
         """Store id -> row of `store_popular`."""
         return {store: row for row, store in enumerate(self.store_ids.tolist())}
+
+    def model_codes(self, codes: np.ndarray) -> np.ndarray:
+        """Return codes as the models' inputs have them: shifted by one, 0 for an item they do not know."""
+        return np.where(codes < len(self.item_ids) - self.new_items, codes + 1, 0)
 
     def find(self, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Return where each wanted code stands among distinct codes, int64, and -1 where it does not."""
@@ -113,25 +119,31 @@ class Statistics:
         return codes[codes >= 0]
 
 
+ARRAYS = tuple(f.name for f in fields(Statistics) if f.name != "new_items")
+
+
 def write_statistics(path: Path, statistics: Statistics, vocabulary: dict[str, list[str]]) -> None:
     """Write the arrays as one `.npy` file each, and the names behind the categorical codes."""
     path.mkdir(parents=True, exist_ok=True)
-    for name in (f.name for f in fields(Statistics)):
+    for name in ARRAYS:
         np.save(path / f"{name}.npy", getattr(statistics, name), allow_pickle=False)
+    if statistics.new_items:
+        (path / NEW_ITEMS).write_text(str(statistics.new_items))
     (path / "vocabulary.json").write_text(json.dumps(vocabulary))
 
 
 def read_statistics(path: Path) -> Statistics:
     """Return the arrays that `write_statistics` wrote, memory-mapped."""
     loaded = {}
-    for name in (f.name for f in fields(Statistics)):
+    for name in ARRAYS:
         # A plain view of the mapped pages: indexing the memmap class itself costs microseconds a time.
         loaded[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
     n = len(loaded["item_ids"])
     for name in ("categorical", "price", "neighbours", "basket_count"):
         if len(loaded[name]) != n:
             raise ValueError(f"{path / name}.npy has {len(loaded[name])} rows, the catalogue has {n} items")
-    return Statistics(**loaded)
+    new = path / NEW_ITEMS
+    return Statistics(**loaded, new_items=int(new.read_text()) if new.is_file() else 0)
 
 
 def read_vocabulary(path: Path) -> dict[str, list[str]]:

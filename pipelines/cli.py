@@ -640,6 +640,45 @@ def rollback(context: Context, dry_run: bool, tracking_uri: str, model_name: str
     context.answer(result, f"version {result['version']} {verb} (was: {result['previous']})")
 
 
+@main.command()
+@click.argument(
+    "items",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=False,
+    metavar="[ITEMS.csv]",
+)
+@click.option("--remove", default="", metavar="ID,ID", help="Items that are not sold any more.")
+@with_registry
+@command_options
+def extend(context: Context, items: Path | None, remove: str, tracking_uri: str, model_name: str) -> None:
+    """Register the champion with new items, and without removed ones, as the challenger: no training.
+
+    ITEMS.csv has a header: item_id, and what is known of type, category, department, price, is_private.
+    """
+    import pandas as pd
+
+    from components.extend_index import extend_index, read_new_items
+    from components.register_bundle import register_bundle
+
+    removed = [item.strip() for item in remove.split(",") if item.strip()]
+    if items is None and not removed:
+        raise click.UsageError("nothing to change: give ITEMS.csv, or --remove ID,ID")
+    champion = read_champion(context.home)
+    made = _champions_run(context)
+    retriever = made.artifacts("train-retriever") / "checkpoint" if made else None
+    if retriever is None or not retriever.is_dir():
+        raise click.UsageError("the run that made the champion is not kept here: `reco run` makes a new one")
+    new = read_new_items(items) if items else pd.DataFrame({"item_id": pd.Series(dtype=str)})
+    place = context.home / "extended"
+    bundle_id = extend_index(champion.bundle(context.home), retriever, place, new, removed)
+    version = register_bundle(place, _existing(context, tracking_uri), model_name)
+    document = {"version": version, "bundle_id": bundle_id, "new": len(new), "removed": len(removed)}
+    text = (
+        f"version {version} (bundle {bundle_id}) is challenger: {len(new)} new items, {len(removed)} removed"
+    )
+    context.answer(document, f"{text}\nsend it through the gate: reco promote")
+
+
 # ------------------------------------------------------------------------------------------- serving
 
 

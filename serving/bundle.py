@@ -5,6 +5,8 @@
     ranker.onnx         dense + categorical -> purchase probability
     index.faiss         item vectors, row number = item code; index.json says why this type of index
     statistics/         item table, bought-together, popularity (feature_repo.statistics)
+    new_items.npy       vectors of items that came after the training, the statistics' last rows; optional
+    removed_items.npy   codes of items that are not sold any more; optional
     golden.jsonl        requests with the answers this bundle must give
     parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
 
@@ -41,6 +43,7 @@ from serving.retrieval import Quotas
 from serving.schemas import DEFAULT_PROFILE
 
 INDEX_REPORT = "index.json"
+NEW_VECTORS, REMOVED_ITEMS = "new_items.npy", "removed_items.npy"
 REQUIRED = (
     "query_tower.onnx",
     "ranker.onnx",
@@ -79,19 +82,21 @@ class Bundle:
     query_tower: ort.InferenceSession
     ranker: ort.InferenceSession
     index: ItemIndex
+    removed: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # codes that never come back
 
     @cached_property
     def profiles(self) -> dict[str, OpenProfile]:
         """Every profile, ready to answer."""
         return {
-            name: open_profile(profile, self.statistics, self.query_tower, self.index)
+            name: open_profile(profile, self.statistics, self.query_tower, self.index, self.removed)
             for name, profile in self.settings.every_profile.items()
         }
 
     @property
     def cardinality(self) -> list[int]:
         """How many values each categorical input of the ranker has, the unknown one included."""
-        return [len(self.statistics.item_ids) + 1, *(len(self.vocabulary[level]) for level in LEVELS)]
+        known = len(self.statistics.item_ids) - self.statistics.new_items
+        return [known + 1, *(len(self.vocabulary[level]) for level in LEVELS)]
 
 
 def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: dict[str, Any]) -> str:
@@ -206,14 +211,39 @@ def load_bundle(path: Path) -> Bundle:
         vocabulary = read_vocabulary(path / "statistics")
         tower, ranker = open_session(path / "query_tower.onnx"), open_session(path / "ranker.onnx")
         index = read_item_index(path / "index.faiss")
+        removed = _change(index, path, statistics)
         settings = _read_settings(manifest["settings"])
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, EOFError) as error:
         raise BundleInvalid(f"bundle {path} can't be read ({error.__class__.__name__}: {error})") from error
     bundle = Bundle(
-        path, manifest["bundle_id"], manifest, settings, statistics, vocabulary, tower, ranker, index
+        path,
+        manifest["bundle_id"],
+        manifest,
+        settings,
+        statistics,
+        vocabulary,
+        tower,
+        ranker,
+        index,
+        removed,
     )
     _check_shapes(bundle)
     return bundle
+
+
+def _change(index: ItemIndex, path: Path, statistics: Statistics) -> np.ndarray:
+    """Put new items beside the index, take removed ones out, and return the codes of those."""
+    added, removed = (
+        np.load(path / name, allow_pickle=False) if (path / name).is_file() else None
+        for name in (NEW_VECTORS, REMOVED_ITEMS)
+    )
+    if added is not None:
+        items = len(statistics.item_ids)
+        index.add(np.arange(items - statistics.new_items, items), added)
+    if removed is None:
+        return np.empty(0, np.int64)
+    index.remove(removed)
+    return removed
 
 
 def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
@@ -224,6 +254,7 @@ def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
 
 def _check_shapes(bundle: Bundle) -> None:
     items = len(bundle.statistics.item_ids)
+    known = items - bundle.statistics.new_items
     expected = {
         "query_tower.onnx": {
             "history": HISTORY_LENGTH,
@@ -237,10 +268,10 @@ def _check_shapes(bundle: Bundle) -> None:
         if found != inputs:
             raise BundleInvalid(f"{name} takes inputs {found}, expected {inputs}: export it again")
     width = bundle.query_tower.get_outputs()[0].shape[-1]
-    if bundle.index.rows != items or bundle.index.dimension != width:
+    if bundle.index.rows != known or bundle.index.dimension != width:
         raise BundleInvalid(
             f"index.faiss holds {bundle.index.rows} vectors of dimension {bundle.index.dimension}, "
-            f"expected {items} of dimension {width}: build the index again"
+            f"expected {known} of dimension {width}: build the index again"
         )
     if not bundle.index.is_inner_product:
         raise BundleInvalid("index.faiss measures distance, expected inner product: build the index again")

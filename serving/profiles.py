@@ -55,7 +55,7 @@ class OpenProfile:
 
     quotas: Quotas
     tower: FaissTower
-    barred: np.ndarray  # (b,) int64 codes that its filter leaves out
+    barred: np.ndarray  # (b,) int64 codes that its filter leaves out, and those of removed items
 
 
 def read_profile(given: Mapping[str, Any]) -> Profile:
@@ -68,12 +68,20 @@ def read_profile(given: Mapping[str, Any]) -> Profile:
     return Profile(Quotas(**given["quotas"]), dict(given["search"]), items and ItemFilter(**items))
 
 
-def open_profile(profile: Profile, statistics: Statistics, query_tower: Any, index: ItemIndex) -> OpenProfile:
-    """Return a profile ready to answer with a bundle's tables, its query tower and its index."""
-    if profile.items is None:
-        return OpenProfile(
-            profile.quotas, FaissTower(query_tower, index, Search(profile.search)), np.empty(0, np.int64)
-        )
-    allowed = profile.items.allowed(statistics)
-    tower = FaissTower(query_tower, index, Search(profile.search, allowed))
-    return OpenProfile(profile.quotas, tower, np.flatnonzero(~allowed))
+def open_profile(
+    profile: Profile, statistics: Statistics, query_tower: Any, index: ItemIndex, removed: np.ndarray
+) -> OpenProfile:
+    """Return a profile ready to answer with a bundle's tables, its query tower and its index.
+
+    Args:
+        profile: the bundle's.
+        statistics: the item table.
+        query_tower: an onnxruntime session.
+        index: without the removed items.
+        removed: their codes, (r,) int64; no other source may bring them either.
+    """
+    allowed = None if profile.items is None else profile.items.allowed(statistics)
+    barred = removed if allowed is None else np.union1d(removed, np.flatnonzero(~allowed))
+    return OpenProfile(
+        profile.quotas, FaissTower(query_tower, index, Search(profile.search, allowed)), barred
+    )

@@ -14,7 +14,7 @@ from components.examples import RankerExamples, write_arrays, write_manifest
 from components.ranker_artefact import CERTIFICATES, GRAPH, graph_id
 from components.registry import Registry
 from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH
-from feature_repo.statistics import Statistics, write_statistics
+from feature_repo.statistics import ARRAYS, Statistics, write_statistics
 from serving.bundle import REQUIRED, RankingSettings, seal_bundle
 from serving.retrieval import Quotas
 
@@ -147,7 +147,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = (weights / np.maximum(weights.sum(1, keepdims=True), 1e-9)).astype(np.float32)
     np.save(root / "examples" / "graph_weights.npy", weights)
     write_manifest(root / "examples", cut="2024-06-01", params={"windows": 1})
-    numbers: dict[str, Any] = {name: np.zeros(ITEMS, np.float32) for name in Statistics.__annotations__}
+    numbers: dict[str, Any] = {name: np.zeros(ITEMS, np.float32) for name in ARRAYS}
     numbers |= {
         "item_ids": np.array([f"i{code:02d}" for code in range(ITEMS)]),
         "categorical": np.ones((ITEMS, 3), np.int32),

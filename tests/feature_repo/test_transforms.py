@@ -345,7 +345,7 @@ def test_only_ten_items_have_a_rank(statistics: Statistics, row_of: MakeRow) -> 
     wide = replace(
         statistics,
         item_ids=np.array([f"i{code:02d}" for code in range(n)]),
-        **{
+        **{  # type: ignore[arg-type]
             name: np.resize(getattr(statistics, name), (n, *getattr(statistics, name).shape[1:]))
             for name in ("categorical", "price", "neighbours", "together_count", "basket_count")
         },
