@@ -123,12 +123,10 @@ class Bench:
 
     def ask(self, runner: Runner, seconds: float, rate: float = 0.0, **plan: Any) -> Load:
         """Ask one arm: one request at a time, or at a rate."""
-        given = {"connections": 64 if rate else 1, "warm_up": WARM_UP, **plan}
         # A stack of seconds an answer is waited for as long; nothing that is due gets lost.
-        patience = 2.0 + 10 * runner.cpu_ms / 1e3 if runner.rounds else 30.0
-        return self.generator.run(
-            Plan(runner.url, runner.bodies, seconds, rate, patience_s=patience, **given)
-        )
+        patience_s = 2.0 + 10 * runner.cpu_ms / 1e3 if runner.rounds else 30.0
+        given = {"connections": 64 if rate else 1, "warm_up": WARM_UP, "patience_s": patience_s, **plan}
+        return self.generator.run(Plan(runner.url, runner.bodies, seconds, rate, **given))
 
     def turns(self, rounds: int) -> Iterator[tuple[int, Runner]]:
         """Yield every arm once a round, each round beginning with another one."""
