@@ -330,10 +330,13 @@ class _Pool:
         """Close all connections; what is still under way stays unanswered."""
         self.on_answer = None
         self._waiting.clear()
-        for task in self._opening:
+        opening = list(self._opening)
+        for task in opening:
             task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
         for connection in list(self._opened):
             await connection.close()
+        await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
 
     def _send(self, asked: _Asked) -> None:
         if self._idle:

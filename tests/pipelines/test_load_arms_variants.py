@@ -1,11 +1,17 @@
 """A part of the endpoint is replaced, and the answers stay."""
 
+import asyncio
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
+from pipelines.load_arms import PREDICT
 from pipelines.load_arms_variants import Variant, eager, fastapi_app
+from serving.online_features import MemoryStore
+from serving.recommender import open_recommender
+from serving.schemas import parse_request
 
 
 def test_a_door_that_nobody_built_is_refused() -> None:
@@ -28,20 +34,16 @@ def test_eager_torch_scores_as_the_graph_does(toy_line: Path) -> None:
 
 @pytest.mark.slow
 def test_fastapi_answers_as_the_recommender_does(toy_line: Path) -> None:
-    import httpx
-    from starlette.testclient import TestClient
-
-    from serving.online_features import MemoryStore
-    from serving.recommender import open_recommender
-
     recommender = open_recommender(toy_line / "evaluated", MemoryStore())
     line = {"basket": ["item-001"], "at": "2024-06-12T10:00:00Z", "request_id": "r"}
-    with TestClient(fastapi_app(recommender)) as client:
-        answer: httpx.Response = client.post("/v1/models/checkout:predict", json={"instances": [line]})
-    from serving.schemas import parse_request
 
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(fastapi_app(recommender))
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return await client.post(PREDICT, json={"instances": [line]})
+
+    [found] = asyncio.run(ask()).json()["predictions"]
     expected = recommender.recommend(parse_request(line, now=0.0, default_id="")).to_dict()
     recommender.facts.close()
-    [found] = answer.json()["predictions"]
     assert found["items"] == expected["items"]
     assert len(found["items"]) == 10

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving.knee import GOAL_MS, HIGHEST, LOWEST, PRECISION, Probe, find_knee, knee_search
@@ -13,6 +13,7 @@ def queue(capacity: float, rate: float) -> Probe:
     return Probe(rate, 1.0, 0, 1.0, 10.0 if rate <= capacity else 80.0)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.floats(1.0, 1e4), st.floats(0.1, 1e4))
 def test_the_knee_is_found_from_wherever_one_begins(capacity: float, start: float) -> None:
     knee = find_knee(lambda rate: queue(capacity, rate), start)

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving.load_generator import (
@@ -215,6 +215,7 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert set(percentiles(np.array([])).values()) == {None}
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from([0, 200, 400, 429, 500, 503]), st.floats(0, 1e4)), min_size=1))
 def test_every_request_is_counted_once(rows: list[tuple[int, float]]) -> None:
     status, ms = (np.array(column) for column in zip(*rows, strict=True))
