@@ -372,7 +372,7 @@ def test_health_readiness_and_metadata(client: httpx.Client) -> None:
     ):
         assert client.get(path).status_code == 200, path
     told = client.get("/v2/models/checkout").json()
-    texts = dict.fromkeys(("basket", "user_id", "store_id", "at", "request_id"), "BYTES")
+    texts = dict.fromkeys(("basket", "user_id", "store_id", "at", "profile", "request_id"), "BYTES")
     assert {i["name"]: i["datatype"] for i in told["inputs"]} == texts | {"k": "INT32"}
     assert tuple(o["name"] for o in told["outputs"]) == OUTPUTS
 
