@@ -227,6 +227,19 @@ def _feed_all(teachers: Sequence[OnnxRanker], *given: Any) -> list[dict[str, np.
     return [teacher.feed(*given) for teacher in teachers]
 
 
+def _pruned(ratio: float, row: dict[str, Any]) -> str:
+    """Return a line of the table; of a student that training ruined there is only that to tell."""
+    found = ["", "", ""]
+    if "ndcg_at_10" in row:
+        found = [
+            f"{row['ndcg_at_10']['ratio']:.4f}",
+            f"{row['bytes'] / 1e3:.0f}",
+            f"{row['latency_ms']['500']['p50']:.3f}",
+        ]
+    within = "; ".join(row["outside_tolerance"]) or "yes"
+    return f"| {ratio:.0%} | {' | '.join(found)} | {within} |"
+
+
 def compression_table(results: Mapping[str, Any]) -> str:
     """Return the measurements as Markdown."""
     rows, best = results["rankers"], results["rankers"]["ensemble"]
@@ -269,12 +282,7 @@ def compression_table(results: Mapping[str, Any]) -> str:
         "",
         "| hidden units cut | NDCG@10 of the student's | kB | p50 ms, 500 | within tolerance |",
         "|" + "---|" * 5,
-        *(
-            f"| {float(ratio):.0%} | {row['ndcg_at_10']['ratio']:.4f} | {row['bytes'] / 1e3:.0f} "
-            f"| {row['latency_ms']['500']['p50']:.3f} "
-            f"| {'; '.join(row['outside_tolerance']) or 'yes'} |"
-            for ratio, row in results["pruning"].items()
-        ),
+        *(_pruned(float(ratio), row) for ratio, row in results["pruning"].items()),
         "",
         "Engines, one thread each, p50 / p99 in milliseconds:",
         "",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from components.certificate import check
+from components.certificate import ParityFailed, check
 from components.distill_ranker import TAUGHT, read_taught
 from components.examples import RankerExamples, read_ranker_examples
 from components.export_ranker import export_ranker
@@ -81,7 +81,12 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
         best = student
         for ratio in sorted(settings.ratios):
             place = Path(scratch) / f"{ratio:g}"
-            certificate = _prune(parent, place, ratio, data, taught, settings, cost)
+            try:
+                certificate = _prune(parent, place, ratio, data, taught, settings, cost)
+            except ParityFailed as error:  # training went astray: its graph does not even say what it says
+                log.warning("%.0f %% pruned: %s", 100 * ratio, error)
+                table[f"{ratio:g}"] = {"outside_tolerance": [str(error)]}
+                continue
             failed = check(certificate)
             table[f"{ratio:g}"] = {**certificate, "outside_tolerance": failed}
             log.info(
@@ -98,7 +103,11 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
         shutil.copyfile(best / MANIFEST, pruned / MANIFEST)  # last: until then nobody takes it as finished
     return {
         "kept_ratio": kept,
-        **{f"ndcg_at_10_{ratio}": row["ndcg_at_10"]["child"] for ratio, row in table.items()},
+        **{
+            f"ndcg_at_10_{ratio}": row["ndcg_at_10"]["child"]
+            for ratio, row in table.items()
+            if "ndcg_at_10" in row
+        },
     }
 
 

@@ -1,7 +1,6 @@
 """A shop of forty categories whose windows can be shifted on purpose, as frames, data sets and bundles."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feature_repo.events import Dataset, write_dataset
-from feature_repo.statistics import Statistics, write_statistics
+from feature_repo.statistics import ARRAYS, Statistics, write_statistics
 from serving.bundle import RankingSettings, read_manifest, seal_bundle
 from serving.prediction_log import Record, records_to_table
 from serving.retrieval import Quotas
@@ -146,7 +145,7 @@ def bundle(tmp_path: Path, records: Records) -> Path:
     """A bundle that holds what drift is measured against, and no model."""
     path = tmp_path / "bundle"
     path.mkdir()
-    numbers: dict[str, Any] = {f.name: np.zeros(ITEMS, np.float32) for f in fields(Statistics)}
+    numbers: dict[str, Any] = {name: np.zeros(ITEMS, np.float32) for name in ARRAYS}
     numbers["item_ids"] = np.array([f"i{n}" for n in range(ITEMS)])
     category = np.arange(ITEMS) % CATEGORIES + 1
     numbers["categorical"] = np.stack([category * 0, category, category % 3], axis=1).astype(np.int32)
