@@ -188,17 +188,24 @@ class ItemIndex:
     def _search_main(
         self, vectors: np.ndarray, k: int, search: Search, selection: _Selection
     ) -> tuple[np.ndarray, np.ndarray]:
-        if self._twin is not None and selection.selector is None and k <= GPU_MOST_K:
-            # GPU Faiss knows no selectors: what needs one is searched here.
-            with self._one_at_a_time:
-                scores, codes = self._twin.index.search(vectors, k, params=selection.parameters)
-            return scores, codes
-        wanted = min(k, selection.count)
-        scores, codes = self._main.search(vectors, k, params=selection.parameters)
-        given = self._own | dict(search.parameters)
-        while wanted and (codes[:, wanted - 1] < 0).any() and (more := self._harder(given)) != given:
+        # GPU Faiss knows no selectors: what needs one is searched here.
+        on_gpu = self._twin is not None and selection.selector is None and k <= GPU_MOST_K
+        look = self._search_twin if on_gpu else self._main.search
+        scores, codes = look(vectors, k, params=selection.parameters)
+        wanted, given = min(k, selection.count), self._own | dict(search.parameters)
+        short = codes[:, max(wanted, 1) - 1] < 0
+        while wanted and short.any() and (more := self._harder(given)) != given:
             given = more
-            scores, codes = self._main.search(vectors, k, params=_parameters(given, selection.selector))
+            scores[short], codes[short] = look(
+                vectors[short], k, params=_parameters(given, selection.selector)
+            )
+            short = codes[:, wanted - 1] < 0
+        return scores, codes
+
+    def _search_twin(self, vectors: np.ndarray, k: int, params: Any) -> tuple[np.ndarray, np.ndarray]:
+        assert self._twin is not None
+        with self._one_at_a_time:
+            scores, codes = self._twin.index.search(vectors, k, params=params)
         return scores, codes
 
     def _harder(self, given: dict[str, int]) -> dict[str, int]:
