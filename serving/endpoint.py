@@ -69,7 +69,7 @@ _MESSAGES = {
     "not_ready": "not ready",
     "not_offered": "not offered here",
 }
-LAST_CALL_S = 0.1  # who connected just before the door shut gets this time to send its request
+LAST_CALL_S = 0.5  # who connected just before the door shut gets this time to send its request
 # Among processes that accept on one socket, one waits this long per connection it has, so that the one with
 # the fewest is the quickest.
 SHY_S, SHYEST_S = 0.0005, 0.02
@@ -303,6 +303,8 @@ class _HttpServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         for listening in sockets or ():
+            for connection in _waiting(listening):  # who came meanwhile
+                await self._take(connection)
             listening.close()
         await asyncio.sleep(LAST_CALL_S)
         await super().shutdown(sockets)

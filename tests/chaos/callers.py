@@ -19,6 +19,7 @@ class Callers:
     answers: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
+    shutting: bool = False  # from then on a new connection that is reset came to a door that was just shut
 
     def bundles(self, since: int = 0) -> set[str]:
         """The bundles that gave the answers from the given one on."""
@@ -28,7 +29,7 @@ class Callers:
         """Ask one request after the other, on one connection as long as the endpoint keeps it."""
         host, port = self.http.removeprefix("http://").split(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=60)
-        turn = 0
+        turn, known = 0, False  # whether the connection has brought an answer
         while not self.stop.is_set():
             turn += 1
             basket = [str(1_000_000 + (number * 31 + turn) % 240)]  # of the toy bundle
@@ -43,11 +44,19 @@ class Callers:
                 assert prediction["request_id"] == request["request_id"]
                 assert prediction["items"]
                 self.answers.append(prediction)
+                known = not answer.will_close
             except ConnectionRefusedError:
                 return
+            except ConnectionResetError as error:
+                if self.shutting and not known:
+                    return
+                self.failures.append(f"{request['request_id']}: {error!r}")
+                connection.close()
+                known = False
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"{request['request_id']}: {error!r}")
                 connection.close()
+                known = False
         connection.close()
 
 
