@@ -186,7 +186,8 @@ def _lists(items: int) -> int:
 def _searches(kind: str, items: int, k: int) -> list[dict[str, int]]:
     """Return ways to search one type, those that look at least first."""
     lists = _lists(items)
-    probes = [2**power for power in range(3, 12) if 2**power <= lists]
+    # Fewer lists than hold twice as many items as are asked for say nothing: the search looks at more anyhow.
+    probes = [2**power for power in range(3, 12) if 2 * k * lists <= 2**power * items and 2**power <= lists]
     if kind in ("ivf_sq8", "ivf_pq"):
         return [{"nprobe": probe} for probe in probes]
     if kind == "ivf_pq_refined":

@@ -464,6 +464,16 @@ def test_the_table_names_items_source_and_reason(home: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_profile_finds_other_candidates(home: Path) -> None:
+    common = ["recommend", "--basket", "item-000", "--at", "2024-06-12T10:00:00Z", "--output", "json"]
+    usual, dear = (answered(reco(home, *common, "--profile", name)) for name in ("default", "premium"))
+    assert {i["item_id"] for i in dear["items"]} != {i["item_id"] for i in usual["items"]}
+    refused = reco(home, *common, "--profile", "gold")
+    assert refused.exit_code == 2
+    assert "profile must be one of default, clearance, premium" in refused.stderr
+
+
+@pytest.mark.slow
 def test_a_file_of_requests_is_answered_line_by_line(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text('{"basket": ["item-000"], "k": 1}\n{"basket": 3}\n')

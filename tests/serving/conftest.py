@@ -21,6 +21,7 @@ from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY
 from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
 from serving.bundle import RankingSettings, load_bundle, seal_bundle
 from serving.online_features import entity_key
+from serving.profiles import ItemFilter, Profile
 from serving.recommender import answer_golden
 from serving.retrieval import Quotas
 from serving.settings import Settings
@@ -145,7 +146,8 @@ def build_bundle(path: Path, items: int = ITEMS) -> Path:
     statistics, vocabulary = build_statistics(items)
     write_statistics(path / "statistics", statistics, vocabulary)
     write_graphs(items, path)
-    settings = RankingSettings(Quotas(), 0.95)
+    premium = Profile(Quotas(tower=120), items=ItemFilter("price", 0.8))
+    settings = RankingSettings(Quotas(), 0.95, profiles={"premium": premium})
     (path / "golden.jsonl").write_text("")
     (path / "certificates.json").write_text("[]")  # the registry reads them, the endpoint does not
     seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})

@@ -76,6 +76,22 @@ def test_the_endpoint_answers_as_the_recommender_does(
     assert set(answer["stage_ms"]) >= {"features", "retrieval", "ranking", "reranking", "total"}
 
 
+def test_a_profile_shows_only_items_that_pass(client: httpx.Client, recommender: Recommender) -> None:
+    statistics = recommender.bundle.statistics
+    least = np.quantile(statistics.price, 0.8)
+    request = {"basket": ["1000010"], "at": AT, "k": 30, "user_id": "u1"}
+    shown = [item["item_id"] for item in ask(client, {**request, "profile": "premium"})["items"]]
+    assert len(shown) == 30
+    assert statistics.price[statistics.codes(shown)].min() > least
+    usual = [item["item_id"] for item in ask(client, {**request, "profile": "default"})["items"]]
+    assert usual == [item["item_id"] for item in ask(client, request)["items"]] != shown
+    answer = client.post(V1, json={"instances": [{"basket": [], "profile": "gold"}]})
+    assert "profile must be one of default, premium" in answer.text
+    given = tensors(**{**request, "basket": request["basket"], "profile": "premium"})
+    outputs = client.post("/v2/models/checkout/infer", json=given).json()["outputs"]
+    assert next(output["data"] for output in outputs if output["name"] == "item_id") == shown
+
+
 def test_an_absent_request_id_is_given_one(client: httpx.Client) -> None:
     first, second = (ask(client, {"basket": []})["request_id"] for _ in range(2))
     assert first != second
@@ -242,6 +258,7 @@ BAD_V1 = {
     "item of 10^5 characters": instance(basket=["7" * 100_000]),
     "at no time": instance(at=MARK),
     "at a number": instance(at=5),
+    "profile unknown": instance(profile=MARK),
 }
 
 
@@ -286,6 +303,7 @@ BAD_V2 = {
     "shape negative": ({"inputs": [{**BASKET, "shape": [-1]}]}, 400),
     "shape overflows": ({"inputs": [{**BASKET, "shape": [2**60, 16]}]}, 400),
     "shape empty": ({"inputs": [{**BASKET, "shape": []}]}, 400),
+    "profile unknown": (tensors(basket=[], profile=MARK), 400),
     "two users": (tensors(basket=[], user_id=["u1", "u2"]), 400),
     "ragged": ({"inputs": [{**BASKET, "shape": [2], "data": [["1"], "2"]}]}, 400),
     "k text": ({"inputs": [BASKET, {"name": "k", "datatype": "INT32", "shape": [1], "data": ["7"]}]}, 400),

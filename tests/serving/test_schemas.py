@@ -30,6 +30,15 @@ def test_all_but_the_basket_may_be_absent() -> None:
     assert parse({"basket": []}) == Request((), 1_000.0, None, None, 10, "generated")
 
 
+def test_a_profile_of_the_bundle_is_taken() -> None:
+    known = ("default", "premium")
+    given = parse_request({"basket": [], "profile": "premium"}, now=0.0, default_id="", profiles=known)
+    assert given.profile == "premium"
+    assert parse({"basket": [], "profile": None}).profile == "default"
+    with pytest.raises(InvalidRequest, match="profile must be one of default, premium"):
+        parse_request({"basket": [], "profile": "clearance"}, now=0.0, default_id="", profiles=known)
+
+
 def test_a_huge_k_is_cut() -> None:
     assert parse({"basket": [], "k": 10**6}).k == MAX_K
 
@@ -52,6 +61,8 @@ def test_a_huge_k_is_cut() -> None:
         ({"basket": [], "at": 12}, "ISO 8601"),
         ({"basket": [], "at": "yesterday"}, "ISO 8601"),
         ({"basket": [], "bascet": []}, "1 unknown field"),
+        ({"basket": [], "profile": "premium"}, "profile must be one of default$"),
+        ({"basket": [], "profile": 7}, "profile must be one of default$"),
     ],
 )
 def test_a_broken_request_names_the_field(raw: Any, says: str) -> None:
@@ -59,7 +70,7 @@ def test_a_broken_request_names_the_field(raw: Any, says: str) -> None:
         parse(raw)
 
 
-@pytest.mark.parametrize("field", ["user_id", "store_id", "request_id", "at"])
+@pytest.mark.parametrize("field", ["user_id", "store_id", "request_id", "at", "profile"])
 def test_what_was_sent_is_never_echoed(field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse({"basket": [], field: "canary\n<script>"})
