@@ -1,3 +1,4 @@
+import pytest
 from prometheus_client import REGISTRY
 
 from serving import metrics
@@ -22,7 +23,7 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
     total = value("reco_answer_seconds_count")
     metrics.count_response("full", None, {"ranking": 2.0, "total": 3.0})
     assert value("reco_responses_total", rung="full", degraded_reason="none") == answers + 1
-    assert value("reco_stage_seconds_sum", stage="ranking") - stage == 0.002
+    assert value("reco_stage_seconds_sum", stage="ranking") - stage == pytest.approx(0.002)
     assert value("reco_answer_seconds_count") == total + 1
     assert not value("reco_stage_seconds_count", stage="total")
 
