@@ -303,8 +303,6 @@ class _HttpServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         for listening in sockets or ():
-            for connection in _waiting(listening):  # who came meanwhile
-                await self._take(connection)
             listening.close()
         await asyncio.sleep(LAST_CALL_S)
         await super().shutdown(sockets)
