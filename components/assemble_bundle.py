@@ -79,7 +79,7 @@ def assemble_bundle(
         BundleInvalid: the parts do not fit together.
     """
     given = read_params(BundleParams, params)
-    settings = _settings(given, json.loads((index / INDEX_REPORT).read_bytes())["search"])
+    settings = _settings(given, json.loads((index / INDEX_REPORT).read_bytes()))
     if bundle.exists():
         shutil.rmtree(bundle)
     bundle.mkdir(parents=True)
@@ -132,8 +132,15 @@ def seal_with_golden(
     return bundle_id
 
 
-def _settings(given: BundleParams, search: dict[str, int]) -> RankingSettings:
-    """Return the settings; a profile has the default one's quotas and search where it names none.
+def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
+    """Return the settings; a profile has the default one's quotas where it names none.
+
+    The default one looks at as much of the index as its own quota needs; others, whose filters leave items
+    out, at as much as was measured for the deepest search.
+
+    Args:
+        given: the parameters.
+        index: the report of `build_index`.
 
     Raises:
         ValueError: a profile that cannot be read.
@@ -141,7 +148,7 @@ def _settings(given: BundleParams, search: dict[str, int]) -> RankingSettings:
     quotas = Quotas(given.history, given.together, given.tower, given.store, given.candidates)
     profiles = {}
     for name, own in given.profiles.items():
-        usual = {"quotas": asdict(quotas), "search": search, "items": None}
+        usual = {"quotas": asdict(quotas), "search": index["search"], "items": None}
         if name == DEFAULT_PROFILE or not isinstance(own, dict) or set(own) - set(usual):
             raise ValueError(
                 f"profile {name!r} is {own!r}: expected a name other than {DEFAULT_PROFILE!r} and an object "
@@ -151,7 +158,8 @@ def _settings(given: BundleParams, search: dict[str, int]) -> RankingSettings:
             profiles[name] = read_profile(overlay(usual, own))
         except (TypeError, KeyError) as error:
             raise ValueError(f"profile {name!r}: {error}") from error
-    return RankingSettings(quotas, given.type_penalty, search, profiles)
+    enough = index["quota"] if quotas.tower <= index["quota"]["k"] else index
+    return RankingSettings(quotas, given.type_penalty, enough["search"], profiles)
 
 
 def _golden_requests(bundle: Path, features: Path, cut: str) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from components.choose_index import IndexParams, choose_index, measure_index
+from components.choose_index import IndexParams, choose_index, measure_index, search_for_quota
 from components.examples import read_retriever_examples
 from components.models.two_tower import TwoTower
 from components.parameters import read_params
@@ -45,6 +45,8 @@ def build_index(retriever: Path, examples: Path, index: Path, params: dict[str, 
     with tempfile.TemporaryDirectory(dir=index) as scratch:
         curve, files = measure_index(vectors, queries, settings, Path(scratch))
         row = choose_index(curve, settings.target, settings.margin)
+        own = [point for point, file in zip(curve, files, strict=True) if file == files[row]]
+        quota = search_for_quota(files[row], own, vectors, queries, settings)
         shutil.move(files[row], index / "index.faiss")
     chosen = curve[row]
     report = {
@@ -54,6 +56,7 @@ def build_index(retriever: Path, examples: Path, index: Path, params: dict[str, 
         "margin": settings.margin,
         "items": vectors.shape[0],
         "dimension": vectors.shape[1],
+        "quota": quota,
         "queries": {"count": len(queries), "of": "the query tower, for baskets of the training window"},
         "curve": curve,
         **measured_on(),

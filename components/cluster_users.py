@@ -1,19 +1,24 @@
 """Users' query vectors -> behaviour clusters, and for each of them the requests its users make most often.
 
-What an endpoint asks itself before it says that it is ready: `serving.warming` reads the file.
+What an endpoint asks itself before it says that it is ready: `serving.warming` reads the file. All of it lies
+before the bundle's cut.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import faiss
 import numpy as np
 import orjson
+import pandas as pd
 
-from components.traffic import Ask
+from components.build_examples import replay
+from components.fit_statistics import Purchases
+from components.traffic import Ask, asks_of
 from feature_repo.aggregates import UserEvents
 from feature_repo.schema import tower_inputs
 from serving.bundle import Bundle
@@ -22,6 +27,51 @@ from serving.retrieval import build_query
 
 CLUSTERS = 16
 ITERATIONS = 20
+WEEKS = pd.Timedelta(weeks=9)  # before the cut: whose questions are counted
+MOST_USERS = 20_000  # that are looked at: a cluster's habits need no more
+WARMED = 4_000  # requests in a bundle; an endpoint asks as many of them as its time allows
+
+
+def warming_requests(bundle: Bundle, purchases: Purchases, count: int = WARMED) -> list[Ask]:
+    """Return the requests to warm a bundle's cache with, the most promising first.
+
+    Args:
+        bundle: whose cut and query tower.
+        purchases: of its data set; what comes after the cut is not looked at.
+        count: how many at most.
+    """
+    cut = pd.Timestamp(bundle.manifest["cut"])
+    return warming_asks(
+        asks_of(purchases, (cut - WEEKS).timestamp(), cut.timestamp()),
+        clusters_at(bundle, purchases, cut.timestamp()),
+        count,
+    )
+
+
+def clusters_at(bundle: Bundle, purchases: Purchases, at: float) -> np.ndarray:
+    """Return each user's cluster by what was known at a time, (users,) int64; -1: nothing was.
+
+    Of more than MOST_USERS some are drawn; the others get -1, too.
+
+    Args:
+        bundle: whose query tower.
+        purchases: of a data set.
+        at: seconds since the epoch.
+    """
+    count = len(purchases.user_ids)
+    some = np.random.default_rng(0).choice(count, min(count, MOST_USERS), replace=False)
+    histories = dict(_histories_at(purchases, at, some))
+    cluster = np.full(count, -1)
+    cluster[list(histories)] = cluster_users(user_vectors(bundle, list(histories.values()), at))
+    return cluster
+
+
+def _histories_at(purchases: Purchases, at: float, users: np.ndarray) -> Iterator[tuple[int, UserEvents]]:
+    """Yield each of these users who bought before a time with the row as of the last basket before it."""
+    baskets = replay(purchases.where(purchases.at < at), users)
+    for user, own in itertools.groupby(baskets, key=lambda basket: basket.user):
+        *_, last = own
+        yield user, last.history.named(purchases.item_ids)
 
 
 def user_vectors(bundle: Bundle, histories: Sequence[UserEvents], at: float) -> np.ndarray:

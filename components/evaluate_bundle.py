@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from components.baselines import BASELINES
 from components.build_examples import MIN_BASKET_ITEMS
+from components.cluster_users import warming_requests, write_warming
 from components.fit_statistics import Purchases, fit, purchases_of
 from components.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
 from components.protocol import PROTOCOL_SEED, Task, last_baskets, read_tasks
@@ -34,7 +35,7 @@ from feature_repo.events import Dataset, merge_lines, read_dataset
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_vocabulary
 from feature_repo.transforms import Window
-from serving.bundle import INDEX_REPORT, Bundle, load_bundle, seal_bundle
+from serving.bundle import INDEX_REPORT, WARMING, Bundle, load_bundle, seal_bundle
 from serving.item_index import FaissTower
 from serving.online_features import MemoryStore, UserRow
 from serving.prediction_log import Record, records_to_table
@@ -50,7 +51,7 @@ COLD_RATIO = 0.2
 
 
 def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, float]:
-    """Evaluate a bundle and write it anew, sealed with its results and its drift reference.
+    """Evaluate a bundle and write it anew, sealed with results, drift reference and warming requests.
 
     Args:
         bundle: what `assemble_bundle` wrote.
@@ -74,6 +75,7 @@ def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, f
     pq.write_table(
         _reference_events(data, pd.Timestamp(loaded.manifest["cut"])), evaluated / "reference_events.parquet"
     )
+    write_warming(evaluated / WARMING, warming_requests(loaded, purchases_of(data.events)))
     seal_bundle(
         evaluated,
         cut=loaded.manifest["cut"],
@@ -161,9 +163,8 @@ def _index(bundle: Bundle) -> dict[str, Any]:
     """Return what was measured of the index when it was built, without the curve."""
     file = bundle.path / INDEX_REPORT
     report: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
-    return {
-        name: report[name] for name in ("kind", "recall", "k", "target", "p50_ms", "bytes") if name in report
-    }
+    names = ("kind", "recall", "k", "quota", "target", "p50_ms", "bytes")
+    return {name: report[name] for name in names if name in report}
 
 
 def window_s(start: pd.Timestamp) -> tuple[float, float]:
@@ -259,7 +260,8 @@ def _source_recall(recommender: Recommender, tasks: list[Task]) -> dict[str, dic
         row = bundle.statistics.store_row.get(task.store_id)
         best = None if row is None else bundle.statistics.store_popular[row]
         for name, quotas in alone.items():
-            candidates = retrieve(prepared.query, best, quotas, tower if quotas.tower else None)
+            near = tower.search([prepared.query], quotas.tower)[0] if quotas.tower else None
+            candidates = retrieve(prepared.query, best, quotas, near)
             # `retrieve` fills up with best sellers; a source alone is only what it brought itself.
             own = (
                 candidates.codes if name in ("served", "popular") else candidates.codes[candidates.source < 4]

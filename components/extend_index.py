@@ -60,7 +60,7 @@ def extend_index(
     before = loaded.statistics
     _check(new, removed, before)
     model = load_retriever(retriever)
-    known = len(before.item_ids) - before.new_items
+    known = before.known_items
     if not np.array_equal(model.categorical[1:].numpy(), before.categorical[:known]):
         raise ContractViolation(
             f"{retriever} was trained on other items than bundle {loaded.bundle_id} holds: "

@@ -84,7 +84,8 @@ def compare(
     ]
     index = evaluation.get("index")
     reason = "the index must find this share of the items that are nearest by exact search"
-    checks.append(Check("index_recall", _metric(index, "recall"), params.index_recall, reason))
+    for name, found in (("index_recall", index), ("index_recall_at_quota", (index or {}).get("quota"))):
+        checks.append(Check(name, _metric(found, "recall"), params.index_recall, reason))
     for baseline, ratio in (("blend", params.over_blend), ("two_tower", params.over_two_tower)):
         value = _metric((evaluation.get("baselines") or {}).get(baseline), HEADLINE)
         need = math.inf if value is None else gain(value, ratio)

@@ -16,6 +16,8 @@ from serving.schemas import DEFAULT_K, Request
 
 FIRST_ITEMS = 5
 ITEM_S = 30.0  # between two items
+ANONYMOUS_RATIO = 0.7  # of the shoppers do not say who they are, where nothing else is said
+AGAIN_RATIO = 0.1  # of the questions are asked once more
 AGAIN_S = 60.0  # until the page is loaded again, if it is
 
 

@@ -265,9 +265,10 @@ def history_of(events: UserEvents, at: float) -> UserHistory:
         return UserHistory(
             events.items[:0], nothing.astype(np.float32), np.empty((len(DECAY_DAYS), 0)), nothing, nothing
         )
-    paid, discount = float(events.paid.sum(dtype=np.float64)), float(events.discount.sum(dtype=np.float64))
     longest_s = DECAY_DAYS[2] * DAY_S
-    count, values = count_items(events.at, events.item, at, longest_s, len(events.items))
+    count, values, paid, discount = count_items(
+        events.at, events.item, events.paid, events.discount, at, longest_s, len(events.items)
+    )
     there = slice(None) if count.all() else np.flatnonzero(count)
     values = values[:, there]
     return UserHistory(

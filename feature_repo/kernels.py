@@ -29,22 +29,31 @@ def compiled(loop: Loop) -> Loop:
 
 @compiled
 def count_items(
-    at: np.ndarray, item: np.ndarray, now: float, decay_s: float, size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return how often each item occurs, (size,), and what a history holds of it, (5, size).
+    at: np.ndarray,
+    item: np.ndarray,
+    paid: np.ndarray,
+    discount: np.ndarray,
+    now: float,
+    decay_s: float,
+    size: int,
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Return how often each item occurs, (size,), what a history holds of it, (5, size), and two sums.
 
     The five: lines weighted by exp(-age / decay) for an eighth, half and the whole of `decay_s`, the first
-    and the last time. Of items that do not occur all are 0.
+    and the last time. Of items that do not occur all are 0. The sums: what was paid, and what was taken off.
 
     Args:
         at: (n,) times in order.
         item: (n,) places of the items.
+        paid: (n,) money.
+        discount: (n,) money.
         now: the time from which ages count.
         decay_s: the longest decay.
         size: how many items there are.
     """
     count = np.zeros(size, np.float32)
     values = np.zeros((5, size))
+    spend, saved = 0.0, 0.0
     for line in range(len(at)):
         place = item[line]
         if count[place] == 0:
@@ -57,7 +66,9 @@ def count_items(
         values[1, place] += weight
         weight *= weight
         values[0, place] += weight * weight
-    return count, values
+        spend += paid[line]
+        saved += discount[line]
+    return count, values, spend, saved
 
 
 @compiled
@@ -110,7 +121,7 @@ def link(
         items: (b,) codes.
         neighbours: (n, K) codes of each item's partners, below 0 behind the last.
         together: (n, K) baskets that hold both.
-        weights: (6, n), what a count is multiplied by: three of where a link begins, three of where it ends.
+        weights: (n, 6), what a count is multiplied by: three of where a link begins, three of where it ends.
         marks: (n,) zeros, which they are again afterwards.
 
     Returns:
@@ -118,15 +129,16 @@ def link(
     """
     most = len(items) * neighbours.shape[1]
     codes = np.empty(most, np.int64)
-    sums = np.empty((3, most), np.float32)
-    largest = np.empty((3, most), np.float32)
+    strengths = np.empty((most, 6), np.float32)  # three sums and three largest ones: one line of the cache
     links = np.empty(most, np.int64)
     found = 0
     for source in items:
+        first, second, third = weights[source, 0], weights[source, 1], weights[source, 2]
         for place in range(neighbours.shape[1]):
             partner = neighbours[source, place]
             if partner < 0:
                 break
+            count = together[source, place]
             at = marks[partner] - 1
             if at < 0:
                 at = found
@@ -134,19 +146,25 @@ def link(
                 marks[partner] = found
                 codes[at] = partner
                 links[at] = 0
-                sums[:, at] = 0
-                largest[:, at] = 0
+                for kind in range(6):
+                    strengths[at, kind] = 0
             links[at] += 1
-            for kind in range(3):
-                strength = together[source, place] * weights[kind, source]
-                sums[kind, at] += strength
-                largest[kind, at] = max(largest[kind, at], strength)
+            own = strengths[at]
+            own[0] += count * first
+            own[1] += count * second
+            own[2] += count * third
+            own[3] = max(own[3], count * first)
+            own[4] = max(own[4], count * second)
+            own[5] = max(own[5], count * third)
+    sums = np.empty((3, found), np.float32)
+    largest = np.empty((3, found), np.float32)
     for at in range(found):
         marks[codes[at]] = 0
         for kind in range(3):
-            sums[kind, at] *= weights[3 + kind, codes[at]]
-            largest[kind, at] *= weights[3 + kind, codes[at]]
-    return codes[:found], sums[:, :found], largest[:, :found], links[:found]
+            weight = weights[codes[at], 3 + kind]
+            sums[kind, at] = strengths[at, kind] * weight
+            largest[kind, at] = strengths[at, 3 + kind] * weight
+    return codes[:found], sums, largest, links[:found]
 
 
 @compiled
@@ -168,7 +186,7 @@ def link_to(
         together: as in `link`.
         marks: as in `link`.
     """
-    sums = np.zeros(len(wanted))
+    sums = np.zeros(len(wanted) + 1)  # the first takes what nobody wants: to add is quicker than to ask
     for at in range(len(wanted)):
         marks[wanted[at]] = at + 1
     for number in range(len(items)):
@@ -177,12 +195,10 @@ def link_to(
             partner = neighbours[source, place]
             if partner < 0:
                 break
-            at = marks[partner] - 1
-            if at >= 0:
-                sums[at] += together[source, place] * scale[number]
+            sums[marks[partner]] += together[source, place] * scale[number]
     for code in wanted:
         marks[code] = 0
-    return sums
+    return sums[1:]
 
 
 @compiled
@@ -202,7 +218,7 @@ def strongest_link(
     for source in items:
         for place in range(neighbours.shape[1]):
             if neighbours[source, place] == code:
-                strength = together[source, place] * weights[0, source]
+                strength = together[source, place] * weights[source, 0]
                 if strength > best:
                     best, found = strength, source
                 break
@@ -235,13 +251,13 @@ def fill_rows(rows: np.ndarray, first: int, table: np.ndarray, places: np.ndarra
     Args:
         rows: (n, columns), written to.
         first: the first column.
-        table: (m, k); value by value it becomes what `rows` holds.
-        places: (n,) rows of the table.
+        table: (k, m), one row for each of k columns.
+        places: (n,) columns of the table.
     """
     for row in range(len(places)):
         place = places[row]
-        for column in range(table.shape[1]):
-            rows[row, first + column] = table[place, column]
+        for column in range(table.shape[0]):
+            rows[row, first + column] = table[column, place]
 
 
 @compiled
@@ -272,92 +288,211 @@ def first_of(codes: np.ndarray, barred: int, most: int, marks: np.ndarray) -> np
 def best(values: np.ndarray, k: int) -> np.ndarray:
     """Return the places of the k largest values, the largest first, of equal ones the earlier; NaN is least.
 
+    A heap of the k best so far, the least on top; sorted in the end.
+
     Args:
         values: (n,) floats.
         k: how many places to return at most.
     """
     most = min(k, len(values))
     places, kept = np.empty(most, np.int64), np.empty(most)
-    count = 0
     for place in range(len(values)):
         value = values[place] if values[place] == values[place] else -np.inf
-        if count == most:
-            if most == 0 or value <= kept[most - 1]:
-                continue
-            count -= 1
-        at = count
-        while at > 0 and value > kept[at - 1]:
-            places[at], kept[at] = places[at - 1], kept[at - 1]
-            at -= 1
-        places[at], kept[at] = place, value
-        count += 1
+        if place < most:
+            at = place
+            while at > 0 and value <= kept[(at - 1) // 2]:  # of equal ones the later is the lesser
+                places[at], kept[at] = places[(at - 1) // 2], kept[(at - 1) // 2]
+                at = (at - 1) // 2
+            places[at], kept[at] = place, value
+        elif most > 0 and value > kept[0]:
+            _sink(places, kept, place, value, most)
+    for end in range(most - 1, 0, -1):
+        place, value = places[end], kept[end]
+        places[end], kept[end] = places[0], kept[0]
+        _sink(places, kept, place, value, end)
     return places
 
 
 @compiled
-def index_ids(text: np.ndarray, ends: np.ndarray, slots: np.ndarray) -> None:
-    """Fill a hash table of ids: each slot the code of the id that hashes there, -1 where none does.
+def _sink(places: np.ndarray, kept: np.ndarray, place: int, value: float, size: int) -> None:
+    """Put an entry in place of a heap's top, and let it sink to where it belongs."""
+    at = 0
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        other = child + 1
+        if other < size and (
+            kept[other] < kept[child] or (kept[other] == kept[child] and places[other] > places[child])
+        ):
+            child = other
+        if value < kept[child] or (value == kept[child] and place > places[child]):
+            break
+        places[at], kept[at] = places[child], kept[child]
+        at = child
+    places[at], kept[at] = place, value
+
+
+@compiled
+def index_ids(text: np.ndarray, ends: np.ndarray, slots: np.ndarray) -> int:
+    """Fill a hash table of ids: each slot the hash and the code of the id that is there, code -1 where none.
+
+    Returns the code of an id whose hash another one has as well, -1 if there is none: of two million ids two
+    share one with a chance of one in ten million.
 
     Args:
         text: the UTF-8 bytes of all ids, one after the other.
         ends: (n,) where each ends.
-        slots: (s,) to fill; s is a power of two above n.
+        slots: (s, 2) int64 to fill; s is a power of two above n.
     """
-    slots[:] = -1
+    slots[:, 1] = -1
     begin = 0
     for code in range(len(ends)):
-        slot = _hash(text, begin, ends[code]) & np.uint64(len(slots) - 1)
-        while slots[slot] >= 0:
-            slot = (slot + np.uint64(1)) & np.uint64(len(slots) - 1)
-        slots[slot] = code
+        hashed = SEEDS[0]
+        for at in range(begin, ends[code]):
+            hashed = (hashed ^ np.uint64(text[at])) * SEEDS[1]
+        key = _mixed(hashed)
+        slot = _slot(slots, key)
+        if slots[slot, 1] >= 0:
+            return code
+        slots[slot, 0], slots[slot, 1] = key, code
         begin = ends[code]
+    return -1
 
 
 @compiled
-def codes_of(
-    ids: np.ndarray, count: int, text: np.ndarray, ends: np.ndarray, slots: np.ndarray
-) -> np.ndarray:
+def codes_of(ids: np.ndarray, count: int, slots: np.ndarray) -> np.ndarray:
     """Return the codes of ids that stand in one text, each on a line, (count,) int64; -1 for an unknown one.
+
+    Ids are told apart by 64 bits of their hash, which takes one look into memory for each.
 
     Args:
         ids: the text's UTF-8 bytes.
         count: how many ids there are; a text with another number gives an empty array.
-        text: what `index_ids` took, as the others.
-        ends: likewise.
-        slots: what it filled.
+        slots: what `index_ids` filled.
     """
-    codes = np.full(count, -1, np.int64)
-    begin, found = 0, 0
+    codes = np.empty(count, np.int64)
+    found, hashed = 0, SEEDS[0]
     for at in range(len(ids) + 1):
         if at < len(ids) and ids[at] != 10:
+            hashed = (hashed ^ np.uint64(ids[at])) * SEEDS[1]
             continue
         if found == count:
             return codes[:0]
-        slot = _hash(ids, begin, at) & np.uint64(len(slots) - 1)
-        while slots[slot] >= 0:
-            code = slots[slot]
-            start = ends[code - 1] if code else 0
-            if ends[code] - start == at - begin and _same(text, start, ids, begin, at - begin):
-                codes[found] = code
-                break
-            slot = (slot + np.uint64(1)) & np.uint64(len(slots) - 1)
+        codes[found] = slots[_slot(slots, _mixed(hashed)), 1]
         found += 1
-        begin = at + 1
+        hashed = SEEDS[0]
     return codes if found == count else codes[:0]
 
 
 @compiled
-def _hash(text: np.ndarray, begin: int, end: int) -> np.uint64:
-    """Return FNV-1a of some bytes (Fowler, Noll and Vo), mixed once more: only its low bits are used."""
-    found = SEEDS[0]
-    for at in range(begin, end):
-        found = (found ^ np.uint64(text[at])) * SEEDS[1]
-    return found ^ (found >> np.uint64(32))
+def _mixed(hashed: np.uint64) -> np.int64:
+    """Return FNV-1a (Fowler, Noll and Vo) of some bytes, mixed once more: its low bits choose the slot."""
+    return np.int64(hashed ^ (hashed >> np.uint64(32)))
 
 
 @compiled
-def _same(one: np.ndarray, start: int, other: np.ndarray, begin: int, length: int) -> bool:
-    for at in range(length):  # noqa: SIM110 - numba has no generators in `all`
-        if one[start + at] != other[begin + at]:
-            return False
-    return True
+def _slot(slots: np.ndarray, key: np.int64) -> np.int64:
+    """Return the slot in which a key stands, or the empty one in which it would."""
+    last = len(slots) - 1
+    slot = key & last
+    while slots[slot, 1] >= 0 and slots[slot, 0] != key:
+        slot = (slot + 1) & last
+    return slot
+
+
+@compiled
+def lift(table: np.ndarray, floats: np.ndarray, basket: np.ndarray, types: np.ndarray) -> np.ndarray:
+    """Return the mean and the largest lift of each type against those of a basket, (2, n) float32.
+
+    Args:
+        table: (T, T) uint16, the bits of float16.
+        floats: (65536,) float32, what each of those bits means.
+        basket: (m,) types of its items, at least one.
+        types: (n,) types.
+    """
+    found = np.empty((2, len(types)), np.float32)
+    found[0], found[1] = 0, -np.inf
+    for own in basket:
+        row = table[own]
+        for at in range(len(types)):
+            value = floats[row[types[at]]]
+            found[0, at] += value
+            found[1, at] = max(found[1, at], value)
+    found[0] /= np.float32(len(basket))
+    return found
+
+
+@compiled
+def levels_of(categorical: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return the columns of a table for some rows, each column contiguous, (columns, n) int64.
+
+    Args:
+        categorical: (m, columns) integers.
+        codes: (n,) rows.
+    """
+    levels = np.empty((categorical.shape[1], len(codes)), np.int64)
+    for at in range(len(codes)):
+        for column in range(categorical.shape[1]):
+            levels[column, at] = categorical[codes[at], column]
+    return levels
+
+
+@compiled
+def categories(codes: np.ndarray, known: int, levels: np.ndarray) -> np.ndarray:
+    """Return codes as the models take them, (n, 1 + levels) int64: shifted by one, and 0 for an item beyond.
+
+    Args:
+        codes: (n,) codes of the catalogue.
+        known: how many items the models know.
+        levels: (levels, n) what comes behind.
+    """
+    rows = np.empty((len(codes), 1 + levels.shape[0]), np.int64)
+    for row in range(len(codes)):
+        rows[row, 0] = codes[row] + 1 if codes[row] < known else 0
+        for level in range(levels.shape[0]):
+            rows[row, 1 + level] = levels[level, row]
+    return rows
+
+
+@compiled
+def begin_rows(rows: np.ndarray, shared: np.ndarray, table: np.ndarray, places: np.ndarray) -> None:
+    """Write into the first columns of rows what all share, and behind it what a table holds at their places.
+
+    Args:
+        rows: (n, columns), written to.
+        shared: (s,).
+        table: (m, k).
+        places: (n,) rows of the table.
+    """
+    for row in range(len(places)):
+        place = places[row]
+        for column in range(len(shared)):
+            rows[row, column] = shared[column]
+        for column in range(table.shape[1]):
+            rows[row, len(shared) + column] = table[place, column]
+
+
+@compiled
+def within(rows: np.ndarray, limit: float) -> bool:
+    """Say whether all numbers of (n, columns) float32 are between -limit and limit; NaN is not."""
+    # Without its sign a float's bits are an integer that grows with it, and NaN is above all: that is done
+    # for many at once.
+    most = np.uint32(0)
+    for bits in rows.view(np.uint32).ravel():
+        most = max(most, bits & np.uint32(0x7FFFFFFF))
+    largest = np.empty(1, np.uint32)
+    largest[0] = most
+    return bool(largest.view(np.float32)[0] <= limit)
+
+
+@compiled
+def put_columns(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> None:
+    """Write some columns of rows, row by row: column by column each would go through all of the memory.
+
+    Args:
+        rows: (n, columns), written to.
+        columns: (k,) numbers of the columns.
+        values: (k, n).
+    """
+    for row in range(len(rows)):
+        for number in range(len(columns)):
+            rows[row, columns[number]] = values[number, row]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from feature_repo import transforms as t
-from feature_repo.kernels import fill_rows
+from feature_repo.kernels import begin_rows, categories, put_columns, within
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Feature, ItemFeature, Query, Rows, TableFeature, User, UserFeature
 
@@ -125,19 +125,17 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     stays in its own row and never reaches another user's score.
     """
     dense = np.empty((len(rows.candidates), len(DENSE_NAMES)), np.float32)
-    categorical = np.empty((len(rows.candidates), len(CATEGORICAL)), np.int64)
     with np.errstate(over="ignore"):  # 1e308 becomes infinite, and is stopped below
-        dense[:, : len(USER)] = user_values(rows.query.user)
-        fill_rows(dense, len(USER), item_values(rows.statistics), rows.candidates)
+        begin_rows(dense, user_values(rows.query.user), item_values(rows.statistics), rows.candidates)
         for first, features in _TABLES:
             rows.fill(dense, first, features)
-        for column, feature in _OTHERS:
-            dense[:, column] = feature(rows)
-    if len(dense) and not (dense.min() >= -LIMIT and dense.max() <= LIMIT):
+        others = np.empty((len(_OTHERS), len(dense)), np.float32)
+        for number, feature in enumerate(_OTHERS):
+            others[number] = feature(rows)
+        put_columns(dense, _COLUMNS, others)
+    if not within(dense, LIMIT):
         np.nan_to_num(np.clip(dense, -LIMIT, LIMIT, out=dense), copy=False)
-    categorical[:, 0] = rows.statistics.model_codes(rows.candidates)
-    categorical[:, 1:] = rows.levels.T
-    return dense, categorical
+    return dense, categories(rows.candidates, rows.statistics.known_items, rows.levels)
 
 
 def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:
@@ -150,8 +148,9 @@ def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:
 
 _OWN = len(USER) + len(ITEM)
 _TABLES = tuple(_tables())
-_OTHERS = tuple((c, f) for c, f in enumerate(REQUEST, _OWN) if not isinstance(f, TableFeature))
-HISTORY_LENGTH = 64  # history items the query tower sees, most bought lately first
+_OTHERS = tuple(feature for feature in REQUEST if not isinstance(feature, TableFeature))
+_COLUMNS = np.array([c for c, f in enumerate(REQUEST, _OWN) if not isinstance(f, TableFeature)])
+HISTORY_LENGTH = t.LATELY  # history items the query tower sees, most bought lately first
 BASKET_LENGTH = 40  # basket items it sees, the last ones
 
 
@@ -162,7 +161,7 @@ def tower_inputs(query: Query) -> dict[str, np.ndarray]:
     (1, HISTORY_LENGTH) float32 (log of one plus the 60-day decayed count); `basket` (1, BASKET_LENGTH) int64.
     """
     weight = query.history.decayed[1]
-    top = query.lately[:HISTORY_LENGTH]
+    top = query.lately
     top = top[np.argsort(-query.history.last_at[top], kind="stable")]
     codes = query.statistics.model_codes(query.history.items[top])
     history = np.zeros((1, HISTORY_LENGTH), np.int64)

@@ -65,9 +65,14 @@ class Statistics:
         """Store id -> row of `store_popular`."""
         return {store: row for row, store in enumerate(self.store_ids.tolist())}
 
+    @property
+    def known_items(self) -> int:
+        """How many items the models know; new ones stand behind them."""
+        return len(self.item_ids) - self.new_items
+
     def model_codes(self, codes: np.ndarray) -> np.ndarray:
         """Return codes as the models' inputs have them: shifted by one, 0 for an item they do not know."""
-        return np.where(codes < len(self.item_ids) - self.new_items, codes + 1, 0)
+        return np.where(codes < self.known_items, codes + 1, 0)
 
     def find(self, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Return where each wanted code stands among distinct codes, int64, and -1 where it does not."""
@@ -96,16 +101,19 @@ class Statistics:
 
         Returns nothing if the text holds another number of ids than `count`.
         """
-        return codes_of(np.frombuffer(text, np.uint8), count, *self._index)
+        return codes_of(np.frombuffer(text, np.uint8), count, self._index)
 
     @cached_property
-    def _index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _index(self) -> np.ndarray:
         ids = [item.encode() for item in self.item_ids.tolist()]
         text = np.frombuffer(b"".join(ids), np.uint8)
         ends = np.cumsum([len(item) for item in ids])
-        slots = np.empty(1 << (2 * len(ids)).bit_length(), np.int32)
-        index_ids(text, ends, slots)
-        return text, ends, slots
+        slots = np.empty((1 << (2 * len(ids)).bit_length(), 2), np.int64)
+        if (code := index_ids(text, ends, slots)) >= 0:
+            raise ValueError(
+                f"item {self.item_ids[code]!r} has the hash of another one: expected ids that differ"
+            )
+        return slots
 
     @cached_property
     def _idle_marks(self) -> list[np.ndarray]:

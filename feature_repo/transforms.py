@@ -30,14 +30,26 @@ from feature_repo.aggregates import (
     history_of,
     merge_lines,
 )
-from feature_repo.kernels import fill_rows, last_distinct, link, link_to, strongest_link
+from feature_repo.kernels import (
+    best,
+    count_baskets,
+    fill_rows,
+    last_distinct,
+    levels_of,
+    lift,
+    link,
+    link_to,
+    strongest_link,
+)
 from feature_repo.statistics import Statistics
 
 MINUTE_S, HOUR_S = 60, 3_600
 SESSION_GAP_S = 30 * MINUTE_S  # a session ends after so long without an event
 LAST_ITEMS = 10
 NEVER_DAYS = 730.0  # the recency of what never happened
-RECENT_ITEMS = 30  # history items whose partners are looked up
+LATELY = 64  # history items that count as bought lately
+RECENT_ITEMS = 30  # those whose partners are looked up
+_HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)  # every float16 there is
 LEVELS = {"type": 0, "category": 1, "department": 2}
 
 ItemFeature = Callable[[Statistics], np.ndarray]
@@ -77,10 +89,10 @@ def together_with(
         wanted: (n,) distinct codes.
     """
     factors = link_weights(statistics)
-    scale = weights * factors[0, items]
+    scale = weights * factors[items, 0]
     tables = statistics.neighbours, statistics.together_count
     found: np.ndarray = statistics.marked(link_to, wanted, items, scale, *tables)
-    return found * factors[3].take(wanted)
+    return found * factors[wanted, 3]
 
 
 def strongest_partner(statistics: Statistics, items: np.ndarray, code: int) -> int:
@@ -90,16 +102,16 @@ def strongest_partner(statistics: Statistics, items: np.ndarray, code: int) -> i
 
 
 def link_weights(statistics: Statistics) -> np.ndarray:
-    """Return what a link's count is multiplied by, (6, n) float32, computed once per statistics.
+    """Return what a link's count is multiplied by, (n, 6) float32, computed once per statistics.
 
-    The first three rows are of the item it comes from, one per strength; the others of its partner.
+    The first three columns are of the item it comes from, one per strength; the others of its partner.
     """
     cached: np.ndarray | None = statistics.__dict__.get("_link_weights")
     if cached is None:
         count = np.maximum(statistics.basket_count, 1).astype(np.float32)
         total = np.float32(statistics.total_baskets)
         rows = [count**-0.7, count**-0.5, 1 / count, count**-0.3, count**-0.5, total / count]
-        cached = statistics.__dict__["_link_weights"] = np.array(rows, np.float32)
+        cached = statistics.__dict__["_link_weights"] = np.stack(rows, axis=1).astype(np.float32)
     return cached
 
 
@@ -128,7 +140,9 @@ class User:
             return self.events
         if kind not in self._kinds:
             chosen = self.events.kind == kind
-            self._kinds[kind] = self.events if chosen.all() else self.events.where(chosen)
+            count = np.count_nonzero(chosen)
+            rows = slice(0, count) if count in (0, len(chosen)) else chosen  # most users have one kind alone
+            self._kinds[kind] = self.events.where(rows)
         return self._kinds[kind]
 
     @cached_property
@@ -157,37 +171,42 @@ class User:
         window = self._windows.get((seconds, kind))
         if window is None:
             events = self.of(kind)
-            window = Window(events.where(slice(int(events.at.searchsorted(self.at - seconds)), None)))
+            window = Window(events, int(events.at.searchsorted(self.at - seconds)))
             self._windows[seconds, kind] = window
         return window
 
 
 class Window:
-    """What happened in a span of time: counts, sums, means and distinct values of it."""
+    """What happened since a moment: counts, sums, means and distinct values of it."""
 
-    def __init__(self, events: UserEvents) -> None:
-        """Take the events of the span."""
-        self.events = events
+    def __init__(self, events: UserEvents, first: int = 0) -> None:
+        """Take events, and the number of the first one that counts."""
+        self._events, self._first = events, first
+
+    @cached_property
+    def events(self) -> UserEvents:
+        """The events of the span."""
+        return self._events.where(slice(self._first, None))
 
     @property
     def lines(self) -> int:
         """Number of events."""
-        return len(self.events)
+        return len(self._events) - self._first
 
     @cached_property
     def baskets(self) -> int:
         """Number of baskets."""
-        return self.events.baskets()
+        return int(count_baskets(self._events.at[self._first :], self._events.basket[self._first :]))
 
     @cached_property
     def items(self) -> int:
         """Number of distinct items."""
-        return int(np.count_nonzero(np.bincount(self.events.item)))
+        return int(np.count_nonzero(np.bincount(self._events.item[self._first :])))
 
     @cached_property
     def spend(self) -> float:
         """What was paid, in the shop's currency."""
-        return float(self.events.paid.sum(dtype=np.float64))
+        return float(self._events.paid[self._first :].sum(dtype=np.float64))
 
 
 @dataclass
@@ -204,17 +223,22 @@ class Query:
     def history(self) -> UserHistory:
         """What the user bought of the catalogue; `items` are sorted codes."""
         history = self.user.history
-        known = history.items >= 0
-        if known.all():
+        known = np.flatnonzero(history.items >= 0)
+        if len(known) == len(history.items):
             return history
         return replace(
             history,
-            items=history.items[known],
-            count=history.count[known],
-            decayed=history.decayed[:, known],
-            first_at=history.first_at[known],
-            last_at=history.last_at[known],
+            items=history.items.take(known),
+            count=history.count.take(known),
+            decayed=history.decayed.take(known, axis=1),
+            first_at=history.first_at.take(known),
+            last_at=history.last_at.take(known),
         )
+
+    @property
+    def says_something(self) -> bool:
+        """Whether anything of basket or history is known to the catalogue."""
+        return len(self.basket) > 0 or len(self.history.items) > 0
 
     @cached_property
     def together(self) -> Together:
@@ -223,8 +247,8 @@ class Query:
 
     @cached_property
     def lately(self) -> np.ndarray:
-        """Places in the history, by 60-day decayed count, the largest first, (h,)."""
-        return np.argsort(-self.history.decayed[1], kind="stable")
+        """Places of LATELY items of the history, by 60-day decayed count, the largest first."""
+        return best(self.history.decayed[1], LATELY)
 
     @cached_property
     def favourites(self) -> np.ndarray:
@@ -277,10 +301,10 @@ class Rows:
         Each is worked out once per entry of the table, and all are looked up together.
         """
         entries = [feature.of(self.query) for feature in features]
-        table = np.empty((len(entries[0]) + 1, len(features)), np.float32)
-        for column, values in enumerate(entries):
-            table[:-1, column] = values
-        table[-1] = [feature.missing for feature in features]
+        table = np.empty((len(features), len(entries[0]) + 1), np.float32)
+        for row, values in enumerate(entries):
+            table[row, :-1] = values
+        table[:, -1] = [feature.missing for feature in features]
         fill_rows(dense, first, table, self.places[features[0].table])
         for column, feature in enumerate(features, first):
             self._columns[feature] = dense[:, column]
@@ -323,8 +347,10 @@ class Rows:
 
     @cached_property
     def basket_type_lift(self) -> np.ndarray:
-        """Type lift of every type against each basket item, (m, types) float32."""
-        return self.statistics.type_lift.take(self.query.basket_levels[0], axis=0).astype(np.float32)
+        """Mean and largest type lift of each candidate against the basket's items, (2, n) float32."""
+        table = self.statistics.type_lift.view(np.uint16)
+        found: np.ndarray = lift(table, _HALVES, self.query.basket_levels[0], self.levels[0])
+        return found
 
 
 class TableFeature:
@@ -352,7 +378,8 @@ def of_together(of: Callable[[Query], np.ndarray]) -> TableFeature:
 
 def _levels(statistics: Statistics, codes: np.ndarray) -> np.ndarray:
     """Return type, category and department of items, (3, n)."""
-    return np.ascontiguousarray(statistics.categorical.take(codes, axis=0).T, np.intp)
+    found: np.ndarray = levels_of(statistics.categorical, codes)
+    return found
 
 
 # The user and this very item.
@@ -481,10 +508,9 @@ def user_item_impressions_7d(rows: Rows) -> np.ndarray:
 
 def user_item_last_rank(rows: Rows) -> np.ndarray:
     """Position of the item among the last ten that the user had to do with; 10 behind them."""
-    at = rows.statistics.find(rows.candidates, rows.query.user.last_items)
-    ranks = np.full(len(rows.candidates) + 1, float(LAST_ITEMS))
-    ranks[at] = np.arange(len(at))
-    return ranks[:-1]
+    last = rows.query.user.last_items
+    known = np.flatnonzero(last >= 0)
+    return np.append(known, LAST_ITEMS)[rows.statistics.find(last[known], rows.candidates)]
 
 
 def session_same_type(rows: Rows) -> np.ndarray:
@@ -600,9 +626,11 @@ def basket_value(rows: Rows) -> float:
 
 def basket_known_ratio(rows: Rows) -> float:
     """Share of the basket that the user has bought before: a routine trip is near 1."""
-    if len(rows.query.basket) == 0:
+    basket, bought = rows.query.basket, rows.query.history.items
+    if len(basket) == 0 or len(bought) == 0:
         return 0.0
-    return float((rows.statistics.find(rows.query.history.items, rows.query.basket) >= 0).mean())
+    at = np.minimum(bought.searchsorted(basket), len(bought) - 1)
+    return float(np.count_nonzero(bought[at] == basket)) / len(basket)
 
 
 def basket_same_type(rows: Rows) -> np.ndarray:
@@ -624,14 +652,14 @@ def basket_type_lift_mean(rows: Rows) -> np.ndarray | float:
     """Mean type lift of the candidate against the basket."""
     if len(rows.query.basket) == 0:
         return 0.0
-    return rows.basket_type_lift.mean(0)[rows.levels[0]]
+    return rows.basket_type_lift[0]
 
 
 def basket_type_lift_max(rows: Rows) -> np.ndarray | float:
     """Largest type lift of the candidate against a basket item."""
     if len(rows.query.basket) == 0:
         return 0.0
-    return rows.basket_type_lift.max(0)[rows.levels[0]]
+    return rows.basket_type_lift[1]
 
 
 @of_together
@@ -758,4 +786,5 @@ def price_to_user_ratio(rows: Rows) -> np.ndarray:
 def price_to_basket_ratio(rows: Rows) -> np.ndarray:
     """Price against the mean price in the basket."""
     basket = rows.statistics.price[rows.query.basket]
-    return np.log((rows.price + 0.5) / ((float(basket.mean()) if len(basket) else 0.0) + 0.5))
+    mean = float(basket.sum() / len(basket)) if len(basket) else 0.0
+    return np.log((rows.price + 0.5) / (mean + 0.5))

@@ -162,7 +162,7 @@ def _uncomparable(
     if answer["bundle_id"] != bundle.bundle_id:
         return "of another bundle"
     if len(seen) == 0:
-        return "without features (a fallback, or nothing to recommend)"
+        return "without features (a fallback, a cached list, or nothing to recommend)"
     if published_at is not None and answer["answered_at"] < published_at:
         return "from before the features were published"
     return None

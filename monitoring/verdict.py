@@ -1,6 +1,6 @@
 """Compared columns -> a verdict: what each one may do, how far it went, and one sentence that says it.
 
-    insufficient_data   too few baskets or requests to tell
+    insufficient_data   too few baskets or requests to tell, or too few whose features were logged
     schema_change       a column came, went, lost its values or its type: mend the data, do not retrain
     drifted             a column that may page is past its alarm line: retraining is worth it
     warn                something moved, nobody is woken
@@ -28,6 +28,7 @@ MISSING_WARN, MISSING_ALARM = 0.05, 0.10  # rise of the share of rows without a 
 # The lines also clear what chance can do: a column of few bins in a small window has a wide spread.
 SPREADS_WARN, SPREADS_ALARM = 4.0, 8.0
 MOVED = 3
+WITH_FEATURES = "score"  # of an answer is compared where its features are, and only there
 
 
 @dataclass(frozen=True)
@@ -181,12 +182,19 @@ def _status(rows: Sequence[ColumnDrift]) -> Status:
         return "schema_change"
     if any(row.status == "alarm" and row.pages for row in rows):
         return "drifted"
-    return "warn" if found & {"alarm", "warn"} else "ok"
+    if found & {"alarm", "warn"}:
+        return "warn"
+    # A basket that is as ever does not say that the features are.
+    blind = any(row.name == WITH_FEATURES and row.status == "insufficient_data" for row in rows)
+    return "insufficient_data" if blind else "ok"
 
 
 def _reason(status: Status, rows: Sequence[ColumnDrift]) -> str:
     if status == "insufficient_data":
-        return rows[0].note if rows else "there is no column to compare"
+        few = [row.note for row in rows if row.status == "insufficient_data"]
+        return ("no feature could be compared: " if len(few) < len(rows) else "") + (
+            few[0] if few else "there is no column to compare"
+        )
     said = [_sentence(row) for row in rows if row.status in ("schema_change", "alarm", "warn")]
     if not said:
         return f"none of {len(rows)} columns is past its line"

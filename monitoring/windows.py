@@ -186,7 +186,7 @@ def _answers(records: pa.Table) -> pd.DataFrame:
     names = feature_names(records)
     items = pc.list_value_length(records["item_ids"]).to_numpy().astype(np.int64)
     values = pc.list_value_length(records["features"]).to_numpy().astype(np.int64)
-    ranked = (items > 0) & (values == items * len(names))  # a fallback's answers have no features
+    ranked = (items > 0) & (values == items * len(names))  # a fallback's and a cache's have no features
     records = records.filter(pa.array(ranked))
     frame = pd.DataFrame(feature_rows(records), columns=names) if names else pd.DataFrame()
     return frame.assign(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import logging
 import random
 import time
@@ -22,10 +21,10 @@ import orjson
 import pandas as pd
 
 from components.build_examples import replay
-from components.cluster_users import cluster_users, user_vectors, warming_asks
+from components.cluster_users import WEEKS, clusters_at, warming_asks
 from components.evaluate_bundle import window_s
 from components.fit_statistics import Purchases, purchases_of
-from components.traffic import Ask, anonymous_users, asks_of
+from components.traffic import AGAIN_RATIO, ANONYMOUS_RATIO, Ask, anonymous_users, asks_of
 from feature_repo.aggregates import UserEvents, no_events, pack, unpack
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.schema import item_values
@@ -46,14 +45,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHARES = (0.0, 0.3, 0.7, 1.0)  # of shoppers who are anonymous
-AGAIN = (0.0, 0.1)  # of questions that are asked again a minute later
-TYPICAL = (0.7, 0.1)  # of the two, where one table has no room for all
+AGAIN = (0.0, AGAIN_RATIO)  # of questions that are asked again a minute later
+TYPICAL = (ANONYMOUS_RATIO, AGAIN_RATIO)  # of the two, where one table has no room for all
 SIZES = (1_000, 10_000, 100_000)
 REPLICAS = 4
 RATES = (10, 100)  # questions per second after a deploy
 WARMED = (1_000, 10_000)
 BUDGET_S = 5.0
-TRAINING = pd.Timedelta(weeks=9)  # before the cut, from which the warming requests come
 JITTERS = (0.0, 0.1, 0.2, JITTER_RATIO)
 KEYS = 10_000
 WHOLE, VECTORS, TOGETHER, ROWS, ITEMS = (
@@ -146,7 +144,7 @@ def read_replayed(bundle: Bundle, data: Dataset) -> Replayed:
     asks = {again: asks_of(purchases, start, end, again) for again in AGAIN}
     if not asks[0.0]:
         raise ValueError(f"no basket after {cut}: choose a data set with weeks after the bundle's cut")
-    return Replayed(bundle, purchases, asks, asks_of(purchases, (cut - TRAINING).timestamp(), start))
+    return Replayed(bundle, purchases, asks, asks_of(purchases, (cut - WEEKS).timestamp(), start))
 
 
 def hits(replayed: Replayed) -> list[dict[str, Any]]:
@@ -345,7 +343,7 @@ def _time_parts(
     basket = statistics.codes(request.basket)
     query = Query(statistics, request.at, basket, len(request.basket), User(events, request.at))
     assert query.history is not None  # computed now: it is no part of what follows
-    watch.time(VECTORS, "make", lambda: profile.tower.search(query, profile.quotas.tower))
+    watch.time(VECTORS, "make", lambda: profile.tower.search([query], profile.quotas.tower))
     watch.time(VECTORS, "look", key)
     watch.time(TOGETHER, "make", lambda: bought_together(statistics, query.basket))
     watch.time(TOGETHER, "look", lambda: hashlib.blake2b(np.sort(query.basket).tobytes()).digest())
@@ -423,6 +421,7 @@ async def answered(replayed: Replayed, count: int) -> dict[str, Any]:
             request: Request = request, row: UserRow | None = row, make: Any = make
         ) -> list[int]:
             key = answer_key(bundle.bundle_id, bundle.statistics, request, row)
+            assert key is not None
             return _shown(bundle, await cache.get_or_make(key, make))
 
         shown: dict[str, list[int]] = {}
@@ -515,11 +514,7 @@ def deploy(replayed: Replayed, ms: dict[str, float]) -> list[dict[str, Any]]:
     share, again = TYPICAL
     asks = replayed.asks[again]
     cut = window_s(pd.Timestamp(replayed.bundle.manifest["cut"]))[0]
-    users = len(replayed.purchases.user_ids)
-    cluster = np.full(users, -1)
-    histories = dict(_histories_at(replayed.purchases, cut))
-    found = cluster_users(user_vectors(replayed.bundle, list(histories.values()), cut))
-    cluster[list(histories)] = found
+    cluster = clusters_at(replayed.bundle, replayed.purchases, cut)
     one = np.where(cluster >= 0, 0, -1)
     in_budget = max(int(BUDGET_S * 1e3 / ms["mean"]), 1)
     result = []
@@ -550,14 +545,6 @@ def deploy(replayed: Replayed, ms: dict[str, float]) -> list[dict[str, Any]]:
                 }
             )
     return result
-
-
-def _histories_at(purchases: Purchases, cut: float) -> Iterator[tuple[int, UserEvents]]:
-    """Yield each user who bought before the cut with the row as of the last basket before it."""
-    baskets = replay(purchases.where(purchases.at < cut))
-    for user, own in itertools.groupby(baskets, key=lambda basket: basket.user):
-        *_, last = own
-        yield user, last.history.named(purchases.item_ids)
 
 
 def expiry() -> dict[str, Any]:

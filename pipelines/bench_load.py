@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ import numpy as np
 import orjson
 import pandas as pd
 
+from components.evaluate_bundle import window_s
+from components.fit_statistics import Purchases
 from components.home import Champion
 from components.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE, dollars_a_million, watt_hours
+from components.traffic import AGAIN_RATIO, ANONYMOUS_RATIO, anonymous_users, asks_of
 from pipelines.load_arms import (
     NULL,
     OURS,
@@ -31,10 +35,12 @@ from pipelines.load_arms import (
     Arm,
     Scene,
     choose_arms,
+    differing,
     fill_store,
     running,
     student_of,
 )
+from pipelines.load_goals import judge_goals
 from pipelines.load_report import draw_load, load_table
 from serving.bench_frozen_store import local_server
 from serving.bench_latency import first_answer
@@ -49,7 +55,9 @@ log = logging.getLogger(__name__)
 
 PROBE_REQUESTS = 200  # a probe takes so long that about so many are due, within limits
 OVERLOAD = 3.0  # times the knee
+FEWEST = 20  # requests of which a share of the capacity can be told
 OVERLOAD_CONNECTIONS = 512  # so that the crowd stands at the server's door, not at the client's
+LOOKUPS = "reco_cache_lookups_total"  # in /metrics, by level and outcome
 WARM_UP = 20  # requests before each run: a server that idled has cold caches
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)  # items in a basket
 
@@ -87,17 +95,27 @@ class Runner:
     arm: Arm
     server: MeasuredServer
     bodies: str
+    listed: int  # how many bodies there are
     request_bytes: float
     ready_s: float
+    settings: Mapping[str, str]  # its variables that are not what they are by default
     rounds: list[dict[str, Any]] = field(default_factory=list)
     found: dict[str, Any] = field(default_factory=dict)
     answers: list[dict[str, Any]] = field(default_factory=list)  # with `client_ms`, one at a time
+    asked: int = (
+        0  # requests so far, warm-ups too: the next run goes on in the list where the last one stopped
+    )
     burn_ms: float = 0.0  # of the null server
 
     @property
     def url(self) -> str:
         """Where it is asked."""
         return str(self.server.ready["http"]) + PREDICT
+
+    @property
+    def laps(self) -> float:
+        """How often it went round its list so far."""
+        return self.asked / self.listed
 
     @property
     def cpu_ms(self) -> float:
@@ -126,7 +144,11 @@ class Bench:
         # A stack of seconds an answer is waited for as long; nothing that is due gets lost.
         patience_s = 2.0 + 10 * runner.cpu_ms / 1e3 if runner.rounds else 30.0
         given = {"connections": 64 if rate else 1, "warm_up": WARM_UP, "patience_s": patience_s, **plan}
-        return self.generator.run(Plan(runner.url, runner.bodies, seconds, rate, **given))
+        # Warm-ups go on in the list, too: whoever keeps answers must not know them by heart.
+        runner.asked += given["warm_up"]
+        load = self.generator.run(Plan(runner.url, runner.bodies, seconds, rate, start=runner.asked, **given))
+        runner.asked += len(load.status)
+        return load
 
     def turns(self, rounds: int) -> Iterator[tuple[int, Runner]]:
         """Yield every arm once a round, each round beginning with another one."""
@@ -145,9 +167,12 @@ def bench_load(
     effort: Effort | None = None,
     goal_ms: float = GOAL_MS,
     endurance: bool = False,
-    settings: Settings | None = None,
+    deadline_ms: float | None = None,
+    mixed: bool = False,
 ) -> dict[str, Any]:
     """Measure everything and write `load.json`, `load.md` and `load.png`; return what the JSON holds.
+
+    Those of a mixed replay are called `load-mixed`.
 
     Args:
         home: of the champion; its offline store fills a Redis of the bench's own.
@@ -158,7 +183,8 @@ def bench_load(
         effort: how long.
         goal_ms: p99 that a capacity must keep, and the deadline of a good answer.
         endurance: whether to ask ours for very long and watch its memory.
-        settings: of the endpoint: deadline and the like.
+        deadline_ms: of the endpoint; else its default. Nothing else of the endpoint is the caller's to set.
+        mixed: whether the requests are those of `replayed_requests`, for the report to say.
 
     Raises:
         ValueError: no requests were given, or an arm is none.
@@ -173,8 +199,10 @@ def bench_load(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-load-")))
         url, _ = stack.enter_context(local_server())
         rows = fill_store(home / "offline_store", scratch / "feast", url)
-        given = replace(settings or Settings(), store_url=url, store_password="")
-        scene = Scene(bundle, given, scratch / "feast", student_of(home, champion))
+        given = Settings(store_url=url)
+        if deadline_ms is not None:
+            given = replace(given, deadline_ms=deadline_ms)
+        scene = Scene(bundle, given, scratch / "feast", student_of(home, champion), mixed)
         generator = stack.enter_context(load_generator())
         runners, skipped = _start(stack, arms, scene, generator, requests, scratch)
         bench = Bench(generator, runners, requests, scene, effort, goal_ms)
@@ -185,7 +213,8 @@ def bench_load(
             "effort": asdict(effort),
             "goal_ms": goal_ms,
             "deadline_ms": given.deadline_ms,
-            "distinct_requests": len(requests),
+            "requests": len(requests),
+            "mixed": {"anonymous": ANONYMOUS_RATIO, "again": AGAIN_RATIO} if mixed else None,
             "online_store": rows,
             "constants": {"watts_a_core": WATTS_A_CORE, "dollars_a_core_hour": DOLLARS_A_CORE_HOUR},
             "skipped": skipped,
@@ -199,9 +228,11 @@ def bench_load(
             log.info("%s", name.replace("_", " "))
             result[name] = part(bench)
     result["load_average_after"] = os.getloadavg()
-    write_result(out_dir / "load.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
-    write_result(out_dir / "load.md", load_table(result).encode())
-    draw_load(result, out_dir)
+    result["goals"] = judge_goals(result)
+    name = "load-mixed" if mixed else "load"
+    write_result(out_dir / f"{name}.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    write_result(out_dir / f"{name}.md", load_table(result).encode())
+    draw_load(result, out_dir / f"{name}.png")
     return result
 
 
@@ -231,7 +262,9 @@ def _start(
             skipped[arm.name] = str(error).strip().splitlines()[-1]
             log.warning("%s is left out: %s", arm.name, error)
             continue
-        runners.append(Runner(arm, server, file, size, time.perf_counter() - began))
+        settings = differing(arm.settings(scene, scratch / arm.name))
+        took_s = time.perf_counter() - began
+        runners.append(Runner(arm, server, file, len(bodies), size, took_s, settings))
         log.info("%s is ready after %.1f s", arm.name, runners[-1].ready_s)
     return runners, skipped
 
@@ -242,11 +275,15 @@ def _measure_arms(bench: Bench) -> dict[str, float] | None:
     for runner, idle_ratio in zip(bench.runners, _idle(bench.runners), strict=True):
         runner.found["idle_cpu_ratio"] = idle_ratio
     for number, runner in bench.turns(bench.effort.rounds):
-        runner.rounds.append(_alone(bench, runner, number))
+        runner.rounds.append(_alone(bench, runner))
         log.info("round %d, %s: %s", number + 1, runner.arm.name, runner.rounds[-1])
+    keeping = [runner for runner in bench.runners if runner.arm.keeps_answers]
+    looked = [runner.server.samples(LOOKUPS) for runner in keeping]
     for runner, knee in zip(bench.runners, _knees(bench), strict=True):
         runner.found["capacity"] = knee.to_dict()
         log.info("%s: %.0f requests a second within %g ms", runner.arm.name, knee.rate, bench.goal_ms)
+    for runner, first in zip(keeping, looked, strict=True):
+        runner.found["cache"] = {**hits(first, runner.server.samples(LOOKUPS)), "laps": runner.laps}
     half: dict[str, list[Load]] = {runner.arm.name: [] for runner in bench.runners}
     cpu: dict[str, list[float]] = {runner.arm.name: [] for runner in bench.runners}
     for number, runner in bench.turns(min(bench.effort.rounds, 3)):
@@ -270,8 +307,24 @@ def _measure_arms(bench: Bench) -> dict[str, float] | None:
                 **counts,
                 "generator_late_ms": percentiles(np.concatenate([load.late_ms for load in loads])),
             }
-            runner.found["overload"] = _overload(bench, runner)
+            runner.found["overload"] = overload(bench, runner)
+    for runner in bench.runners:
+        runner.found["laps"] = None if runner.arm.name == NULL else runner.laps
     return floor
+
+
+def hits(before: Mapping[tuple[str, ...], float], after: Mapping[tuple[str, ...], float]) -> dict[str, Any]:
+    """Return what came of the looks for an answer between two readings of `LOOKUPS`, and the share found.
+
+    What Redis has counts as found; what is stale was answered at once, so it does, too.
+    """
+    counts = {
+        f"{level} {outcome}": int(count - before.get((level, outcome), 0.0))
+        for (level, outcome), count in after.items()
+    }
+    looks = sum(count for name, count in counts.items() if name.startswith("process "))
+    found = sum(counts.get(name, 0) for name in ("process hit", "process stale", "redis hit"))
+    return {"lookups": counts, "hit_ratio": found / looks if looks else None}
 
 
 def _set_null(bench: Bench) -> dict[str, float] | None:
@@ -279,8 +332,8 @@ def _set_null(bench: Bench) -> dict[str, float] | None:
     null = next((runner for runner in bench.runners if runner.arm.name == NULL), None)
     if null is None:
         return None
-    null.bodies, null.request_bytes = bench.generator.bodies([b"0"]), 1.0
-    bare, ours = _alone(bench, null, 0), _alone(bench, bench.ours, 0)
+    null.bodies, null.listed, null.request_bytes = bench.generator.bodies([b"0"]), 1, 1.0
+    bare, ours = _alone(bench, null), _alone(bench, bench.ours)
     null.burn_ms = max(ours["cpu_ms"] - bare["cpu_ms"], 0.0)
     null.bodies = bench.generator.bodies([f"{null.burn_ms:.4f}".encode()])
     bench.ours.answers.clear()
@@ -295,10 +348,10 @@ def _idle(runners: Sequence[Runner]) -> list[float]:
     return [(runner.server.cpu_ms() - b) / took_ms for runner, b in zip(runners, before, strict=True)]
 
 
-def _alone(bench: Bench, runner: Runner, number: int) -> dict[str, Any]:
+def _alone(bench: Bench, runner: Runner) -> dict[str, Any]:
     """Ask one request after the other."""
     before = runner.server.cpu_ms()
-    load = bench.ask(runner, bench.effort.alone_s, start=1_000 * number, keep=True)
+    load = bench.ask(runner, bench.effort.alone_s, keep=True)
     cpu_ms = (runner.server.cpu_ms() - before) / (len(load.status) + WARM_UP)
     summary = load.summary(bench.goal_ms)
     for ms, ok, answer in zip(load.client_ms.tolist(), load.answered, load.answers, strict=True):
@@ -344,13 +397,24 @@ def _long_enough(seconds: float, rate: float) -> float:
     return float(np.clip(PROBE_REQUESTS / rate, seconds, 4 * seconds))
 
 
-def _overload(bench: Bench, runner: Runner) -> dict[str, Any]:
-    """Ask three times as much as it can; what counts is what still comes in time."""
+def overload(bench: Bench, runner: Runner) -> dict[str, Any]:
+    """Ask three times as much as it can; what counts is what still comes in time and in full.
+
+    What comes in time from a fallback is told beside it: a capacity is one of full answers.
+    """
     capacity = runner.found["capacity"]["rate"]
     rate = OVERLOAD * capacity
-    load = bench.ask(runner, bench.effort.overload_s, rate, connections=OVERLOAD_CONNECTIONS, seed=300)
+    seconds = _long_enough(bench.effort.overload_s, rate)
+    load = bench.ask(runner, seconds, rate, connections=OVERLOAD_CONNECTIONS, seed=300)
     summary = load.summary(bench.goal_ms)
-    return {"rate": rate, "goodput_ratio": summary["good_per_s"] / capacity, **summary}
+    good, less = summary["good_per_s"], summary["degraded_in_time_per_s"]
+    enough = summary["requests"] >= FEWEST
+    return {
+        "rate": rate,
+        "goodput_ratio": good / capacity if enough else None,
+        "degraded_ratio": less / capacity if enough else None,
+        **summary,
+    }
 
 
 def _row(bench: Bench, runner: Runner) -> dict[str, Any]:
@@ -358,6 +422,7 @@ def _row(bench: Bench, runner: Runner) -> dict[str, Any]:
     cpu_ms = runner.cpu_ms
     row = {
         "what": runner.arm.what,
+        "settings": runner.settings,
         "ready_s": runner.ready_s,
         "memory_mb": runner.server.memory_mb(),
         "alone": {
@@ -369,7 +434,7 @@ def _row(bench: Bench, runner: Runner) -> dict[str, Any]:
         "wh_a_million": watt_hours(cpu_ms / 1e3 * 1e6),
         "request_bytes": runner.request_bytes,
         "answer_bytes": _median(runner, "answer_bytes"),
-        "stages": _stages(runner),
+        "stages": stages_of(runner),
         **runner.found,
     }
     if runner is not bench.ours:
@@ -393,12 +458,16 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": float(np.median(values)), "min": min(values), "max": max(values)}
 
 
-def _stages(runner: Runner) -> dict[str, dict[str, float | None]] | None:
-    """Return what of the client's time each stage explains; means add up, `unexplained` being the rest."""
+def stages_of(runner: Runner) -> dict[str, dict[str, float | None]] | None:
+    """Return what of the client's time each stage explains; means add up, `unexplained` being the rest.
+
+    An answer spent no time in a stage that it does not name: a fallback has others than the full path.
+    """
     timed = [answer for answer in runner.answers if "total" in answer]
     if not timed:
         return None
-    names = [name for name in timed[0] if name not in ("client_ms", "total")]
+    every = dict.fromkeys(name for answer in timed for name in answer)  # in the order they first appear
+    names = [name for name in every if name not in ("client_ms", "total")]
     rows = {name: np.array([answer.get(name, 0.0) for answer in timed]) for name in names}
     client = np.array([answer["client_ms"] for answer in timed])
     rows["unexplained"] = client - np.sum(list(rows.values()), axis=0)
@@ -495,10 +564,8 @@ def memory_growth(bench: Bench, steps: int = 20) -> dict[str, Any]:
     ours, each = bench.ours, max(bench.effort.endurance // steps, 1)
     points = [(0, ours.server.memory_mb()["rss"])]
     failed = 0
-    for step in range(steps):
-        load = bench.ask(
-            ours, 3_600.0, requests=each, connections=4, warm_up=0, start=step * each, patience_s=60.0
-        )
+    for _ in range(steps):
+        load = bench.ask(ours, 3_600.0, requests=each, connections=4, warm_up=0, patience_s=60.0)
         failed += int((~load.answered).sum())
         points.append((points[-1][0] + len(load.status), ours.server.memory_mb()["rss"]))
     asked, rss = np.array(points[steps // 4 :], np.float64).T
@@ -512,21 +579,18 @@ def memory_growth(bench: Bench, steps: int = 20) -> dict[str, Any]:
     }
 
 
-def real_baskets(events: pd.DataFrame, cut: str, limit: int) -> list[dict[str, Any]]:
-    """Return request lines of the baskets after the cut in their order in time, half of each scanned.
+def replayed_requests(purchases: Purchases, cut: str, limit: int) -> list[dict[str, Any]]:
+    """Return request lines of the weeks after the cut in the order of time, as `components.traffic` assumes.
 
     Nothing is sampled: shoppers and items are as popular, and come as often again, as in the data.
     """
-    later = events[events["at"] >= pd.Timestamp(cut)].sort_values("at", kind="stable")
-    baskets = later.groupby("basket_id", sort=False).agg(
-        user=("user_id", "first"), at=("at", "first"), store=("store_id", "first"), items=("item_id", list)
-    )
+    start, end = window_s(pd.Timestamp(cut))
+    anonymous = anonymous_users(len(purchases.user_ids), ANONYMOUS_RATIO)
     lines = []
-    for basket in baskets.head(limit).itertuples():
-        line = {
-            "user_id": basket.user,
-            "basket": basket.items[: max(len(basket.items) // 2, 1)],
-            "at": basket.at.isoformat(),
-        }
-        lines.append({**line, "store_id": basket.store} if basket.store else line)
+    for ask in asks_of(purchases, start, end, AGAIN_RATIO)[:limit]:
+        line: dict[str, Any] = {"basket": list(ask.items)}
+        if not anonymous[ask.user]:
+            at = datetime.fromtimestamp(ask.at, UTC).isoformat()
+            line |= {"user_id": str(purchases.user_ids[ask.user]), "at": at}
+        lines.append({**line, "store_id": ask.store_id} if ask.store_id else line)
     return lines

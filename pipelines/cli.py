@@ -1139,7 +1139,7 @@ def drift(
         for c in verdict.columns
     ]
     text = f"{verdict.status}: {verdict.reason}" + (f"\nreport: {page}" if page else "")
-    if verdict.status != "insufficient_data":
+    if any(column.psi is not None for column in verdict.columns):
         text = table(["column", "status", "psi", "warns at", "alarms at", "note"], rows) + f"\n{text}"
     if retrain:
         document["retrain"] = outcome = _retrain(context, verdict)
@@ -1297,7 +1297,7 @@ def bench_batching(context: Context, requests: IO[bytes] | None, out: Path | Non
     "--arm", "arms", multiple=True, help="Measure this one beside ours; may be repeated.  [default: all]"
 )
 @click.option(
-    "--mixed", is_flag=True, help="Replay the baskets after the cut, as often and in the order they came."
+    "--mixed", is_flag=True, help="Replay the questions of the baskets after the cut, in their order."
 )
 @click.option("--goal-ms", type=float, default=50.0, show_default=True, help="p99 that a capacity must keep.")
 @click.option("--endurance", is_flag=True, help="Ask ours 60,000 requests, too, and watch its memory.")
@@ -1324,16 +1324,17 @@ def bench_load(
     Against our endpoint without each of its parts, plain FastAPI, the tutorials' stack, and a server that
     only burns time. With a Redis of its own; about half an hour.
     """
+    from components.fit_statistics import purchases_of
     from feature_repo.events import read_dataset
     from pipelines.ask import evaluation_requests
-    from pipelines.bench_load import QUICK, real_baskets
+    from pipelines.bench_load import QUICK, replayed_requests
     from pipelines.bench_load import bench_load as measure
     from pipelines.load_report import load_table
 
     champion = read_champion(context.home)
     if mixed:
         events = read_dataset(_dataset(context, data or _newest_data(context))).events
-        requests = real_baskets(events, champion.cut, 20_000)
+        requests = replayed_requests(purchases_of(events), champion.cut, 100_000)
     else:
         requests = evaluation_requests(champion.bundle(context.home), 2_000)
     result = measure(
@@ -1345,7 +1346,8 @@ def bench_load(
         QUICK if quick else None,
         goal_ms,
         endurance,
-        context.settings(),
+        context.settings().deadline_ms,  # and nothing else of this shell: the arms run as they ship
+        mixed,
     )
     context.answer(result, load_table(result))
 

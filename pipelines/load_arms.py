@@ -33,9 +33,10 @@ class Scene:
     """What all arms serve."""
 
     bundle: Path
-    settings: Settings  # where the Redis is; the deadline; ports and log are chosen for each arm
+    settings: Settings  # the defaults but for where the Redis is and the deadline; places are each arm's own
     feast_home: Path  # Feast's registry of that Redis
     student: Path | None  # the ranker's torch weights; None: nobody kept them
+    mixed: bool = False  # the requests are a replay, where few are asked again
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Arm:
     environment: Mapping[str, str] = field(default_factory=dict)  # beside the scene's settings
     needs_student: bool = False
 
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether it may answer what it was asked before without computing it again."""
+        return "RECO_ANSWER_CACHE" in self.environment
+
     def missing(self, scene: Scene) -> str:
         """Return why it cannot be measured, or an empty text."""
         known = {variable(setting.name) for setting in fields(Settings)}
@@ -55,7 +61,19 @@ class Arm:
             return f"this version has no {', '.join(unknown)}"
         if self.needs_student and scene.student is None:
             return "no run under this home keeps the torch weights of the champion's student"
+        if self.keeps_answers and not scene.mixed:
+            return "requests that are asked in a cycle are all hits after the first round: use --mixed"
         return ""
+
+    def settings(self, scene: Scene, place: Path) -> Settings:
+        """Return all that the server gets from its environment; nothing of it comes from the caller's shell.
+
+        Args:
+            scene: what all arms serve.
+            place: the arm's own home, its log included.
+        """
+        own = replace(scene.settings, home=place, host="127.0.0.1", http_port=0, grpc_port=0)
+        return Settings.from_env({**own.to_env(), **self.environment})
 
 
 def _ours(scene: Scene) -> list[str]:
@@ -83,18 +101,31 @@ def _tutorial(items_from_feast: bool) -> Callable[[Scene], list[str]]:
     return command
 
 
+_NO_REQUEST_LOG = {"RECO_REQUEST_LOG": "off"}
 ARMS = (
     Arm(OURS, "as it ships, one process", _ours),
     Arm("ours, 2 processes", "two processes behind one port", _ours, {"RECO_PROCESSES": "2"}),
-    Arm("kserve-stock", "our models in KServe's own server, with its logs", _variant(door="kserve")),
+    Arm("answer-cache", "answers are kept in the process", _ours, {"RECO_ANSWER_CACHE": "memory:"}),
+    Arm("no-logs", "neither request log nor prediction log", _ours, {**_NO_REQUEST_LOG, "RECO_LOG": "off"}),
+    Arm(
+        "kserve-stock",
+        "our models in KServe's own server, with its logs in place of our request log",
+        _variant(door="kserve"),
+        _NO_REQUEST_LOG,
+    ),
     Arm("eager", "ranker in eager PyTorch, FP32", _variant(student=True), needs_student=True),
     Arm("feast-sdk", "the user's row through Feast's SDK", _variant(feast_home=True)),
     Arm("no-gc-freeze", "garbage collections over all that is loaded", _variant(freezes=False)),
-    Arm("no-batching", "each request calls the ranker by itself", _variant(joins=False)),
-    Arm("fastapi", "plain FastAPI and uvicorn before the same recommender", _variant(door="fastapi")),
+    Arm("no-batching", "each request calls query tower and ranker by itself", _variant(joins=False)),
+    Arm(
+        "fastapi",
+        "plain FastAPI and uvicorn before the same recommender; no request log, no metrics",
+        _variant(door="fastapi"),
+    ),
     Arm(
         "unoptimised",
-        "the tutorials' stack: KServe transformer, JSON, PyTorch predictor; user and candidates from Feast",
+        "the tutorials' stack: KServe transformer, JSON, PyTorch predictor; user and candidates from Feast; "
+        "KServe's logs, neither request log nor prediction log",
         _tutorial(items_from_feast=True),
         needs_student=True,
     ),
@@ -133,12 +164,19 @@ def running(arm: Arm, scene: Scene, scratch: Path) -> Iterator[MeasuredServer]:
     """
     place = scratch / arm.name.replace(" ", "-")
     place.mkdir()
-    settings = replace(
-        scene.settings, home=place, host="127.0.0.1", http_port=0, grpc_port=0, log=True, log_dir=None
-    )
-    environment = {**settings.to_env(), **arm.environment}
+    environment = arm.settings(scene, place).to_env()
     with started(arm.command(scene), environment, place / "server.log") as server:
         yield server
+
+
+def differing(settings: Settings) -> dict[str, str]:
+    """Return the variables of all settings that are not what they are by default."""
+    default, environment = Settings(), settings.to_env()
+    return {
+        variable(one.name): environment[variable(one.name)]
+        for one in fields(Settings)
+        if getattr(settings, one.name) != getattr(default, one.name)
+    }
 
 
 def fill_store(offline_store: Path, feast_home: Path, url: str) -> dict[str, int]:

@@ -83,7 +83,8 @@ class Transformer(Model):
         read = time.perf_counter()
         row = self._bundle.statistics.store_row.get(request.store_id or "")
         popular = None if row is None else self._bundle.statistics.store_popular[row]
-        candidates = retrieve(query, popular, self._profile.quotas, self._profile.tower)
+        near = self._profile.tower.search([query], self._profile.quotas.tower)[0]
+        candidates = retrieve(query, popular, self._profile.quotas, near)
         retrieved = time.perf_counter()
         dense, categorical = model_inputs(Rows(query, candidates.codes))
         if self._items_from_feast and len(dense):

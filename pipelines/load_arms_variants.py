@@ -1,20 +1,22 @@
 """What to change -> our endpoint without one of its parts, on its own port: what that part is worth.
 
-`python -m pipelines.load_arms_variants JSON`, the JSON being the fields of `Variant`. What stays is the very
-code that `serving.server` runs.
+`python -m pipelines.load_arms_variants JSON`, the JSON being the fields of `Variant`. What runs is
+`serving.server` itself, in which something else stands at the place of that one part: logs, metrics and
+whatever else ours pays for are the same. Plain FastAPI is no variant of it, but somebody else's stack.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import json
-import logging
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,14 +26,15 @@ from fastapi import Body, FastAPI, Response
 
 from components.feast_store import feature_store, quiet_feast
 from feature_repo.schema import DENSE_NAMES
-from feature_repo.snapshots import HISTORY, USER_VIEW
+from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_VIEW
 from pipelines.load_arms_null import say_ready, serve_app
+from serving import server
+from serving.checkout import Checkout, find_here, rank_here
 from serving.fact_store import open_fact_store
 from serving.online_features import OnlineStore, UserRow, open_store
 from serving.prediction_log import PredictionLog
 from serving.recommender import Recommender, open_recommender
 from serving.schemas import parse_request
-from serving.server import SWITCH_S
 from serving.settings import Settings
 
 DOORS = ("endpoint", "kserve", "fastapi")
@@ -57,78 +60,129 @@ class Variant:
 class FeastRows:
     """An online store behind Feast's SDK."""
 
-    def __init__(self, home: Path, url: str) -> None:
-        """Open the store; the first read reads the registry."""
+    def __init__(self, home: Path, url: str, plain: OnlineStore) -> None:
+        """Open the store; the first read reads the registry; `plain` reads what is no user's row."""
+        self._plain = plain
         with quiet_feast():
             self._feast = feature_store(home, url)
 
     def read(self, user_id: str) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know."""
+        if user_id == HEARTBEAT:
+            return self._plain.read(user_id)  # the stream's pulse, in a thread of its own, each second
         found = self._feast.get_online_features([f"{USER_VIEW}:{HISTORY}"], [{"user_id": user_id}])
         history = found.to_dict()[HISTORY][0]
         # The SDK tells no time of the row: it counts as fresh.
         return UserRow(history, time.time()) if history else None
 
     def close(self) -> None:
-        """Do nothing: Feast keeps its connection."""
+        """Let go of what reads the pulse; Feast keeps its connection."""
+        self._plain.close()
 
 
-def serve_variant(variant: Variant, settings: Settings) -> None:
-    """Serve until SIGTERM."""
-    sys.setswitchinterval(SWITCH_S)
-    if not variant.freezes:
-        gc.freeze = lambda: None
-    store: OnlineStore = open_store(settings.online_store_url)
+class EagerSession:
+    """A ranker's torch weights where the bundle has its graph: joined calls and single ones come here."""
+
+    def __init__(self, student: Path) -> None:
+        """Load the weights."""
+        self._rank = eager(student)
+
+    def run(self, outputs: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Score rows as an `ort.InferenceSession` does."""
+        return [self._rank(inputs["dense"], inputs["categorical"])]
+
+
+class StockDoor:
+    """KServe's own server in the place of `serving.endpoint.Endpoint`."""
+
+    def __init__(self, settings: Settings, http_socket: socket.socket) -> None:
+        """Let go of the socket: KServe's server binds one itself."""
+        http_socket.close()
+
+    def start(self, checkout: Checkout, on_ready: Callable[[str, str], None], _: None) -> None:
+        """Serve until SIGTERM, with KServe's logs as they come; here the ranker has no channel to close."""
+        from serving.predictor import Predictor
+        from serving.transformer import Transformer
+
+        serve_stock([Transformer(checkout), Predictor(checkout)], on_ready=on_ready)
+
+
+def parts_of(variant: Variant) -> dict[str, Any]:
+    """Return what takes the place of which parts of `serving.server`, by the names it imports them by."""
+    parts: dict[str, Any] = {}
+    if variant.door == "kserve":
+        parts["serving.endpoint.Endpoint"] = StockDoor
     if variant.feast_home:
-        store = FeastRows(Path(variant.feast_home), settings.online_store_url)
+        home, open_plain = Path(variant.feast_home), open_store
+        parts["serving.online_features.open_store"] = lambda url: FeastRows(home, url, open_plain(url))
+    if variant.student:
+        parts["serving.recommender.open_recommender"] = _with_eager_ranker(Path(variant.student))
+    if not variant.freezes:
+        parts["gc.freeze"] = lambda: None
+    if not variant.joins:
+        parts["serving.checkout.rank_together"] = lambda *limits: rank_here
+        parts["serving.checkout.find_together"] = lambda *limits: find_here
+    return parts
+
+
+@contextlib.contextmanager
+def replaced(parts: Mapping[str, Any]) -> Iterator[None]:
+    """Put parts where others are looked for, until the block ends.
+
+    Raises:
+        AttributeError: there is nothing by one of the names.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, part in parts.items():
+            place, _, own_name = name.rpartition(".")
+            module = importlib.import_module(place)
+            stack.callback(setattr, module, own_name, getattr(module, own_name))
+            setattr(module, own_name, part)
+        yield
+
+
+def _with_eager_ranker(student: Path) -> Callable[..., Recommender]:
+    def open_eager(*given: Any) -> Recommender:
+        recommender = open_recommender(*given)  # which asks the golden requests of the bundle's own ranker
+        session: Any = EagerSession(student)
+        recommender.bundle = replace(recommender.bundle, ranker=session)
+        return recommender
+
+    return open_eager
+
+
+def serve_variant(variant: Variant) -> int:
+    """Serve until SIGTERM; return what the process exits with."""
+    if variant.door == "fastapi":
+        serve_fastapi(Path(variant.bundle), Settings.from_env())
+        return 0
+    with replaced(parts_of(variant)):
+        return server.main(["--bundle", variant.bundle])
+
+
+def serve_fastapi(bundle: Path, settings: Settings) -> None:
+    """Serve the recommender behind FastAPI until SIGTERM."""
+    sys.setswitchinterval(server.SWITCH_S)
     log = PredictionLog(settings.prediction_log_dir, DENSE_NAMES, segment_s=settings.log_segment_s)
     facts = open_fact_store(settings.fact_store_url)
-    recommender = open_recommender(Path(variant.bundle), store, log, settings.availability_path, facts)
-    if variant.student:
-        recommender.rank = eager(Path(variant.student))  # type: ignore[method-assign, assignment]
+    store = open_store(settings.online_store_url)
+    recommender = open_recommender(bundle, store, log, settings.availability_path, facts)
     try:
-        if variant.door == "fastapi":
-            serve_app(fastapi_app(recommender))
-        else:
-            _serve_kserve(variant, recommender, settings)
+        serve_app(fastapi_app(recommender))
     finally:
         log.close()
         recommender.facts.close()
 
 
-def _serve_kserve(variant: Variant, recommender: Recommender, settings: Settings) -> None:
-    from serving.checkout import Checkout, Rank, rank_here, rank_together
-    from serving.endpoint import Endpoint
-    from serving.predictor import Predictor
-    from serving.server import RANKING_SHARE
-    from serving.transformer import Transformer
-
-    rank: Rank = rank_here
-    if variant.joins and not variant.student:
-        goal_ms = RANKING_SHARE * settings.deadline_ms
-        rank = rank_together(goal_ms, settings.batch_max_wait_ms, settings.batch_max_rows)
-    checkout = Checkout(recommender, settings.deadline_ms, rank)
-    if variant.door == "kserve":
-        serve_stock([Transformer(checkout), Predictor(checkout)])
-    else:
-        # As `serving.server` has it: KServe logs each request, and each mistake of a client.
-        logging.getLogger("kserve").setLevel(logging.CRITICAL)
-        Endpoint(settings, _listening()).start(checkout, say_ready)
-
-
-def _listening() -> socket.socket:
-    bound = socket.socket()
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind(("127.0.0.1", 0))
-    return bound
-
-
-def serve_stock(models: list[Any], predictor: str = "") -> None:
+def serve_stock(
+    models: list[Any], predictor: str = "", on_ready: Callable[[str, str], None] = say_ready
+) -> None:
     """Serve models in KServe's own server as it comes, with its logs, until SIGTERM.
 
     Args:
         models: ready to answer.
         predictor: address of the predictor that a transformer asks over REST V1, if there is one.
+        on_ready: called with the HTTP and the gRPC address once it takes connections.
     """
     from kserve import ModelServer
     from kserve.predictor_config import PredictorConfig
@@ -137,11 +191,11 @@ def serve_stock(models: list[Any], predictor: str = "") -> None:
     config = PredictorConfig(predictor) if predictor else None
     server = ModelServer(http_port=http, grpc_port=grpc, predictor_config=config)
     addresses = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
-    threading.Thread(target=_announce, args=(http, *addresses), daemon=True).start()
+    threading.Thread(target=_announce, args=(http, addresses, on_ready), daemon=True).start()
     server.start(models)
 
 
-def _announce(port: int, http: str, grpc: str) -> None:
+def _announce(port: int, addresses: tuple[str, str], on_ready: Callable[[str, str], None]) -> None:
     """Say that a server is ready once it takes connections."""
     while True:
         try:
@@ -149,7 +203,7 @@ def _announce(port: int, http: str, grpc: str) -> None:
         except OSError:
             time.sleep(0.05)
         else:
-            say_ready(http, grpc)
+            on_ready(*addresses)
             return
 
 
@@ -198,4 +252,4 @@ def eager(student: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
 
 
 if __name__ == "__main__":
-    serve_variant(Variant(**json.loads(sys.argv[1])), Settings.from_env())
+    sys.exit(serve_variant(Variant(**json.loads(sys.argv[1]))))

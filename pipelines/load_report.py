@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 
 OURS, NULL = "ours", "null"
+TUTORIALS = ("unoptimised", "unoptimised-user-row")
+# Where an arm is says nothing of how fast it is.
+_PLACES = {"RECO_HOME", "RECO_HOST", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL"}
 _COLOURS = {OURS: "tab:blue", NULL: "black", "fastapi": "tab:green", "unoptimised": "tab:red"}
+CUT = 4.0  # times as long as ours: there a bar is cut, so that ours can be read beside it
 _NEXT_COLOURS = ("tab:orange", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan", "tab:gray")
 
 
@@ -18,15 +22,21 @@ def load_table(result: Mapping[str, Any]) -> str:
     lines = [
         f"# Load report of bundle {result['bundle_id']}",
         "",
-        *_preface(result),
+        _verdict(result),
         "",
         *_summary(result),
+        "",
+        *_goals(result),
+        "",
+        *_preface(result),
         "",
         *_compared(result),
         "",
         *_stages(result),
         "",
         *_under_load(result),
+        "",
+        *_rounds(result),
         "",
         *_lengths(result["basket_length"]),
         "",
@@ -38,13 +48,50 @@ def load_table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _verdict(result: Mapping[str, Any]) -> str:
+    """Return what a manager reads: ours beside the tutorials' stack, in one sentence."""
+    ours, within = result["arms"][OURS], f"p99 <= {result['goal_ms']:g} ms"
+    others = [name for name in TUTORIALS if name in result["arms"]]
+    fast = f"An answer takes `{OURS}` {_ms(ours['alone']['p50_ms'])} ms (p50)"
+    many = f"at {within} one process gives {_rate(ours['capacity']['rate'])} answers a second"
+    if not others:
+        return f"{fast}, and {many}; the tutorials' stack was not measured beside it."
+    p50s, capacities = [], []
+    for name in others:
+        arm = result["arms"][name]
+        theirs, rate = arm["alone"]["p50_ms"], arm["capacity"]["rate"]
+        times = _times(arm["ratio"]["p50_ms"]["median"]) if "p50_ms" in arm["ratio"] else "–"
+        p50s.append(f"where `{name}` takes {times} x as long ({_ms(theirs)} ms)")
+        over = _times(ours["capacity"]["rate"] / rate) if rate else ""
+        none = f"where `{name}` holds no rate"
+        capacities.append(f"{over} x as many as `{name}` ({_rate(rate)})" if rate else none)
+    return f"{fast}, {' and '.join(p50s)}; {many}, {' and '.join(capacities)}."
+
+
+def _goals(result: Mapping[str, Any]) -> list[str]:
+    lines = ["| goal | wanted | measured | reached |", "|---|---|---|---|"]
+    for goal in result["goals"]:
+        reached = {True: "yes", False: "no", None: "not measured"}[goal["reached"]]
+        measured = "–" if goal["measured"] is None else _ms(goal["measured"]) + goal["unit"]
+        if goal["measured"] is None and goal["reached"]:
+            measured = "the other holds no rate"
+        lines.append(f"| {goal['name']} | {goal['goal']} | {measured} | {reached} |")
+    return lines
+
+
 def _preface(result: Mapping[str, Any]) -> list[str]:
     machine, effort = result["machine"], result["effort"]
+    asked = f"{result['requests']:,} different requests"
+    if (mixed := result["mixed"]) is not None:
+        asked = (
+            f"{result['requests']:,} questions of growing baskets after the cut in their order, "
+            f"{mixed['anonymous']:.0%} of the shoppers anonymous, {mixed['again']:.0%} asked again"
+        )
     before, after = result["load_average_before"][0], result["load_average_after"][0]
     return [
         f"{machine['cpu']}, {machine['cores']} cores, servers, Redis and client on the same ones; "
         f"load average {before:.2f} before, {after:.2f} after; Python {result['software']['python']}; commit "
-        f"{result['commit']}; {result['measured_at']}. {result['distinct_requests']} different requests, "
+        f"{result['commit']}; {result['measured_at']}. {asked}, "
         f"{result['online_store']['users']:,} shoppers' rows; {effort['rounds']} rounds of "
         f"{effort['alone_s']:g} s an arm, the arms taking turns. Medians over rounds."
     ]
@@ -63,9 +110,7 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
             f"**{name}**" if name == OURS else name,
             _ms(alone["p50_ms"]),
             _ms(alone["p99_ms"]),
-            f"{arm['capacity']['rate']:,.0f}"
-            if arm["capacity"]["rate"] >= 10
-            else _ms(arm["capacity"]["rate"]),
+            _rate(arm["capacity"]["rate"]),
             f"{arm['cpu_ms']:.2f}",
             f"{arm['dollars_a_million']:.3f}",
             f"{arm['wh_a_million']:.1f}",
@@ -96,7 +141,10 @@ def _against(ratio: Mapping[str, Any] | None) -> str:
 
 def _compared(result: Mapping[str, Any]) -> list[str]:
     lines = ["What each arm is:", ""]
-    return lines + [f"- {name}: {arm['what']}" for name, arm in result["arms"].items()]
+    for name, arm in result["arms"].items():
+        own = [f"{key}={value}" for key, value in arm["settings"].items() if key not in _PLACES]
+        lines.append(f"- {name}: {arm['what']}" + (f" ({', '.join(own)})" if own else ""))
+    return lines
 
 
 def _stages(result: Mapping[str, Any]) -> list[str]:
@@ -126,12 +174,12 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
         "## At half of each capacity, and at three times it",
         "",
         "| arm | half: answers/s | p50 ms | p99 | p99.9 | CPU ms | failed, refused, degraded "
-        "| 3 x capacity: in time, of the capacity | refused | degraded |",
-        "|" + "---|" * 10,
+        "| 3 x capacity: in full and in time, of the capacity | degraded, in time | refused | failed |",
+        "|" + "---|" * 11,
     ]
     for name, arm in result["arms"].items():
         if "half" not in arm:
-            lines.append(f"| {name} | held no rate |" + " |" * 8)
+            lines.append(f"| {name} | held no rate |" + " |" * 9)
             continue
         half, over = arm["half"], arm["overload"]
         cells = [
@@ -141,9 +189,10 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
             f"{half['cpu_ms']:.2f}",
             f"{half['failed'] + half['unanswered']}, {half['refused']}, {half['degraded']} "
             f"of {half['requests']}",
-            f"{over['goodput_ratio']:.0%}",
+            _percent(over["goodput_ratio"]),
+            _percent(over["degraded_ratio"]),
             f"{over['refused']} of {over['requests']}",
-            str(over["degraded"]),
+            str(over["failed"] + over["unanswered"]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return [
@@ -151,8 +200,30 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
         "",
         "Open loop: requests come at the times of a Poisson process, and a latency counts from when its "
         "request was due. The tail of `null` is that of machine and client at the same processor time: set "
-        "no goal below it.",
+        "no goal below it. At three times the capacity, answers within the goal are counted over the time in "
+        "which they were due; those of a fallback stand beside, as no capacity counts them.",
     ]
+
+
+def _rounds(result: Mapping[str, Any]) -> list[str]:
+    """Tell how often each arm was asked the same again, and what one that keeps answers had of it."""
+    arms = {name: arm for name, arm in result["arms"].items() if arm["laps"] is not None}
+    told = ", ".join(f"{name} {arm['laps']:.1f}" for name, arm in arms.items())
+    lines = ["## How often the list of requests was gone round", "", f"{told}."]
+    for name, arm in arms.items():
+        if cache := arm.get("cache"):
+            looks = sum(count for kind, count in cache["lookups"].items() if kind.startswith("process "))
+            lines.append(
+                f"`{name}` had {_percent(cache['hit_ratio'])} of {looks:,} answers already while its "
+                f"capacity was looked for; {cache['laps']:.1f} times round at its end."
+            )
+    wrapped = ", ".join(f"`{name}`" for name, arm in arms.items() if arm["laps"] > 1)
+    if result["mixed"] is not None and wrapped:
+        lines.append(
+            f"The replay was too short for {wrapped}: what was asked in the first round was asked again, so "
+            "that kept answers are found more often than in a shop."
+        )
+    return lines
 
 
 def _lengths(found: Mapping[str, Any]) -> list[str]:
@@ -224,12 +295,24 @@ def _curve(arm: Mapping[str, Any]) -> list[tuple[float, float]]:
     return [(rate, float(np.median(asked[rate]))) for rate in sorted(asked)]
 
 
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else _ms(rate)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
+
+
+def _percent(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.0%}"
+
+
 def _ms(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def draw_load(result: Mapping[str, Any], out_dir: Path) -> None:
-    """Draw `load.png`: p99 over the rate for each arm, and where the time goes."""
+def draw_load(result: Mapping[str, Any], file: Path) -> None:
+    """Draw a picture: p99 over the rate for each arm, and where the time goes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -246,18 +329,21 @@ def draw_load(result: Mapping[str, Any], out_dir: Path) -> None:
     left.axhline(result["goal_ms"], color="grey", linewidth=0.8)
     left.set(xscale="log", yscale="log", xlabel="requests a second, open loop", ylabel="p99, milliseconds")
     left.legend(fontsize=8)
-    _draw_stages(right, {name: arm["stages"] for name, arm in result["arms"].items() if arm["stages"]})
+    draw_stages(right, {name: arm["stages"] for name, arm in result["arms"].items() if arm["stages"]})
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    out_dir.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out_dir / "load.png", dpi=120)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
     pyplot.close(figure)
 
 
-def _draw_stages(axes: Any, stages: Mapping[str, Mapping[str, Any]]) -> None:
+def draw_stages(axes: Any, stages: Mapping[str, Mapping[str, Any]]) -> None:
+    """Stack the means of each arm's stages; a bar that is too long for the others to be seen is cut."""
     names = list(stages)
+    totals = {name: float(rows["client"]["mean"]) for name, rows in stages.items()}
+    end = min(max(totals.values(), default=1.0), CUT * totals.get(OURS, np.inf))
     left = np.zeros(len(names))
     kinds: Iterable[str] = dict.fromkeys(
         stage for rows in stages.values() for stage in rows if stage != "client"
@@ -265,8 +351,16 @@ def _draw_stages(axes: Any, stages: Mapping[str, Mapping[str, Any]]) -> None:
     for kind in sorted(kinds, key=lambda stage: stage == "unexplained"):
         means = np.array([stages[name].get(kind, {"mean": 0.0})["mean"] for name in names])
         colour = "lightgrey" if kind == "unexplained" else None
-        axes.barh(names, np.maximum(means, 0), left=left, label=kind, color=colour)
-        left += np.maximum(means, 0)
+        shown = np.clip(left + np.maximum(means, 0), None, end) - left
+        axes.barh(names, shown, left=left, label=kind, color=colour)
+        left += shown
+    for row, name in enumerate(names):
+        is_cut = totals[name] > end
+        if is_cut:
+            axes.plot([0.91 * end, 0.93 * end], [row + 0.45, row - 0.45], color="white", linewidth=4)
+        told = f" {_ms(totals[name])} ms" + (", cut" if is_cut else "")
+        axes.text(left[row], row, told, va="center", fontsize=8, weight="bold" if is_cut else "normal")
+    axes.set_xlim(0, 1.3 * end)  # room for the numbers
     axes.invert_yaxis()
     axes.set(xlabel="mean milliseconds, one request at a time")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False)

@@ -27,9 +27,9 @@ from serving.schemas import Request
 
 VERSION = 1  # to be raised when this code ranks the same bundle differently: Redis outlives a deploy
 HOUR_S = 3_600
-# What is nobody's is as true after a week, for the bundle is part of its key; a known user's is worth no more
-# after its hour.
-SHARED = Life(fresh_s=24 * HOUR_S, dead_s=7 * 24 * HOUR_S)
+# What is nobody's is made of its key and the bundle alone: made anew it would be the same. It goes after a
+# week for its room in Redis. A known user's is worth no more after its hour.
+SHARED = Life(fresh_s=7 * 24 * HOUR_S, dead_s=7 * 24 * HOUR_S)
 KNOWN = Life(fresh_s=HOUR_S, dead_s=2 * HOUR_S)
 MAX_ENTRIES = 100_000
 MAX_BYTES = 64 << 20  # some 60,000 lists
@@ -63,6 +63,7 @@ def answer_key(
         row: the user's row as far as it is used; None for nobody, no row, or one that is too old or broken.
     """
     if POOL * request.k > KEPT:
+        _refused.inc()
         return None
     codes = statistics.codes(request.basket)
     last = codes[-BASKET_LENGTH:]
@@ -94,19 +95,24 @@ class AnswerCache:
         self._redis = redis
         self._cache = Cache(max_entries=MAX_ENTRIES, max_bytes=MAX_BYTES)
 
-    async def get_or_make(self, key: AnswerKey | None, make: Callable[[], Awaitable[Ranked]]) -> Ranked:
+    def __len__(self) -> int:
+        """Return the number of lists in this process."""
+        return len(self._cache)
+
+    def show(self) -> None:
+        """Say in the metrics what is kept in this process, when this cache begins to answer."""
+        self._cache.show()
+
+    async def get_or_make(self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]]) -> Ranked:
         """Return the ranked list of a key; `make` computes it if no level has it, once for all who ask now.
 
         Args:
-            key: of `answer_key`; None computes without keeping.
+            key: of `answer_key`.
             make: computes the list. It must not leave out what is sold out now: the list outlives that.
 
         Raises:
             Exception: what `make` raised.
         """
-        if key is None:
-            _refused.inc()
-            return await make()
 
         async def make_bytes() -> bytes:
             return await self._through_redis(key, make)
@@ -114,16 +120,35 @@ class AnswerCache:
         found = await self._cache.get_or_make(key.digest, make_bytes, SHARED if key.shared else KNOWN)
         return Ranked.from_bytes(found, self._items)
 
+    def warm(self, key: AnswerKey | None, make: Callable[[], Ranked]) -> None:
+        """Keep a key's list, from Redis or computed, before anybody else uses this cache."""
+        if key is None or key.digest in self._cache:
+            return
+        found = self._in_redis(key)
+        value = make().to_bytes() if found is None else found
+        if found is None:
+            self._to_redis(key, value)
+        self._cache.put(key.digest, value, SHARED if key.shared else KNOWN)
+
     async def _through_redis(self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]]) -> bytes:
-        redis = self._redis if key.shared else None
-        if redis is not None and (found := redis.get(self._place + key.digest)) is not None:
+        if (found := self._in_redis(key)) is not None:
+            return found
+        made = (await make()).to_bytes()
+        self._to_redis(key, made)
+        return made
+
+    def _in_redis(self, key: AnswerKey) -> bytes | None:
+        if self._redis is None or not key.shared:
+            return None
+        found = self._redis.get(self._place + key.digest)
+        if found is not None:
             try:
                 Ranked.from_bytes(found, self._items)
             except ValueError as error:
                 _log.warning("a cached answer in Redis is not used: %s", error)
-            else:
-                return found
-        made = (await make()).to_bytes()
-        if redis is not None:
-            redis.put(self._place + key.digest, made)
-        return made
+                return None
+        return found
+
+    def _to_redis(self, key: AnswerKey, value: bytes) -> None:
+        if self._redis is not None and key.shared:
+            self._redis.put(self._place + key.digest, value)

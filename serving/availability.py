@@ -40,24 +40,30 @@ class AvailabilityFile:
     """
 
     def __init__(self, file: Path) -> None:
+        self.broken = ""  # why it could not be read when it was last tried
         self._file = file
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int] | None = None  # of the last good list
+        self._wrong: tuple[int, int] | None = None  # of what is no list: not parsed again until it changes
 
     def changed(self) -> list[str] | None:
         """Return the item ids that are excluded now, or None while nothing new can be read."""
-        file = self._file
+        stamp = None
         try:
-            stat = file.stat()
+            stat = self._file.stat()
+            stamp = (stat.st_mtime_ns, stat.st_size)
+            if stamp == self._wrong:
+                return None
             if not S_ISREG(stat.st_mode) or stat.st_size > MAX_BYTES:
                 raise ValueError(f"expected a regular file of at most {MAX_BYTES} bytes")
-            stamp = (stat.st_mtime_ns, stat.st_size)
-            if stamp == self._stamp:
-                return None
-            self._stamp = stamp
-            return read_excluded(file)
+            ids = None if stamp == self._stamp else read_excluded(self._file)
         except FileNotFoundError:
-            gone, self._stamp = self._stamp is not None, None
-            return [] if gone else None
+            ids = None if self._stamp is None else []
+            stamp = None
         except (OSError, ValueError) as error:
-            log.error("%s: %s; the last good list stays in force", file, error)
+            self._wrong = stamp if isinstance(error, ValueError) else None
+            if str(error) != self.broken:
+                log.error("%s: %s; the last good list stays in force", self._file, error)
+            self.broken = str(error)
             return None
+        self._stamp, self._wrong, self.broken = stamp, None, ""
+        return ids

@@ -8,6 +8,7 @@
     new_items.npy       vectors of items that came after the training, the statistics' last rows; optional
     removed_items.npy   codes of items that are not sold any more; optional
     golden.jsonl        requests with the answers this bundle must give
+    warming.jsonl       requests whose answers are worth having before the first shopper asks; optional
     parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
 
 Bundles are immutable; the id is a hash over the files and settings, so two bundles with one id answer
@@ -43,6 +44,7 @@ from serving.retrieval import Quotas
 from serving.schemas import DEFAULT_PROFILE
 
 INDEX_REPORT = "index.json"
+WARMING = "warming.jsonl"
 NEW_VECTORS, REMOVED_ITEMS = "new_items.npy", "removed_items.npy"
 REQUIRED = (
     "query_tower.onnx",
@@ -95,8 +97,7 @@ class Bundle:
     @property
     def cardinality(self) -> list[int]:
         """How many values each categorical input of the ranker has, the unknown one included."""
-        known = len(self.statistics.item_ids) - self.statistics.new_items
-        return [known + 1, *(len(self.vocabulary[level]) for level in LEVELS)]
+        return [self.statistics.known_items + 1, *(len(self.vocabulary[level]) for level in LEVELS)]
 
 
 def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: dict[str, Any]) -> str:
@@ -238,8 +239,7 @@ def _change(index: ItemIndex, path: Path, statistics: Statistics) -> np.ndarray:
         for name in (NEW_VECTORS, REMOVED_ITEMS)
     )
     if added is not None:
-        items = len(statistics.item_ids)
-        index.add(np.arange(items - statistics.new_items, items), added)
+        index.add(np.arange(statistics.known_items, len(statistics.item_ids)), added)
     if removed is None:
         return np.empty(0, np.int64)
     index.remove(removed)
@@ -253,8 +253,7 @@ def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
 
 
 def _check_shapes(bundle: Bundle) -> None:
-    items = len(bundle.statistics.item_ids)
-    known = items - bundle.statistics.new_items
+    items, known = len(bundle.statistics.item_ids), bundle.statistics.known_items
     expected = {
         "query_tower.onnx": {
             "history": HISTORY_LENGTH,

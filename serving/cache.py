@@ -29,6 +29,7 @@ _ROWS = 4
 _WIDTH = 4  # counters of a row per entry of the cache, so that few keys share one
 _MOST = 15  # what a counter counts to: four bits, each in a byte of its own, as Python is slow at halves
 _AGE_AT = 10  # additions per entry, until all counters are halved
+_WINDOW, _PROBATION, _PROTECTED = range(3)  # parts of the cache
 _HALVES = bytes(count >> 1 for count in range(256))
 
 Make = Callable[[], Awaitable[bytes]]
@@ -87,27 +88,29 @@ class Entry:
 
     __slots__ = ("dead_at", "part", "size_bytes", "stale_at", "value")
 
-    def __init__(self, value: bytes, stale_at: float, dead_at: float, size_bytes: int, part: _Part) -> None:
+    def __init__(self, value: bytes, stale_at: float, dead_at: float, size_bytes: int) -> None:
         self.value = value
         self.stale_at = stale_at  # from then on it is answered once more, and made anew
         self.dead_at = dead_at  # from then on it is no answer
         self.size_bytes = size_bytes
-        self.part = part
+        # A number, not the part: that would be a cycle, and one that was frozen (`gc.freeze`) stays for ever.
+        self.part = _WINDOW
 
 
 class _Part:
     """Entries in the order in which they were last asked for, the longest ago first."""
 
-    __slots__ = ("bytes", "entries")
+    __slots__ = ("bytes", "entries", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         self.entries: OrderedDict[bytes, Entry] = OrderedDict()
         self.bytes = 0
+        self.number = number
 
     def add(self, key: bytes, entry: Entry) -> None:
         self.entries[key] = entry
         self.bytes += entry.size_bytes
-        entry.part = self
+        entry.part = self.number
 
     def remove(self, key: bytes) -> Entry:
         entry = self.entries.pop(key)
@@ -157,16 +160,26 @@ class Cache:
         """Return the number of entries, also of those that are stale or dead and not yet gone."""
         return len(self._all)
 
+    def __contains__(self, key: bytes) -> bool:
+        """Say whether there is an entry, without counting that somebody asked."""
+        return key in self._all
+
     @property
     def size_bytes(self) -> int:
         """What the entries take, keys and bookkeeping included, as estimated."""
         return self._window.bytes + self._probation.bytes + self._protected.bytes
 
+    def show(self) -> None:
+        """Say in the metrics what is kept: by the cache that answers, not by one that is warmed beside it."""
+        CACHE_ENTRIES.set(len(self))
+        CACHE_BYTES.set(self.size_bytes)
+
     def clear(self) -> None:
         """Forget all entries, and how often each was asked for; what is being made now is still kept."""
         self._all: dict[bytes, Entry] = {}
         self._sketch = Sketch(self._max_entries)
-        self._window, self._probation, self._protected = _Part(), _Part(), _Part()
+        self._parts = tuple(_Part(number) for number in (_WINDOW, _PROBATION, _PROTECTED))
+        self._window, self._probation, self._protected = self._parts
 
     def get(self, key: bytes) -> tuple[bytes, bool] | None:
         """Return a value and whether it is fresh; None if there is none or it is dead."""
@@ -176,14 +189,12 @@ class Cache:
             return None
         now = self._clock()
         if now >= entry.dead_at:
-            del self._all[key]
-            entry.part.remove(key)
+            self._drop(key)
             return None
-        part = entry.part
-        if part is self._probation:
+        if entry.part == _PROBATION:
             self._promote(key)
         else:
-            part.entries.move_to_end(key)
+            self._parts[entry.part].entries.move_to_end(key)
         return entry.value, now < entry.stale_at
 
     def put(self, key: bytes, value: bytes, life: Life) -> bool:
@@ -192,14 +203,14 @@ class Cache:
         It is the cache's choice whether it, or another one, stays.
         """
         if key in self._all:
-            self._all.pop(key).part.remove(key)
+            self._drop(key)
         size_bytes = len(key) + len(value) + ENTRY_BYTES
         if size_bytes > self._max_bytes:
             return False
         spread = self._chance.uniform(1 - JITTER_RATIO, 1 + JITTER_RATIO)
         now = self._clock()
         stale_at, dead_at = now + life.fresh_s * spread, now + life.dead_s * spread
-        entry = Entry(value, stale_at, dead_at, size_bytes, self._window)
+        entry = Entry(value, stale_at, dead_at, size_bytes)
         self._all[key] = entry
         self._window.add(key, entry)
         self._shrink()
@@ -239,8 +250,7 @@ class Cache:
         try:
             value = await make()
             self.put(key, value, life)
-            CACHE_ENTRIES.set(len(self))
-            CACHE_BYTES.set(self.size_bytes)
+            self.show()
             return value
         finally:
             del self._flights[key]
@@ -300,7 +310,7 @@ class Cache:
         return self._window.oldest()
 
     def _drop(self, key: bytes) -> None:
-        self._all.pop(key).part.remove(key)
+        self._parts[self._all.pop(key).part].remove(key)
 
     def _is_over(self) -> bool:
         return len(self._all) > self._max_entries or self.size_bytes > self._max_bytes

@@ -15,7 +15,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -87,12 +87,18 @@ class Endpoint(ModelServer):
         self._http_socket = http_socket
         self._stopping: asyncio.Task[None] | None = None
 
-    def start(self, checkout: Checkout, on_ready: Callable[[str, str], None] | None = None) -> None:
+    def start(
+        self,
+        checkout: Checkout,
+        on_ready: Callable[[str, str], None] | None = None,
+        at_end: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Serve until SIGTERM or SIGINT.
 
         Args:
             checkout: what answers; it may change its recommender at any time.
             on_ready: called with the HTTP and the gRPC address once both listen.
+            at_end: awaited when the last request has its answer, for what belongs to the loop.
         """
         self._register_and_check_atleast_one_model_is_ready([Transformer(checkout), Predictor(checkout)])
         self._checkout = checkout
@@ -111,7 +117,7 @@ class Endpoint(ModelServer):
         )
         self._http = (_SharedHttpServer if self._settings.processes > 1 else _HttpServer)(config)
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            runner.run(self._run(app, on_ready))
+            runner.run(self._run(app, on_ready, at_end))
 
     def stop(self, sig: int) -> None:
         """Turn readiness off and drain; a second signal does not wait for requests in flight."""
@@ -142,14 +148,20 @@ class Endpoint(ModelServer):
             wait([done], timeout=0.1)
         done.result()
 
-    async def _run(self, app: Limits, on_ready: Callable[[str, str], None] | None) -> None:
+    async def _run(
+        self,
+        app: Limits,
+        on_ready: Callable[[str, str], None] | None,
+        at_end: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(sig, self.stop, sig)
-        self._grpc, grpc_address = self._open_grpc()
+        self._grpc = self._make_grpc()
         await rehearse(app, self._checkout)
         gc.collect()
         gc.freeze()  # a full collection over what the libraries hold would stop requests for 100 ms and more
+        grpc_address = self._open_grpc()  # not before: callers would be let in, and wait
         await self._grpc.start()
         serving = asyncio.create_task(self._http.serve(sockets=[self._http_socket]))
         while not self._http.started and not serving.done():
@@ -159,6 +171,8 @@ class Endpoint(ModelServer):
         await serving
         if self._stopping is not None:
             await self._stopping
+        if at_end is not None:
+            await at_end()
 
     async def _drain(self) -> None:
         self.dataplane.draining = self._app.draining = True
@@ -166,7 +180,7 @@ class Endpoint(ModelServer):
         self._http.should_exit = True
         await self._grpc.stop(self._settings.grace_s)
 
-    def _open_grpc(self) -> tuple[grpc.aio.Server, str]:
+    def _make_grpc(self) -> grpc.aio.Server:
         limit = self._settings.body_limit_bytes
         server = grpc.aio.server(
             interceptors=(_Statuses(),),
@@ -180,9 +194,11 @@ class Endpoint(ModelServer):
             _Servicer(self.dataplane, self.model_repository_extension), server
         )
         add_RecommendationsServicer_to_server(RecommendationsService(self._checkout), server)
+        return server
+
+    def _open_grpc(self) -> str:
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        port = server.add_insecure_port(f"{host}:{self._settings.grpc_port}")
-        return server, f"{host}:{port}"
+        return f"{host}:{self._grpc.add_insecure_port(f'{host}:{self._settings.grpc_port}')}"
 
 
 def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings: Settings) -> Limits:

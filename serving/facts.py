@@ -50,6 +50,8 @@ class LiveFacts:
         self._coupons = Coupons()
         self._listed = np.empty(0, np.int64)  # what the file excludes
         self._broken = ""
+        self._unread = {"fact store", "availability file"}  # of which not all that is there was read yet
+        self._said: set[str] = set()  # which of them have said something of an item
         self._closing = threading.Event()
         self._poll(pause_s=0.0)
         # A thread that never starts would keep this, and the catalogue with it, until a full collection.
@@ -60,8 +62,12 @@ class LiveFacts:
 
     @property
     def state(self) -> str:
-        """Say whether the store could be read when it was last tried: ready or unavailable."""
-        return "unavailable" if self._broken else "ready"
+        """Say whether store and file could be read when they were last tried: ready or unavailable."""
+        return "unavailable" if self._broken or (self._file is not None and self._file.broken) else "ready"
+
+    def lacks(self, before: LiveFacts) -> list[str]:
+        """Return what could not be read yet and has told `before` something: it would be forgotten."""
+        return sorted(self._unread & before._said)
 
     def excluded(self, at: float, store_id: str | None) -> np.ndarray:
         """Return the codes that must not be offered: sold out here or everywhere, or banned; int64."""
@@ -99,15 +105,17 @@ class LiveFacts:
                 _log.exception("facts could not be taken in")
 
     def _poll(self, pause_s: float) -> None:
-        if self._file is not None and (ids := self._file.changed()) is not None:
-            self._listed = self._statistics.codes(ids)
+        if self._file is not None:
+            self._look(self._file)
         if self._store is None:
             return
         try:
             while not self._closing.is_set():
                 facts, sequence = self._store.changed_since(self._sequence)
                 if sequence == self._sequence:
+                    self._unread.discard("fact store")
                     break
+                self._said.add("fact store")
                 self._take(facts)
                 self._sequence = sequence
                 self._closing.wait(pause_s)
@@ -122,6 +130,13 @@ class LiveFacts:
         if self._broken:
             _log.warning("prices, stock, promotions and coupons are read again")
             self._broken = ""
+
+    def _look(self, file: AvailabilityFile) -> None:
+        if (ids := file.changed()) is not None:
+            self._listed = self._statistics.codes(ids)
+            (self._said.add if ids else self._said.discard)("availability file")
+        if not file.broken:
+            self._unread.discard("availability file")
 
     def _take(self, facts: list[Fact]) -> None:
         coded: dict[str, list[tuple[int, Fact]]] = {}

@@ -49,12 +49,14 @@ def routes(checkout: Checkout) -> dict[str, Route]:
         profiles = checkout.recommender.bundle.profiles
         predictions = []
         requests = parse_instances(document, time.time(), call.request_id, profiles)
-        for number, request in enumerate(requests):
+        # All of them now: a bundle that takes over meanwhile may not have the profiles that were checked.
+        turns = [checkout.begin(request, call) for request in requests]
+        for number, turn in enumerate(turns):
             if number:
                 await asyncio.sleep(0)  # other callers get their turn in between
-                now = time.perf_counter()
-                call = replace(call, arrived=now, deadline=now + limit_s)
-            predictions.append((await checkout.answer(request, call)).to_dict())
+                turn.began = time.perf_counter()
+                turn.call = replace(call, arrived=turn.began, deadline=turn.began + limit_s)
+            predictions.append((await checkout.complete(turn)).to_dict())
         return orjson.dumps({"predictions": predictions})
 
     return {RECOMMENDATIONS: _cancellable(recommend), PREDICT: _cancellable(predict)}

@@ -49,8 +49,8 @@ class Plan:
     rate: float = 0.0  # requests per second; 0: closed loop, a connection asks again once it was answered
     connections: int = 64  # at most; to wait for a free one is part of the latency
     requests: int = 0  # the closed loop ends after so many; 0: by the clock alone
-    warm_up: int = 50  # requests asked before, and not counted
-    start: int = 0  # number of the first body
+    warm_up: int = 50  # requests asked before, and not counted: the bodies that come before the first
+    start: int = 0  # number of the first body that counts
     seed: int = 0  # of the times
     patience_s: float = 2.0  # how long to wait for what is missing after the last request was due
     keep: bool = False  # return the answers, too
@@ -66,7 +66,6 @@ class Load:
     status: np.ndarray  # (n,) HTTP's, gRPC's translated; UNANSWERED
     degraded: np.ndarray  # (n,) the answer says that it is less than it should be
     answer_bytes: np.ndarray  # (n,) of its body
-    took_s: float  # from the start to the last answer
     generator_cpu_s: float  # processor time of the generator itself
     answers: list[bytes] = field(default_factory=list)  # with `Plan.keep`
 
@@ -77,13 +76,19 @@ class Load:
         return found
 
     def summary(self, deadline_ms: float) -> dict[str, Any]:
-        """Return counts, rates and percentiles; `good_per_s` are answers within the deadline.
+        """Return counts, rates and percentiles.
+
+        An answer is good if it came within the deadline and is no less than it should be; those that came in
+        time but are less are `degraded_in_time`. Rates are over the time in which requests were due: how long
+        somebody waited for the last answers says nothing of how many came. One request has no rate.
 
         Percentiles are of requests that were answered, and of those that never were with the time until
         the end; refused and failed ones are answered fast and would flatter them: they are counted alone.
         """
         waited = self.client_ms[self.answered | (self.status == UNANSWERED)]
-        good = self.answered & (self.client_ms <= deadline_ms)
+        in_time = self.answered & (self.client_ms <= deadline_ms)
+        good, less = int((in_time & ~self.degraded).sum()), int((in_time & self.degraded).sum())
+        span_s = float(np.ptp(self.due_s)) if len(self.due_s) else 0.0
         refused = np.isin(self.status, REFUSED)
         return {
             "requests": len(self.status),
@@ -93,8 +98,10 @@ class Load:
             "failed": int((~self.answered & ~refused & (self.status != UNANSWERED)).sum()),
             "degraded": int(self.degraded.sum()),
             "late": int((self.answered & (self.client_ms > deadline_ms)).sum()),
-            "good_per_s": float(good.sum()) / max(self.took_s, 1e-9),
-            "answered_per_s": float(self.answered.sum()) / max(self.took_s, 1e-9),
+            "good": good,
+            "degraded_in_time": less,
+            "good_per_s": good / span_s if span_s else None,
+            "degraded_in_time_per_s": less / span_s if span_s else None,
             "ms": percentiles(waited),
             "generator": {"late_ms": percentiles(self.late_ms), "cpu_s": self.generator_cpu_s},
         }
@@ -203,11 +210,11 @@ class _Asked:
 
 async def _carry_out(plan: Plan, bodies: Sequence[bytes]) -> Load:
     pool = _Pool(plan)
-    turn = itertools.cycle([*bodies[plan.start % len(bodies) :], *bodies[: plan.start % len(bodies)]])
+    turn = _turn(bodies, plan.start)
     try:
         if plan.warm_up:
             at_once = min(plan.connections, WARM_UP_CONNECTIONS)
-            await _closed(pool, itertools.cycle(bodies), at_once, WARM_UP_S, plan.warm_up)
+            await _closed(pool, _turn(bodies, plan.start - plan.warm_up), at_once, WARM_UP_S, plan.warm_up)
         await asyncio.sleep(PAUSE_S)
         cpu, began = time.process_time(), pool.now()
         if plan.rate > 0:
@@ -217,6 +224,12 @@ async def _carry_out(plan: Plan, bodies: Sequence[bytes]) -> Load:
         return _load(asked, began, pool.now(), time.process_time() - cpu, plan.keep)
     finally:
         await pool.close()
+
+
+def _turn(bodies: Sequence[bytes], start: int) -> Iterator[bytes]:
+    """Yield the bodies in a cycle, beginning with the one of a number."""
+    first = start % len(bodies)
+    return itertools.cycle([*bodies[first:], *bodies[:first]])
 
 
 async def _open(pool: _Pool, turn: Iterator[bytes], plan: Plan) -> list[_Asked]:
@@ -277,7 +290,6 @@ def _load(asked: Sequence[_Asked], began: float, ended: float, cpu_s: float, kee
         status=np.array([one.status for one in asked], np.int16),
         degraded=np.array([any(mark in one.answer for mark in _DEGRADED) for one in asked], bool),
         answer_bytes=np.array([one.size for one in asked], np.int64),
-        took_s=float(done.max() - min(began, due[0])) if len(asked) else 0.0,
         generator_cpu_s=cpu_s,
         answers=[one.answer for one in asked] if keep else [],
     )
@@ -478,8 +490,8 @@ def _read(file: Path) -> Load:
     with np.load(file, allow_pickle=False) as stored:
         arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
     answers = _unpacked(arrays.pop("lengths"), arrays.pop("data"))
-    numbers: dict[str, Any] = {name: float(arrays.pop(name)) for name in ("took_s", "generator_cpu_s")}
-    return Load(**arrays, **numbers, answers=answers)
+    cpu_s = float(arrays.pop("generator_cpu_s"))
+    return Load(**arrays, generator_cpu_s=cpu_s, answers=answers)
 
 
 def main() -> None:

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import ProxyHandler, build_opener
 
 import orjson
+from prometheus_client.parser import text_string_to_metric_families
 
 START_S = 600.0  # two servers import for half a minute; on a busy machine for minutes
 STOP_S = 10.0
+METRICS_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,22 @@ class MeasuredServer:
                     if name in found:
                         found[name] += int(line.split()[1]) / 1024
         return found
+
+    def samples(self, metric: str) -> dict[tuple[str, ...], float]:
+        """Return the values of a metric in its /metrics now, by those of its labels in their order.
+
+        Raises:
+            OSError: it shows no metrics.
+        """
+        directly = build_opener(ProxyHandler({}))
+        with directly.open(f"{self.ready['http']}/metrics", timeout=METRICS_S) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return {
+            tuple(sample.labels.values()): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == metric
+        }
 
 
 @contextlib.contextmanager

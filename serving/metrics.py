@@ -77,8 +77,12 @@ CACHE_LOOKUPS = Counter(
 CACHE_WRITES = Counter(
     "reco_cache_writes", "Answers on their way into Redis, by what became of them", ["outcome"]
 )
-CACHE_ENTRIES = Gauge("reco_cache_entries", "Answers cached in this process")
-CACHE_BYTES = Gauge("reco_cache_bytes", "Memory of the answers cached in this process, as estimated")
+CACHE_ENTRIES = Gauge("reco_cache_entries", "Answers cached in the processes", multiprocess_mode="livesum")
+CACHE_BYTES = Gauge(
+    "reco_cache_bytes",
+    "Memory of the answers cached in the processes, as estimated",
+    multiprocess_mode="livesum",
+)
 
 _seen: dict[str, set[str]] = {"stage": set(), "rung": set(), "degraded_reason": set(), "rejected": set()}
 
@@ -112,12 +116,14 @@ def bounded(label: str, value: str) -> str:
 
 # Looking a label's counter up costs more than counting: those in use are kept, by what the caller says.
 _responses: dict[tuple[str, str | None], Counter] = {}
-_stages: dict[str, Histogram] = {"total": ANSWER_SECONDS}
+_stages: dict[str, Histogram] = {}
 _MAX_KEPT = 256  # reasons with a detail behind the colon could be without end
 
 
-def count_response(rung: str, degraded_reason: str | None, stage_ms: Mapping[str, float]) -> None:
-    """Count one answer and the time of each of its stages; `total` goes to its own histogram."""
+def count_response(
+    rung: str, degraded_reason: str | None, stage_ms: Mapping[str, float], took_s: float
+) -> None:
+    """Count one answer, how long it took, and the time of each of its stages but `total`."""
     counter = _responses.get((rung, degraded_reason))
     if counter is None:
         reason = bounded("degraded_reason", degraded_reason or "none")
@@ -125,7 +131,10 @@ def count_response(rung: str, degraded_reason: str | None, stage_ms: Mapping[str
         if len(_responses) < _MAX_KEPT:
             _responses[rung, degraded_reason] = counter
     counter.inc()
+    ANSWER_SECONDS.observe(took_s)
     for stage, ms in stage_ms.items():
+        if stage == "total":
+            continue
         histogram = _stages.get(stage)
         if histogram is None:
             histogram = _stages[stage] = STAGE_SECONDS.labels(bounded("stage", stage))

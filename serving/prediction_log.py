@@ -72,7 +72,8 @@ class Record:
     """One answer: what was asked, what was answered, and the features the ranker saw.
 
     `features` has one row per returned item, in the response's order, (len(items), F); it has no
-    rows when a fallback answered. `answered_at` is in seconds since the epoch (UTC), `row_version`
+    rows when a fallback answered, or a cached list that was made for another request.
+    `answered_at` is in seconds since the epoch (UTC), `row_version`
     the version of the user's row, with which `reco replay` finds the events that were in it.
     """
 

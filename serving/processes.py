@@ -112,24 +112,32 @@ class Processes:
     async def _keep(self, slot: Slot) -> None:
         while not self._stopping.is_set():
             began = time.monotonic()
-            code = await self._live(slot)
+            try:
+                ended = _ended(await self._live(slot))
+            except OSError as error:  # processes, files or memory are short now: no fault of the bundle's
+                ended = ""
+                _log.error("a process could not be started, which is tried again: %s", error)
             if self._stopping.is_set():
                 return
             slot.deaths = 0 if time.monotonic() - began > WELL_S else slot.deaths + 1
-            if slot.ready is None:
-                slot.failed = slot.failed or NoneStarts(f"a process ended at its start ({_ended(code)})", 1)
+            if slot.ready is not None:
+                slot.ready = None
+                _log.error("a process died (%s); another one is started", ended)
+            elif ended:
+                slot.failed = slot.failed or NoneStarts(f"a process ended at its start ({ended})", 1)
                 if all(one.failed for one in self._slots):
                     self._stop()
                     return
                 _log.error("a process could not start, the others answer: %s", slot.failed)
-            else:
-                slot.ready = None
-                _log.error("a process died (%s); another one is started", _ended(code))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s(slot.deaths))
 
     async def _live(self, slot: Slot) -> int:
-        """Start a child and hear what it says until it ends; return its exit status."""
+        """Start a child and hear what it says until it ends; return its exit status.
+
+        Raises:
+            OSError: it could not be started.
+        """
         ours, theirs = socket.socketpair()
         files = (theirs.fileno(), self._http_socket.fileno())
         try:
@@ -139,6 +147,9 @@ class Processes:
                 pass_fds=files,
                 process_group=0,  # Ctrl-C is for us: we tell the children
             )
+        except OSError:
+            ours.close()
+            raise
         finally:
             theirs.close()
         if self._stopping.is_set():

@@ -44,7 +44,7 @@ class Ranked:
     whole: bool  # nothing was left out: these are all the candidates there were
 
     def without(self, barred: np.ndarray) -> Ranked:
-        """Return what is left when some codes must not be shown."""
+        """Return what is left when some codes must not be shown: not whole, best sellers would fill it up."""
         kept = ~np.isin(self.codes, barred)
         if kept.all():
             return self
@@ -54,7 +54,7 @@ class Ranked:
             self.source[kept],
             self.times[kept],
             self.last_at[kept],
-            self.whole,
+            whole=False,
         )
 
     def suffices(self, k: int) -> bool:

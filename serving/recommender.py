@@ -5,6 +5,8 @@
     rank      one purchase probability per candidate
     finish    the list: diversity, reasons, prices, the log record
 
+Where answers are cached (`serving.answer_cache`), what `prepare` and `rank` would give may be there already.
+
 Everything that belongs to one request travels in `Prepared`; nothing is kept on `self`, because one
 recommender answers all requests.
 """
@@ -14,9 +16,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from feature_repo.aggregates import DAY_S, UserEvents, no_events, unpack
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
 from feature_repo.transforms import Query, Rows, User, strongest_partner
+from serving.answer_cache import AnswerCache, AnswerKey, answer_key
 from serving.availability import AvailabilityFile
 from serving.bundle import Bundle, load_bundle
 from serving.errors import BundleInvalid, FeaturesUnavailable
@@ -39,10 +41,12 @@ from serving.ranked import Ranked, best_of
 from serving.ranking import rank
 from serving.reranking import POOL, rerank
 from serving.retrieval import SOURCES, Candidates, retrieve
-from serving.schemas import Recommendation, Request, Response, parse_request
+from serving.schemas import DEFAULT_PROFILE, Recommendation, Request, Response, parse_request
 
 log = logging.getLogger(__name__)
 
+NOTHING_HIDDEN = np.empty(0, np.int64)  # for a list that is kept: it outlives what is sold out now
+_NO_FEATURES = np.empty((0, len(DENSE_NAMES)), np.float32)
 GOLDEN_TOLERANCE = 1e-4  # of a probability: other processors round differently
 
 
@@ -53,6 +57,17 @@ class Known:
     row: UserRow | None = None  # as it was read; None where there is none that can be used
     events: UserEvents | None = None  # the same, with item codes
     degraded_reason: str | None = None  # why there is none, or why it may be old
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request before any candidate."""
+
+    request: Request
+    known: Known
+    query: Query
+    began: float  # perf_counter
+    ready_at: float  # likewise, when the two-tower search may start
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +94,15 @@ class Recommender:
         log: RecordSink | None = None,
         facts: LiveFacts | None = None,
         freshness: Freshness | None = None,
+        answers: AnswerCache | None = None,
     ) -> None:
-        """Take the bundle, the store of rows, the log, what holds of the items, and the stream's pulse."""
+        """Take the bundle, the store of rows, the log, facts of items, the stream's pulse, cached answers."""
         self.bundle = bundle
         self._store = store
         self._log = log
         self.facts = LiveFacts(bundle.statistics) if facts is None else facts
         self._freshness = Freshness() if freshness is None else freshness
+        self.answers = answers
 
     def recommend(self, request: Request) -> Response:
         """Answer one request."""
@@ -94,24 +111,46 @@ class Recommender:
 
     def prepare(self, request: Request) -> Prepared:
         """Read the user's row, retrieve candidates and compute their features."""
+        asked = self.ask(request)
+        return self.gather(asked, self.near([asked])[0])
+
+    def ask(self, request: Request, known: Known | None = None) -> Asked:
+        """Return what is known of a request before any candidate; read the row unless it is known."""
         began = time.perf_counter()
+        known = self.read(request) if known is None else known
         statistics, at = self.bundle.statistics, request.at
-        known = self.read(request)
         user = User(no_events(np.int64) if known.events is None else known.events, at)
         query = Query(statistics, at, statistics.codes(request.basket), len(request.basket), user)
-        read = time.perf_counter()
+        return Asked(request, known, query, began, time.perf_counter())
+
+    def near(self, asked: Sequence[Asked]) -> list[np.ndarray]:
+        """Return the codes of the items near each query, nearest first, in one call; all of one profile."""
+        profile = self.bundle.profiles[asked[0].request.profile]
+        return profile.tower.search([one.query for one in asked], profile.quotas.tower)
+
+    def gather(self, asked: Asked, near: np.ndarray, hidden: np.ndarray | None = None) -> Prepared:
+        """Return the candidates of a request, those that `near` found among them, and their features.
+
+        Args:
+            asked: of `ask`.
+            near: of `near`.
+            hidden: codes that must not be offered; None: what holds now.
+        """
+        request, query, statistics = asked.request, asked.query, self.bundle.statistics
+        hidden = self._hidden(request) if hidden is None else hidden
         row = None if request.store_id is None else statistics.store_row.get(request.store_id)
         store = None if row is None else statistics.store_popular[row]
         profile = self.bundle.profiles[request.profile]
-        candidates = retrieve(query, store, profile.quotas, profile.tower, self._excluded(request))
+        barred = np.concatenate([hidden, profile.barred])
+        candidates = retrieve(query, store, profile.quotas, near, barred)
         retrieved = time.perf_counter()
         dense, categorical = model_inputs(Rows(query, candidates.codes))
         ready = time.perf_counter()
         stage_ms = {
-            "features": (read - began + ready - retrieved) * 1e3,
-            "retrieval": (retrieved - read) * 1e3,
+            "features": (asked.ready_at - asked.began + ready - retrieved) * 1e3,
+            "retrieval": (retrieved - asked.ready_at) * 1e3,
         }
-        return Prepared(request, known, query, candidates, dense, categorical, stage_ms, ready)
+        return Prepared(request, asked.known, query, candidates, dense, categorical, stage_ms, ready)
 
     def read(self, request: Request) -> Known:
         """Return what the store says of the user, and what is wrong with it."""
@@ -139,15 +178,65 @@ class Recommender:
     def finish(self, prepared: Prepared, scores: np.ndarray) -> Response:
         """Choose the items to show and say why; write the log record."""
         ranked = time.perf_counter()
-        request, known = prepared.request, prepared.known
+        request = prepared.request
         best = best_of(prepared.query, prepared.candidates, scores, max(POOL * request.k, 1))
-        items, shown = self.present(request, best)
-        done = time.perf_counter()
-        stage_ms = {
-            **prepared.stage_ms,
-            "ranking": (ranked - prepared.ready_at) * 1e3,
-            "reranking": (done - ranked) * 1e3,
-        }
+        stage_ms = {**prepared.stage_ms, "ranking": (ranked - prepared.ready_at) * 1e3}
+        response, shown = self._respond(request, prepared.known, best, stage_ms, ranked)
+        if self._log is not None:
+            self._record(request, prepared.known, response, self._features(prepared, shown))
+        return response
+
+    def key(self, request: Request, known: Known) -> AnswerKey | None:
+        """Return what the request's list is kept under, None if it cannot be."""
+        row = None if known.events is None else known.row  # one that is too old or broken is not used
+        return answer_key(self.bundle.bundle_id, self.bundle.statistics, request, row)
+
+    def finish_cached(
+        self,
+        request: Request,
+        known: Known,
+        kept: Ranked,
+        stage_ms: dict[str, float],
+        made: Prepared | None = None,
+    ) -> Response | None:
+        """Do as `finish` with a list that is kept; None if too little of it can be shown now.
+
+        Args:
+            request: whose list it is.
+            known: of its user.
+            kept: the list, from which nothing was left out that is sold out now.
+            stage_ms: of the stages up to here.
+            made: what the list was made of if this request made it; without, its log record has no features.
+        """
+        began = time.perf_counter()
+        ranked = kept.without(self._hidden(request))
+        if not ranked.suffices(request.k):
+            return None
+        response, shown = self._respond(request, known, ranked, stage_ms, began)
+        if self._log is not None:
+            features = _NO_FEATURES if made is None else self._features(made, shown)
+            self._record(request, known, response, features)
+        return response
+
+    def warm(self, request: Request) -> None:
+        """Rank for a request and keep the list, unless it is kept; before others use this recommender."""
+        assert self.answers is not None
+        known = self.read(request)
+
+        def make() -> Ranked:
+            asked = self.ask(request, known)
+            prepared = self.gather(asked, self.near([asked])[0], NOTHING_HIDDEN)
+            scores = self.rank(prepared.dense, prepared.categorical)
+            return best_of(prepared.query, prepared.candidates, scores)
+
+        self.answers.warm(self.key(request, known), make)
+
+    def _respond(
+        self, request: Request, known: Known, ranked: Ranked, stage_ms: dict[str, float], began: float
+    ) -> tuple[Response, np.ndarray]:
+        """Return the answer and the codes of its items; `began` is when its last stage did."""
+        items, shown = self.present(request, ranked)
+        stage_ms["reranking"] = (time.perf_counter() - began) * 1e3
         stage_ms["total"] = sum(stage_ms.values())
         response = Response(
             request_id=request.request_id,
@@ -158,11 +247,16 @@ class Recommender:
             degraded_reason=known.degraded_reason,
             stage_ms=stage_ms,
         )
-        if self._log is not None:
-            rows = self.bundle.statistics.find(prepared.candidates.codes, shown)
-            version = None if known.events is None else known.events.version
-            self._log.append(Record(request, response, prepared.dense[rows], time.time(), version))
-        return response
+        return response, shown
+
+    def _features(self, prepared: Prepared, shown: np.ndarray) -> np.ndarray:
+        """Return the ranker's rows of the items that are shown."""
+        return prepared.dense[self.bundle.statistics.find(prepared.candidates.codes, shown)]
+
+    def _record(self, request: Request, known: Known, response: Response, dense: np.ndarray) -> None:
+        assert self._log is not None
+        version = None if known.events is None else known.events.version
+        self._log.append(Record(request, response, dense, time.time(), version))
 
     def present(self, request: Request, ranked: Ranked) -> tuple[tuple[Recommendation, ...], np.ndarray]:
         """Return the items to show of a ranked list, with reasons and what holds now; and their codes."""
@@ -170,48 +264,46 @@ class Recommender:
         types = statistics.categorical[ranked.codes, 0]
         rows = rerank(ranked.scores, types, request.k, self.bundle.settings.type_penalty)
         codes = ranked.codes[rows].astype(np.int64)
-        basket = statistics.codes(request.basket)
-        items = tuple(
-            Recommendation(
-                str(statistics.item_ids[code]),
-                score,
-                SOURCES[source],
-                self._reason(source, code, times, request.at - last_at, basket),
-                *term,
-            )
-            for code, score, source, times, last_at, term in zip(
-                codes.tolist(),
-                ranked.scores[rows].tolist(),
-                ranked.source[rows].tolist(),
-                ranked.times[rows].tolist(),
-                ranked.last_at[rows].tolist(),
-                self._terms(codes, request),
-                strict=True,
-            )
+        items = map(
+            Recommendation,
+            statistics.item_ids[codes].tolist(),
+            ranked.scores[rows].tolist(),
+            [SOURCES[source] for source in ranked.source[rows].tolist()],
+            self._reasons(request, ranked, rows),
+            *self._terms(codes, request),
         )
-        return items, codes
+        return tuple(items), codes
 
-    def fallback(self, request: Request, reason: str) -> Response:
-        """Answer from best sellers alone, needing neither store nor models: the last rungs of the ladder."""
+    def fallback(self, request: Request, reason: str, asked_at: float | None = None) -> Response:
+        """Answer from best sellers alone, needing neither store nor models: the last rungs of the ladder.
+
+        Args:
+            request: what is asked.
+            reason: why there is no better answer.
+            asked_at: perf_counter since which the total counts: what was tried before took time, too.
+        """
         began = time.perf_counter()
+        asked_at = began if asked_at is None else asked_at
         statistics = self.bundle.statistics
         row = None if request.store_id is None else statistics.store_row.get(request.store_id)
         ranked = statistics.popular if row is None else statistics.store_popular[row]
-        barred = np.concatenate([statistics.codes(request.basket), self._excluded(request)])
+        profiles = self.bundle.profiles
+        profile = profiles.get(request.profile, profiles[DEFAULT_PROFILE])  # the last rung refuses nobody
+        barred = np.concatenate([statistics.codes(request.basket), self._hidden(request), profile.barred])
         codes = ranked[~np.isin(ranked, barred)][: request.k]
         source = "popular" if row is None else "store"
         buyers = max(float(statistics.total_baskets), 1.0)
         items = tuple(
-            Recommendation(
-                str(statistics.item_ids[code]),
-                float(statistics.basket_count[code]) / buyers,
-                source,
-                _POPULAR[source],
-                *term,
+            map(
+                Recommendation,
+                statistics.item_ids[codes].tolist(),
+                (statistics.basket_count[codes] / buyers).tolist(),
+                [source] * len(codes),
+                [_POPULAR[source]] * len(codes),
+                *self._terms(codes, request),
             )
-            for code, term in zip(codes.tolist(), self._terms(codes, request), strict=True)
         )
-        took = (time.perf_counter() - began) * 1e3
+        ended = time.perf_counter()
         rung = "empty" if not items else "segment" if source == "store" else "popular"
         response = Response(
             request.request_id,
@@ -220,40 +312,49 @@ class Recommender:
             rung,
             True,
             reason,
-            {"fallback": took, "total": took},
+            {"fallback": (ended - began) * 1e3, "total": (ended - asked_at) * 1e3},
         )
         if self._log is not None:
-            self._log.append(
-                Record(request, response, np.empty((0, len(DENSE_NAMES)), np.float32), time.time())
-            )
+            self._record(request, Known(), response, _NO_FEATURES)
         return response
 
-    def _excluded(self, request: Request) -> np.ndarray:
-        """Return codes that must not be offered: by what holds now, or by the request's profile."""
-        excluded = self.facts.excluded(request.at, request.store_id)
-        return np.concatenate([excluded, self.bundle.profiles[request.profile].barred])
+    def _hidden(self, request: Request) -> np.ndarray:
+        """Return codes that must not be offered by what holds now."""
+        return self.facts.excluded(request.at, request.store_id)
 
     def _terms(
         self, codes: np.ndarray, request: Request
-    ) -> Iterator[tuple[float | None, float | None, str | None]]:
-        """Yield price, promotion and coupon of each item, None where nothing is known."""
+    ) -> tuple[list[float | None], list[float | None], list[str | None]]:
+        """Return price, promotion and coupon of each item, None where nothing is known."""
         at, store_id = request.at, request.store_id
-        prices, promotions = (
-            (None if math.isnan(number) else number for number in numbers.tolist())
-            for numbers in (self.facts.price(codes, at, store_id), self.facts.promotion(codes, at, store_id))
+        return (
+            _known(self.facts.price(codes, at, store_id)),
+            _known(self.facts.promotion(codes, at, store_id)),
+            self.facts.coupons(codes, at, request.user_id, store_id),
         )
-        return zip(prices, promotions, self.facts.coupons(codes, at, request.user_id, store_id), strict=True)
 
-    def _reason(self, source: int, code: int, times: int, age_s: float, basket: np.ndarray) -> str:
-        match SOURCES[source]:
-            case "history":
-                days = int(max(age_s, 0) // DAY_S)
-                return f"bought {times} {'time' if times == 1 else 'times'} before, last {days} days ago"
-            case "together":
-                partner = strongest_partner(self.bundle.statistics, basket, code)
-                return f"often bought together with {self.bundle.statistics.item_ids[partner]}"
-            case name:
-                return _POPULAR[name]
+    def _reasons(self, request: Request, ranked: Ranked, rows: np.ndarray) -> list[str]:
+        """Return why each of some rows is shown."""
+        statistics, basket = self.bundle.statistics, None
+        reasons = []
+        for row in rows.tolist():
+            match SOURCES[ranked.source[row]]:
+                case "history":
+                    times = int(ranked.times[row])
+                    days = int(max(request.at - float(ranked.last_at[row]), 0) // DAY_S)
+                    unit = "time" if times == 1 else "times"
+                    reasons.append(f"bought {times} {unit} before, last {days} days ago")
+                case "together":
+                    basket = statistics.codes(request.basket) if basket is None else basket
+                    partner = strongest_partner(statistics, basket, int(ranked.codes[row]))
+                    reasons.append(f"often bought together with {statistics.item_ids[partner]}")
+                case name:
+                    reasons.append(_POPULAR[name])
+        return reasons
+
+
+def _known(numbers: np.ndarray) -> list[float | None]:
+    return [None if number != number else number for number in numbers.tolist()]
 
 
 _POPULAR = {
@@ -270,6 +371,7 @@ def open_recommender(
     availability: Path | None = None,
     facts: FactStore | None = None,
     freshness: Freshness | None = None,
+    new_cache: Callable[[Bundle], AnswerCache] | None = None,
 ) -> Recommender:
     """Load a bundle, ask it its golden requests, and return a recommender that is warm.
 
@@ -280,6 +382,7 @@ def open_recommender(
         availability: file of excluded items, which need not exist.
         facts: store of prices, stock, promotions and coupons; it is watched until `facts.close()`.
         freshness: what knows whether the store of rows is kept up to date; None: nothing is ever stale.
+        new_cache: makes the cache of a bundle's answers; None: each answer is computed.
 
     Raises:
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
@@ -287,7 +390,8 @@ def open_recommender(
     bundle = load_bundle(bundle_path)
     verify_golden(bundle)
     file = None if availability is None else AvailabilityFile(availability)
-    return Recommender(bundle, store, log, LiveFacts(bundle.statistics, facts, file), freshness)
+    answers = None if new_cache is None else new_cache(bundle)
+    return Recommender(bundle, store, log, LiveFacts(bundle.statistics, facts, file), freshness, answers)
 
 
 def verify_golden(bundle: Bundle) -> int:

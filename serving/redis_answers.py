@@ -1,7 +1,7 @@
 """A key -> the ranked list that some replica of the endpoint has left in Redis; never worth waiting for.
 
-A Redis that is dead, frozen or full is a miss: after a few failures in a row it is not asked until it has
-answered in the background.
+A Redis that is dead, frozen or full is a miss: after a few failures in a row, or many among the latest
+look-ups, it is not asked until it has answered in the background.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import queue
 import random
 import threading
 import time
+from collections import deque
 
 from serving.cache import JITTER_RATIO
 from serving.circuit_breaker import FAILURES, PROBE_S
@@ -24,6 +25,8 @@ from serving.redis_pool import CONNECT_S
 TIMEOUT_MS = 2.0  # an answer is computed anew in about that time
 PREFIX = b"reco:answer:"
 MAX_WAITING = 1_000  # lists that wait to be written; more are not kept
+# Of the latest look-ups: the breaker opens when so many of them failed, however many did not.
+LATEST, MOST_FAILED = 20, 8
 _PROBE = PREFIX + b"probe"  # which nobody writes
 
 _log = logging.getLogger(__name__)
@@ -45,7 +48,10 @@ class RedisAnswers:
         self._commands = RedisCommands(address)
         self._keep_s, self._timeout_s = keep_s, timeout_ms / 1e3
         self._waiting: queue.Queue[tuple[bytes, bytes]] = queue.Queue(MAX_WAITING)
-        self._failures = FAILURES  # in a row; it is not asked before it has answered a first time
+        self._failures = 0  # in a row
+        self._latest: deque[bool] = deque(maxlen=LATEST)  # look-ups: whether each failed
+        self._open = True  # it is not asked before it has answered a first time
+        self._unwell = False  # it has failed since, and that was told
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write, name="answer-writer", daemon=True)
         self._thread.start()
@@ -53,7 +59,7 @@ class RedisAnswers:
     @property
     def is_open(self) -> bool:
         """Whether the breaker is: look-ups miss without asking Redis."""
-        return self._failures >= FAILURES
+        return self._open
 
     def get(self, key: bytes) -> bytes | None:
         """Return what stands under a key; None if nothing does, or Redis does not say in time."""
@@ -63,9 +69,11 @@ class RedisAnswers:
         try:
             reply = self._commands.ask(time.perf_counter() + self._timeout_s, b"GET", PREFIX + key)
         except (OSError, ReplyError, ValueError) as error:
+            self._latest.append(True)
             self._failed(error)
             _outcomes["failed"].inc()
             return None
+        self._latest.append(False)
         self._failures = 0
         found = reply if isinstance(reply, bytes) else None
         _outcomes["miss" if found is None else "hit"].inc()
@@ -96,6 +104,8 @@ class RedisAnswers:
     def _write(self) -> None:
         while not self._closing.is_set():
             if self.is_open:
+                if self._unwell:
+                    self._closing.wait(PROBE_S * random.uniform(0.8, 1.2))  # not all replicas at once
                 self._probe()
                 continue
             with contextlib.suppress(queue.Empty):
@@ -114,17 +124,26 @@ class RedisAnswers:
         _writes["written"].inc()
 
     def _probe(self) -> None:
-        """Ask, patiently; close the breaker if an answer comes, else wait a little."""
+        """Ask, patiently; close the breaker if an answer comes."""
         try:
             self._commands.ask(time.perf_counter() + CONNECT_S, b"GET", _PROBE)
-        except (OSError, ReplyError, ValueError):
-            self._closing.wait(PROBE_S * random.uniform(0.8, 1.2))  # not all replicas at once
+        except (OSError, ReplyError, ValueError) as error:
+            if not self._unwell:
+                _log.warning("Redis at %s does not answer, so no cached answer comes from there: %s: %s",
+                             self._name, type(error).__name__, error)  # fmt: skip
+            self._unwell = True
             return
+        if self._unwell:
+            _log.warning("cached answers are read from Redis at %s again", self._name)
+        self._latest.clear()
         self._failures = 0
-        _log.info("cached answers are read from Redis at %s", self._name)
+        self._unwell = self._open = False
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
-        if self._failures == FAILURES:
-            _log.warning("Redis at %s failed %d times in a row, cached answers pause: %s: %s",
-                         self._name, FAILURES, type(error).__name__, error)  # fmt: skip
+        failed = sum(self._latest)
+        if not self._open and (self._failures >= FAILURES or failed >= MOST_FAILED):
+            self._unwell = self._open = True
+            counts = f"{self._failures} times in a row, in {failed} of {len(self._latest)} look-ups"
+            _log.warning("Redis at %s failed %s; cached answers pause: %s: %s",
+                         self._name, counts, type(error).__name__, error)  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -34,13 +33,6 @@ class Candidates:
     source: np.ndarray  # (n,) int8, index into SOURCES of the first source that brought the item
 
 
-class Tower(Protocol):
-    """Finds items near the query's vector."""
-
-    def search(self, query: Query, k: int) -> np.ndarray:
-        """Return the codes of up to k items, nearest first, int64."""
-
-
 def build_query(statistics: Statistics, basket: tuple[str, ...], events: UserEvents, at: float) -> Query:
     """Return the query for a basket of item ids and a user's row with item ids.
 
@@ -57,7 +49,7 @@ def retrieve(
     query: Query,
     store: np.ndarray | None,
     quotas: Quotas,
-    tower: Tower | None = None,
+    near: np.ndarray | None = None,
     excluded: np.ndarray | None = None,
 ) -> Candidates:
     """Return up to `quotas.total` candidates, each source after the one before.
@@ -69,11 +61,9 @@ def retrieve(
         query: the request.
         store: best sellers of the request's store, codes best first, or None.
         quotas: how many of each.
-        tower: the two-tower search; None leaves it out.
+        near: what the two-tower search found, codes nearest first; None leaves it out.
         excluded: codes that must not be offered (out of stock, banned).
     """
-    # Of nobody with nothing the tower knows its items' bias at most: best sellers say that better.
-    says_nothing = len(query.basket) == 0 and len(query.history.items) == 0
     barred = (
         query.basket if excluded is None or not len(excluded) else np.concatenate([query.basket, excluded])
     )
@@ -82,7 +72,7 @@ def retrieve(
         barred,
         query.history.items[query.favourites[: quotas.history]],
         query.together.codes[best(query.together.sums[0], quotas.together)],
-        nothing if tower is None or says_nothing else tower.search(query, quotas.tower),
+        nothing if near is None else near[: quotas.tower],
         nothing if store is None else store[: quotas.store],
         query.statistics.popular[: quotas.total + len(barred)],  # as many as can be missing
     ]

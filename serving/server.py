@@ -19,22 +19,25 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.errors import BundleInvalid, FeaturesUnavailable, PointerInvalid
+from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable, PointerInvalid
 from serving.processes import NoneStarts, Processes, memory_mb, say
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
 from serving.updates import Pointer, Updates, read_pointer
 
 if TYPE_CHECKING:
+    from serving.answer_cache import AnswerCache
+    from serving.bundle import Bundle
     from serving.tracing import Tracing
 
 # How long a request may wait for the interpreter while the log's thread has it; Python's own 5 ms is
 # longer than a whole answer takes.
 SWITCH_S = 0.0005
-RANKING_SHARE = 0.3  # of the deadline, until which requests that share a ranker call are scored
+# Of the deadline: how long requests that share a call may take for it, their wait included.
+RETRIEVAL_SHARE, RANKING_SHARE = 0.2, 0.3
 EXIT_CHECK, EXIT_USAGE, EXIT_CONFLICT = 1, 2, 4
 _log = logging.getLogger(__name__)
 
@@ -96,7 +99,7 @@ def answer(
     # These take seconds to import; a taken port or a wrong host is told before.
     from feature_repo.schema import DENSE_NAMES
     from serving.bundle import read_manifest
-    from serving.checkout import Checkout, Observer, Rank, count, rank_together
+    from serving.checkout import Checkout, Observer, Rank, count, find_together, rank_together
     from serving.endpoint import Endpoint
     from serving.fact_store import open_fact_store
     from serving.freshness import Freshness
@@ -105,6 +108,7 @@ def answer(
     from serving.prediction_log import PredictionLog
     from serving.recommender import Recommender, open_recommender
     from serving.request_log import RequestLog
+    from serving.warming import warm_up
 
     with contextlib.ExitStack() as cleanup:
         sys.setswitchinterval(SWITCH_S)
@@ -118,16 +122,24 @@ def answer(
         freshness = Freshness(store, settings.stale_after_s)
         cleanup.callback(freshness.close)
 
-        def load(path: Path) -> Recommender:
+        new_cache = _cache_maker(settings, cleanup) if settings.answer_cache else None
+
+        def load(path: Path, rest: Callable[[float], None]) -> Recommender:
             facts = open_fact_store(settings.fact_store_url)  # of its own: it is closed with the recommender
             try:
-                return open_recommender(path, store, log, settings.availability_path, facts, freshness)
-            except BundleInvalid:
+                loaded = open_recommender(
+                    path, store, log, settings.availability_path, facts, freshness, new_cache
+                )
+                warm_up(loaded, rest)
+                return loaded
+            except BaseException:
                 facts.close()
                 raise
 
-        recommender = load(bundle_path)
+        recommender = load(bundle_path, rest=lambda took_s: None)
         cleanup.callback(lambda: recommender.facts.close())
+        if recommender.answers is not None:
+            recommender.answers.show()
         bundle_id = recommender.bundle.bundle_id
         BUNDLE.labels(bundle_id).set(1)
         try:
@@ -146,17 +158,20 @@ def answer(
             cleanup.callback(tracing.close)
             observers.append(tracing.observe)
         rank: Rank
+        at_end: Callable[[], Awaitable[None]] | None = None
+        limits = settings.batch_max_wait_ms, settings.batch_max_rows
         if settings.ranker_address:
             from serving.remote_ranker import RemoteRanker
 
-            rank = RemoteRanker(settings.ranker_address).rank
+            remote = RemoteRanker(settings.ranker_address)
+            rank, at_end = remote.rank, remote.close
         else:
-            goal_ms = RANKING_SHARE * settings.deadline_ms
-            rank = rank_together(goal_ms, settings.batch_max_wait_ms, settings.batch_max_rows)
-        checkout = Checkout(recommender, settings.deadline_ms, rank, observers)
+            rank = rank_together(RANKING_SHARE * settings.deadline_ms, *limits)
+        find = find_together(RETRIEVAL_SHARE * settings.deadline_ms, *limits)
+        checkout = Checkout(recommender, settings.deadline_ms, rank, find, observers)
         endpoint = Endpoint(settings, http_socket)
 
-        def take(pointer: Pointer) -> None:
+        def take(pointer: Pointer) -> Callable[[], None]:
             """Load the bundle, then let it answer; the one before goes with its last request."""
             nonlocal recommender
             began = time.monotonic()
@@ -165,7 +180,13 @@ def answer(
                 raise BundleInvalid(
                     f"{pointer.path} is bundle {found}, expected {pointer.bundle_id}: promote it again"
                 )
-            before, loaded = recommender, load(pointer.path)
+            # Requests come meanwhile: what warms takes half of the time.
+            before, loaded = recommender, load(pointer.path, rest=time.sleep)
+            if lacks := loaded.facts.lacks(before.facts):
+                loaded.facts.close()
+                raise FactsUnavailable(
+                    f"what is sold out would come back: {' and '.join(lacks)} could not be read anew"
+                )
 
             def turn() -> None:
                 checkout.recommender = loaded
@@ -176,11 +197,17 @@ def answer(
                 loaded.facts.close()
                 raise
             recommender = loaded
-            before.facts.close()
-            BUNDLE.labels(before.bundle.bundle_id).set(0)
-            BUNDLE.labels(found).set(1)
-            line = {"event": "bundle", "bundle_id": found, "was": before.bundle.bundle_id}
-            tell({**line, "bundle": str(pointer.path), "load_s": round(time.monotonic() - began, 2)})
+
+            def follow_up() -> None:
+                before.facts.close()
+                BUNDLE.labels(before.bundle.bundle_id).set(0)
+                BUNDLE.labels(found).set(1)
+                if loaded.answers is not None:
+                    loaded.answers.show()
+                line = {"event": "bundle", "bundle_id": found, "was": before.bundle.bundle_id}
+                tell({**line, "bundle": str(pointer.path), "load_s": round(time.monotonic() - began, 2)})
+
+            return follow_up
 
         updates = None if home is None else Updates(home, bundle_id, take)
         if updates:
@@ -205,7 +232,19 @@ def answer(
             if updates:
                 updates.start()
 
-        endpoint.start(checkout, on_ready)
+        endpoint.start(checkout, on_ready, at_end)
+
+
+def _cache_maker(settings: Settings, cleanup: contextlib.ExitStack) -> Callable[[Bundle], AnswerCache]:
+    """Return what makes the cache of each bundle; the Redis behind them is one."""
+    from serving.answer_cache import SHARED, AnswerCache
+    from serving.redis_answers import RedisAnswers
+
+    redis = None
+    if settings.answer_cache_url:
+        redis = RedisAnswers(settings.answer_cache_url, SHARED.dead_s)
+        cleanup.callback(redis.close)
+    return lambda bundle: AnswerCache(bundle.bundle_id, len(bundle.statistics.item_ids), redis)
 
 
 def _tracing(url: str) -> Tracing:
@@ -262,18 +301,21 @@ def _be_a_child(bundle: Path, home: Path | None, control_file: int, http_file: i
     """Answer on the parent's socket and tell it what happens; when it is gone, end as if it had said so."""
     with socket.socket(fileno=control_file) as control, socket.socket(fileno=http_file) as http_socket:
 
-        def watch_parent() -> None:
-            control.recv(1)  # the parent says nothing: this returns when it ends
-            os.kill(os.getpid(), signal.SIGTERM)
-
         def tell(event: dict[str, Any]) -> None:
             control.sendall(json.dumps(event).encode() + b"\n")
 
-        threading.Thread(target=watch_parent, name="parent", daemon=True).start()
+        threading.Thread(target=end_with, args=(control,), name="parent", daemon=True).start()
         return _exit_code(
             lambda: answer(bundle, Settings.from_env(), home, http_socket, tell),
             lambda code, error: tell({"event": "failed", "message": str(error), "exit_code": code}),
         )
+
+
+def end_with(parent: socket.socket) -> None:
+    """Wait until the parent ends, and end this process then as if it had been told to."""
+    with contextlib.suppress(OSError):  # it ended before it read what we have told it
+        parent.recv(1)  # it says nothing: this returns when it ends
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Seldom(logging.Filter):

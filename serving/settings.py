@@ -1,7 +1,8 @@
-"""Environment -> `Settings`: what changes the endpoint's speed or place, never its answers.
+"""Environment -> `Settings`: what changes the endpoint's speed or place, not its answers.
 
-What changes an answer stands in the bundle's manifest. This is the only module that reads the
-environment; it does so once, when a process starts.
+What changes an answer stands in the bundle's manifest; the exception is the cache of answers, with which
+features that age with the clock may be up to an hour old. This is the only module that reads the environment;
+it does so once, when a process starts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from feature_repo.kafka import VARIABLES as KAFKA_VARIABLES
 from serving.redis_address import is_redis_url, parse_redis_url, with_password
 
 PREFIX = "RECO_"
+FEASTS_OWN = ("PROMETHEUS_MULTIPROC_DIR", "PROMETHEUS_MULTIPROCESS_DIR")
 
 
 class SettingInvalid(ValueError):
@@ -33,13 +35,16 @@ class Settings:
     grpc_port: int = 8081  # likewise
     processes: int = 1  # that answer behind the two ports
     store_url: str = field(default="", repr=False)  # online store; empty means the SQLite file under home
-    store_password: str = field(default="", repr=False)  # of a Redis whose URL holds none
+    store_password: str = field(default="", repr=False)  # of the store's Redis, if its URL holds none
     availability_file: Path | None = (
         None  # items out of stock or banned; empty means availability.json under home
     )
     stale_after_s: float = 60.0  # the stream's silence after which answers say that features are stale
     deadline_ms: float = 50.0  # an answer that takes longer steps down the ladder
     ranker_address: str = ""  # of a ranker elsewhere, HOST:PORT or HOST:PORT/MODEL; empty: in this process
+    answer_cache: str = field(  # memory: keeps answers in each process, a Redis' URL there too; empty: none
+        default="", repr=False
+    )
     batch_max_wait_ms: float = 5.0  # that a request may wait for others to share a model call with; 0: never
     batch_max_rows: int = 8_192  # candidates of a call that several requests share
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
@@ -67,7 +72,7 @@ class Settings:
                 try:
                     given[name] = parse(text)
                 except ValueError as error:
-                    if name == "store_url":  # it may hold a password
+                    if name in ("store_url", "answer_cache"):  # it may hold a password
                         found, why = f"a {text.partition(':')[0]!r} URL", f" ({error})" if error.args else ""
                     else:
                         found, why = repr(text), ""
@@ -77,7 +82,9 @@ class Settings:
     def to_env(self) -> dict[str, str]:
         """Return the whole environment for a child process that shall have these settings."""
         own = {variable(f.name): _text(getattr(self, f.name)) for f in fields(self)}
-        return {**os.environ, **own}
+        # Feast sets this where it is imported: with it, all children would count into one set of files.
+        others = {name: value for name, value in os.environ.items() if name not in FEASTS_OWN}
+        return {**others, **own}
 
     @property
     def online_store_url(self) -> str:
@@ -85,6 +92,18 @@ class Settings:
         if not self.store_url:
             return f"sqlite:///{(self.home / 'online_store.db').absolute()}"
         return with_password(self.store_url, self.store_password)
+
+    @property
+    def answer_cache_url(self) -> str:
+        """Redis of cached answers with its password if it has one, not to be shown; empty without a Redis.
+
+        The store's password goes to the store's own hosts and nowhere else.
+        """
+        if not is_redis_url(self.answer_cache):
+            return ""
+        hosts = set(parse_redis_url(self.answer_cache).nodes)
+        known = set(parse_redis_url(self.store_url).nodes) if is_redis_url(self.store_url) else set()
+        return with_password(self.answer_cache, self.store_password) if hosts <= known else self.answer_cache
 
     @property
     def fact_store_url(self) -> str:
@@ -158,6 +177,14 @@ def _url(text: str) -> str:
     return text
 
 
+def _cache_url(text: str) -> str:
+    if is_redis_url(text):
+        parse_redis_url(text)
+    elif text != "memory:":
+        raise ValueError
+    return text
+
+
 def _ranker_address(text: str) -> str:
     host, _, port = text.partition("/")[0].rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
@@ -182,6 +209,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "availability_file": ("a file", Path),
     "stale_after_s": _number(1, 1e9),
     "deadline_ms": _number(1, 60_000),
+    "answer_cache": ("memory: or redis://HOST:PORT", _cache_url),
     "ranker_address": ("HOST:PORT or HOST:PORT/MODEL", _ranker_address),
     "batch_max_wait_ms": _number(0, 10),
     "batch_max_rows": _whole(1, 1 << 20),

@@ -86,7 +86,7 @@ class Transformer(Model):
             raise InvalidInput(str(error)) from error
         turns = [self._checkout.begin(request, call) for request in requests]
         if turns:
-            self._checkout.prepare(turns[0])
+            await self._checkout.prepare(turns[0])
         return Asked(turns, envelope)
 
     async def predict(
@@ -106,7 +106,7 @@ class Transformer(Model):
                 turn.began = time.perf_counter()
                 limit_s = turn.call.deadline - turn.call.arrived
                 turn.call = replace(turn.call, arrived=turn.began, deadline=turn.began + limit_s)
-                self._checkout.prepare(turn)
+                await self._checkout.prepare(turn)
             await self._checkout.rank(turn)
             if number + 1 < len(payload.turns):
                 self._checkout.finish(turn)  # now: its time must not hold the others'

@@ -58,6 +58,11 @@ def read_pointer(home: Path) -> Pointer:
     return Pointer(bundle_id, home / path)
 
 
+# Loads a bundle and lets it answer from then on; returns what is left to do then. It raises BundleInvalid, or
+# anything else, for one that must not answer.
+Take = Callable[[Pointer], Callable[[], None]]
+
+
 class Updates:
     """Follows a home's champion for an endpoint that answers."""
 
@@ -65,7 +70,7 @@ class Updates:
         self,
         home: Path,
         serving: str,
-        take: Callable[[Pointer], None],
+        take: Take,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the home, the id of the bundle that answers now, and who takes another one.
@@ -73,8 +78,7 @@ class Updates:
         Args:
             home: whose `champion.json` is followed.
             serving: id of the bundle that answers.
-            take: loads a bundle and lets it answer from then on; raises BundleInvalid for one that
-                must not answer.
+            take: see `Take`.
             clock: seconds, for the time until a refused bundle is tried again.
         """
         self.serving = serving
@@ -112,14 +116,20 @@ class Updates:
     def _update(self, pointer: Pointer) -> None:
         self._refused = None
         try:
-            self._take(pointer)
-            self.serving = pointer.bundle_id
-            BUNDLE_UPDATES.labels("done").inc()
+            follow_up = self._take(pointer)
         except BundleInvalid as error:
             self._refuse(pointer, str(error))
+            return
         except Exception as error:  # noqa: BLE001 - the edge of the thread: no bundle may end the watch
             if not self._closing.is_set():
                 self._refuse(pointer, f"{error.__class__.__name__}: {error}")
+            return
+        self.serving = pointer.bundle_id
+        BUNDLE_UPDATES.labels("done").inc()
+        try:
+            follow_up()
+        except Exception:  # noqa: BLE001 - likewise; it answers all the same
+            _log.exception("%s answers, but not all that belongs to a swap was done", pointer.bundle_id)
 
     def _refuse(self, pointer: Pointer, why: str) -> None:
         self._refused, self._retry_at = pointer, self._clock() + RETRY_S

@@ -1,39 +1,22 @@
-import contextlib
 import socket
-import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.proxy import Proxy
+from tests.chaos.proxy import Proxy, listening
 
 
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
     """Before a server that answers each message with itself, twice."""
-    listener = socket.create_server(("127.0.0.1", 0))
 
     def echo(client: socket.socket) -> None:
-        with client, contextlib.suppress(ConnectionError):
-            while data := client.recv(100):
-                client.sendall(data * 2)
+        while data := client.recv(100):
+            client.sendall(data * 2)
 
-    def accept() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=echo, args=(client,), daemon=True).start()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    with Proxy(listener.getsockname()) as proxy:
+    with listening(echo) as address, Proxy(address) as proxy:
         yield proxy
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join()
 
 
 def dial(proxy: Proxy) -> socket.socket:

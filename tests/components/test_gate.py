@@ -9,7 +9,7 @@ from components.gate import GateFailed, GateParams, compare, enforce, gain
 def evaluation(ndcg: float | None = 0.16, blend: float = 0.13, tower: float = 0.07) -> dict[str, Any]:
     served = {"recall_at_20": 0.29} | ({} if ndcg is None else {"ndcg_at_10": ndcg})
     baselines = {"blend": {"ndcg_at_10": blend}, "two_tower": {"ndcg_at_10": tower}}
-    index = {"recall": 0.98, "k": 500}
+    index = {"recall": 0.98, "k": 500, "quota": {"recall": 0.99, "k": 60}}
     return {"baskets": 8_000, "served": served, "baselines": baselines, "index": index}
 
 
@@ -35,6 +35,8 @@ def test_a_good_challenger_passes() -> None:
         (evaluation() | {"baskets": 99}, None, "baskets"),
         (evaluation() | {"index": {"recall": 0.96}}, None, "index_recall"),
         (evaluation() | {"index": {}}, None, "index_recall"),
+        (evaluation() | {"index": {"recall": 0.98, "quota": {"recall": 0.9}}}, None, "index_recall_at_quota"),
+        (evaluation() | {"index": {"recall": 0.98}}, None, "index_recall_at_quota"),
         (evaluation() | {"baselines": {}}, None, "ndcg_at_10 against blend"),
         (evaluation() | {"served": {"ndcg_at_10": 0.2}}, None, "recall_at_20"),
     ],

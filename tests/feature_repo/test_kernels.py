@@ -83,13 +83,47 @@ def test_ids_become_codes_as_a_dict_says(known: list[str], asked: list[str]) -> 
     asked = [*asked, *known[::-1], known[0] + "x", known[0][:-1] or "y"]
     text = np.frombuffer("".join(known).encode(), np.uint8)
     ends = np.cumsum([len(name.encode()) for name in known])
-    slots = np.empty(64, np.int32)
-    kernels.index_ids(text, ends, slots)
-    found = kernels.codes_of(
-        np.frombuffer("\n".join(asked).encode(), np.uint8), len(asked), text, ends, slots
-    )
+    slots = np.empty((64, 2), np.int64)
+    assert kernels.index_ids(text, ends, slots) == -1
+    found = kernels.codes_of(np.frombuffer("\n".join(asked).encode(), np.uint8), len(asked), slots)
     code_of = {name: code for code, name in enumerate(known)}
     assert found.tolist() == [code_of.get(name, -1) for name in asked]
+
+
+def test_two_ids_with_one_hash_are_told() -> None:
+    text, slots = np.frombuffer(b"aba", np.uint8), np.empty((8, 2), np.int64)
+    assert kernels.index_ids(text, np.array([1, 2, 3]), slots) == 2, "the third is the first again"
+
+
+@given(st.lists(st.tuples(*[st.floats(width=32)] * 3), max_size=5))
+def test_numbers_within_a_limit(rows: list[tuple[float, float, float]]) -> None:
+    array = np.array(rows, np.float32).reshape(-1, 3)
+    expected = bool((np.abs(array) <= 1e9).all())
+    assert kernels.within(array, 1e9) == expected
+    assert not kernels.within(np.array([[0.0, np.nan]], np.float32), 1e9)
+    assert kernels.within(np.array([[-1e9, 1e9]], np.float32), 1e9)
+
+
+def test_rows_are_filled_from_their_parts() -> None:
+    rows = np.zeros((3, 6), np.float32)
+    table = np.array([[10, 11], [20, 21]], np.float32)
+    kernels.begin_rows(rows, np.array([1.5, 2.5]), table, np.array([1, 0, 1]))
+    kernels.put_columns(rows, np.array([5, 4]), np.array([[7, 8, 9], [0, 1, 2]], np.float32))
+    assert rows.tolist() == [[1.5, 2.5, 20, 21, 0, 7], [1.5, 2.5, 10, 11, 1, 8], [1.5, 2.5, 20, 21, 2, 9]]
+
+
+def test_lift_and_levels_are_what_the_tables_say(statistics: Statistics) -> None:
+    basket, types = np.array([1, 3, 1]), np.array([0, 2, 3, 1])
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    found = kernels.lift(statistics.type_lift.view(np.uint16), halves, basket, types)
+    expected = statistics.type_lift[np.ix_(basket, types)].astype(np.float32)
+    assert found.tolist() == [expected.mean(0).tolist(), expected.max(0).tolist()]
+    codes = np.array([5, 0, 5, 79])
+    levels = statistics.categorical[codes].T.astype(np.int64)
+    assert kernels.categories(codes, 79, levels).tolist() == np.vstack([[6, 1, 6, 0], levels]).T.tolist()
+    assert (
+        kernels.levels_of(statistics.categorical, codes).tolist() == statistics.categorical[codes].T.tolist()
+    )
 
 
 def test_a_text_with_another_number_of_ids_gives_none(statistics: Statistics) -> None:
@@ -107,7 +141,7 @@ def test_partners_are_those_that_a_dictionary_collects(statistics: Statistics, i
     for item in items:
         for partner, count in zip(statistics.neighbours[item], statistics.together_count[item], strict=True):
             if partner != NO_ITEM:
-                strength = count * weights[:3, item] * weights[3:, partner]
+                strength = count * weights[item, :3] * weights[partner, 3:]
                 expected.setdefault(int(partner), []).append(strength)
     assert partners.codes.tolist() == list(expected)
     assert partners.links.tolist() == [len(links) for links in expected.values()]

@@ -237,6 +237,19 @@ def test_fallbacks_are_shown_and_no_reason_to_retrain(
     assert (verdict.status, status(verdict, "rung")) == ("warn", "alarm")
 
 
+def test_answers_without_features_are_no_verdict_about_them(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
+) -> None:
+    made = records(600, bundle_id, seed=5)
+    cached = [replace(record, features=record.features[:0]) for record in made]
+    path = log(cached[:500], made[500:])
+    verdict = drift_of_log(bundle, path, Window(), quick=True)
+    assert {status(verdict, name) for name in ("rung", "store_id", "basket_category")} == {"ok"}
+    assert verdict.status == "insufficient_data"
+    assert verdict.reason.startswith("no feature could be compared: 100 baskets or requests in the window")
+    assert drift_of_log(bundle, log(made), Window(), quick=True).status == "ok"
+
+
 def test_an_empty_log_is_no_verdict(tmp_path: Path, bundle: Path) -> None:
     verdict = drift_of_log(bundle, tmp_path / "nothing", Window(), report=tmp_path / "report.html")
     assert verdict.status == "insufficient_data"

@@ -1,20 +1,65 @@
 """Every arm of the load report runs on the toy shop, and each figure comes from something that ran."""
 
+import inspect
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
+from components.fit_statistics import purchases_of
 from components.home import Champion
+from components.traffic import ANONYMOUS_RATIO, anonymous_users
+from feature_repo.toy_shop import toy_dataset
 from pipelines.ask import evaluation_requests
-from pipelines.bench_load import QUICK, bench_load, grpc_message, real_baskets, v2_inputs
-from pipelines.load_arms import NULL, OURS
+from pipelines.bench_load import (
+    QUICK,
+    WARM_UP,
+    Bench,
+    Runner,
+    bench_load,
+    grpc_message,
+    hits,
+    overload,
+    replayed_requests,
+    stages_of,
+    v2_inputs,
+)
+from pipelines.cli import main
+from pipelines.load_arms import NULL, OURS, Arm, Scene
 from pipelines.runs import new_run
 from serving.bundle import read_manifest
+from serving.load_generator import OK, Load, LoadGenerator, Plan
+from serving.measured_server import MeasuredServer
 from serving.settings import Settings
+
+
+class Server:
+    """A server that nobody has to start."""
+
+    ready: ClassVar = {"http": "http://nowhere"}
+
+    def cpu_ms(self) -> float:
+        return 0.0
+
+
+SERVER = Server()
+SCENE = Scene(Path("bundle"), Settings(), Path("feast"), None)
+
+
+def load_of(client_ms: Sequence[float], due_s: Sequence[float] = (), degraded: Sequence[int] = ()) -> Load:
+    """What became of so many requests, all answered; some of them degraded."""
+    ms = np.array(client_ms, float)
+    due = np.array(due_s or np.arange(len(ms)) / 10.0)
+    flags = np.isin(np.arange(len(ms)), degraded)
+    return Load(due, ms, np.zeros(len(ms)), np.full(len(ms), OK), flags, np.full(len(ms), 9), 0.0)
+
 
 LINE = {"user_id": "u", "basket": ["a", "b"], "at": "2024-06-12T10:00:00Z", "k": 5}
 
@@ -39,26 +84,113 @@ def test_a_request_is_the_same_as_a_message() -> None:
     assert found == {"user_id": [b"u"], "basket": [b"a", b"b"], "at": [b"2024-06-12T10:00:00Z"], "k": [5]}
 
 
-def test_a_replay_keeps_order_and_popularity() -> None:
-    def at(hour: int) -> pd.Timestamp:
-        return pd.Timestamp(f"2024-06-10T{hour:02}:00:00Z")
+def test_a_replay_asks_what_the_baskets_after_the_cut_do_in_their_order() -> None:
+    purchases = purchases_of(toy_dataset(users=8, weeks=8).events)
+    cut = pd.Timestamp(np.median(purchases.at), unit="s", tz="UTC").isoformat()
+    lines = replayed_requests(purchases, cut, 10_000)
+    times = [line["at"] for line in lines if "user_id" in line]
+    known = {line["user_id"] for line in lines if "user_id" in line}
+    anonymous = anonymous_users(len(purchases.user_ids), ANONYMOUS_RATIO)
+    assert times == sorted(times)
+    assert known == set(purchases.user_ids[~anonymous])
+    assert len(times) < len(lines)
+    hour_before = pd.Timestamp(cut) - pd.Timedelta(hours=1)  # paid after the cut, begun before
+    assert pd.Timestamp(times[0]) >= hour_before
+    growing = [len(line["basket"]) for line in lines]
+    assert min(growing) == 1
+    assert max(growing) > 3
+    assert replayed_requests(purchases, cut, 7) == lines[:7]
 
-    events = pd.DataFrame(
-        [
-            ("late", "u1", "", at(9), "x"),
-            ("old", "u1", "s", pd.Timestamp("2024-06-09T23:00:00Z"), "x"),
-            *[("early", "u2", "s", at(8), item) for item in ("a", "b", "c", "d")],
-            ("later", "u1", "", at(10), "x"),
-        ],
-        columns=["basket_id", "user_id", "store_id", "at", "item_id"],
-    )
-    lines = real_baskets(events, "2024-06-10T00:00:00Z", 10)
-    assert lines == [
-        {"user_id": "u2", "basket": ["a", "b"], "at": "2024-06-10T08:00:00+00:00", "store_id": "s"},
-        {"user_id": "u1", "basket": ["x"], "at": "2024-06-10T09:00:00+00:00"},
-        {"user_id": "u1", "basket": ["x"], "at": "2024-06-10T10:00:00+00:00"},
+
+def test_each_run_goes_on_in_the_list_warm_ups_included() -> None:
+    asked: list[Plan] = []
+
+    class Generator:
+        def run(self, plan: Plan) -> Load:
+            asked.append(plan)
+            return load_of([1.0] * 10)
+
+    arm = Arm("some", "", lambda _: [])
+    one = Runner(arm, cast(MeasuredServer, SERVER), "bodies", 40, 1.0, 1.0, {})
+    bench = Bench(cast(LoadGenerator, Generator()), [one], [LINE] * 40, SCENE, QUICK, 50.0)
+    for _ in range(2):
+        bench.ask(one, 1.0, 10.0)
+    # WARM_UP bodies before the first that counts, then ten that do.
+    assert [plan.start for plan in asked] == [WARM_UP, 2 * WARM_UP + 10]
+    assert all(plan.warm_up == WARM_UP for plan in asked)
+    assert one.laps == (2 * WARM_UP + 2 * 10) / 40
+
+
+def test_overload_counts_full_answers_in_time_over_the_time_they_were_due() -> None:
+    # 30 a second are asked of a server that can do 10: it answers 9 in full and 12 by its fallback.
+    due = [number / 30 for number in range(301)]
+    kinds = [number % 10 for number in range(301)]  # below 3: in full; below 7: degraded; else late
+    ms = [5.0 if kind < 7 else 9_000.0 for kind in kinds]
+    degraded = [number for number, kind in enumerate(kinds) if 3 <= kind < 7]
+    load = load_of(ms, due, degraded)
+
+    class Generator:
+        def run(self, plan: Plan) -> Load:
+            return load
+
+    one = Runner(Arm("some", "", lambda _: []), cast(MeasuredServer, SERVER), "bodies", 40, 1.0, 1.0, {})
+    one.found["capacity"] = {"rate": 10.0}
+    bench = Bench(cast(LoadGenerator, Generator()), [one], [LINE], SCENE, QUICK, 50.0)
+    found = overload(bench, one)
+    assert found["goodput_ratio"] == pytest.approx(0.9, rel=0.02)
+    assert found["degraded_ratio"] == pytest.approx(1.2, rel=0.02)
+    load = load_of([5.0] * 5, [0.0, 0.01, 0.02, 0.03, 0.04])
+    assert overload(bench, one)["goodput_ratio"] is None, "five requests came together by chance"
+
+
+def test_stages_are_those_of_all_answers_in_the_order_they_first_appear() -> None:
+    one = Runner(Arm("some", "", lambda _: []), cast(MeasuredServer, SERVER), "bodies", 40, 1.0, 1.0, {})
+    one.answers = [
+        {"client_ms": 1.0, "fallback": 0.5, "total": 0.5},  # the first was late
+        *[{"client_ms": 3.0, "features": 1.0, "ranking": 1.0, "total": 2.0}] * 3,
     ]
-    assert real_baskets(events, "2024-06-10T00:00:00Z", 1) == lines[:1]
+    rows = stages_of(one)
+    assert rows is not None
+    assert list(rows) == ["fallback", "features", "ranking", "unexplained", "client"]
+    assert [row["mean"] for row in rows.values()] == [0.125, 0.75, 0.75, 0.875, 2.5]
+    assert rows["ranking"]["share"] == 0.3
+    one.answers = [{"client_ms": 1.0}]
+    assert stages_of(one) is None
+
+
+def test_hits_are_those_between_two_readings() -> None:
+    before: dict[tuple[str, ...], float] = {("process", "hit"): 5.0, ("process", "miss"): 5.0}
+    after: dict[tuple[str, ...], float] = {
+        **{("process", "hit"): 55.0, ("process", "miss"): 35.0, ("process", "stale"): 10.0},
+        **{("process", "refused"): 10.0, ("redis", "hit"): 15.0, ("redis", "miss"): 15.0},
+    }
+    found = hits(before, after)
+    assert found["lookups"]["process hit"] == 50
+    assert found["lookups"]["process miss"] == 30
+    assert found["hit_ratio"] == (50 + 10 + 15) / (50 + 30 + 10 + 10)
+    assert hits(after, after)["hit_ratio"] is None
+
+
+def test_the_command_hands_over_the_deadline_and_no_other_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def measure(*values: Any, **named: Any) -> dict[str, Any]:
+        given.update(inspect.signature(bench_load).bind(*values, **named).arguments)
+        return {}
+
+    monkeypatch.setenv("RECO_ANSWER_CACHE", "memory:")
+    monkeypatch.setenv("RECO_PROCESSES", "2")
+    monkeypatch.setenv("RECO_DEADLINE_MS", "70")
+    monkeypatch.setattr("pipelines.cli.read_champion", lambda home: Champion("b", "1", "m", "bundle", "", ""))
+    monkeypatch.setattr("pipelines.ask.evaluation_requests", lambda bundle, limit: [LINE])
+    monkeypatch.setattr("pipelines.bench_load.bench_load", measure)
+    monkeypatch.setattr("pipelines.load_report.load_table", lambda result: "")
+    done = CliRunner().invoke(main, ["bench", "load", "--home", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert given["deadline_ms"] == 70.0
+    assert not any(isinstance(value, Settings) for value in given.values())
 
 
 def test_nothing_to_ask_is_told(tmp_path: Path) -> None:
@@ -70,7 +202,11 @@ def test_nothing_to_ask_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_arms_are_measured_and_written(toy_line: Path, tmp_path: Path) -> None:
+def test_all_arms_are_measured_and_written(
+    toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECO_ANSWER_CACHE", "memory:")  # of the shell: ours is measured as it ships
+    monkeypatch.setenv("RECO_REQUEST_LOG", "off")
     home, bundle = tmp_path / "home", toy_line / "evaluated"
     shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
     run = new_run(home, "training", {}, ["evaluate-bundle", "distill-ranker"])
@@ -78,7 +214,7 @@ def test_all_arms_are_measured_and_written(toy_line: Path, tmp_path: Path) -> No
     shutil.copytree(toy_line / "student", run.artifacts("distill-ranker") / "ranker")
     bundle_id = read_manifest(bundle)["bundle_id"]
     champion = Champion(bundle_id, "1", "m", str(bundle), "", "")
-    names = ["fastapi", "unoptimised", NULL, "ours, 2 processes"]
+    names = ["fastapi", "unoptimised", NULL, "ours, 2 processes", "answer-cache"]
     effort = replace(QUICK, endurance=40)
     result = bench_load(
         home,
@@ -89,7 +225,7 @@ def test_all_arms_are_measured_and_written(toy_line: Path, tmp_path: Path) -> No
         effort,
         goal_ms=60_000.0,  # nobody's: this machine may be busy
         endurance=True,
-        settings=Settings(deadline_ms=60_000.0),
+        deadline_ms=60_000.0,
     )
     assert json.loads((tmp_path / "out" / "load.json").read_bytes())["bundle_id"] == bundle_id
     assert (tmp_path / "out" / "load.png").exists()
@@ -97,7 +233,12 @@ def test_all_arms_are_measured_and_written(toy_line: Path, tmp_path: Path) -> No
     measured = set(result["arms"])
     assert measured | set(result["skipped"]) == {OURS, *names}
     assert {OURS, "fastapi", "unoptimised", NULL} <= measured
+    assert "--mixed" in result["skipped"]["answer-cache"]
+    places = {"RECO_HOME", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL", "RECO_DEADLINE_MS"}
+    assert set(result["arms"][OURS]["settings"]) == places
     for name, arm in result["arms"].items():
+        assert (arm["laps"] is None) == (name == NULL)
+        assert name == NULL or arm["laps"] * 50 > alone_requests(arm)
         [alone] = arm["alone"]["rounds"]
         assert alone["answered"] == alone["requests"] > 0, name
         assert alone["cpu_ms"] > 0
@@ -116,3 +257,25 @@ def test_all_arms_are_measured_and_written(toy_line: Path, tmp_path: Path) -> No
     assert result["endurance"]["requests"] == 40
     assert result["endurance"]["failed"] == 0
     assert result["floor"]["mean_ms"] > 0
+
+
+def alone_requests(arm: dict[str, Any]) -> int:
+    return int(sum(one["requests"] for one in arm["alone"]["rounds"]))
+
+
+@pytest.mark.slow
+def test_a_mixed_replay_says_how_many_answers_the_cache_had(toy_line: Path, tmp_path: Path) -> None:
+    home, bundle = tmp_path / "home", toy_line / "evaluated"
+    shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
+    champion = Champion("b", "1", "m", str(bundle), "", "")
+    lines = [{"basket": [f"item-{number % 60:03}"], "at": LINE["at"]} for number in range(100_000)]
+    result = bench_load(
+        home, champion, lines, tmp_path, ["answer-cache"], QUICK, goal_ms=60_000.0, mixed=True
+    )
+    cache = result["arms"]["answer-cache"]["cache"]
+    assert sum(cache["lookups"].values()) > 0
+    assert 0.9 < cache["hit_ratio"] <= 1.0, "sixty baskets are soon known"
+    assert 0 < cache["laps"] <= result["arms"]["answer-cache"]["laps"]
+    assert "cache" not in result["arms"][OURS]
+    assert result["arms"]["answer-cache"]["settings"]["RECO_ANSWER_CACHE"] == "memory:"
+    assert (tmp_path / "load-mixed.md").exists()

@@ -7,18 +7,41 @@ from pathlib import Path
 import pytest
 
 from components.home import Champion
-from pipelines.load_arms import ARMS, NULL, OURS, Arm, Scene, choose_arms, fill_store, student_of
+from pipelines.load_arms import (
+    ARMS,
+    NULL,
+    OURS,
+    Arm,
+    Scene,
+    choose_arms,
+    differing,
+    fill_store,
+    student_of,
+)
 from pipelines.runs import new_run
 from serving.online_features import RedisStore
-from serving.settings import Settings
+from serving.settings import FEASTS_OWN, Settings
+
+SHELL = {
+    "RECO_ANSWER_CACHE": "memory:",
+    "RECO_PROCESSES": "2",
+    "RECO_RANKER_ADDRESS": "elsewhere:1",
+    "RECO_REQUEST_LOG": "off",
+    "RECO_TRACE_URL": "http://collector/v1/traces",
+}
 
 
-def scene(student: Path | None = None) -> Scene:
-    return Scene(Path("bundle"), Settings(), Path("feast"), student)
+def scene(student: Path | None = None, mixed: bool = False) -> Scene:
+    settings = Settings(deadline_ms=70.0, store_url="redis://127.0.0.1:1/0")
+    return Scene(Path("bundle"), settings, Path("feast"), student, mixed)
+
+
+def arm(name: str) -> Arm:
+    return next(arm for arm in ARMS if arm.name == name)
 
 
 def test_ours_is_always_among_them() -> None:
-    assert [arm.name for arm in choose_arms(["fastapi", NULL])] == [OURS, "fastapi", NULL]
+    assert [one.name for one in choose_arms(["fastapi", NULL])] == [OURS, "fastapi", NULL]
     assert choose_arms([]) == ARMS
     with pytest.raises(ValueError, match="no arm 'triton': choose among ours"):
         choose_arms(["triton"])
@@ -27,21 +50,57 @@ def test_ours_is_always_among_them() -> None:
 def test_an_arm_says_why_it_is_missing() -> None:
     later = Arm("later", "", lambda _: [], {"RECO_FROM_THE_FUTURE": "1", "RECO_DEADLINE_MS": "50"})
     assert later.missing(scene()) == "this version has no RECO_FROM_THE_FUTURE"
-    eager = next(arm for arm in ARMS if arm.name == "eager")
-    assert "keeps the torch weights" in eager.missing(scene())
-    assert eager.missing(scene(Path("student"))) == ""
+    assert "keeps the torch weights" in arm("eager").missing(scene())
+    assert arm("eager").missing(scene(Path("student"))) == ""
+
+
+def test_answers_are_kept_only_where_the_requests_are_those_of_a_shop() -> None:
+    assert "all hits after the first round" in arm("answer-cache").missing(scene())
+    assert arm("answer-cache").missing(scene(mixed=True)) == ""
+    assert [one.name for one in ARMS if one.keeps_answers] == ["answer-cache"]
+
+
+def test_nothing_of_the_callers_shell_reaches_an_arm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {**SHELL, **dict.fromkeys(FEASTS_OWN, "/tmp/metrics")}.items():
+        monkeypatch.setenv(name, value)
+    places = {"RECO_HOME": str(tmp_path), "RECO_HTTP_PORT": "0", "RECO_GRPC_PORT": "0"}
+    given = {**places, "RECO_STORE_URL": "redis://127.0.0.1:1/0", "RECO_DEADLINE_MS": "70.0"}
+    for one in ARMS:
+        settings = one.settings(scene(), tmp_path)
+        environment = settings.to_env()
+        assert not set(FEASTS_OWN) & set(environment), "servers would share their counters"
+        assert Settings.from_env(environment) == settings
+        own = {
+            name: str(Settings.from_env({name: value}).to_env()[name])
+            for name, value in one.environment.items()
+        }
+        assert differing(settings) == {**given, **own}, one.name
+        for name in set(SHELL) - set(one.environment):
+            assert environment[name] == Settings().to_env()[name], one.name
+
+
+def test_each_part_of_ours_that_is_left_out_is_one_part() -> None:
+    """All else is what `serving.server` is: its settings but for logs, and its own code but for one name."""
+    assert arm("no-logs").environment == {"RECO_REQUEST_LOG": "off", "RECO_LOG": "off"}
+    assert arm("no-logs").command(scene()) == arm(OURS).command(scene())
+    # KServe writes a log of its own; all other variants write the same line for each request as ours.
+    assert arm("kserve-stock").environment == {"RECO_REQUEST_LOG": "off"}
+    for name in ("eager", "feast-sdk", "no-gc-freeze", "no-batching"):
+        assert arm(name).environment == {}
+    for name in ("fastapi", "unoptimised"):
+        assert "request log" in arm(name).what
 
 
 def test_each_arm_is_one_command_with_the_scene_in_it() -> None:
-    for arm in ARMS:
-        command = arm.command(scene(Path("student")))
+    for one in ARMS:
+        command = one.command(scene(Path("student")))
         assert all(isinstance(word, str) for word in command)
         if command[2].startswith("pipelines.load_arms_") and len(command) > 3:
             given = json.loads(command[3])
             assert given["bundle"] == "bundle"
             assert given.get("student") in (None, "student")
             assert given.get("feast_home") in (None, "feast")
-    assert len({arm.name for arm in ARMS}) == len(ARMS)
+    assert len({one.name for one in ARMS}) == len(ARMS)
 
 
 def test_the_student_is_that_of_the_champions_own_run(tmp_path: Path) -> None:

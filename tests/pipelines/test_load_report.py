@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipelines.load_report import draw_load, load_table
+from matplotlib.patches import Rectangle
+
+from pipelines.load_report import CUT, draw_load, draw_stages, load_table
 
 
 def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) -> dict[str, Any]:
@@ -37,7 +39,12 @@ def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) 
             **{"rate": capacity / 2, "ms": ms, "cpu_ms": cpu_ms, "requests": 100, "answered": 99},
             **{"failed": 1, "refused": 0, "unanswered": 1, "degraded": 3, "late": 0},
         },
-        "overload": {"goodput_ratio": 0.9, "refused": 7, "requests": 300, "degraded": 4},
+        "overload": {
+            **{"goodput_ratio": 0.9, "degraded_ratio": 0.25, "refused": 7, "requests": 300},
+            **{"degraded": 4, "failed": 2, "unanswered": 1},
+        },
+        "settings": {"RECO_HOME": "/tmp/place", "RECO_HTTP_PORT": "0"},
+        "laps": 0.5,
     }
     if ratio is not None:
         found["ratio"] = {"p50_ms": spread, "cpu_ms": spread, "capacity": 1 / ratio}
@@ -56,7 +63,8 @@ def result(**more: Any) -> dict[str, Any]:
         "load_average_after": (1.5, 1.0, 1.0),
         "effort": {"rounds": 3, "alone_s": 2.0},
         "goal_ms": 50.0,
-        "distinct_requests": 7,
+        "requests": 7,
+        "mixed": None,
         "online_store": {"users": 1_000, "items": 80},
         "constants": {"watts_a_core": 10.0, "dollars_a_core_hour": 0.05},
         "skipped": {"eager": "no weights"},
@@ -72,6 +80,12 @@ def result(**more: Any) -> dict[str, Any]:
                 "ms": {"p50": 3.0, "p99": 4.0},
             },
         },
+        "goals": [
+            {"name": "p50", "goal": "<= 2 ms", "measured": 2.0, "unit": " ms", "reached": True},
+            {"name": "rate", "goal": ">= 500", "measured": 400.0, "unit": "", "reached": False},
+            {"name": "two", "goal": ">= 900", "measured": None, "unit": "", "reached": None},
+            {"name": "over", "goal": ">= 8 x", "measured": None, "unit": " x", "reached": True},
+        ],
         **more,
     }
 
@@ -87,9 +101,39 @@ def test_the_first_table_is_what_a_manager_reads() -> None:
     ]
 
 
+def test_the_report_begins_with_ours_beside_the_tutorials_stack() -> None:
+    arms = {
+        "ours": arm(2.0, 1.5, 400.0),
+        "unoptimised": arm(90.0, 60.0, 8.0, 45.0),
+        "unoptimised-user-row": arm(19.0, 9.0, 80.0, 9.5),
+    }
+    lines = load_table(result(arms=arms)).splitlines()
+    assert lines[2] == (
+        "An answer takes `ours` 2.00 ms (p50), where `unoptimised` takes 45 x as long (90.00 ms) and where "
+        "`unoptimised-user-row` takes 9.5 x as long (19.00 ms); at p99 <= 50 ms one process gives 400 "
+        "answers a second, 50 x as many as `unoptimised` (8.00) and 5.0 x as many as `unoptimised-user-row` "
+        "(80)."
+    )
+    assert lines[4].startswith("| arm | p50 ms |")
+    arms["unoptimised"]["capacity"]["rate"] = 0.0
+    assert "400 answers a second, where `unoptimised` holds no rate and 5.0 x as many" in load_table(
+        result(arms=arms)
+    )
+    alone = load_table(result(arms={"ours": arms["ours"]})).splitlines()[2]
+    assert alone.endswith("400 answers a second; the tutorials' stack was not measured beside it.")
+
+
+def test_goals_are_told_and_misses_plainly() -> None:
+    text = load_table(result())
+    assert "| p50 | <= 2 ms | 2.00 ms | yes |" in text
+    assert "| rate | >= 500 | 400 | no |" in text
+    assert "| two | >= 900 | – | not measured |" in text
+    assert "| over | >= 8 x | the other holds no rate | yes |" in text
+
+
 def test_each_part_says_its_figures() -> None:
     text = load_table(result())
-    assert "| ours | 200.0 | 2.00 | 4.00 | – | 1.50 | 2, 0, 3 of 100 | 90% | 7 of 300 | 4 |" in text
+    assert "| ours | 200.0 | 2.00 | 4.00 | – | 1.50 | 2, 0, 3 of 100 | 90% | 25% | 7 of 300 | 3 |" in text
     assert "From 1 item to 200: p50 1.25x." in text
     assert "| gRPC | 100 | 750 | 3.00 | 4.00 | 1.50x | 0 |" in text
     assert "| ours | 400: 20.0, 800: 85.0 |" in text, "a rate that was asked twice shows its median"
@@ -109,6 +153,46 @@ def test_an_arm_without_a_capacity_and_an_endurance_run_are_told() -> None:
     assert "0.012 MB a thousand requests" in text
 
 
+def test_settings_of_an_arm_are_told_but_not_where_it_is() -> None:
+    set_ = arm(2.0, 1.5, 400.0) | {"settings": {"RECO_HOME": "/tmp/place", "RECO_PROCESSES": "2"}}
+    text = load_table(result(arms={"ours": set_}))
+    assert "- ours: a server (RECO_PROCESSES=2)\n" in text
+    assert "/tmp/place" not in text
+
+
+def test_a_cache_tells_what_it_had_and_a_replay_that_was_too_short_is_told() -> None:
+    kept = arm(0.5, 0.4, 1_600.0, 0.25)
+    kept |= {"laps": 1.25, "cache": {"hit_ratio": 0.625, "laps": 1.0, "lookups": {}}}
+    kept["cache"]["lookups"] = {"process hit": 5_000, "process miss": 3_000, "redis hit": 7}
+    arms = {"ours": arm(2.0, 1.5, 400.0), "answer-cache": kept, "null": arm(1.0, 1.0, 1.0) | {"laps": None}}
+    mixed = load_table(result(arms=arms, mixed={"anonymous": 0.7, "again": 0.1}))
+    assert "\nours 0.5, answer-cache 1.2.\n" in mixed
+    assert "`answer-cache` had 62% of 8,000 answers already" in mixed
+    assert "1.0 times round at its end" in mixed
+    assert "The replay was too short for `answer-cache`:" in mixed
+    assert "too short for" not in load_table(result(arms=arms)), "nobody took that for a shop's traffic"
+    kept["laps"] = 0.9
+    assert "too short for" not in load_table(result(arms=arms, mixed={"anonymous": 0.7, "again": 0.1}))
+
+
+def test_a_bar_is_cut_where_ours_could_not_be_read_beside_it() -> None:
+    from matplotlib.figure import Figure
+
+    def stages(ms: float) -> dict[str, Any]:
+        return {"ranking": {"mean": 0.75 * ms}, "unexplained": {"mean": 0.25 * ms}, "client": {"mean": ms}}
+
+    axes = Figure().subplots()
+    draw_stages(axes, {"ours": stages(2.0), "slow": stages(90.0), "near": stages(3.0)})
+    ends: dict[float, float] = {}
+    for bar in axes.patches:
+        assert isinstance(bar, Rectangle)
+        row = round(bar.get_y() + bar.get_height() / 2)
+        ends[row] = max(ends.get(row, 0.0), bar.get_x() + bar.get_width())
+    assert list(ends.values()) == [2.0, CUT * 2.0, 3.0]
+    assert [text.get_text().strip() for text in axes.texts] == ["2.00 ms", "90.00 ms, cut", "3.00 ms"]
+    assert 2.0 / axes.get_xlim()[1] > 0.15, "ours takes enough of the width"
+
+
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
-    draw_load(result(), tmp_path / "figures")
+    draw_load(result(), tmp_path / "figures" / "load.png")
     assert (tmp_path / "figures" / "load.png").read_bytes().startswith(b"\x89PNG")

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from feature_repo.statistics import Statistics
-from serving.answer_cache import HOUR_S, AnswerCache, AnswerKey, answer_key
+from serving.answer_cache import HOUR_S, SHARED, AnswerCache, AnswerKey, answer_key
 from serving.online_features import UserRow
 from serving.ranked import Ranked
 from serving.schemas import Request
@@ -129,18 +130,55 @@ def cache_of(redis: Redis | None, bundle_id: str = "b1") -> AnswerCache:
     return AnswerCache(bundle_id, ITEMS, redis)  # type: ignore[arg-type]
 
 
-def test_an_answer_is_computed_once_and_again_without_a_key() -> None:
+def test_an_answer_is_computed_once() -> None:
     async def act() -> None:
         cache, made = cache_of(None), list[int]()
         key = key_of(ask(item(1)))
         for _ in range(3):
             assert (await cache.get_or_make(key, maker(made))).codes.tolist() == [1]
         assert made == [1]
-        for _ in range(2):
-            await cache.get_or_make(None, maker(made))
-        assert made == [1, 1, 1]
 
     asyncio.run(act())
+
+
+def test_what_is_warm_is_not_computed_again() -> None:
+    redis, key = Redis(), key_of(ask(item(1)))
+    cache, other, computed = cache_of(redis), cache_of(redis), list[int]()
+
+    def compute() -> Ranked:
+        computed.append(1)
+        return a_list(3)
+
+    for warmed in (cache, cache, other):
+        warmed.warm(key, compute)
+    cache.warm(None, compute)
+    assert computed == [1], "the second time it is there, and another replica finds it in Redis"
+    for warmed in (cache, other):
+        found = asyncio.run(warmed.get_or_make(key, maker(computed, 8)))
+        assert found.codes.tolist() == [3]
+    cache.warm(key_of(ask(item(2)), ROW), compute)
+    assert len(redis.values) == 1, "nor does warming bring a known user's list there"
+
+
+def test_the_metrics_tell_what_the_cache_that_answers_keeps() -> None:
+    def told() -> tuple[float | None, ...]:
+        return tuple(REGISTRY.get_sample_value(f"reco_cache_{name}") for name in ("entries", "bytes"))
+
+    old, new = cache_of(None), cache_of(None, "b2")
+    for code in range(3):
+        old.warm(key_of(ask(item(code))), lambda: a_list(3))
+    old.show()
+    before = told()
+    assert before == (3, old._cache.size_bytes)
+    new.warm(key_of(ask(item(1)), bundle_id="b2"), lambda: a_list(3))
+    assert told() == before, "it does not answer yet"
+    new.show()
+    assert told() == (1, new._cache.size_bytes)
+    assert len(new) == 1
+
+
+def test_nobody_s_list_is_not_made_anew_while_it_lives() -> None:
+    assert SHARED.fresh_s == SHARED.dead_s
 
 
 def test_another_replica_finds_in_redis_what_one_has_made() -> None:

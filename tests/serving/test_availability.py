@@ -1,5 +1,6 @@
 """The file of excluded items: read, read again, and never trusted blindly."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -45,6 +46,42 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
     assert availability.changed() is None
     assert len(caplog.records) == 1
     assert "the last good list stays in force" in caplog.text
+
+
+def test_it_says_whether_it_is_broken_now(tmp_path: Path) -> None:
+    file = tmp_path / "availability.json"
+    availability = AvailabilityFile(file)
+    file.write_text('{"banned": ["a"]}')
+    assert (availability.changed(), availability.broken) == (["a"], "")
+    good = file.stat().st_mtime_ns
+    file.write_text('{"banned": [a]}!')
+    assert availability.changed() is None
+    assert availability.broken
+    file.write_text('{"banned": ["a"]}')
+    os.utime(file, ns=(good, good))  # the good one is put back: nothing changed, and nothing is broken
+    assert (availability.changed(), availability.broken) == (None, "")
+    file.write_text("{")
+    assert availability.changed() is None
+    file.unlink()
+    assert (availability.changed(), availability.broken) == ([], "")
+
+
+def test_a_file_that_could_not_be_read_once_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "availability.json"
+    file.write_text('{"banned": ["a"]}')
+    availability = AvailabilityFile(file)
+
+    def stale(path: Path) -> bytes:
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", stale)
+        assert [availability.changed() for _ in range(3)] == [None] * 3
+        assert availability.broken
+        assert len(caplog.records) == 1
+    assert (availability.changed(), availability.broken) == (["a"], "")
 
 
 def test_what_is_no_regular_file_is_never_opened(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from serving.calls import Call
-from serving.checkout import Checkout, Rank, Turn, rank_here, rank_together
+from serving.checkout import Checkout, Rank, Turn, find_together, rank_here, rank_together
 from serving.errors import ClientGone, RankerMismatch, RankerUnavailable
 from serving.online_features import open_store
 from serving.prediction_log import PredictionLog, read_log
@@ -44,10 +44,12 @@ def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
     assert answer.rung == "full"
 
 
-def test_requests_that_share_a_ranker_call_are_answered_as_if_alone(recommender: Recommender) -> None:
+def test_requests_that_share_calls_are_answered_as_if_alone(recommender: Recommender) -> None:
     baskets = [("1000005",), (), ("1000001", "1000002"), ("no such item",)]
     requests = [replace(REQUEST, basket=basket, request_id=f"r{n}") for n, basket in enumerate(baskets)]
-    checkout = Checkout(recommender, 1e6, rank_together(1e6, 0.0, 8_192))
+    requests += [replace(request, profile="premium") for request in requests]
+    find, rank = (join(1e6, 0.0, 8_192) for join in (find_together, rank_together))
+    checkout = Checkout(recommender, 1e6, rank, find)
 
     async def ask_all() -> list[Response]:
         return await asyncio.gather(*(checkout.answer(request, call()) for request in requests * 8))
@@ -108,6 +110,11 @@ def test_when_all_is_broken_the_answer_is_an_empty_list(
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.ERROR]
 
 
+def test_the_fallback_knows_best_sellers_for_a_profile_of_another_bundle(recommender: Recommender) -> None:
+    expected = recommender.fallback(REQUEST, "test").items
+    assert recommender.fallback(replace(REQUEST, profile="no such profile"), "test").items == expected != ()
+
+
 def test_a_late_answer_steps_down(recommender: Recommender, tmp_path: Path) -> None:
     log = PredictionLog(tmp_path, ())
     late = Recommender(recommender.bundle, open_store("memory:"), log)
@@ -161,6 +168,35 @@ def test_an_answer_is_observed_once_and_a_rehearsal_is_not(recommender: Recommen
     asyncio.run(checkout.answer(REQUEST, call()))
     assert [name for name, _, _ in seen[0].stages] == ["preprocess", "predict", "postprocess"]
     assert len(seen) == 1
+
+
+def test_an_observer_that_fails_costs_no_answer(
+    recommender: Recommender, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Turn] = []
+
+    def fails(turn: Turn) -> None:
+        raise ValueError("a bug")
+
+    checkout = Checkout(recommender, 1e6, observers=(fails, seen.append))
+    assert asyncio.run(checkout.answer(REQUEST, call())).rung == "full"
+    assert len(seen) == 1
+    assert "an observer failed" in caplog.text
+
+
+def test_a_fallback_took_as_long_as_the_request_waited_for_it(recommender: Recommender) -> None:
+    def took_s() -> float:
+        return REGISTRY.get_sample_value("reco_answer_seconds_sum") or 0.0
+
+    async def slow(turn: Turn) -> np.ndarray:
+        await asyncio.sleep(0.1)
+        raise RankerUnavailable("gone")
+
+    before = took_s()
+    answer = ask(recommender, rank=slow)
+    assert answer.degraded_reason == "ranker_unavailable"
+    assert took_s() - before >= 0.1
+    assert answer.stage_ms["total"] >= 100 > answer.stage_ms["fallback"]
 
 
 def test_the_wait_for_others_is_measured(recommender: Recommender) -> None:

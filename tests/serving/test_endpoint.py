@@ -1,7 +1,11 @@
 """The endpoint as a client sees it: real HTTP and gRPC against a process of its own."""
 
+import asyncio
+import gc
 import json
+import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -15,6 +19,8 @@ import pytest
 from serving.online_features import open_store
 from serving.recommender import Recommender, open_recommender
 from serving.schemas import MAX_K, parse_request
+from serving.settings import Settings
+from tests.chaos.procs import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -569,3 +575,39 @@ def test_a_grpc_call_s_own_deadline_bounds_the_answer(stub: Any) -> None:
     bad = grpc_request(basket=[])
     with pytest.raises(Exception, match="x-priority must be checkout or prefetch"):
         stub.ModelInfer(bad, metadata=(("x-priority", MARK),), timeout=5)
+
+
+def test_nobody_is_let_in_before_the_rehearsal_and_what_belongs_to_the_loop_ends_in_it(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from serving.checkout import Checkout
+    from serving.endpoint import Endpoint
+
+    settings = Settings(http_port=0, grpc_port=free_port(), drain_s=0.0, grace_s=1.0)
+    steps: list[str] = []
+
+    def opens(port: int) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    async def rehearsed(*_: Any) -> None:
+        assert not any(opens(port) for port in (http.getsockname()[1], settings.grpc_port))
+        steps.append("rehearsed")
+
+    def on_ready(*_: str) -> None:
+        assert all(opens(port) for port in (http.getsockname()[1], settings.grpc_port))
+        steps.append("ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def at_end() -> None:
+        steps.append("ended" if asyncio.get_running_loop() is endpoint._loop else "elsewhere")
+
+    monkeypatch.setattr("serving.endpoint.rehearse", rehearsed)
+    with socket.socket() as http:
+        http.bind(("127.0.0.1", 0))
+        endpoint = Endpoint(settings, http)
+        try:
+            endpoint.start(Checkout(recommender, 1e6), on_ready, at_end)
+        finally:
+            gc.unfreeze()
+    assert steps == ["rehearsed", "ready", "ended"]

@@ -166,6 +166,49 @@ def test_a_store_broken_from_the_start_is_read_when_it_comes_back() -> None:
         assert until(lambda: excluded(live) == [1])
 
 
+def test_what_another_one_has_read_and_this_one_could_not_is_named(tmp_path: Path) -> None:
+    store, file = Breaking(), tmp_path / "availability.json"
+    file.write_text('{"banned": ["i2"]}')
+    store.write([stock("i1", 0)])
+
+    def live() -> Any:
+        return closing(LiveFacts(CATALOGUE, store, AvailabilityFile(file)))
+
+    with live() as before, live() as whole:
+        assert before.state == whole.state == "ready"
+        file.write_text("{")
+        store.broken = True
+        assert until(lambda: whole.state == "unavailable")
+        assert whole.lacks(before) == [], "what it has read it keeps"
+        with live() as blind, live() as other:
+            assert blind.state == "unavailable"
+            assert blind.lacks(before) == ["availability file", "fact store"]
+            assert other.lacks(blind) == [], "nothing is lost that nobody knew"
+            store.broken = False
+            assert until(lambda: blind.lacks(before) == ["availability file"])
+            assert blind.state == "unavailable", "the file still is"
+            file.unlink()
+            assert until(lambda: blind.lacks(before) == [])
+            assert until(lambda: blind.state == "ready")
+
+
+def test_a_store_that_breaks_between_two_pages_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.fact_store.PAGE", 1)
+
+    class Half(Breaking):
+        def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+            found = super().changed_since(sequence)
+            self.broken = True
+            return found
+
+    store, half = Breaking(), Half()
+    for each in (store, half):
+        each.write([stock("i1", 0), stock("i2", 0)])
+    with closing(LiveFacts(CATALOGUE, store)) as before, closing(LiveFacts(CATALOGUE, half)) as live:
+        assert excluded(live) == [1]
+        assert live.lacks(before) == ["fact store"]
+
+
 def test_an_error_nobody_expected_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
     class Mad(MemoryFactStore):
         mad = False

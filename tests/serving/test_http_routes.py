@@ -4,13 +4,14 @@ import asyncio
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from serving.checkout import Checkout, Turn
+from serving.checkout import Checkout, Turn, rank_here
 from serving.errors import ClientGone, InvalidRequest
 from serving.http_routes import ARRIVED, GONE, PREDICT, RECOMMENDATIONS, TASK, routes
 from serving.online_features import open_store
@@ -59,6 +60,23 @@ def test_each_request_of_a_body_has_its_own_id_and_state(recommender: Recommende
     assert [a["request_id"] for a in answers] == ["till-4", "till-4-1", "till-4-2", "till-4-3"]
     assert [len(a["items"]) for a in answers] == [0, 1, 2, 3]
     assert ask(recommender, PREDICT, {"instances": []}) == {"predictions": []}
+
+
+def test_a_body_is_answered_by_one_bundle_whatever_comes_meanwhile(recommender: Recommender) -> None:
+    bundle = recommender.bundle
+    plain = replace(bundle, bundle_id="other", settings=replace(bundle.settings, profiles={}))
+    other = Recommender(plain, open_store("memory:"))
+
+    async def rank(turn: Turn) -> np.ndarray:
+        checkout.recommender = other  # a swap
+        return await rank_here(turn)
+
+    checkout = Checkout(recommender, 1e9, rank)
+    document = {"instances": [{**REQUEST, "profile": "premium"}] * 3}
+    answers = json.loads(asyncio.run(run(checkout, PREDICT, document)))["predictions"]
+    assert [(a["bundle_id"], a["rung"], len(a["items"])) for a in answers] == [
+        (bundle.bundle_id, "full", 7)
+    ] * 3
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feature_repo.aggregates import no_events
+from serving.bundle import load_bundle
 from serving.item_index import FaissTower, ItemIndex, Search, read_item_index
 from serving.retrieval import build_query
 
@@ -229,14 +230,25 @@ def test_codes_outside_the_catalogue_never_reach_the_ranker() -> None:
 
 @pytest.mark.slow
 def test_the_tower_brings_every_item_when_asked_for_more(toy_line: Path) -> None:
-    from serving.bundle import load_bundle
-
     bundle = load_bundle(toy_line / "bundle")
     query = build_query(bundle.statistics, ("item-002",), no_events(), 1_511_740_800)
     items = len(bundle.statistics.item_ids)
-    assert sorted(FaissTower(bundle.query_tower, bundle.index).search(query, items + 50)) == list(
+    assert sorted(FaissTower(bundle.query_tower, bundle.index).search([query], items + 50)[0]) == list(
         range(items)
     )
+
+
+def test_queries_that_share_a_call_find_what_each_finds_alone(toy_bundle: Path) -> None:
+    bundle = load_bundle(toy_bundle)
+    tower = FaissTower(bundle.query_tower, bundle.index)
+    baskets = [("1000005",), (), ("1000001", "1000002"), ("no such item",), ("1000030",)]
+    queries = [build_query(bundle.statistics, basket, no_events(), 1_511_740_800) for basket in baskets]
+    joined = tower.search(queries, 7)
+    assert [found.tolist() for found in joined] == [tower.search([one], 7)[0].tolist() for one in queries]
+    assert [len(found) for found in joined] == [7, 0, 7, 0, 7], (
+        "nobody with nothing: best sellers say it better"
+    )
+    assert [len(found) for found in tower.search(queries, 0)] == [0] * 5, "a profile without this source"
 
 
 @pytest.mark.gpu

@@ -105,6 +105,20 @@ def test_each_request_gets_its_own_answer_at_its_own_time() -> None:
     assert np.diff(load.due_s) == pytest.approx(gaps[1:], abs=1e-6)
 
 
+def test_the_warm_up_asks_what_comes_before() -> None:
+    came: list[bytes] = []
+
+    async def note(body: bytes) -> tuple[int, bytes]:
+        came.append(body)
+        return 200, body
+
+    bodies = [b"%d" % number for number in range(10)]
+    with http_server(note) as url:
+        plan = replace(PLAN, url=url, rate=0, connections=1, seconds=60, requests=3, warm_up=3)
+        ask(replace(plan, start=24), *bodies)
+    assert came == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
 def test_all_who_wait_for_a_stalled_server_are_charged_for_it() -> None:
     stalled_until: list[float] = []
 
@@ -215,14 +229,29 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert set(percentiles(np.array([])).values()) == {None}
 
 
+def test_good_answers_are_counted_over_the_time_in_which_they_were_due() -> None:
+    """Not until patience ended, and a fallback's answer is not what was asked for."""
+    due, status = np.linspace(0.0, 10.0, 101), np.full(101, OK)
+    ms = np.full(101, 5.0)
+    status[40], ms[40] = UNANSWERED, 20_000.0  # somebody waited 20 s for it
+    ms[41] = 51.0
+    degraded = np.isin(np.arange(101), [41, 50, 60, 70])
+    found = Load(due, ms, np.zeros(101), status, degraded, np.full(101, 9), 0.0).summary(50.0)
+    assert (found["good"], found["degraded_in_time"], found["degraded"], found["late"]) == (96, 3, 4, 1)
+    assert found["good_per_s"] == pytest.approx(9.6)
+    assert found["degraded_in_time_per_s"] == pytest.approx(0.3)
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from([0, 200, 400, 429, 500, 503]), st.floats(0, 1e4)), min_size=1))
 def test_every_request_is_counted_once(rows: list[tuple[int, float]]) -> None:
     status, ms = (np.array(column) for column in zip(*rows, strict=True))
-    none = np.zeros(len(rows))
-    found = Load(none, ms.astype(float), none, status, none.astype(bool), none, 1.0, 0.0).summary(50.0)
+    none, due = np.zeros(len(rows)), np.linspace(0.0, 4.0, len(rows))
+    degraded = np.arange(len(rows)) % 3 == 0
+    found = Load(due, ms.astype(float), none, status, degraded & (status == OK), none, 0.0).summary(50.0)
     assert sum(found[kind] for kind in ("answered", "refused", "failed", "unanswered")) == len(rows)
-    assert found["good_per_s"] + found["late"] == found["answered"] == found["answered_per_s"]
+    assert found["good"] + found["degraded_in_time"] + found["late"] == found["answered"]
+    assert found["good_per_s"] == (found["good"] / 4.0 if len(rows) > 1 else None)
     known = [value for value in (found["ms"][name] for name in PERCENTILES) if value is not None]
     assert known == sorted(known)
 

@@ -1,12 +1,15 @@
 """A command that says it is ready -> what it and its children used."""
 
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from serving.measured_server import processes_of, started
+from serving.measured_server import MeasuredServer, processes_of, started
 from serving.settings import Settings
 
 BUSY = """
@@ -44,6 +47,38 @@ def test_what_a_server_says_before_it_dies_is_told(tmp_path: Path) -> None:
         started(command, Settings().to_env(), tmp_path / "server.log"),
     ):
         pass
+
+
+def test_samples_are_those_of_one_metric_by_its_labels() -> None:
+    text = (
+        b"# TYPE reco_looks_total counter\n"
+        b'reco_looks_total{level="process",outcome="hit"} 3.0\n'
+        b'reco_looks_total{level="redis",outcome="miss"} 1.0\n'
+        b"# TYPE reco_other_total counter\nreco_other_total 7.0\n"
+    )
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *what: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Metrics) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        process: Any = None
+        server = MeasuredServer(process, {"http": f"http://127.0.0.1:{http.server_port}"})
+        try:
+            found = server.samples("reco_looks_total")
+            nothing = server.samples("reco_nothing_total")
+        finally:
+            http.shutdown()
+            thread.join()
+    assert found == {("process", "hit"): 3.0, ("redis", "miss"): 1.0}
+    assert nothing == {}
 
 
 def _state(pid: int) -> str:

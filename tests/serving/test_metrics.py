@@ -20,11 +20,12 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
 
     answers = value("reco_responses_total", rung="full", degraded_reason="none")
     stage = value("reco_stage_seconds_sum", stage="ranking")
-    total = value("reco_answer_seconds_count")
-    metrics.count_response("full", None, {"ranking": 2.0, "total": 3.0})
+    total, took_s = value("reco_answer_seconds_count"), value("reco_answer_seconds_sum")
+    metrics.count_response("full", None, {"ranking": 2.0, "total": 3.0}, 0.004)
     assert value("reco_responses_total", rung="full", degraded_reason="none") == answers + 1
     assert value("reco_stage_seconds_sum", stage="ranking") - stage == pytest.approx(0.002)
     assert value("reco_answer_seconds_count") == total + 1
+    assert value("reco_answer_seconds_sum") - took_s == pytest.approx(0.004)
     assert not value("reco_stage_seconds_count", stage="total")
 
 

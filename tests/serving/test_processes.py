@@ -1,6 +1,8 @@
 """Several processes behind one port: they share, die, come back and end together."""
 
+import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -17,7 +19,7 @@ import httpx
 import pytest
 
 from serving.prediction_log import read_log
-from serving.processes import LONGEST_PAUSE_S, hold, memory_mb, metrics_folder, pause_s
+from serving.processes import LONGEST_PAUSE_S, Processes, hold, memory_mb, metrics_folder, pause_s
 from serving.settings import Settings
 from tests.chaos.callers import V1, calling
 from tests.chaos.procs import eventually
@@ -68,6 +70,38 @@ def test_the_folder_of_the_metrics_goes_with_them() -> None:
     with metrics_folder() as folder:
         assert Path(folder).is_dir()
     assert not Path(folder).exists()
+
+
+@pytest.mark.slow
+def test_a_child_that_could_not_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ready = json.dumps({"event": "ready"}).encode() + b"\n"
+    child = f"import os, signal, sys; os.write(int(sys.argv[1]), {ready!r}); signal.pause()"
+    start, asked = asyncio.create_subprocess_exec, list[int]()
+
+    async def seldom(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        asked.append(len(asked))
+        if len(asked) < 4:  # more often than there are places
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await start(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", seldom)
+    monkeypatch.setattr("serving.processes.FIRST_PAUSE_S", 0.01)
+
+    class Children(Processes):
+        def _command(self, *files: int) -> list[str]:
+            return [sys.executable, "-c", child, str(files[0])]
+
+        def _say_ready(self, message: dict[str, Any]) -> None:
+            if all(slot.ready for slot in self._slots):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = Settings(home=tmp_path, processes=2, drain_s=0.0, grace_s=0.0)
+    with bound() as http, bound(SO_REUSEADDR=1) as grpc_socket:
+        Children(settings, http, grpc_socket, tmp_path, None).run()
+    assert len(asked) == 5
+    assert "could not be started, which is tried again: [Errno 11]" in caplog.text
 
 
 # ------------------------------------------------------------------------------------ a real endpoint

@@ -108,6 +108,14 @@ def test_few_candidates_are_all_there_are(query: Query) -> None:
     assert same(Ranked.from_bytes(nobody.to_bytes(), ITEMS), nobody)
 
 
+def test_a_short_list_that_has_lost_some_is_no_longer_all_there_could_be(query: Query) -> None:
+    codes, scores = np.arange(100, 140), np.linspace(1, 0.1, 40, dtype=np.float32)
+    ranked = best_of(query, Candidates(codes, np.full(40, 4, np.int8)), scores)
+    assert ranked.without(np.array([5])).suffices(20), "nothing was taken out"
+    assert ranked.without(codes[:36]).suffices(1)
+    assert not ranked.without(codes[:36]).suffices(10)
+
+
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 10), st.integers(0, 30))
 def test_the_list_that_is_shown_is_the_one_that_all_candidates_give(seed: int, k: int, gone: int) -> None:

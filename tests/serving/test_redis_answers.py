@@ -1,14 +1,20 @@
 """Ranked lists in a real Redis: found, forgotten in time, and never waited for when it is not well."""
 
+import itertools
 import signal
+import socket
 import subprocess
+from contextlib import closing
+from typing import Any
 
 import pytest
 import redis
 
 from serving.circuit_breaker import FAILURES
-from serving.redis_answers import MAX_WAITING, PREFIX, RedisAnswers
+from serving.redis_answers import LATEST, MAX_WAITING, PREFIX, RedisAnswers
+from serving.redis_commands import RedisCommands
 from tests.chaos.procs import eventually, free_port
+from tests.chaos.proxy import listening
 
 Server = tuple[str, subprocess.Popen[bytes]]
 PATIENT_MS = 10_000.0  # a busy machine is not what is tested
@@ -27,6 +33,51 @@ def test_a_redis_that_is_not_there_is_a_miss_and_what_is_put_is_dropped() -> Non
         answers.put(b"key", b"value")
     assert answers.flush(0)
     answers.close()
+
+
+def test_a_redis_that_never_answers_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.redis_answers.PROBE_S", 0.001)
+
+    class Counted(RedisCommands):
+        asked = 0
+
+        def ask(self, *question: Any) -> Any:
+            self.asked += 1
+            return super().ask(*question)
+
+    monkeypatch.setattr("serving.redis_answers.RedisCommands", Counted)
+    with closing(RedisAnswers(f"redis://:hunter2@127.0.0.1:{(port := free_port())}", keep_s=60.0)) as answers:
+        commands: Any = answers._commands
+        eventually(lambda: commands.asked > 3)
+    (told,) = caplog.records
+    assert f"Redis at 127.0.0.1:{port} does not answer" in told.getMessage()
+    assert "hunter2" not in caplog.text
+
+
+def test_one_that_fails_every_second_time_is_not_asked_for_long(caplog: pytest.LogCaptureFixture) -> None:
+    turns = itertools.count()
+
+    def serve(connection: socket.socket) -> None:
+        while asked := connection.recv(4_096):
+            if b"GET" not in asked:
+                connection.sendall(b"+PONG\r\n")
+            elif next(turns) % 2 == 0:  # the first is the probe
+                connection.sendall(b"$-1\r\n")
+
+    with listening(serve) as (host, port):
+        answers = RedisAnswers(f"redis://{host}:{port}", keep_s=60.0, timeout_ms=50.0)
+        try:
+            ready(answers)
+            asked = 0
+            while not answers.is_open and asked < 1_000:
+                answers.get(b"key")
+                asked += 1
+            assert FAILURES < asked <= 2 * LATEST
+            assert len([record for record in caplog.records if "cached answers pause" in record.message]) == 1
+        finally:
+            answers.close()
 
 
 def test_a_url_of_something_else_is_refused() -> None:

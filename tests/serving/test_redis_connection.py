@@ -1,39 +1,14 @@
 """A server of bytes that the test writes: what comes, how late, how much at a time."""
 
-import contextlib
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from serving.redis_address import RedisAddress
 from serving.redis_connection import Connection, ReplyError, connect, connect_to_master
-
-
-@contextlib.contextmanager
-def scripted(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
-    """Run `serve` on each connection."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def run() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            with client, contextlib.suppress(OSError):
-                serve(client)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield listener.getsockname()
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
+from tests.chaos.proxy import listening
 
 
 def answering(*answers: bytes) -> Callable[[socket.socket], None]:
@@ -67,7 +42,7 @@ def soon() -> float:
     ],
 )
 def test_each_kind_of_reply_is_read(answer: bytes, reply: object) -> None:
-    with scripted(answering(answer, b"+next\r\n")) as node:
+    with listening(answering(answer, b"+next\r\n")) as node:
         connection = dial(node)
         assert connection.ask(soon(), b"ANY") == reply
         assert connection.ask(soon(), b"ANY") == b"next", "nothing of the first was left"
@@ -81,7 +56,7 @@ def test_what_is_sent_is_the_command() -> None:
         heard.append(client.recv(1_000))
         client.sendall(b"+OK\r\n")
 
-    with scripted(serve) as node:
+    with listening(serve) as node:
         connection = dial(node)
         connection.ask(soon(), b"GET", b"a\r\nb", b"")
         connection.close()
@@ -89,7 +64,7 @@ def test_what_is_sent_is_the_command() -> None:
 
 
 def test_an_error_shows_its_code_alone_and_the_connection_stays_good() -> None:
-    with scripted(answering(b"-WRONGPASS for user 'hunter2'\r\n", b"+OK\r\n")) as node:
+    with listening(answering(b"-WRONGPASS for user 'hunter2'\r\n", b"+OK\r\n")) as node:
         connection = dial(node)
         with pytest.raises(ReplyError, match=r"^WRONGPASS$") as caught:
             connection.ask(soon(), b"AUTH")
@@ -103,7 +78,7 @@ def test_an_error_shows_its_code_alone_and_the_connection_stays_good() -> None:
     [b"HTTP/1.1 400 Bad Request\r\n", b"$x\r\n", b"*1\r\n-ERR\r\n", b"*1\r\n" * 30, b"x" * 100_000, b"\r\n"],
 )
 def test_what_is_no_reply_is_told(answer: bytes) -> None:
-    with scripted(answering(answer)) as node:
+    with listening(answering(answer)) as node:
         connection = dial(node)
         with pytest.raises(ValueError):
             connection.ask(soon(), b"PING")
@@ -112,7 +87,7 @@ def test_what_is_no_reply_is_told(answer: bytes) -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"$10\r\nabc", b"*2\r\n$1\r\na\r\n"])
 def test_half_an_answer_and_an_end_is_a_lost_connection(answer: bytes) -> None:
-    with scripted(answering(answer)) as node:
+    with listening(answering(answer)) as node:
         connection = dial(node)
         with pytest.raises(ConnectionError):
             connection.ask(soon(), b"PING")
@@ -128,7 +103,7 @@ def test_a_server_that_drips_holds_nobody_beyond_the_deadline(head: bytes) -> No
             client.sendall(b"1")
             time.sleep(0.004)
 
-    with scripted(drip) as node:
+    with listening(drip) as node:
         connection = dial(node)
         began = time.perf_counter()
         with pytest.raises(TimeoutError):
@@ -138,7 +113,7 @@ def test_a_server_that_drips_holds_nobody_beyond_the_deadline(head: bytes) -> No
 
 
 def test_a_deadline_that_is_over_asks_nothing() -> None:
-    with scripted(answering(b"+OK\r\n")) as node:
+    with listening(answering(b"+OK\r\n")) as node:
         connection = dial(node)
         with pytest.raises(TimeoutError):
             connection.ask(time.perf_counter() - 1, b"PING")
@@ -158,15 +133,15 @@ def test_a_server_that_accepts_and_never_answers_is_no_connection() -> None:
 
 
 def test_a_frozen_sentinel_leaves_time_for_the_next_and_the_master() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute, scripted(answering(b"+PONG\r\n")) as master:
+    with socket.create_server(("127.0.0.1", 0)) as mute, listening(answering(b"+PONG\r\n")) as master:
         where = b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%d\r\n" % (len(str(master[1])), master[1])
-        with scripted(answering(where)) as sentinel:
+        with listening(answering(where)) as sentinel:
             address = RedisAddress("sentinel", (mute.getsockname(), sentinel), service="shop")
             connect_to_master(address, time.perf_counter() + 3).close()
 
 
 def test_a_service_that_no_sentinel_watches_is_named() -> None:
-    with scripted(answering(b"*-1\r\n")) as sentinel:
+    with listening(answering(b"*-1\r\n")) as sentinel:
         address = RedisAddress("sentinel", (sentinel,), service="shop")
         with pytest.raises(ConnectionError, match="watch no service 'shop'"):
             connect_to_master(address, soon())

@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from feature_repo.schema import DENSE_NAMES
 from serving.prediction_log import feature_names, feature_rows, read_log
-from serving.server import Seldom
+from serving.server import Seldom, end_with
 from serving.settings import Settings
 
 V1 = "/v1/models/checkout:predict"
@@ -189,6 +190,21 @@ def test_a_wrong_setting_is_told(toy_bundle: Path, tmp_path: Path) -> None:
     code, said = refused_start(toy_bundle, replace(settings, http_port=9_123, grpc_port=9_123))
     assert code == 2
     assert "RECO_HTTP_PORT and RECO_GRPC_PORT are both 9123" in said
+
+
+@pytest.mark.parametrize("said", [b"", b"a line that nobody reads"])
+def test_a_child_ends_with_its_parent_whatever_that_had_read(said: bytes) -> None:
+    told = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: told.set())
+    try:
+        ours, parent = socket.socketpair()
+        with ours:
+            ours.sendall(said)
+            parent.close()
+            end_with(ours)
+        assert told.wait(5)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_line_that_repeats_appears_once_a_second_and_tells_how_often() -> None:

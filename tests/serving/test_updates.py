@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 
 from components.home import Champion, write_champion
 from serving.bundle import RankingSettings, read_manifest, seal_bundle
 from serving.errors import BundleInvalid, PointerInvalid
 from serving.retrieval import Quotas
 from serving.settings import Settings
-from serving.updates import RETRY_S, Pointer, Updates, read_pointer
+from serving.updates import POLL_S, RETRY_S, Pointer, Updates, read_pointer
 from tests.chaos.callers import calling
 from tests.chaos.procs import eventually
 
@@ -60,13 +62,23 @@ class Endpoint:
     def __init__(self, home: Path) -> None:
         self.given: list[str] = []
         self.broken: dict[str, Exception] = {}
+        self.followed: list[str] = []
+        self.trouble: Exception | None = None
         self.now = 0.0
         self.updates = Updates(home, "b1", self.take, lambda: self.now)
 
-    def take(self, pointer: Pointer) -> None:
+    def take(self, pointer: Pointer) -> Callable[[], None]:
         self.given.append(pointer.bundle_id)
         if pointer.bundle_id in self.broken:
             raise self.broken[pointer.bundle_id]
+
+        def follow_up() -> None:
+            assert self.updates.serving == pointer.bundle_id, "it answers already"
+            self.followed.append(pointer.bundle_id)
+            if self.trouble is not None:
+                raise self.trouble
+
+        return follow_up
 
 
 def test_a_promoted_bundle_is_taken_once(tmp_path: Path) -> None:
@@ -74,7 +86,7 @@ def test_a_promoted_bundle_is_taken_once(tmp_path: Path) -> None:
     for promoted, given in (("b1", []), ("b2", ["b2"]), ("b2", ["b2"]), ("b1", ["b2", "b1"])):
         point(tmp_path, promoted)
         endpoint.updates.look()
-        assert endpoint.given == given
+        assert endpoint.given == endpoint.followed == given
         assert endpoint.updates.serving == promoted
 
 
@@ -94,6 +106,22 @@ def test_a_broken_bundle_leaves_the_old_one_and_is_tried_again_later(
     del endpoint.broken["b2"]
     endpoint.updates.look()
     assert (endpoint.given, endpoint.updates.serving) == (["b2", "b2"], "b2")
+
+
+def test_what_fails_after_the_turn_refuses_no_bundle(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused() -> float:
+        return REGISTRY.get_sample_value("reco_bundle_updates_total", {"outcome": "refused"}) or 0.0
+
+    endpoint, before = Endpoint(tmp_path), refused()
+    endpoint.trouble = BrokenPipeError("the parent is gone")
+    point(tmp_path, "b2")
+    for _ in range(3):
+        endpoint.updates.look()
+    assert (endpoint.given, endpoint.followed, endpoint.updates.serving) == (["b2"], ["b2"], "b2")
+    assert refused() == before
+    assert "b2 answers, but not all that belongs to a swap was done" in caplog.text
 
 
 def test_after_a_refusal_another_promotion_is_tried_at_once(tmp_path: Path) -> None:
@@ -229,6 +257,39 @@ def test_two_processes_refuse_a_corrupt_bundle_go_on_and_begin_again_with_the_go
         eventually(lambda: good in seen.bundles(), 90)
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_bundle_that_cannot_read_what_is_sold_out_does_not_take_over(
+    home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
+) -> None:
+    old, new = read_pointer(home).bundle_id, add_bundle(home, toy_bundle, "new")
+    settings = Settings(home=home, store_url=toy_store, deadline_ms=60_000.0, log=False)
+    body = {"user_id": "u2", "basket": [], "at": "2017-12-05T18:30:00Z", "k": 5}
+    running = start_endpoint(None, settings)
+    with httpx.Client(base_url=running.http, timeout=60) as client:
+
+        def ask() -> dict[str, Any]:
+            return client.post("/v1/recommendations", json=body).json()
+
+        first = ask()["items"][0]["item_id"]
+        file = settings.availability_path
+        file.write_text(json.dumps({"out_of_stock": [first]}))
+        eventually(lambda: first not in {item["item_id"] for item in ask()["items"]})
+        file.write_text("{")  # half written
+        point(home, new)
+        refused = 'reco_bundle_updates_total{outcome="refused"} 1.0'
+        eventually(lambda: refused in client.get("/metrics").text, 60)
+        answer = ask()
+        assert answer["bundle_id"] == old
+        assert first not in {item["item_id"] for item in answer["items"]}
+        assert any("availability file could not be read anew" in line for line in running.stderr)
+        file.write_text(json.dumps({"out_of_stock": [first]}))
+        point(home, old)
+        time.sleep(2 * POLL_S)  # it looks at the pointer and forgets the refusal
+        point(home, new)
+        eventually(lambda: ask()["bundle_id"] == new, 60)
+        assert first not in {item["item_id"] for item in ask()["items"]}
 
 
 def children(pid: int) -> set[int]:

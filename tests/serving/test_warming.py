@@ -1,6 +1,5 @@
 """Requests that are asked before any shopper does."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ class Asked:
         self.items: list[str] = []
         self.now = 0.0
 
-    async def __call__(self, request: Request) -> None:
+    def __call__(self, request: Request) -> None:
         self.now += 1.0
         self.items.append(request.basket[0])
         if request.basket[0] == "item-2":
@@ -32,14 +31,20 @@ class Asked:
 
 def test_all_are_asked_in_their_order_and_one_that_fails_stops_nothing() -> None:
     asked = Asked()
-    assert asyncio.run(warm(requests(5), asked, 100.0, asked.clock)) == Warmed(5, 0, 5.0)
+    assert warm(requests(5), asked, 100.0, clock=asked.clock) == Warmed(5, 0, 5.0)
     assert asked.items == [f"item-{number}" for number in range(5)]
 
 
 def test_it_ends_when_its_time_is_over() -> None:
     asked = Asked()
-    assert asyncio.run(warm(requests(50), asked, 3.0, asked.clock)) == Warmed(3, 47, 3.0)
-    assert asyncio.run(warm(requests(50), asked, 0.0, asked.clock)).asked == 0
+    assert warm(requests(50), asked, 3.0, clock=asked.clock) == Warmed(3, 47, 3.0)
+    assert warm(requests(50), asked, 0.0, clock=asked.clock).asked == 0
+
+
+def test_it_rests_as_long_as_it_is_told() -> None:
+    asked, rested = Asked(), list[float]()
+    assert warm(requests(2), asked, rest=rested.append, clock=asked.clock).asked == 2
+    assert rested == [1.0, 1.0]
 
 
 def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""What the load bench measured -> each goal of the endpoint, its figure, and whether it is reached.
+
+Goals are typed here and nowhere else; figures come from the result alone. A goal whose arm or part was not
+measured is open: neither reached nor missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+OURS, TWO, CACHED = "ours", "ours, 2 processes", "answer-cache"
+ENDURED = 60_000  # requests
+TUTORIAL = "unoptimised-user-row"
+STAGE_P99_MS = {"features": 0.5, "retrieval": 1.0, "ranking": 1.0, "reranking": 0.5}
+Result = Mapping[str, Any]
+# A figure; None where there is none. Infinite: there is nothing to compare with, as the other holds no rate.
+Read = Callable[[Result], float | None]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One figure that is asked for."""
+
+    name: str
+    sign: str  # "<=", "<" or ">="
+    bound: float
+    unit: str
+    read: Read
+
+    def judge(self, result: Result) -> dict[str, Any]:
+        """Return the goal with its figure, as plain JSON types; `reached` is None where there is none."""
+        measured = self.read(result)
+        reached = None if measured is None else _holds(measured, self.sign, self.bound)
+        return {
+            "name": self.name,
+            "goal": f"{self.sign} {self.bound:g}{self.unit}",
+            "measured": measured if measured is None or measured < float("inf") else None,
+            "unit": self.unit,
+            "reached": reached,
+        }
+
+
+def judge_goals(result: Result) -> list[dict[str, Any]]:
+    """Return every goal with its figure; those of --endurance and --mixed only if they were asked for."""
+    return [goal.judge(result) for goal in _goals(result)]
+
+
+def _goals(result: Result) -> Iterator[Goal]:
+    within = f"at p99 <= {result['goal_ms']:g} ms"
+    yield Goal("p50 over KServe REST, one at a time", "<=", 2.0, " ms", _of(OURS, "alone", "p50_ms"))
+    yield Goal("p99 over KServe REST, one at a time", "<=", 4.0, " ms", _of(OURS, "alone", "p99_ms"))
+    for stage, bound in STAGE_P99_MS.items():
+        yield Goal(f"p99 of {stage}", "<", bound, " ms", _of(OURS, "stages", stage, "p99"))
+    yield Goal("processor time of an answer", "<=", 1.8, " ms", _of(OURS, "cpu_ms"))
+    yield Goal(f"answers a second, one process, {within}", ">=", 500, "", _of(OURS, "capacity", "rate"))
+    yield Goal(f"answers a second, two processes, {within}", ">=", 900, "", _of(TWO, "capacity", "rate"))
+    lower = _of(TUTORIAL, "ratio", "p50_ms", "median")  # theirs over ours, round by round
+    yield Goal(f"p50 lower than that of `{TUTORIAL}`", ">=", 7, " x", lower)
+    yield Goal(f"capacity higher than that of `{TUTORIAL}`", ">=", 8, " x", _capacity_over(OURS, TUTORIAL))
+    yield Goal("p99 with the longest basket, against one item", "<=", 1.5, " x", _growth)
+    yield Goal("full answers in time at three times the capacity", ">=", 90, " %", _goodput)
+    if "endurance" in result:
+        yield Goal(f"growth of memory in {ENDURED:,} requests", "<=", 5, " MiB", _memory)
+    if result["mixed"] is not None:
+        cache = result["arms"].get(CACHED, {}).get("cache", {"laps": 0.0})
+        # What was asked before is answered from the cache, whatever a shop's traffic is like.
+        again = f", its replay gone round {cache['laps']:.1f} times" if cache["laps"] > 1 else ""
+        name = f"capacity with kept answers, against without{again}"
+        yield Goal(name, ">=", 3, " x", _capacity_over(CACHED, OURS))
+
+
+def _holds(measured: float, sign: str, bound: float) -> bool:
+    return {"<=": measured <= bound, "<": measured < bound, ">=": measured >= bound}[sign]
+
+
+def _of(arm: str, *path: str) -> Read:
+    def read(result: Result) -> float | None:
+        found: Any = result["arms"].get(arm)
+        for name in path:
+            found = None if found is None else found.get(name)
+        return None if found is None else float(found)
+
+    return read
+
+
+def _capacity_over(name: str, other: str) -> Read:
+    def read(result: Result) -> float | None:
+        ours, theirs = (_of(one, "capacity", "rate")(result) for one in (name, other))
+        if ours is None or theirs is None:
+            return None
+        return ours / theirs if theirs else float("inf") if ours else 0.0
+
+    return read
+
+
+def _growth(result: Result) -> float | None:
+    found: float | None = result["basket_length"]["growth"]["p99"]
+    return found
+
+
+def _goodput(result: Result) -> float | None:
+    ratio = _of(OURS, "overload", "goodput_ratio")(result)
+    return None if ratio is None else 100 * ratio
+
+
+def _memory(result: Result) -> float | None:
+    found = result["endurance"]
+    # The slope of a few hundred requests says nothing of so many.
+    return found["mb_per_1000_requests"] * ENDURED / 1e3 if found["requests"] >= ENDURED else None

@@ -1,0 +1,109 @@
+"""A result of known figures -> each goal reached or missed by just those."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pipelines.load_goals import judge_goals
+
+
+def result() -> dict[str, Any]:
+    """Every goal met to the hair."""
+    stages = {"features": 0.49, "retrieval": 0.99, "ranking": 0.99, "reranking": 0.49}
+    ours = {
+        "alone": {"p50_ms": 2.0, "p99_ms": 4.0},
+        "cpu_ms": 1.8,
+        "capacity": {"rate": 500.0},
+        "stages": {name: {"p99": p99} for name, p99 in stages.items()},
+        "overload": {"goodput_ratio": 0.9},
+    }
+    return {
+        "goal_ms": 50.0,
+        "arms": {
+            "ours": ours,
+            "ours, 2 processes": {"capacity": {"rate": 900.0}},
+            "unoptimised-user-row": {"capacity": {"rate": 62.5}, "ratio": {"p50_ms": {"median": 7.0}}},
+            "answer-cache": {"capacity": {"rate": 1_500.0}, "cache": {"laps": 0.9}},
+        },
+        "basket_length": {"growth": {"p50": 9.0, "p99": 1.5}},
+        "endurance": {"requests": 60_000, "mb_per_1000_requests": 5 / 60},
+        "mixed": {"anonymous": 0.7},
+    }
+
+
+def judged(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {goal["name"]: goal for goal in judge_goals(found)}
+
+
+def test_all_goals_are_reached_at_their_bounds() -> None:
+    goals = judge_goals(result())
+    assert {goal["reached"] for goal in goals} == {True}
+    assert [(goal["goal"], goal["measured"]) for goal in goals] == [
+        *[("<= 2 ms", 2.0), ("<= 4 ms", 4.0)],
+        *[("< 0.5 ms", 0.49), ("< 1 ms", 0.99), ("< 1 ms", 0.99), ("< 0.5 ms", 0.49)],
+        *[("<= 1.8 ms", 1.8), (">= 500", 500.0), (">= 900", 900.0), (">= 7 x", 7.0), (">= 8 x", 8.0)],
+        *[("<= 1.5 x", 1.5), (">= 90 %", 90.0), ("<= 5 MiB", 5.0), (">= 3 x", 3.0)],
+    ]
+    json.dumps(goals, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [
+        (("arms", "ours", "alone", "p50_ms"), 2.01, "p50 over KServe REST"),
+        (("arms", "ours", "alone", "p99_ms"), 4.01, "p99 over KServe REST"),
+        (("arms", "ours", "stages", "features", "p99"), 0.5, "p99 of features"),
+        (("arms", "ours", "stages", "reranking", "p99"), 0.5, "p99 of reranking"),
+        (("arms", "ours", "cpu_ms"), 1.81, "processor time"),
+        (("arms", "ours, 2 processes", "capacity", "rate"), 899.0, "answers a second, two"),
+        (("arms", "unoptimised-user-row", "ratio", "p50_ms", "median"), 6.9, "p50 lower"),
+        (("arms", "unoptimised-user-row", "capacity", "rate"), 63.0, "capacity higher"),
+        (("arms", "answer-cache", "capacity", "rate"), 1_499.0, "capacity with kept"),
+        (("arms", "ours", "overload", "goodput_ratio"), 0.89, "full answers in time"),
+        (("basket_length", "growth", "p99"), 1.51, "p99 with the longest"),
+        (("endurance", "mb_per_1000_requests"), 0.084, "growth of memory"),
+    ],
+)
+def test_a_miss_is_one_and_no_other_goal_is(path: tuple[str, ...], value: float, name: str) -> None:
+    found = result()
+    place = found
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    missed = [goal["name"] for goal in judge_goals(found) if goal["reached"] is not True]
+    assert len(missed) == 1
+    assert missed[0].startswith(name)
+
+
+def test_what_was_not_measured_is_neither_reached_nor_missed() -> None:
+    found = result()
+    found["arms"] = {"ours": {**found["arms"]["ours"], "stages": None}}
+    del found["arms"]["ours"]["overload"], found["endurance"]
+    found |= {"mixed": None, "basket_length": {"growth": {"p50": 1.0, "p99": None}}}
+    goals = judged(found)
+    assert sum(goal["reached"] is None for goal in goals.values()) == 9
+    assert all(goal["measured"] is None for goal in goals.values() if goal["reached"] is None)
+    assert not any(name.startswith(("growth of", "capacity with kept")) for name in goals), (
+        "nobody asked for them"
+    )
+
+
+def test_memory_is_judged_after_so_many_requests_only() -> None:
+    found = result()
+    found["endurance"]["requests"] = 400
+    assert judged(found)["growth of memory in 60,000 requests"]["reached"] is None
+
+
+def test_nobody_is_compared_with_a_server_that_holds_no_rate() -> None:
+    found, name = result(), "capacity higher than that of `unoptimised-user-row`"
+    found["arms"]["unoptimised-user-row"]["capacity"]["rate"] = 0.0
+    assert (judged(found)[name]["reached"], judged(found)[name]["measured"]) == (True, None)
+    found["arms"]["ours"]["capacity"]["rate"] = 0.0
+    assert (judged(found)[name]["reached"], judged(found)[name]["measured"]) == (False, 0.0)
+
+
+def test_a_replay_that_was_too_short_for_the_cache_is_told_beside_the_goal() -> None:
+    found = result()
+    found["arms"]["answer-cache"]["cache"]["laps"] = 1.75
+    assert judge_goals(found)[-1]["name"].endswith("its replay gone round 1.8 times")
