@@ -36,6 +36,7 @@ _COLUMNS = (
     ("paid", "<f4"),
     ("discount", "<f4"),
 )
+_LINE_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
 
 
 @dataclass(slots=True)
@@ -64,6 +65,8 @@ class UserEvents:
 
     def before(self, at: float) -> UserEvents:
         """Return the events strictly before `at`, without copying them."""
+        if len(self) == 0 or self.at[-1] < at:
+            return self
         return self.where(slice(int(np.searchsorted(self.at, at))))
 
     def where(self, rows: slice | np.ndarray) -> UserEvents:
@@ -321,7 +324,7 @@ def unpack(row: bytes, to_codes: Callable[[bytes, int], np.ndarray] | None = Non
         raise ValueError(
             f"packed row of format {found}; this code reads {_FORMAT}: publish the features again"
         )
-    end = _HEADER.size + n * sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
+    end = _HEADER.size + n * _LINE_BYTES
     if len(row) < end:
         raise ValueError(f"packed row of {n} lines is cut short at {len(row)} of {end} bytes")
     columns, start = {}, _HEADER.size

@@ -82,6 +82,29 @@ def count_baskets(at: np.ndarray, basket: np.ndarray) -> int:
 
 
 @compiled
+def totals_of(
+    at: np.ndarray, basket: np.ndarray, item: np.ndarray, paid: np.ndarray, size: int
+) -> tuple[int, int, float]:
+    """Return how many baskets and how many distinct items lines in order hold, and what was paid for them.
+
+    Args:
+        at: (n,) times.
+        basket: (n,) numbers of the baskets, see `count_baskets`.
+        item: (n,) places of the items.
+        paid: (n,) money.
+        size: how many items there are.
+    """
+    seen = np.zeros(size, np.bool_)
+    items, spend = 0, 0.0
+    for line in range(len(at)):
+        if not seen[item[line]]:
+            seen[item[line]] = True
+            items += 1
+        spend += paid[line]
+    return count_baskets(at, basket), items, spend
+
+
+@compiled
 def repeats(at: np.ndarray, basket: np.ndarray, item: np.ndarray) -> bool:
     """Say whether a line has the moment, the basket and the item of the line before it."""
     for line in range(1, len(at)):
@@ -434,6 +457,39 @@ def levels_of(categorical: np.ndarray, codes: np.ndarray) -> np.ndarray:
         for column in range(categorical.shape[1]):
             levels[column, at] = categorical[codes[at], column]
     return levels
+
+
+@compiled
+def sums_by_level(
+    codes: np.ndarray, weights: np.ndarray, sizes: np.ndarray, wanted: np.ndarray
+) -> np.ndarray:
+    """Return for each wanted code the sums of its lines' weights, and their number, one level at a time.
+
+    Code 0 is unknown: its sums are 0.
+
+    Args:
+        codes: (levels, k) of each line.
+        weights: (w, k) of each line.
+        sizes: (levels,) how many codes each level has.
+        wanted: (levels, n) codes.
+
+    Returns:
+        (levels, w + 1, n) float64, the number of lines behind the sums.
+    """
+    kinds = len(weights) + 1
+    found = np.empty((len(codes), kinds, wanted.shape[1]))
+    for level in range(len(codes)):
+        totals = np.zeros((sizes[level], kinds))
+        for line in range(codes.shape[1]):
+            own = totals[codes[level, line]]
+            for kind in range(kinds - 1):
+                own[kind] += weights[kind, line]
+            own[kinds - 1] += 1
+        totals[0] = 0
+        for at in range(wanted.shape[1]):
+            for kind in range(kinds):
+                found[level, kind, at] = totals[wanted[level, at], kind]
+    return found
 
 
 @compiled

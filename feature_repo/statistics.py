@@ -56,9 +56,10 @@ class Statistics:
         return {item: code for code, item in enumerate(self.item_ids.tolist())}
 
     @cached_property
-    def level_sizes(self) -> tuple[int, ...]:
-        """How many codes each level has: type, category, department."""
-        return tuple((self.categorical.max(0, initial=0) + 1).tolist())
+    def level_sizes(self) -> np.ndarray:
+        """How many codes each level has: type, category, department, (3,)."""
+        sizes: np.ndarray = self.categorical.max(0, initial=0) + 1
+        return sizes
 
     @cached_property
     def store_row(self) -> dict[str, int]:

@@ -24,6 +24,7 @@ from feature_repo.aggregates import (
     CLICK,
     DAY_S,
     IMPRESSION,
+    KINDS,
     PURCHASE,
     UserEvents,
     UserHistory,
@@ -32,7 +33,6 @@ from feature_repo.aggregates import (
 )
 from feature_repo.kernels import (
     best,
-    count_baskets,
     fill_rows,
     last_distinct,
     levels_of,
@@ -40,6 +40,8 @@ from feature_repo.kernels import (
     link,
     link_to,
     strongest_link,
+    sums_by_level,
+    totals_of,
 )
 from feature_repo.statistics import Statistics
 
@@ -50,7 +52,8 @@ NEVER_DAYS = 730.0  # the recency of what never happened
 LATELY = 64  # history items that count as bought lately
 RECENT_ITEMS = 30  # those whose partners are looked up
 _HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)  # every float16 there is
-LEVELS = {"type": 0, "category": 1, "department": 2}
+TYPE, CATEGORY, DEPARTMENT = range(3)  # rows of an item's levels
+DECAYED_15D, DECAYED_60D, DECAYED_120D, ITEMS = range(4)  # rows of `Rows.history_sums`
 
 ItemFeature = Callable[[Statistics], np.ndarray]
 UserFeature = Callable[["User"], float]
@@ -139,17 +142,24 @@ class User:
         if kind is None:
             return self.events
         if kind not in self._kinds:
-            chosen = self.events.kind == kind
-            count = np.count_nonzero(chosen)
-            rows = slice(0, count) if count in (0, len(chosen)) else chosen  # most users have one kind alone
-            self._kinds[kind] = self.events.where(rows)
+            count = self._counts[kind]
+            if count in (0, len(self.events)):  # most users have one kind alone
+                self._kinds[kind] = self.events if count else self.events.where(slice(0, 0))
+            else:
+                self._kinds[kind] = self.events.where(self.events.kind == kind)
         return self._kinds[kind]
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """How many events there are of each kind."""
+        return np.bincount(self.events.kind, minlength=len(KINDS)).tolist()
 
     @cached_property
     def acts(self) -> UserEvents:
         """What the user did: all but impressions, which are what the shop did."""
-        shown = self.events.kind == IMPRESSION
-        return self.events.where(~shown) if shown.any() else self.events
+        if not self._counts[IMPRESSION]:
+            return self.events
+        return self.events.where(self.events.kind != IMPRESSION)
 
     @cached_property
     def session(self) -> UserEvents:
@@ -193,20 +203,28 @@ class Window:
         """Number of events."""
         return len(self._events) - self._first
 
-    @cached_property
+    @property
     def baskets(self) -> int:
         """Number of baskets."""
-        return int(count_baskets(self._events.at[self._first :], self._events.basket[self._first :]))
+        return self._totals[0]
 
-    @cached_property
+    @property
     def items(self) -> int:
         """Number of distinct items."""
-        return int(np.count_nonzero(np.bincount(self._events.item[self._first :])))
+        return self._totals[1]
 
-    @cached_property
+    @property
     def spend(self) -> float:
         """What was paid, in the shop's currency."""
-        return float(self._events.paid[self._first :].sum(dtype=np.float64))
+        return self._totals[2]
+
+    @cached_property
+    def _totals(self) -> tuple[int, int, float]:
+        events, rows = self._events, slice(self._first, None)
+        found: tuple[int, int, float] = totals_of(
+            events.at[rows], events.basket[rows], events.item[rows], events.paid[rows], len(events.items)
+        )
+        return found
 
 
 @dataclass
@@ -315,35 +333,35 @@ class Rows:
             self.fill(np.empty((len(self.candidates), 1), np.float32), 0, [feature])
         return self._columns[feature]
 
-    def by_level(self, codes: np.ndarray, level: str, weights: np.ndarray | None = None) -> np.ndarray:
-        """Return for each candidate how many of `codes`, (k,), are its own; an unknown one is none.
+    @cached_property
+    def history_sums(self) -> np.ndarray:
+        """What the history holds of each candidate's type, category and department, (3, 4, n).
 
-        With `weights`, (k,), the sum of those instead.
+        The sums of the three decayed counts, and the number of items.
         """
-        column = LEVELS[level]
-        totals = np.bincount(codes, weights, self.statistics.level_sizes[column])
-        totals[0] = 0
-        return totals[self.levels[column]]
+        return self._sums(self.query.history_levels, self.query.history.decayed)
 
-    def history_by(self, level: str, weights: np.ndarray | None = None) -> np.ndarray:
-        """Return for each candidate the sum of `weights`, (h,), over history items of its level."""
-        return self.by_level(self.query.history_levels[LEVELS[level]], level, weights)
+    @cached_property
+    def basket_counts(self) -> np.ndarray:
+        """How many basket items share each candidate's type, category and department, (3, n)."""
+        return self.count_alike(self.query.basket_levels)
 
-    def basket_by(self, level: str) -> np.ndarray:
-        """Return for each candidate how many basket items share its level."""
-        return self.by_level(self.query.basket_levels[LEVELS[level]], level)
+    def count_alike(self, levels: np.ndarray) -> np.ndarray:
+        """Return how many of some items share each candidate's levels, (3, n); an unknown one is none.
+
+        Args:
+            levels: (3, k) of the items.
+        """
+        return self._sums(levels, np.empty((0, levels.shape[1])))[:, 0]
+
+    def _sums(self, levels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        found: np.ndarray = sums_by_level(levels, weights, self.statistics.level_sizes, self.levels)
+        return found
 
     def lines_of(self, events: UserEvents) -> np.ndarray:
         """Return for each candidate how many of the events are about it."""
-        if len(events) == 0:
-            return np.zeros(len(self.candidates))
         at = self.statistics.find(self.candidates, events.items[events.item])
         return np.bincount(at + 1, minlength=len(self.candidates) + 1)[1:]
-
-    @cached_property
-    def user_type(self) -> np.ndarray:
-        """The user's 120-day decayed count over all items of each candidate's type, (n,)."""
-        return self.history_by("type", self.query.history.decayed[2])
 
     @cached_property
     def basket_type_lift(self) -> np.ndarray:
@@ -458,33 +476,33 @@ def user_has_item(rows: Rows) -> np.ndarray:
 
 def user_type_decayed_120d(rows: Rows) -> np.ndarray:
     """The user's 120-day decayed count over all items of the type."""
-    return rows.user_type
+    return rows.history_sums[TYPE, DECAYED_120D]
 
 
 def user_type_decayed_15d(rows: Rows) -> np.ndarray:
     """The user's 15-day decayed count over all items of the type."""
-    return rows.history_by("type", rows.query.history.decayed[0])
+    return rows.history_sums[TYPE, DECAYED_15D]
 
 
 def user_type_items(rows: Rows) -> np.ndarray:
     """Distinct items of the type the user has bought."""
-    return rows.history_by("type")
+    return rows.history_sums[TYPE, ITEMS]
 
 
 def user_type_share(rows: Rows) -> np.ndarray:
     """Share of the item in what the user buys of its type: 1 for a loyal buyer."""
-    return user_item_decayed_120d(rows) / np.maximum(rows.user_type, 1e-6)
+    return user_item_decayed_120d(rows) / np.maximum(user_type_decayed_120d(rows), 1e-6)
 
 
 def user_category_decayed_120d(rows: Rows) -> np.ndarray:
     """The user's 120-day decayed count over all items of the category."""
-    return rows.history_by("category", rows.query.history.decayed[2])
+    return rows.history_sums[CATEGORY, DECAYED_120D]
 
 
 def user_department_share(rows: Rows) -> np.ndarray:
     """Share of the department in the user's 120-day decayed purchases."""
-    weight = rows.query.history.decayed[2]
-    return rows.history_by("department", weight) / max(float(weight.sum()), 1e-6)
+    whole = float(rows.query.history.decayed[DECAYED_120D].sum())
+    return rows.history_sums[DEPARTMENT, DECAYED_120D] / max(whole, 1e-6)
 
 
 def user_private_ratio(rows: Rows) -> float:
@@ -496,30 +514,36 @@ def user_private_ratio(rows: Rows) -> float:
 # What the user looked at.
 
 
-def user_item_clicks_1h(rows: Rows) -> np.ndarray:
+def user_item_clicks_1h(rows: Rows) -> np.ndarray | float:
     """Clicks of the user on the item in the last hour."""
-    return rows.lines_of(rows.query.user.window(HOUR_S, CLICK).events)
+    window = rows.query.user.window(HOUR_S, CLICK)
+    return rows.lines_of(window.events) if window.lines else 0.0
 
 
-def user_item_impressions_7d(rows: Rows) -> np.ndarray:
+def user_item_impressions_7d(rows: Rows) -> np.ndarray | float:
     """How often the item was recommended to the user in the last 7 days."""
-    return rows.lines_of(rows.query.user.window(7 * DAY_S, IMPRESSION).events)
+    window = rows.query.user.window(7 * DAY_S, IMPRESSION)
+    return rows.lines_of(window.events) if window.lines else 0.0
 
 
 def user_item_last_rank(rows: Rows) -> np.ndarray:
     """Position of the item among the last ten that the user had to do with; 10 behind them."""
     last = rows.query.user.last_items
     known = np.flatnonzero(last >= 0)
-    return np.append(known, LAST_ITEMS)[rows.statistics.find(last[known], rows.candidates)]
+    place = rows.statistics.find(last[known], rows.candidates)
+    if len(known) == len(last):
+        place[place < 0] = LAST_ITEMS
+        return place
+    return np.append(known, LAST_ITEMS)[place]
 
 
-def session_same_type(rows: Rows) -> np.ndarray:
+def session_same_type(rows: Rows) -> np.ndarray | float:
     """Events of the session about items of the candidate's type."""
     session = rows.query.user.session
     if len(session) == 0:
-        return np.zeros(len(rows.candidates))
+        return 0.0
     codes = session.items[session.item]
-    return rows.by_level(rows.statistics.categorical[codes[codes >= 0], LEVELS["type"]], "type")
+    return rows.count_alike(_levels(rows.statistics, codes[codes >= 0]))[TYPE]
 
 
 # The user alone.
@@ -635,17 +659,17 @@ def basket_known_ratio(rows: Rows) -> float:
 
 def basket_same_type(rows: Rows) -> np.ndarray:
     """Basket items of the candidate's type."""
-    return rows.basket_by("type")
+    return rows.basket_counts[TYPE]
 
 
 def basket_same_category(rows: Rows) -> np.ndarray:
     """Basket items of the candidate's category."""
-    return rows.basket_by("category")
+    return rows.basket_counts[CATEGORY]
 
 
 def basket_same_department(rows: Rows) -> np.ndarray:
     """Share of the basket in the candidate's department."""
-    return rows.basket_by("department") / max(len(rows.query.basket), 1)
+    return rows.basket_counts[DEPARTMENT] / max(len(rows.query.basket), 1)
 
 
 def basket_type_lift_mean(rows: Rows) -> np.ndarray | float:

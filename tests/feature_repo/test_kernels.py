@@ -74,6 +74,23 @@ def test_baskets_and_repetitions(lines: list[tuple[int, int, int]]) -> None:
     at, basket, item = columns[0].astype(float), columns[1].astype("u4"), columns[2].astype("u2")
     assert kernels.count_baskets(at, basket) == len({line[:2] for line in lines})
     assert kernels.repeats(at, basket, item) == (len(set(lines)) < len(lines))
+    paid = np.arange(len(lines), dtype=np.float32)
+    expected = len({line[:2] for line in lines}), len({line[2] for line in lines}), sum(range(len(lines)))
+    assert kernels.totals_of(at, basket, item, paid, 3) == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 8)), max_size=9),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=4),
+)
+def test_sums_by_level(lines: list[tuple[int, int, int]], wanted: list[tuple[int, int]]) -> None:
+    columns = np.array(lines, np.int64).reshape(-1, 3).T
+    asked = np.array(wanted, np.int64).reshape(-1, 2).T
+    found = kernels.sums_by_level(columns[:2], columns[2:].astype(float), np.array([3, 2]), asked)
+    for level in range(2):
+        for at, codes in enumerate(wanted):
+            own = [line[2] for line in lines if 0 < line[level] == codes[level]]
+            assert found[level, :, at].tolist() == [sum(own), len(own)]
 
 
 @given(st.lists(names, unique=True, min_size=1, max_size=20), st.lists(names, max_size=20))

@@ -10,13 +10,18 @@ from feature_repo import transforms as t
 from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserEvents, no_events
 from feature_repo.schema import DENSE_NAMES, ITEM, REQUEST, USER, model_inputs, tower_inputs
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import HOUR_S, MINUTE_S, Query, Rows, User, bought_together
+from feature_repo.transforms import HOUR_S, MINUTE_S, Feature, Query, Rows, User, bought_together
 
 NOW = 1_511_740_800
 BREAD, BUTTER, JAM, MILK, TEA = range(5)
 UNKNOWN = -1  # an item that the catalogue lacks
 
 MakeRow = Callable[..., UserEvents]
+
+
+def listed(feature: Feature, rows: Rows) -> list[float]:
+    """Return what a feature gives each candidate; it may give one number for all."""
+    return np.broadcast_to(feature(rows), len(rows.candidates)).tolist()
 
 
 @pytest.fixture
@@ -283,7 +288,7 @@ def test_what_the_shop_shows_is_no_act_of_the_user(statistics: Statistics, row_o
     assert t.session_events(user(row)) == 1
     assert t.session_minutes(user(row)) == 1
     assert t.user_item_last_rank(seen(statistics, row, BUTTER, MILK, TEA)).tolist() == [0, 1, 10]
-    assert t.user_item_impressions_7d(seen(statistics, row, BUTTER, MILK, TEA)).tolist() == [0, 0, 1]
+    assert listed(t.user_item_impressions_7d, seen(statistics, row, BUTTER, MILK, TEA)) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("ago", "events"), [(30 * MINUTE_S, 1), (30 * MINUTE_S + 1e-5, 0)])
@@ -325,8 +330,8 @@ def test_clicks_and_impressions_of_a_candidate(statistics: Statistics, row_of: M
         ],
     )
     rows = seen(statistics, row, BREAD, JAM, TEA, MILK)
-    assert t.user_item_clicks_1h(rows).tolist() == [0, 0, 2, 0]
-    assert t.user_item_impressions_7d(rows).tolist() == [0, 3, 0, 0]
+    assert listed(t.user_item_clicks_1h, rows) == [0, 0, 2, 0]
+    assert listed(t.user_item_impressions_7d, rows) == [0, 3, 0, 0]
 
 
 def test_the_rank_among_the_last_items(statistics: Statistics, row_of: MakeRow) -> None:
@@ -362,17 +367,17 @@ def test_candidates_of_the_types_of_the_session(statistics: Statistics, row_of: 
         [(NOW - 500, JAM, CLICK), (NOW - 400, UNKNOWN, CLICK), (NOW - 300, TEA, CLICK)],
     )
     rows = seen(statistics, row, BREAD, BUTTER, JAM, MILK, TEA)
-    assert t.session_same_type(rows).tolist() == [0, 2, 2, 0, 1]
+    assert listed(t.session_same_type, rows) == [0, 2, 2, 0, 1]
     categorical = statistics.categorical.copy()
     categorical[[BREAD, BUTTER], 0] = 0  # of unknown type: nothing is like them
     rows = seen(replace(statistics, categorical=categorical), row, BREAD, BUTTER, JAM)
-    assert t.session_same_type(rows).tolist() == [0, 0, 1]
+    assert listed(t.session_same_type, rows) == [0, 0, 1]
 
 
 def test_a_user_who_saw_nothing_has_no_rank_and_no_clicks(statistics: Statistics, row_of: MakeRow) -> None:
     for row in (no_events(np.int64), row_of([], [(NOW - 60, UNKNOWN, CLICK)])):
         rows = seen(statistics, row, BREAD, TEA)
         assert t.user_item_last_rank(rows).tolist() == [10, 10]
-        assert t.user_item_clicks_1h(rows).tolist() == [0, 0]
-        assert t.user_item_impressions_7d(rows).tolist() == [0, 0]
-        assert t.session_same_type(rows).tolist() == [0, 0]
+        assert listed(t.user_item_clicks_1h, rows) == [0, 0]
+        assert listed(t.user_item_impressions_7d, rows) == [0, 0]
+        assert listed(t.session_same_type, rows) == [0, 0]

@@ -67,7 +67,9 @@ def test_two_at_once_have_one_each_and_no_more_than_so_many_are_opened(opened: O
     threads = [threading.Thread(target=take) for _ in range(MAX_CONNECTIONS)]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(held) == MAX_CONNECTIONS, 5)  # opened is too early: it could still be had by another
+    eventually(
+        lambda: len(held) == MAX_CONNECTIONS, 5
+    )  # opened is too early: it could still be had by another
     try:
         with pool.connection(soon(0.02)):
             pass
