@@ -261,7 +261,7 @@ def _as_before(events: UserEvents) -> np.ndarray:
 
 def history_of(events: UserEvents, at: float) -> UserHistory:
     """Return what was bought, as of `at`; the events must lie before it, each item once in a basket."""
-    if not (events.kind == PURCHASE).all():
+    if events.kind.any():  # all are of the kind 0 otherwise
         events = events.where(events.kind == PURCHASE)
     if len(events) == 0:
         nothing = np.empty(0)

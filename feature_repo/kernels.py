@@ -105,6 +105,44 @@ def totals_of(
 
 
 @compiled
+def rhythms(
+    count: np.ndarray,
+    first_at: np.ndarray,
+    last_at: np.ndarray,
+    codes: np.ndarray,
+    usual_days: np.ndarray,
+    now: float,
+    day_s: float,
+) -> np.ndarray:
+    """Return how regularly items were bought, (4, h) float64.
+
+    The four: days since the last time; mean days between two times, the usual ones where there was one time;
+    the first over the second, at least 1 day; times per 30 days since the first one, at least 7 days ago.
+
+    Args:
+        count: (h,) how often each was bought.
+        first_at: (h,) seconds.
+        last_at: (h,) seconds.
+        codes: (h,) of the items.
+        usual_days: (n,) of the items of the catalogue.
+        now: seconds.
+        day_s: seconds of a day.
+    """
+    found = np.empty((4, len(count)))
+    for item in range(len(count)):
+        since = (now - last_at[item]) / day_s
+        if count[item] > 1:
+            between = (last_at[item] - first_at[item]) / (day_s * np.float64(count[item] - 1))
+        else:
+            between = np.float64(usual_days[codes[item]])
+        found[0, item] = since
+        found[1, item] = between
+        found[2, item] = since / max(between, 1.0)
+        found[3, item] = 30 * np.float64(count[item]) / max((now - first_at[item]) / day_s, 7.0)
+    return found
+
+
+@compiled
 def repeats(at: np.ndarray, basket: np.ndarray, item: np.ndarray) -> bool:
     """Say whether a line has the moment, the basket and the item of the line before it."""
     for line in range(1, len(at)):

@@ -39,6 +39,7 @@ from feature_repo.kernels import (
     lift,
     link,
     link_to,
+    rhythms,
     strongest_link,
     sums_by_level,
     totals_of,
@@ -274,16 +275,13 @@ class Query:
         return np.argsort(-self.history.decayed[2], kind="stable")
 
     @cached_property
-    def recency_days(self) -> np.ndarray:
-        """Days since each item of the history was last bought, (h,)."""
-        return (self.at - self.history.last_at) / DAY_S
-
-    @cached_property
-    def interval_days(self) -> np.ndarray:
-        """Mean days between its purchases; the usual ones of the item bought once, (h,)."""
-        history = self.history
-        own = (history.last_at - history.first_at) / (DAY_S * np.maximum(history.count - 1, 1))
-        return np.where(history.count > 1, own, self.statistics.interval_days[history.items])
+    def rhythms(self) -> np.ndarray:
+        """Recency and interval in days, their ratio, and purchases per 30 days, of the history, (4, h)."""
+        own, usual = self.history, self.statistics.interval_days
+        found: np.ndarray = rhythms(
+            own.count, own.first_at, own.last_at, own.items, usual, self.at, float(DAY_S)
+        )
+        return found
 
     @cached_property
     def history_levels(self) -> np.ndarray:
@@ -430,19 +428,19 @@ def user_item_decayed_120d(query: Query) -> np.ndarray:
 @of_history(missing=NEVER_DAYS)
 def user_item_recency_days(query: Query) -> np.ndarray:
     """Days since the user last bought the item."""
-    return query.recency_days
+    return query.rhythms[0]
 
 
 @of_history(missing=NEVER_DAYS)
 def user_item_interval_days(query: Query) -> np.ndarray:
     """Mean days between the user's purchases of the item; the item's own mean where there is one."""
-    return query.interval_days
+    return query.rhythms[1]
 
 
 @of_history()
 def user_item_due_ratio(query: Query) -> np.ndarray:
     """Recency over interval: 1 when the next purchase is due, 0 right after one."""
-    return query.recency_days / np.maximum(query.interval_days, 1)
+    return query.rhythms[2]
 
 
 @of_history()
@@ -454,8 +452,7 @@ def user_item_rate(query: Query) -> np.ndarray:
 @of_history()
 def user_item_rate_since_first(query: Query) -> np.ndarray:
     """Purchases of the item per 30 days since the user's first one."""
-    history = query.history
-    return 30 * history.count / np.maximum((query.at - history.first_at) / DAY_S, 7)
+    return query.rhythms[3]
 
 
 @of_history(missing=1_024.0)
