@@ -37,7 +37,7 @@ NOT_SERVED = {
     "feature_repo/stream.py",
 }
 # What a caller installs: it needs the extra `client` alone.
-FOR_CALLERS = {"serving/client.py"}
+FOR_CALLERS = {"serving/attempts.py", "serving/client.py"}
 
 
 def name(path: Path) -> str:
