@@ -4,6 +4,7 @@ import json
 import math
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -29,7 +30,7 @@ PATIENT_MS = 20_000.0  # where an answer must come however busy the machine is
 SHORT_MS = 60.0  # where none comes
 SLACK_S = 2.0  # of a busy machine
 
-NEVER, RESET, CLOSE = "never", "reset", "close"
+NEVER, RESET = "never", "reset"
 Say = Callable[[int, dict[str, Any]], bytes | str]
 
 
@@ -38,6 +39,7 @@ class Server:
     """A real socket that reads requests and says what it is told to."""
 
     say: Say
+    tls: ssl.SSLContext | None = None
     requests: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
     connections: int = 0
 
@@ -77,6 +79,12 @@ class Server:
 
     def _serve(self, one: socket.socket) -> None:
         try:
+            if self.tls is not None:
+                with self._lock:
+                    self._open.discard(one)
+                    one = self.tls.wrap_socket(one, server_side=True, do_handshake_on_connect=False)
+                    self._open.add(one)
+                one.do_handshake()
             with one.makefile("rb") as lines:
                 while self._answer(one, lines):
                     pass
@@ -285,6 +293,13 @@ def test_one_failure_is_hidden(serve: Callable[[Say], Server], ask: Ask, first: 
     assert len(server.requests) == 2
 
 
+def test_a_process_that_dies_under_a_connection_is_hidden(serve: Callable[[Say], Server]) -> None:
+    server = serve(lambda number, document: RESET if number == 3 else good(number, document))
+    with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
+        assert not any(asking.recommend([]).degraded for _ in range(6))
+    assert (len(server.requests), server.connections) == (7, 2)
+
+
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
@@ -479,6 +494,26 @@ def test_callers_together_share_a_thread_and_few_connections(serve: Callable[[Sa
     assert not any(thread.is_alive() for thread in ours)
 
 
+def test_calls_that_hung_leave_their_connections_to_the_next(
+    serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "FAILURES", 1_000)
+    well = threading.Event()
+    server = serve(lambda number, document: good(number, document) if well.is_set() else NEVER)
+
+    async def calls() -> list[Response]:
+        async with AsyncClient(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
+            many = [
+                asking.recommend(["b2"], deadline_ms=SHORT_MS) for _ in range(3 * attempts.MAX_CONNECTIONS)
+            ]
+            hung = await asyncio.gather(*many)
+            assert {answer.degraded_reason for answer in hung} == {attempts.DEADLINE_EXCEEDED}
+            well.set()
+            return await asyncio.gather(*(asking.recommend([]) for _ in range(2 * attempts.MAX_CONNECTIONS)))
+
+    assert not any(answer.degraded for answer in asyncio.run(calls()))
+
+
 def test_each_caller_gets_its_own_answer(serve: Callable[[Say], Server]) -> None:
     with Client(serve(good).url, BEST, deadline_ms=PATIENT_MS) as asking:
         ids: list[tuple[str, str]] = []
@@ -578,6 +613,30 @@ def test_all_have_the_same_methods() -> None:
 
 
 # ------------------------------------------------------------------------------------- own processes
+
+
+@pytest.mark.slow
+def test_a_certificate_is_checked_by_the_hosts_name(tmp_path: Path) -> None:
+    """We connect to an address; the certificate is for the name."""
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=shop"
+    command = [*made.split(), "-addext", "subjectAltName=DNS:recommender.shop"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ours.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    server = Server(good, ours)
+    theirs = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    try:
+        for host, tls, reason in [
+            ("recommender.shop", theirs, None),
+            ("other.shop", theirs, attempts.CONNECTION_FAILED),
+            ("recommender.shop", None, attempts.CONNECTION_FAILED),
+        ]:
+            url = f"https://{host}:{server.port}"
+            asking = Client(url, BEST, deadline_ms=PATIENT_MS, tls=tls, resolve=lambda *_: ["127.0.0.1"])
+            with asking:
+                assert asking.recommend(["b2"]).degraded_reason == reason
+    finally:
+        server.close()
 
 
 @pytest.mark.slow
