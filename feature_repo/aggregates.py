@@ -11,13 +11,15 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from feature_repo.kernels import count_baskets, count_items, repeats
+from feature_repo.kernels import count_baskets, repeats, summarise
 
 DECAY_DAYS = (15.0, 60.0, 120.0)  # the second is half of the third, the first a quarter of the second
 DAY_S = 86_400
+SESSION_GAP_S = 30 * 60.0  # a session ends after so long without an event
 KINDS = ("purchase", "impression", "click")  # what `kind` counts; the order is stored
 PURCHASE, IMPRESSION, CLICK = range(3)
 MAX_PURCHASES = (
@@ -93,6 +95,10 @@ class UserEvents:
         """Return the number of baskets."""
         return int(count_baskets(self.at, self.basket))
 
+    def codes(self) -> np.ndarray:
+        """Return the item of each line, (n,)."""
+        return self.items[self.item]
+
     def distinct(self) -> np.ndarray:
         """Return the items that occur, sorted."""
         return self.items[np.unique(self.item)]
@@ -100,6 +106,32 @@ class UserEvents:
     def named(self, ids: np.ndarray) -> UserEvents:
         """Return the events with item codes replaced by `ids[code]`, for codes in the order of their ids."""
         return replace(self, items=ids[self.items])
+
+
+class Totals(NamedTuple):
+    """What one user did before a moment, in sums. Money is in the shop's currency, times are in seconds.
+
+    Spans end at the moment. A session is what was bought and clicked since the last pause of SESSION_GAP_S,
+    nothing if that pause lasts.
+    """
+
+    baskets: float
+    lines: float
+    first_basket_at: float
+    last_basket_at: float
+    spend: float
+    discount: float
+    baskets_1h: float
+    baskets_7d: float
+    spend_7d: float
+    baskets_60d: float
+    spend_60d: float
+    items_60d: float  # distinct ones
+    impressions: float
+    clicks: float
+    clicks_10m: float
+    session_lines: float
+    session_at: float  # when it began
 
 
 @dataclass(slots=True)
@@ -259,34 +291,43 @@ def _as_before(events: UserEvents) -> np.ndarray:
     return same
 
 
-def history_of(events: UserEvents, at: float) -> UserHistory:
-    """Return what was bought, as of `at`; the events must lie before it, each item once in a basket."""
-    if events.kind.any():  # all are of the kind 0 otherwise
-        events = events.where(events.kind == PURCHASE)
-    if len(events) == 0:
-        nothing = np.empty(0)
-        return UserHistory(
-            events.items[:0], nothing.astype(np.float32), np.empty((len(DECAY_DAYS), 0)), nothing, nothing
-        )
-    longest_s = DECAY_DAYS[2] * DAY_S
-    count, values, paid, discount = count_items(
-        events.at, events.item, events.paid, events.discount, at, longest_s, len(events.items)
+def summary_of(events: UserEvents, at: float) -> tuple[UserHistory, Totals]:
+    """Return what was bought, and the sums of all that was done, as of `at`; all events lie before it."""
+    count, values, sums = summarise(
+        events.at,
+        events.basket,
+        events.item,
+        events.kind,
+        events.paid,
+        events.discount,
+        len(events.items),
+        at,
+        DECAY_DAYS[2] * DAY_S,
+        SESSION_GAP_S,
     )
-    there = slice(None) if count.all() else np.flatnonzero(count)
-    values = values[:, there]
+    totals = Totals(*sums.tolist())
+    items = events.items
+    if not count.all():  # some were seen, but never bought
+        bought = np.flatnonzero(count)
+        items, count, values = items[bought], count[bought], values[:, bought]
     return UserHistory(
-        items=events.items[there],
-        count=count[there],
+        items=items,
+        count=count,
         decayed=values[:3],
         first_at=values[3],
         last_at=values[4],
-        basket_count=events.baskets(),
-        line_count=len(events),
-        first_basket_at=float(events.at[0]),
-        last_basket_at=float(events.at[-1]),
-        spend=paid,
-        discount=discount,
-    )
+        basket_count=int(totals.baskets),
+        line_count=int(totals.lines),
+        first_basket_at=totals.first_basket_at,
+        last_basket_at=totals.last_basket_at,
+        spend=totals.spend,
+        discount=totals.discount,
+    ), totals
+
+
+def history_of(events: UserEvents, at: float) -> UserHistory:
+    """Return what was bought as of `at`; all events lie before it."""
+    return summary_of(events, at)[0]
 
 
 def hash_ids(ids: Iterable[str]) -> np.ndarray:

@@ -13,62 +13,137 @@ import numpy as np
 from numba import njit
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
+DAY_S = 86_400.0
 SEEDS = (np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3))  # FNV-1a's, 64 bit
 
 
 def compiled(loop: Loop) -> Loop:
-    """Compile a function at its first call, without holding the interpreter while it runs."""
+    """Compile a function at its first call, without holding the interpreter while it runs.
+
+    To divide by 0 gives what it gives in numpy: one broken price must not raise for a whole request.
+    """
     try:
-        made: Any = njit(cache=True, nogil=True)(loop)
+        made: Any = njit(cache=True, nogil=True, error_model="numpy")(loop)
     except (
         RuntimeError
     ):  # nowhere to keep it: a read-only image without NUMBA_CACHE_DIR compiles at each start
-        made = njit(nogil=True)(loop)
+        made = njit(nogil=True, error_model="numpy")(loop)
     return cast(Loop, made)
 
 
 @compiled
-def count_items(
+def summarise(
     at: np.ndarray,
+    basket: np.ndarray,
     item: np.ndarray,
+    kind: np.ndarray,
     paid: np.ndarray,
     discount: np.ndarray,
+    size: int,
     now: float,
     decay_s: float,
-    size: int,
-) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return how often each item occurs, (size,), what a history holds of it, (5, size), and two sums.
+    pause_s: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what one user's events before a moment come to: of each item, and of all.
 
-    The five: lines weighted by exp(-age / decay) for an eighth, half and the whole of `decay_s`, the first
-    and the last time. Of items that do not occur all are 0. The sums: what was paid, and what was taken off.
+    A purchase of the moment, basket and item of the one before it is the same line, scanned twice: what was
+    paid is added up, and it counts once.
 
     Args:
         at: (n,) times in order.
+        basket: (n,) numbers of the baskets, see `count_baskets`.
         item: (n,) places of the items.
+        kind: (n,) 0 a purchase, 1 an impression, 2 a click.
         paid: (n,) money.
         discount: (n,) money.
+        size: how many items there are.
         now: the time from which ages count.
         decay_s: the longest decay.
-        size: how many items there are.
+        pause_s: a session ends after so long without a purchase or click.
+
+    Returns:
+        How often each item was bought, (size,) float32; for each, (5, size), its lines weighted by
+        exp(-age / decay) for an eighth, half and the whole of `decay_s`, the first and the last time, all 0
+        where it was not; and the totals, in the order of `aggregates.Totals`.
     """
     count = np.zeros(size, np.float32)
     values = np.zeros((5, size))
-    spend, saved = 0.0, 0.0
+    seen = np.zeros(size, np.bool_)
+    baskets, lines, first_at, last_at, spend, saved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    hour, week, week_spend, months, months_spend, months_items = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    impressions, clicks, late_clicks = 0.0, 0.0, 0.0
+    acts, session_at, act_at = 0.0, 0.0, -np.inf
+    before = -1  # the purchase before this line
     for line in range(len(at)):
-        place = item[line]
-        if count[place] == 0:
-            values[3, place] = at[line]
-        values[4, place] = at[line]
-        count[place] += 1
-        weight = np.exp((at[line] - now) / decay_s)
-        values[2, place] += weight
-        weight *= weight
-        values[1, place] += weight
-        weight *= weight
-        values[0, place] += weight * weight
-        spend += paid[line]
-        saved += discount[line]
-    return count, values, spend, saved
+        time, place = at[line], item[line]
+        if kind[line] == 1:
+            impressions += 1
+            continue
+        if kind[line] == 0:
+            begins = before < 0 or time != at[before] or basket[line] != basket[before]
+            again = not begins and place == item[before]
+            before = line
+            spend += paid[line]
+            saved += discount[line]
+            if time >= now - 7 * DAY_S:
+                week_spend += paid[line]
+            if time >= now - 60 * DAY_S:
+                months_spend += paid[line]
+            if again:
+                continue
+            lines += 1
+            last_at = time
+            if begins:
+                if baskets == 0:
+                    first_at = time
+                baskets += 1
+                hour += time >= now - 3_600
+                week += time >= now - 7 * DAY_S
+                months += time >= now - 60 * DAY_S
+            if time >= now - 60 * DAY_S and not seen[place]:
+                seen[place] = True
+                months_items += 1
+            if count[place] == 0:
+                values[3, place] = time
+            values[4, place] = time
+            count[place] += 1
+            weight = np.exp((time - now) / decay_s)
+            values[2, place] += weight
+            weight *= weight
+            values[1, place] += weight
+            weight *= weight
+            values[0, place] += weight * weight
+        else:
+            clicks += 1
+            late_clicks += time >= now - 600
+        if time - act_at > pause_s:
+            acts, session_at = 0.0, time
+        acts += 1
+        act_at = time
+    if now - act_at > pause_s:
+        acts, session_at = 0.0, 0.0
+    totals = np.array(
+        [
+            baskets,
+            lines,
+            first_at,
+            last_at,
+            spend,
+            saved,
+            hour,
+            week,
+            week_spend,
+            months,
+            months_spend,
+            months_items,
+            impressions,
+            clicks,
+            late_clicks,
+            acts,
+            session_at,
+        ]
+    )
+    return count, values, totals
 
 
 @compiled
@@ -322,27 +397,106 @@ def fill_rows(rows: np.ndarray, first: int, table: np.ndarray, places: np.ndarra
 
 
 @compiled
-def first_of(codes: np.ndarray, barred: int, most: int, marks: np.ndarray) -> np.ndarray:
-    """Return the places of codes that come for the first time, in order, at most so many.
+def choose(
+    basket: np.ndarray,
+    barred: np.ndarray,
+    bought: np.ndarray,
+    favourites: np.ndarray,
+    partners: np.ndarray,
+    strengths: np.ndarray,
+    most_partners: int,
+    near: np.ndarray,
+    store: np.ndarray,
+    popular: np.ndarray,
+    most: int,
+    marks: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return distinct codes of five sources, each after the one before, and the number of each one's source.
 
     Args:
-        codes: (m,) codes, the first `barred` of which, and all like them, are left out.
-        barred: how many.
-        most: how many places to return at most.
+        basket: codes that are left out.
+        barred: likewise.
+        bought: (h,) codes of the history, the source 0.
+        favourites: places in it, those that come first.
+        partners: (t,) codes of the basket's partners, the source 1.
+        strengths: (t,) of which the largest come first.
+        most_partners: how many of them come at most.
+        near: codes, the source 2.
+        store: codes, the source 3.
+        popular: codes, the source 4.
+        most: how many to return at most.
         marks: as in `link`.
+
+    Returns:
+        Codes, (n,) int64, and sources, (n,) int8.
     """
-    places = np.empty(min(most, len(codes)), np.int64)
-    found, seen = 0, 0
-    while seen < len(codes) and (found < most or seen < barred):
-        if marks[codes[seen]] == 0:
-            marks[codes[seen]] = 1
-            if seen >= barred:
-                places[found] = seen
-                found += 1
-        seen += 1
-    for at in range(seen):
-        marks[codes[at]] = 0
-    return places[:found]
+    codes, sources = np.empty(most, np.int64), np.empty(most, np.int8)
+    for code in basket:
+        marks[code] = 1
+    for code in barred:
+        marks[code] = 1
+    found = _take(bought[favourites], 0, codes, sources, 0, marks)
+    found = _take(partners[best(strengths, most_partners)], 1, codes, sources, found, marks)
+    found = _take(near, 2, codes, sources, found, marks)
+    found = _take(store, 3, codes, sources, found, marks)
+    found = _take(popular, 4, codes, sources, found, marks)
+    for code in basket:
+        marks[code] = 0
+    for code in barred:
+        marks[code] = 0
+    for code in codes[:found]:
+        marks[code] = 0
+    return codes[:found], sources[:found]
+
+
+@compiled
+def _take(
+    wanted: np.ndarray, source: int, codes: np.ndarray, sources: np.ndarray, found: int, marks: np.ndarray
+) -> int:
+    """Put codes that are not marked behind those that were found, while there is room; return how many."""
+    for code in wanted:
+        if found == len(codes):
+            break
+        if marks[code] == 0:
+            marks[code] = 1
+            codes[found], sources[found] = code, source
+            found += 1
+    return found
+
+
+@compiled
+def tower_rows(
+    items: np.ndarray,
+    decayed: np.ndarray,
+    last_at: np.ndarray,
+    lately: np.ndarray,
+    bought: np.ndarray,
+    known: int,
+    basket: np.ndarray,
+    weights: np.ndarray,
+    last: np.ndarray,
+) -> None:
+    """Write what the query tower reads of one request; codes are shifted by one, and 0 for an item beyond.
+
+    Args:
+        items: (h,) codes of the history.
+        decayed: (h,) its decayed counts.
+        last_at: (h,) when each was bought last.
+        lately: (r,) places in it; no more than there is room for.
+        bought: (1, length) zeros, written to: their items, the latest first.
+        known: how many items the tower knows.
+        basket: (m,) codes.
+        weights: (1, length) zeros, written to: the logarithms of one plus their counts.
+        last: (1, length) zeros, written to: the basket's last items.
+    """
+    for at, number in enumerate(np.argsort(-last_at[lately], kind="mergesort")):
+        place = lately[number]
+        if items[place] < known:
+            bought[0, at] = items[place] + 1
+            weights[0, at] = np.log1p(decayed[place])
+    first = max(len(basket) - last.shape[1], 0)
+    for at in range(first, len(basket)):
+        last[0, at - first] = basket[at] + 1 if basket[at] < known else 0
 
 
 @compiled
@@ -390,6 +544,44 @@ def _sink(places: np.ndarray, kept: np.ndarray, place: int, value: float, size: 
         places[at], kept[at] = places[child], kept[child]
         at = child
     places[at], kept[at] = place, value
+
+
+@compiled
+def best_rows(
+    scores: np.ndarray,
+    most: int,
+    codes: np.ndarray,
+    sources: np.ndarray,
+    bought: np.ndarray,
+    count: np.ndarray,
+    last_at: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the candidates with the largest scores, the largest first, of equal ones the earlier.
+
+    Args:
+        scores: (n,) float32.
+        most: how many to return at most.
+        codes: (n,) of the candidates.
+        sources: (n,) int8 of the candidates; 0 is the history.
+        bought: (h,) codes of the history, sorted.
+        count: (h,) how often each was bought.
+        last_at: (h,) when last.
+
+    Returns:
+        Codes, (m,) int32; scores, (m,) float32; sources, (m,) int8; and of those from the history how often,
+        (m,) uint16, and when last they were bought, (m,) float64, 0 of the others.
+    """
+    places = best(scores, most)
+    found = len(places)
+    own, shown = np.empty(found, np.int32), np.empty(found, np.float32)
+    source, times, at = np.empty(found, np.int8), np.zeros(found, np.uint16), np.zeros(found)
+    for number, place in enumerate(places):
+        own[number], shown[number], source[number] = codes[place], scores[place], sources[place]
+        if sources[place] == 0:
+            item = np.searchsorted(bought, codes[place])
+            times[number] = min(count[item], 65_535)
+            at[number] = last_at[item]
+    return own, shown, source, times, at
 
 
 @compiled
@@ -530,6 +722,189 @@ def sums_by_level(
     return found
 
 
+PAIRS = 25  # rows of what `compare` returns
+(
+    HAS_ITEM,
+    TYPE_120D,
+    TYPE_15D,
+    TYPE_ITEMS,
+    TYPE_SHARE,
+    CATEGORY_120D,
+    DEPARTMENT_SHARE,
+    PRIVATE_RATIO,
+    CLICKS,
+    IMPRESSIONS,
+    LAST_RANK,
+    SESSION_TYPE,
+    BASKET_SIZE,
+    BASKET_VALUE,
+    BASKET_KNOWN,
+    SAME_TYPE,
+    SAME_CATEGORY,
+    SAME_DEPARTMENT,
+    LIFT_MEAN,
+    LIFT_MAX,
+    TOGETHER_IF_BOUGHT,
+    TOGETHER_TIMES_DECAYED,
+    HISTORY_TOGETHER,
+    PRICE_TO_USER,
+    PRICE_TO_BASKET,
+) = range(PAIRS)
+
+
+@compiled
+def compare(
+    candidates: np.ndarray,
+    basket: np.ndarray,
+    basket_size: int,
+    bought: np.ndarray,
+    decayed: np.ndarray,
+    lately: np.ndarray,
+    partners: np.ndarray,
+    sums: np.ndarray,
+    largest: np.ndarray,
+    last: np.ndarray,
+    session: np.ndarray,
+    clicked: np.ndarray,
+    shown: np.ndarray,
+    spend_per_line: float,
+    categorical: np.ndarray,
+    sizes: np.ndarray,
+    price: np.ndarray,
+    log_price: np.ndarray,
+    is_private: np.ndarray,
+    type_lift: np.ndarray,
+    floats: np.ndarray,
+    neighbours: np.ndarray,
+    together: np.ndarray,
+    weights: np.ndarray,
+    marks: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return what a query and each of its candidates have to do with each other.
+
+    One loop for all, because a request has a few hundred candidates: a call for each feature would cost more
+    than its numbers. What a row of the result means says the feature that is made of it, in `transforms`.
+
+    Args:
+        candidates: (n,) distinct codes.
+        basket: (m,) codes.
+        basket_size: lines of the basket, those outside the catalogue included.
+        bought: (h,) distinct codes of the user's history.
+        decayed: (3, h) its counts, decayed over 15, 60 and 120 days.
+        lately: (r,) places in the history whose partners are looked up.
+        partners: (t,) distinct codes of the basket's partners.
+        sums: (3, t) float32, see `link`.
+        largest: (3, t) float32, likewise.
+        last: (l,) codes of what the user had to do with last, the latest first; -1 outside the catalogue.
+        session: (s,) code of each event of the session, likewise.
+        clicked: code of each click that counts, likewise.
+        shown: code of each impression that counts, likewise.
+        spend_per_line: what the user pays for a line.
+        categorical: (N, 3) type, category and department of the catalogue's items; 0 is unknown.
+        sizes: (3,) how many codes each of them has.
+        price: (N,) of the items.
+        log_price: (N,) logarithm of the price and a half.
+        is_private: (N,) 1 for the shop's own brand.
+        type_lift: see `lift`.
+        floats: see `lift`.
+        neighbours: see `link`.
+        together: see `link`.
+        weights: see `link`.
+        marks: see `link`.
+
+    Returns:
+        Places of the candidates in the history, (n,), and among the partners, (n,), -1 where they are not;
+        their levels, (3, n); and the rows, (25, n) float32.
+    """
+    n, size = len(candidates), len(basket)
+    rows = np.empty((PAIRS, n), np.float32)
+    places, links = find(bought, candidates, marks), find(partners, candidates, marks)
+    levels = levels_of(categorical, candidates)
+    own_levels, basket_levels = levels_of(categorical, bought), levels_of(categorical, basket)
+    by_history = sums_by_level(own_levels, decayed, sizes, levels)
+    nothing = np.empty((0, 0))
+    by_basket = sums_by_level(basket_levels, nothing, sizes, levels)
+    told = session[session >= 0]
+    by_session = sums_by_level(levels_of(categorical, told), nothing, sizes, levels)
+    clicks, impressions = count_lines(candidates, clicked, marks), count_lines(candidates, shown, marks)
+    ranks = np.full(n, 10.0)  # behind the last ten
+    for at in range(len(last)):
+        if last[at] >= 0:
+            marks[last[at]] = at + 1
+    for at in range(n):
+        if marks[candidates[at]]:
+            ranks[at] = marks[candidates[at]] - 1
+    for code in last:
+        if code >= 0:
+            marks[code] = 0
+    whole, private = 0.0, 0.0
+    for item in range(len(bought)):
+        whole += decayed[2, item]
+        private += is_private[bought[item]] * decayed[2, item]
+    whole = max(whole, 1e-6)
+    value, known = 0.0, 0
+    for code in basket:
+        value += price[code]
+    for place in find(bought, basket, marks):
+        known += place >= 0
+    lifts = np.zeros((2, n), np.float32)
+    if size:
+        lifts = lift(type_lift, floats, basket_levels[0], levels[0])
+    recent, scale = np.empty(len(lately), np.int64), np.empty(len(lately))
+    for at in range(len(lately)):
+        recent[at] = bought[lately[at]]
+        scale[at] = np.log1p(decayed[1, lately[at]]) * weights[recent[at], 0]
+    linked = link_to(candidates, recent, scale, neighbours, together, marks)
+    log_spend, log_basket = np.log(spend_per_line + 0.5), np.log((value / size if size else 0.0) + 0.5)
+    for at in range(n):
+        place, partner = places[at], links[at]
+        own = decayed[2, place] if place >= 0 else 0.0
+        rows[HAS_ITEM, at] = place >= 0
+        rows[TYPE_120D, at] = by_history[0, 2, at]
+        rows[TYPE_15D, at] = by_history[0, 0, at]
+        rows[TYPE_ITEMS, at] = by_history[0, 3, at]
+        rows[TYPE_SHARE, at] = own / max(by_history[0, 2, at], 1e-6)
+        rows[CATEGORY_120D, at] = by_history[1, 2, at]
+        rows[DEPARTMENT_SHARE, at] = by_history[2, 2, at] / whole
+        rows[PRIVATE_RATIO, at] = private / whole
+        rows[CLICKS, at] = clicks[at]
+        rows[IMPRESSIONS, at] = impressions[at]
+        rows[LAST_RANK, at] = ranks[at]
+        rows[SESSION_TYPE, at] = by_session[0, 0, at]
+        rows[BASKET_SIZE, at] = basket_size
+        rows[BASKET_VALUE, at] = value
+        rows[BASKET_KNOWN, at] = known / max(size, 1)
+        rows[SAME_TYPE, at] = by_basket[0, 0, at]
+        rows[SAME_CATEGORY, at] = by_basket[1, 0, at]
+        rows[SAME_DEPARTMENT, at] = by_basket[2, 0, at] / max(size, 1)
+        rows[LIFT_MEAN, at] = lifts[0, at]
+        rows[LIFT_MAX, at] = lifts[1, at]
+        both = partner >= 0 and place >= 0
+        rows[TOGETHER_IF_BOUGHT, at] = largest[0, partner] if both else 0.0
+        rows[TOGETHER_TIMES_DECAYED, at] = sums[0, partner] * np.log1p(own) if both else 0.0
+        rows[HISTORY_TOGETHER, at] = linked[at] * weights[candidates[at], 3]
+        rows[PRICE_TO_USER, at] = log_price[candidates[at]] - log_spend
+        rows[PRICE_TO_BASKET, at] = log_price[candidates[at]] - log_basket
+    return places, links, levels, rows
+
+
+@compiled
+def count_lines(candidates: np.ndarray, codes: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """Return for each candidate how many of some codes are it, (n,) int64; those below 0 are none.
+
+    Args:
+        candidates: (n,) distinct codes.
+        codes: one for each line.
+        marks: as in `link`.
+    """
+    counts = np.zeros(len(candidates), np.int64)
+    if len(codes):
+        for place in find(candidates, codes, marks):
+            if place >= 0:
+                counts[place] += 1
+    return counts
+
+
 @compiled
 def categories(codes: np.ndarray, known: int, levels: np.ndarray) -> np.ndarray:
     """Return codes as the models take them, (n, 1 + levels) int64: shifted by one, and 0 for an item beyond.
@@ -584,9 +959,10 @@ def put_columns(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> No
 
     Args:
         rows: (n, columns), written to.
-        columns: (k,) numbers of the columns.
+        columns: (k,) numbers of the columns; what has one below 0 is left out.
         values: (k, n).
     """
     for row in range(len(rows)):
         for number in range(len(columns)):
-            rows[row, columns[number]] = values[number, row]
+            if columns[number] >= 0:
+                rows[row, columns[number]] = values[number, row]

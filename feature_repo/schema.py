@@ -12,10 +12,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from feature_repo import kernels
 from feature_repo import transforms as t
-from feature_repo.kernels import begin_rows, categories, put_columns, within
+from feature_repo.kernels import begin_rows, categories, put_columns, tower_rows, within
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import Feature, ItemFeature, Query, Rows, TableFeature, User, UserFeature
+from feature_repo.transforms import (
+    Feature,
+    ItemFeature,
+    PairFeature,
+    Query,
+    Rows,
+    TableFeature,
+    User,
+    UserFeature,
+)
 
 # One line per feature. Those of a user and of an item are also fields of the Feast views.
 USER: tuple[UserFeature, ...] = (
@@ -129,10 +139,9 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         begin_rows(dense, user_values(rows.query.user), item_values(rows.statistics), rows.candidates)
         for first, features in _TABLES:
             rows.fill(dense, first, features)
-        others = np.empty((len(_OTHERS), len(dense)), np.float32)
-        for number, feature in enumerate(_OTHERS):
-            others[number] = feature(rows)
-        put_columns(dense, _COLUMNS, others)
+        put_columns(dense, _PAIRS, rows.pairs)
+        for column, feature in _OTHERS:
+            dense[:, column] = feature(rows)
     if not within(dense, LIMIT):
         np.nan_to_num(np.clip(dense, -LIMIT, LIMIT, out=dense), copy=False)
     return dense, categories(rows.candidates, rows.statistics.known_items, rows.levels)
@@ -148,8 +157,15 @@ def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:
 
 _OWN = len(USER) + len(ITEM)
 _TABLES = tuple(_tables())
-_OTHERS = tuple(feature for feature in REQUEST if not isinstance(feature, TableFeature))
-_COLUMNS = np.array([c for c, f in enumerate(REQUEST, _OWN) if not isinstance(f, TableFeature)])
+_PAIRS = np.full(kernels.PAIRS, -1)  # the column of each row of `Rows.pairs`
+for _column, _feature in enumerate(REQUEST, _OWN):
+    if isinstance(_feature, PairFeature):
+        _PAIRS[_feature.row] = _column
+_OTHERS = tuple(
+    (column, feature)
+    for column, feature in enumerate(REQUEST, _OWN)
+    if not isinstance(feature, TableFeature | PairFeature)
+)
 HISTORY_LENGTH = t.LATELY  # history items the query tower sees, most bought lately first
 BASKET_LENGTH = 40  # basket items it sees, the last ones
 
@@ -160,15 +176,19 @@ def tower_inputs(query: Query) -> dict[str, np.ndarray]:
     `history` (1, HISTORY_LENGTH) int64, what was bought most lately, the latest first; `history_weight`
     (1, HISTORY_LENGTH) float32 (log of one plus the 60-day decayed count); `basket` (1, BASKET_LENGTH) int64.
     """
-    weight = query.history.decayed[1]
-    top = query.lately
-    top = top[np.argsort(-query.history.last_at[top], kind="stable")]
-    codes = query.statistics.model_codes(query.history.items[top])
-    history = np.zeros((1, HISTORY_LENGTH), np.int64)
-    history[0, : len(top)] = codes
-    history_weight = np.zeros((1, HISTORY_LENGTH), np.float32)
-    history_weight[0, : len(top)] = np.log1p(weight[top]) * (codes > 0)
+    history, statistics = query.history, query.statistics
+    bought = np.zeros((1, HISTORY_LENGTH), np.int64)
+    weights = np.zeros((1, HISTORY_LENGTH), np.float32)
     basket = np.zeros((1, BASKET_LENGTH), np.int64)
-    last = query.basket[-BASKET_LENGTH:]
-    basket[0, : len(last)] = query.statistics.model_codes(last)
-    return {"history": history, "history_weight": history_weight, "basket": basket}
+    tower_rows(
+        history.items,
+        history.decayed[1],
+        history.last_at,
+        query.lately,
+        bought,
+        statistics.known_items,
+        query.basket,
+        weights,
+        basket,
+    )
+    return {"history": bought, "history_weight": weights, "basket": basket}

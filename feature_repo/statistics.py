@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from feature_repo.kernels import codes_of, find, first_of, index_ids
+from feature_repo.kernels import codes_of, find, index_ids
 
 NO_ITEM = -1
 NEW_ITEMS = "new_items.txt"  # how many there are; no file, none
@@ -71,17 +71,9 @@ class Statistics:
         """How many items the models know; new ones stand behind them."""
         return len(self.item_ids) - self.new_items
 
-    def model_codes(self, codes: np.ndarray) -> np.ndarray:
-        """Return codes as the models' inputs have them: shifted by one, 0 for an item they do not know."""
-        return np.where(codes < self.known_items, codes + 1, 0)
-
     def find(self, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Return where each wanted code stands among distinct codes, int64, and -1 where it does not."""
         return self.marked(find, codes, wanted)
-
-    def first_of(self, codes: np.ndarray, barred: int, most: int) -> np.ndarray:
-        """Return the places of codes that come first, at most so many; none like the first `barred` codes."""
-        return self.marked(first_of, codes, barred, most)
 
     def marked(self, loop: Callable[..., Any], *arguments: object) -> Any:
         """Call a loop with zeros as its last argument, one for each item, which are zeros again afterwards.

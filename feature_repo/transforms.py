@@ -1,12 +1,16 @@
 """A request and its candidates -> one array per feature; the same functions train and serve.
 
-Each public function below `Rows` is one feature. What it takes says what it is about:
+Each public name below `Rows` is one feature. What it takes says what it is about:
 
     Statistics  an item           returns one float per item of the catalogue
     User        a user            returns one float
     Query       a user's items    returns one float per item bought (`of_history`), or per partner of the
                                   basket (`of_together`); called with `Rows` it gives the candidates'
     Rows        both, the basket  returns one float per candidate, or one that all share
+
+Those of `Rows` that are here are worked out in one loop, `kernels.compare` (`PairFeature`), as are the sums
+of a user, `kernels.summarise` (`Totals`): a call of numpy for each costs more than its numbers. A function of
+your own needs no loop: it takes what `User`, `Query` or `Rows` hold.
 
 What is known to a feature at time t comes from events strictly before t: `User` cuts them off there, and the
 statistics are handed in as of then.
@@ -20,41 +24,39 @@ from functools import cached_property
 
 import numpy as np
 
+from feature_repo import kernels
 from feature_repo.aggregates import (
     CLICK,
     DAY_S,
     IMPRESSION,
     KINDS,
     PURCHASE,
+    Totals,
     UserEvents,
     UserHistory,
-    history_of,
     merge_lines,
+    summary_of,
 )
 from feature_repo.kernels import (
     best,
+    compare,
     fill_rows,
     last_distinct,
-    levels_of,
-    lift,
     link,
     link_to,
     rhythms,
     strongest_link,
-    sums_by_level,
     totals_of,
 )
 from feature_repo.statistics import Statistics
 
 MINUTE_S, HOUR_S = 60, 3_600
-SESSION_GAP_S = 30 * MINUTE_S  # a session ends after so long without an event
 LAST_ITEMS = 10
 NEVER_DAYS = 730.0  # the recency of what never happened
 LATELY = 64  # history items that count as bought lately
 RECENT_ITEMS = 30  # those whose partners are looked up
 _HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)  # every float16 there is
-TYPE, CATEGORY, DEPARTMENT = range(3)  # rows of an item's levels
-DECAYED_15D, DECAYED_60D, DECAYED_120D, ITEMS = range(4)  # rows of `Rows.history_sums`
+_NO_CODES = np.empty(0, np.int64)
 
 ItemFeature = Callable[[Statistics], np.ndarray]
 UserFeature = Callable[["User"], float]
@@ -119,6 +121,15 @@ def link_weights(statistics: Statistics) -> np.ndarray:
     return cached
 
 
+def log_price(statistics: Statistics) -> np.ndarray:
+    """Return the logarithm of each item's price and a half, (n,) float64, computed once per statistics."""
+    cached: np.ndarray | None = statistics.__dict__.get("_log_price")
+    if cached is None:
+        with np.errstate(invalid="ignore", divide="ignore"):  # a price that is none stays in its own row
+            cached = statistics.__dict__["_log_price"] = np.log(statistics.price + np.float64(0.5))
+    return cached
+
+
 class User:
     """What one user did strictly before `at`, an item once in each basket.
 
@@ -128,15 +139,29 @@ class User:
 
     def __init__(self, events: UserEvents, at: float) -> None:
         """Take the user's row, which may hold later events, and the time that is asked for."""
-        self.events = merge_lines(events.before(at))
+        self._read = events.before(at)
         self.at = at
         self._kinds: dict[int, UserEvents] = {}
         self._windows: dict[tuple[float, int | None], Window] = {}
 
     @cached_property
+    def events(self) -> UserEvents:
+        """All of them, what was scanned twice added up."""
+        return merge_lines(self._read)
+
+    @cached_property
+    def _summary(self) -> tuple[UserHistory, Totals]:
+        return summary_of(self._read, self.at)
+
+    @property
     def history(self) -> UserHistory:
         """What was bought, items outside the catalogue included."""
-        return history_of(self.of(PURCHASE), self.at)
+        return self._summary[0]
+
+    @property
+    def totals(self) -> Totals:
+        """What was done, in sums."""
+        return self._summary[1]
 
     def of(self, kind: int | None) -> UserEvents:
         """Return the events of one kind; of all without one."""
@@ -165,17 +190,13 @@ class User:
     @cached_property
     def session(self) -> UserEvents:
         """The acts since the last pause of SESSION_GAP_S; none if that pause lasts."""
-        at = self.acts.at[-1_000:]
-        if len(at) == 0 or self.at - at[-1] > SESSION_GAP_S:
-            return self.acts.where(slice(len(self.acts), None))
-        pauses = np.flatnonzero(at[1:] - at[:-1] > SESSION_GAP_S)
-        start = 0 if len(pauses) == 0 else int(pauses[-1]) + 1
-        return self.acts.where(slice(len(self.acts) - len(at) + start, None))
+        return self.acts.where(slice(len(self.acts) - int(self.totals.session_lines), None))
 
     @cached_property
     def last_items(self) -> np.ndarray:
         """The LAST_ITEMS items that the user bought or clicked last, the latest first."""
-        return self.acts.items[last_distinct(self.acts.item, 200, LAST_ITEMS)]
+        acts = self.acts if self.totals.impressions else self._read
+        return acts.items[last_distinct(acts.item, 200, LAST_ITEMS)]
 
     def window(self, seconds: float, kind: int | None = PURCHASE) -> Window:
         """Return the events of one kind (None: of all) in the last `seconds`."""
@@ -283,32 +304,45 @@ class Query:
         )
         return found
 
-    @cached_property
-    def history_levels(self) -> np.ndarray:
-        """Type, category and department of the history's items, (3, h)."""
-        return _levels(self.statistics, self.history.items)
-
-    @cached_property
-    def basket_levels(self) -> np.ndarray:
-        """Type, category and department of the basket's items, (3, m)."""
-        return _levels(self.statistics, self.basket)
-
 
 class Rows:
-    """One row per candidate: the query, the candidate codes, and where each one stands in the tables."""
+    """One row per candidate: the query, the candidate codes, and what the two have to do with each other."""
 
     def __init__(self, query: Query, candidates: np.ndarray) -> None:
-        """Take the request and its candidates, (n,) int64 codes of the catalogue."""
+        """Take the request and its candidates, (n,) distinct int64 codes of the catalogue."""
         self.query = query
         self.statistics = statistics = query.statistics
         self.candidates = candidates
-        self.places = {  # of each candidate in a table; -1 is its last row, of what is not in it
-            "history": statistics.find(query.history.items, candidates),
-            "together": statistics.find(query.together.codes, candidates),
-        }
-        self.in_history = self.places["history"] >= 0
-        self.levels = _levels(statistics, candidates)  # (3, n)
-        self.price = self.statistics.price[candidates]
+        user, history, together = query.user, query.history, query.together
+        history_places, together_places, self.levels, self.pairs = statistics.marked(
+            compare,
+            candidates,
+            query.basket,
+            query.basket_size,
+            history.items,
+            history.decayed,
+            query.lately[:RECENT_ITEMS],
+            together.codes,
+            together.sums,
+            together.largest,
+            user.last_items,
+            user.session.codes() if user.totals.session_lines else _NO_CODES,
+            user.window(HOUR_S, CLICK).events.codes() if user.totals.clicks else _NO_CODES,
+            user.window(7 * DAY_S, IMPRESSION).events.codes() if user.totals.impressions else _NO_CODES,
+            user_spend_per_line(user),
+            statistics.categorical,
+            statistics.level_sizes,
+            statistics.price,
+            log_price(statistics),
+            statistics.is_private,
+            statistics.type_lift.view(np.uint16),
+            _HALVES,
+            statistics.neighbours,
+            statistics.together_count,
+            link_weights(statistics),
+        )
+        # Of each candidate in a table; -1 is its last row, of what is not in it.
+        self.places: dict[str, np.ndarray] = {"history": history_places, "together": together_places}
         self._columns: dict[TableFeature, np.ndarray] = {}
 
     def fill(self, dense: np.ndarray, first: int, features: Sequence[TableFeature]) -> None:
@@ -331,43 +365,6 @@ class Rows:
             self.fill(np.empty((len(self.candidates), 1), np.float32), 0, [feature])
         return self._columns[feature]
 
-    @cached_property
-    def history_sums(self) -> np.ndarray:
-        """What the history holds of each candidate's type, category and department, (3, 4, n).
-
-        The sums of the three decayed counts, and the number of items.
-        """
-        return self._sums(self.query.history_levels, self.query.history.decayed)
-
-    @cached_property
-    def basket_counts(self) -> np.ndarray:
-        """How many basket items share each candidate's type, category and department, (3, n)."""
-        return self.count_alike(self.query.basket_levels)
-
-    def count_alike(self, levels: np.ndarray) -> np.ndarray:
-        """Return how many of some items share each candidate's levels, (3, n); an unknown one is none.
-
-        Args:
-            levels: (3, k) of the items.
-        """
-        return self._sums(levels, np.empty((0, levels.shape[1])))[:, 0]
-
-    def _sums(self, levels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        found: np.ndarray = sums_by_level(levels, weights, self.statistics.level_sizes, self.levels)
-        return found
-
-    def lines_of(self, events: UserEvents) -> np.ndarray:
-        """Return for each candidate how many of the events are about it."""
-        at = self.statistics.find(self.candidates, events.items[events.item])
-        return np.bincount(at + 1, minlength=len(self.candidates) + 1)[1:]
-
-    @cached_property
-    def basket_type_lift(self) -> np.ndarray:
-        """Mean and largest type lift of each candidate against the basket's items, (2, n) float32."""
-        table = self.statistics.type_lift.view(np.uint16)
-        found: np.ndarray = lift(table, _HALVES, self.query.basket_levels[0], self.levels[0])
-        return found
-
 
 class TableFeature:
     """A feature of what a table of the request holds; called with `Rows` it gives each candidate's, (n,)."""
@@ -382,6 +379,20 @@ class TableFeature:
         return rows.column(self)
 
 
+class PairFeature:
+    """A feature of the query and a candidate together; called with `Rows` it gives each candidate's, (n,)."""
+
+    def __init__(self, name: str, row: int, what: str) -> None:
+        """Take its name, its row in `Rows.pairs`, where `kernels.compare` puts it, and what it says."""
+        self.row = row
+        self.__name__, self.__doc__ = name, what
+
+    def __call__(self, rows: Rows) -> np.ndarray:
+        """Return the feature for each candidate."""
+        found: np.ndarray = rows.pairs[self.row]
+        return found
+
+
 def of_history(missing: float = 0.0) -> Callable[[Callable[[Query], np.ndarray]], TableFeature]:
     """Mark a function that returns one float per item of `Query.history`; other candidates are `missing`."""
     return lambda of: TableFeature(of, "history", missing)
@@ -390,12 +401,6 @@ def of_history(missing: float = 0.0) -> Callable[[Callable[[Query], np.ndarray]]
 def of_together(of: Callable[[Query], np.ndarray]) -> TableFeature:
     """Mark a function that returns one float per partner in `Query.together`; other candidates have 0."""
     return TableFeature(of, "together", 0.0)
-
-
-def _levels(statistics: Statistics, codes: np.ndarray) -> np.ndarray:
-    """Return type, category and department of items, (3, n)."""
-    found: np.ndarray = levels_of(statistics.categorical, codes)
-    return found
 
 
 # The user and this very item.
@@ -463,84 +468,70 @@ def user_item_rank(query: Query) -> np.ndarray:
     return rank
 
 
-def user_has_item(rows: Rows) -> np.ndarray:
-    """1 if the user bought the item before."""
-    return rows.in_history
+user_has_item = PairFeature("user_has_item", kernels.HAS_ITEM, "1 if the user bought the item before.")
 
 
 # The user and this kind of item.
 
 
-def user_type_decayed_120d(rows: Rows) -> np.ndarray:
-    """The user's 120-day decayed count over all items of the type."""
-    return rows.history_sums[TYPE, DECAYED_120D]
+user_type_decayed_120d = PairFeature(
+    "user_type_decayed_120d",
+    kernels.TYPE_120D,
+    "The user's 120-day decayed count over all items of the type.",
+)
 
 
-def user_type_decayed_15d(rows: Rows) -> np.ndarray:
-    """The user's 15-day decayed count over all items of the type."""
-    return rows.history_sums[TYPE, DECAYED_15D]
+user_type_decayed_15d = PairFeature(
+    "user_type_decayed_15d", kernels.TYPE_15D, "The user's 15-day decayed count over all items of the type."
+)
+user_type_items = PairFeature(
+    "user_type_items", kernels.TYPE_ITEMS, "Distinct items of the type the user has bought."
+)
+user_type_share = PairFeature(
+    "user_type_share",
+    kernels.TYPE_SHARE,
+    "Share of the item in what the user buys of its type: 1 for a loyal buyer.",
+)
 
 
-def user_type_items(rows: Rows) -> np.ndarray:
-    """Distinct items of the type the user has bought."""
-    return rows.history_sums[TYPE, ITEMS]
-
-
-def user_type_share(rows: Rows) -> np.ndarray:
-    """Share of the item in what the user buys of its type: 1 for a loyal buyer."""
-    return user_item_decayed_120d(rows) / np.maximum(user_type_decayed_120d(rows), 1e-6)
-
-
-def user_category_decayed_120d(rows: Rows) -> np.ndarray:
-    """The user's 120-day decayed count over all items of the category."""
-    return rows.history_sums[CATEGORY, DECAYED_120D]
-
-
-def user_department_share(rows: Rows) -> np.ndarray:
-    """Share of the department in the user's 120-day decayed purchases."""
-    whole = float(rows.query.history.decayed[DECAYED_120D].sum())
-    return rows.history_sums[DEPARTMENT, DECAYED_120D] / max(whole, 1e-6)
-
-
-def user_private_ratio(rows: Rows) -> float:
-    """Share of the shop's own brand in the user's 120-day decayed purchases."""
-    weight = rows.query.history.decayed[2]
-    return float(rows.statistics.is_private[rows.query.history.items] @ weight / max(weight.sum(), 1e-6))
+user_category_decayed_120d = PairFeature(
+    "user_category_decayed_120d",
+    kernels.CATEGORY_120D,
+    "The user's 120-day decayed count over all items of the category.",
+)
+user_department_share = PairFeature(
+    "user_department_share",
+    kernels.DEPARTMENT_SHARE,
+    "Share of the department in the user's 120-day decayed purchases.",
+)
+user_private_ratio = PairFeature(
+    "user_private_ratio",
+    kernels.PRIVATE_RATIO,
+    "Share of the shop's own brand in the user's 120-day decayed purchases.",
+)
 
 
 # What the user looked at.
 
 
-def user_item_clicks_1h(rows: Rows) -> np.ndarray | float:
-    """Clicks of the user on the item in the last hour."""
-    window = rows.query.user.window(HOUR_S, CLICK)
-    return rows.lines_of(window.events) if window.lines else 0.0
+user_item_clicks_1h = PairFeature(
+    "user_item_clicks_1h", kernels.CLICKS, "Clicks of the user on the item in the last hour."
+)
 
 
-def user_item_impressions_7d(rows: Rows) -> np.ndarray | float:
-    """How often the item was recommended to the user in the last 7 days."""
-    window = rows.query.user.window(7 * DAY_S, IMPRESSION)
-    return rows.lines_of(window.events) if window.lines else 0.0
-
-
-def user_item_last_rank(rows: Rows) -> np.ndarray:
-    """Position of the item among the last ten that the user had to do with; 10 behind them."""
-    last = rows.query.user.last_items
-    known = np.flatnonzero(last >= 0)
-    place = rows.statistics.find(last[known], rows.candidates)
-    if len(known) == len(last):
-        place[place < 0] = LAST_ITEMS
-        return place
-    return np.append(known, LAST_ITEMS)[place]
-
-
-def session_same_type(rows: Rows) -> np.ndarray | float:
-    """Events of the session about items of the candidate's type."""
-    session = rows.query.user.session
-    if len(session) == 0:
-        return 0.0
-    codes = session.items[session.item]
-    return rows.count_alike(_levels(rows.statistics, codes[codes >= 0]))[TYPE]
+user_item_impressions_7d = PairFeature(
+    "user_item_impressions_7d",
+    kernels.IMPRESSIONS,
+    "How often the item was recommended to the user in the last 7 days.",
+)
+user_item_last_rank = PairFeature(
+    "user_item_last_rank",
+    kernels.LAST_RANK,
+    "Position of the item among the last ten that the user had to do with; 10 behind them.",
+)
+session_same_type = PairFeature(
+    "session_same_type", kernels.SESSION_TYPE, "Events of the session about items of the candidate's type."
+)
 
 
 # The user alone.
@@ -548,63 +539,61 @@ def session_same_type(rows: Rows) -> np.ndarray | float:
 
 def user_basket_count(user: User) -> float:
     """Baskets the user has bought."""
-    return float(user.history.basket_count)
+    return user.totals.baskets
 
 
 def user_recency_days(user: User) -> float:
     """Days since the user's last basket."""
-    history = user.history
-    return (user.at - history.last_basket_at) / DAY_S if history.basket_count else NEVER_DAYS
+    return (user.at - user.totals.last_basket_at) / DAY_S if user.totals.baskets else NEVER_DAYS
 
 
 def user_basket_interval_days(user: User) -> float:
     """Mean days between the user's baskets."""
-    history = user.history
-    span = (history.last_basket_at - history.first_basket_at) / DAY_S
-    return span / (history.basket_count - 1) if history.basket_count > 1 else NEVER_DAYS
+    totals = user.totals
+    span = (totals.last_basket_at - totals.first_basket_at) / DAY_S
+    return span / (totals.baskets - 1) if totals.baskets > 1 else NEVER_DAYS
 
 
 def user_basket_size(user: User) -> float:
     """Mean lines of the user's baskets."""
-    return user.history.line_count / max(user.history.basket_count, 1)
+    return user.totals.lines / max(user.totals.baskets, 1)
 
 
 def user_spend_per_line(user: User) -> float:
     """Mean paid per line by the user, in the shop's currency."""
-    return user.history.spend / max(user.history.line_count, 1)
+    return user.totals.spend / max(user.totals.lines, 1)
 
 
 def user_discount_ratio(user: User) -> float:
     """Share of the undiscounted value that the user did not have to pay."""
-    history = user.history
-    return history.discount / max(history.spend + history.discount, 1e-6)
+    totals = user.totals
+    return totals.discount / max(totals.spend + totals.discount, 1e-6)
 
 
 def user_baskets_7d(user: User) -> float:
     """Baskets of the last 7 days."""
-    return float(user.window(7 * DAY_S).baskets)
+    return user.totals.baskets_7d
 
 
 def user_spend_7d(user: User) -> float:
     """Paid in the last 7 days, in the shop's currency."""
-    return user.window(7 * DAY_S).spend
+    return user.totals.spend_7d
 
 
 def user_basket_value_60d(user: User) -> float:
     """Mean paid per basket of the last 60 days, in the shop's currency."""
-    window = user.window(60 * DAY_S)
-    return window.spend / max(window.baskets, 1)
+    return user.totals.spend_60d / max(user.totals.baskets_60d, 1)
 
 
 def user_items_60d(user: User) -> float:
     """Distinct items bought in the last 60 days."""
-    return float(user.window(60 * DAY_S).items)
+    return user.totals.items_60d
 
 
 def user_spend_trend(user: User) -> float:
     """Spend of the last 7 days against the usual week of the last 60 days; 1 where there is none."""
-    usual = user.window(60 * DAY_S).spend * 7 / 60
-    return user_spend_7d(user) / usual if usual > 0 else 1.0
+    usual = user.totals.spend_60d * 7 / 60
+    return user.totals.spend_7d / usual if usual > 0 else 1.0
 
 
 def user_lines_decayed_15d(user: User) -> float:
@@ -614,73 +603,50 @@ def user_lines_decayed_15d(user: User) -> float:
 
 def user_clicks_10m(user: User) -> float:
     """Clicks of the last 10 minutes."""
-    return float(user.window(10 * MINUTE_S, CLICK).lines)
+    return user.totals.clicks_10m
 
 
 def user_baskets_1h(user: User) -> float:
     """Baskets of the last hour: the second trip for what was forgotten."""
-    return float(user.window(HOUR_S).baskets)
+    return user.totals.baskets_1h
 
 
 def session_events(user: User) -> float:
     """Purchases and clicks since the last pause of half an hour."""
-    return float(len(user.session))
+    return user.totals.session_lines
 
 
 def session_minutes(user: User) -> float:
     """Minutes since the session began; 0 without one."""
-    return (user.at - float(user.session.at[0])) / MINUTE_S if len(user.session) else 0.0
+    totals = user.totals
+    return (user.at - totals.session_at) / MINUTE_S if totals.session_lines else 0.0
 
 
 # The basket and this item.
 
 
-def basket_size(rows: Rows) -> float:
-    """Lines of the basket."""
-    return float(rows.query.basket_size)
-
-
-def basket_value(rows: Rows) -> float:
-    """Usual price of the basket, in the shop's currency."""
-    return float(rows.statistics.price[rows.query.basket].sum())
-
-
-def basket_known_ratio(rows: Rows) -> float:
-    """Share of the basket that the user has bought before: a routine trip is near 1."""
-    basket, bought = rows.query.basket, rows.query.history.items
-    if len(basket) == 0 or len(bought) == 0:
-        return 0.0
-    at = np.minimum(bought.searchsorted(basket), len(bought) - 1)
-    return float(np.count_nonzero(bought[at] == basket)) / len(basket)
-
-
-def basket_same_type(rows: Rows) -> np.ndarray:
-    """Basket items of the candidate's type."""
-    return rows.basket_counts[TYPE]
-
-
-def basket_same_category(rows: Rows) -> np.ndarray:
-    """Basket items of the candidate's category."""
-    return rows.basket_counts[CATEGORY]
-
-
-def basket_same_department(rows: Rows) -> np.ndarray:
-    """Share of the basket in the candidate's department."""
-    return rows.basket_counts[DEPARTMENT] / max(len(rows.query.basket), 1)
-
-
-def basket_type_lift_mean(rows: Rows) -> np.ndarray | float:
-    """Mean type lift of the candidate against the basket."""
-    if len(rows.query.basket) == 0:
-        return 0.0
-    return rows.basket_type_lift[0]
-
-
-def basket_type_lift_max(rows: Rows) -> np.ndarray | float:
-    """Largest type lift of the candidate against a basket item."""
-    if len(rows.query.basket) == 0:
-        return 0.0
-    return rows.basket_type_lift[1]
+basket_size = PairFeature("basket_size", kernels.BASKET_SIZE, "Lines of the basket.")
+basket_value = PairFeature(
+    "basket_value", kernels.BASKET_VALUE, "Usual price of the basket, in the shop's currency."
+)
+basket_known_ratio = PairFeature(
+    "basket_known_ratio",
+    kernels.BASKET_KNOWN,
+    "Share of the basket that the user has bought before: a routine trip is near 1.",
+)
+basket_same_type = PairFeature("basket_same_type", kernels.SAME_TYPE, "Basket items of the candidate's type.")
+basket_same_category = PairFeature(
+    "basket_same_category", kernels.SAME_CATEGORY, "Basket items of the candidate's category."
+)
+basket_same_department = PairFeature(
+    "basket_same_department", kernels.SAME_DEPARTMENT, "Share of the basket in the candidate's department."
+)
+basket_type_lift_mean = PairFeature(
+    "basket_type_lift_mean", kernels.LIFT_MEAN, "Mean type lift of the candidate against the basket."
+)
+basket_type_lift_max = PairFeature(
+    "basket_type_lift_max", kernels.LIFT_MAX, "Largest type lift of the candidate against a basket item."
+)
 
 
 @of_together
@@ -725,22 +691,21 @@ def together_links(query: Query) -> np.ndarray:
     return query.together.links / max(len(query.basket), 1)
 
 
-def together_max_if_bought(rows: Rows) -> np.ndarray:
-    """Largest bought-together score, for items the user has bought before."""
-    return together_max(rows) * rows.in_history
-
-
-def together_times_decayed(rows: Rows) -> np.ndarray:
-    """Bought-together score times log(1 + 120-day decayed count): both signals at once."""
-    return together_sum(rows) * np.log1p(user_item_decayed_120d(rows))
-
-
-def history_together_sum(rows: Rows) -> np.ndarray:
-    """Bought-together score with what the user bought lately."""
-    query = rows.query
-    top = query.lately[:RECENT_ITEMS]
-    weights = np.log1p(query.history.decayed[1, top])
-    return together_with(rows.statistics, query.history.items[top], weights, rows.candidates)
+together_max_if_bought = PairFeature(
+    "together_max_if_bought",
+    kernels.TOGETHER_IF_BOUGHT,
+    "Largest bought-together score, for items the user has bought before.",
+)
+together_times_decayed = PairFeature(
+    "together_times_decayed",
+    kernels.TOGETHER_TIMES_DECAYED,
+    "Bought-together score times log(1 + 120-day decayed count): both signals at once.",
+)
+history_together_sum = PairFeature(
+    "history_together_sum",
+    kernels.HISTORY_TOGETHER,
+    "Bought-together score with what the user bought lately.",
+)
 
 
 # The item alone: the item table holds them, so the function says which array it is.
@@ -799,13 +764,9 @@ def item_age_days(statistics: Statistics) -> np.ndarray:
 # The item's price.
 
 
-def price_to_user_ratio(rows: Rows) -> np.ndarray:
-    """Price against what the user usually pays for a line."""
-    return np.log((rows.price + 0.5) / (user_spend_per_line(rows.query.user) + 0.5))
-
-
-def price_to_basket_ratio(rows: Rows) -> np.ndarray:
-    """Price against the mean price in the basket."""
-    basket = rows.statistics.price[rows.query.basket]
-    mean = float(basket.sum() / len(basket)) if len(basket) else 0.0
-    return np.log((rows.price + 0.5) / (mean + 0.5))
+price_to_user_ratio = PairFeature(
+    "price_to_user_ratio", kernels.PRICE_TO_USER, "Price against what the user usually pays for a line."
+)
+price_to_basket_ratio = PairFeature(
+    "price_to_basket_ratio", kernels.PRICE_TO_BASKET, "Price against the mean price in the basket."
+)

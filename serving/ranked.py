@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feature_repo.kernels import best
+from feature_repo.kernels import best_rows
 from feature_repo.transforms import Query
 from serving.reranking import POOL
 from serving.retrieval import SOURCES, Candidates
@@ -21,7 +21,6 @@ _MAGIC = b"RK"
 _FORMAT = 1
 _HEADER = struct.Struct("<2sBBH")  # magic, format, flags, candidates
 _WHOLE, _BOUGHT = 1, 2
-_HISTORY = SOURCES.index("history")
 _COLUMNS = (("codes", "<i4"), ("scores", "<f4"), ("source", "i1"))
 _OF_HISTORY = (("times", "<u2"), ("last_at", "<f8"))
 _BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
@@ -117,20 +116,8 @@ def best_of(query: Query, candidates: Candidates, scores: np.ndarray, most: int 
         scores: one purchase probability per candidate, (n,) float32.
         most: how many to keep at most.
     """
-    top = best(scores, most)
-    codes, source = candidates.codes[top], candidates.source[top]
-    times, last_at = np.zeros(len(top), np.uint16), np.zeros(len(top))
-    bought = source == _HISTORY
-    if bought.any():
-        history = query.history
-        at = history.items.searchsorted(codes[bought])
-        times[bought] = np.minimum(history.count[at], np.iinfo(np.uint16).max)
-        last_at[bought] = history.last_at[at]
-    return Ranked(
-        codes.astype(np.int32),
-        scores[top].astype(np.float32, copy=False),
-        source,
-        times,
-        last_at,
-        len(candidates.codes) <= most,
+    history = query.history
+    columns = best_rows(
+        scores, most, candidates.codes, candidates.source, history.items, history.count, history.last_at
     )
+    return Ranked(*columns, whole=len(candidates.codes) <= most)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from feature_repo.aggregates import UserEvents
-from feature_repo.kernels import best
+from feature_repo.kernels import choose
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Query, User
 
@@ -64,19 +64,19 @@ def retrieve(
         near: what the two-tower search found, codes nearest first; None leaves it out.
         excluded: codes that must not be offered (out of stock, banned).
     """
-    barred = (
-        query.basket if excluded is None or not len(excluded) else np.concatenate([query.basket, excluded])
-    )
-    nothing = query.basket[:0]
-    found = [
-        barred,
-        query.history.items[query.favourites[: quotas.history]],
-        query.together.codes[best(query.together.sums[0], quotas.together)],
+    nothing, together = query.basket[:0], query.together
+    found = query.statistics.marked(
+        choose,
+        query.basket,
+        nothing if excluded is None else excluded,
+        query.history.items,
+        query.favourites[: quotas.history],
+        together.codes,
+        together.sums[0],
+        quotas.together,
         nothing if near is None else near[: quotas.tower],
-        nothing if store is None else store[: quotas.store],
-        query.statistics.popular[: quotas.total + len(barred)],  # as many as can be missing
-    ]
-    codes = np.concatenate(found, dtype=np.int64)
-    first = query.statistics.first_of(codes, len(barred), quotas.total)
-    ends = np.cumsum([len(part) for part in found])
-    return Candidates(codes[first], (ends.searchsorted(first, "right") - 1).astype(np.int8))
+        (nothing if store is None else store[: quotas.store]).astype(np.int64, copy=False),
+        query.statistics.popular,
+        quotas.total,
+    )
+    return Candidates(*found)

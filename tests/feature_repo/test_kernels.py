@@ -38,19 +38,42 @@ def test_find_gives_places_and_wipes_its_marks(there: list[int], wanted: list[in
     assert not marks.any()
 
 
-@given(codes, st.integers(0, 12), st.integers(0, 12))
-def test_first_of_leaves_out_what_is_barred_and_what_came_before(
-    given_codes: list[int], barred: int, most: int
+@given(codes, codes, codes, codes, codes, st.integers(0, 5), st.integers(0, 12))
+def test_sources_are_chosen_from_in_their_order(
+    barred: list[int],
+    bought: list[int],
+    partners: list[int],
+    near: list[int],
+    popular: list[int],
+    most_partners: int,
+    most: int,
 ) -> None:
+    """Strengths grow from partner to partner, so that the last of them is the best."""
     marks = np.zeros(12, np.int32)
-    barred = min(barred, len(given_codes))
-    found = kernels.first_of(np.array(given_codes, np.int64), barred, most, marks)
-    seen, expected = set(given_codes[:barred]), []
-    for place in range(barred, len(given_codes)):
-        if given_codes[place] not in seen:
-            seen.add(given_codes[place])
-            expected.append(place)
-    assert found.tolist() == expected[:most]
+    lists = [np.array(given_codes, np.int64) for given_codes in (bought, partners, near, popular)]
+    favourites = np.arange(len(bought))[::-1]
+    found, sources = kernels.choose(
+        np.array(barred[:1], np.int64),
+        np.array(barred[1:], np.int64),
+        lists[0],
+        favourites,
+        lists[1],
+        np.arange(len(partners), dtype=np.float32),
+        most_partners,
+        lists[2],
+        lists[2][:0],
+        lists[3],
+        most,
+        marks,
+    )
+    seen, expected = set(barred), []
+    best = partners[::-1][:most_partners]
+    for source, given_codes in ((0, bought[::-1]), (1, best), (2, near), (4, popular)):
+        for code in given_codes:
+            if code not in seen:
+                seen.add(code)
+                expected.append((code, source))
+    assert list(zip(found.tolist(), sources.tolist(), strict=True)) == expected[:most]
     assert not marks.any()
 
 
@@ -125,7 +148,7 @@ def test_rows_are_filled_from_their_parts() -> None:
     rows = np.zeros((3, 6), np.float32)
     table = np.array([[10, 11], [20, 21]], np.float32)
     kernels.begin_rows(rows, np.array([1.5, 2.5]), table, np.array([1, 0, 1]))
-    kernels.put_columns(rows, np.array([5, 4]), np.array([[7, 8, 9], [0, 1, 2]], np.float32))
+    kernels.put_columns(rows, np.array([5, -1, 4]), np.array([[7, 8, 9], [6, 6, 6], [0, 1, 2]], np.float32))
     assert rows.tolist() == [[1.5, 2.5, 20, 21, 0, 7], [1.5, 2.5, 10, 11, 1, 8], [1.5, 2.5, 20, 21, 2, 9]]
 
 

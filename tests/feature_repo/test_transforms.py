@@ -99,8 +99,9 @@ def test_item_features(statistics: Statistics) -> None:
 
 
 def test_basket_features(rows: Rows) -> None:
-    assert t.basket_value(rows) == 2
-    assert t.basket_known_ratio(rows) == 0
+    assert listed(t.basket_size, rows) == [1] * 4
+    assert listed(t.basket_value, rows) == [2] * 4
+    assert listed(t.basket_known_ratio, rows) == [0] * 4
     np.testing.assert_allclose(t.basket_same_department(rows), [1, 1, 0, 0])
     np.testing.assert_allclose(
         t.together_sum(rows), [4 / (16**0.7 * 4**0.3), 2 / (16**0.7 * 4**0.3), 0, 0], rtol=1e-6
@@ -304,10 +305,23 @@ def test_a_session_of_an_hour_ago_counts_when_it_is_asked_for_then(row_of: MakeR
     assert t.session_events(User(row, NOW - HOUR_S - 4)) == 4, "strictly before"
 
 
-def test_a_very_long_session_is_counted_to_a_thousand(row_of: MakeRow) -> None:
+def test_a_very_long_session_is_counted_to_its_end(row_of: MakeRow) -> None:
     row = row_of([(NOW - second, [TEA], 1.0, 0.0) for second in range(1, 1_201)])
-    assert t.session_events(user(row)) == 1_000
-    assert t.session_minutes(user(row)) == pytest.approx(1_000 / 60)
+    assert t.session_events(user(row)) == 1_200
+    assert t.session_minutes(user(row)) == 20
+
+
+def test_what_was_scanned_twice_is_one_line(row_of: MakeRow) -> None:
+    """In one moment and basket; of another basket, or seen in between, it is another matter."""
+    row = row_of(
+        [(NOW - 60, [TEA, TEA, MILK], 6.0, 3.0), (NOW - 60, [TEA], 1.0, 0.0)], [(NOW - 60, TEA, IMPRESSION)]
+    )
+    twice = user(row)
+    assert (twice.totals.lines, twice.totals.baskets, twice.totals.session_lines) == (3, 2, 3)
+    assert twice.totals.spend == pytest.approx(float(row.paid.sum()))
+    assert twice.history.count.tolist() == [1, 2], "of milk and tea"
+    assert twice.history.spend == twice.totals.spend_7d
+    assert len(twice.session) == 3
 
 
 # ---------------------------------------------------------------------- what the user looked at, per item
