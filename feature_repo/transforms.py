@@ -43,7 +43,6 @@ from feature_repo.kernels import (
     fill_rows,
     last_distinct,
     link,
-    link_to,
     rhythms,
     strongest_link,
     totals_of,
@@ -81,24 +80,6 @@ def bought_together(statistics: Statistics, items: np.ndarray) -> Together:
     """Return the partners of items, (b,) int64 codes."""
     tables = statistics.neighbours, statistics.together_count, link_weights(statistics)
     return Together(*statistics.marked(link, items, *tables))
-
-
-def together_with(
-    statistics: Statistics, items: np.ndarray, weights: np.ndarray, wanted: np.ndarray
-) -> np.ndarray:
-    """Return the first strength of each wanted code's links with `items`, added up, (n,) float64.
-
-    Args:
-        statistics: of the catalogue.
-        items: (b,) int64 codes.
-        weights: (b,) by which the links of each item are scaled.
-        wanted: (n,) distinct codes.
-    """
-    factors = link_weights(statistics)
-    scale = weights * factors[items, 0]
-    tables = statistics.neighbours, statistics.together_count
-    found: np.ndarray = statistics.marked(link_to, wanted, items, scale, *tables)
-    return found * factors[wanted, 3]
 
 
 def strongest_partner(statistics: Statistics, items: np.ndarray, code: int) -> int:

@@ -16,7 +16,7 @@ from components.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo import kernels
 from feature_repo.statistics import NO_ITEM, Statistics
 from feature_repo.toy_shop import toy_dataset
-from feature_repo.transforms import bought_together, link_weights, strongest_partner, together_with
+from feature_repo.transforms import bought_together, link_weights, strongest_partner
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +194,19 @@ def test_partners_are_those_that_a_dictionary_collects(statistics: Statistics, i
         strongest = strongest_partner(statistics, np.array(items), best)
         assert best in statistics.neighbours[strongest]
     wanted = np.arange(80)
-    found = together_with(statistics, np.array(items, np.int64), np.ones(len(items)), wanted)
+    weights, given_items = link_weights(statistics), np.array(items, np.int64)
+    found = statistics.marked(
+        kernels.link_to,
+        wanted,
+        given_items,
+        weights[given_items, 0],
+        statistics.neighbours,
+        statistics.together_count,
+    )
     np.testing.assert_allclose(
-        found, [sum(link[0] for link in expected.get(code, [])) for code in range(80)], rtol=1e-5
+        found * weights[wanted, 3],
+        [sum(link[0] for link in expected.get(code, [])) for code in range(80)],
+        rtol=1e-5,
     )
 
 

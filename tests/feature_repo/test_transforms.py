@@ -98,6 +98,55 @@ def test_item_features(statistics: Statistics) -> None:
     assert t.item_age_days(statistics)[TEA] == 100
 
 
+def test_the_kind_of_an_item(rows: Rows) -> None:
+    """Milk and tea are each the only item of their type and category, and together their department."""
+    milk, tea = np.exp(-30 / 120) + np.exp(-10 / 120), np.exp(-10 / 120)
+    assert listed(t.user_has_item, rows) == [0, 0, 1, 1]
+    assert listed(t.user_type_decayed_120d, rows) == pytest.approx([0, 0, milk, tea])
+    assert listed(t.user_category_decayed_120d, rows) == pytest.approx([0, 0, milk, tea])
+    recently = np.exp(-10 / 15)
+    assert listed(t.user_type_decayed_15d, rows) == pytest.approx([0, 0, np.exp(-2) + recently, recently])
+    assert listed(t.user_type_items, rows) == [0, 0, 1, 1]
+    assert listed(t.user_type_share, rows) == [0, 0, 1, 1]
+    assert listed(t.user_department_share, rows) == pytest.approx([0, 0, 1, 1])
+    assert listed(t.user_private_ratio, rows) == pytest.approx([tea / (milk + tea)] * 4)
+
+
+def test_the_price_of_an_item(rows: Rows) -> None:
+    spend = t.user_spend_per_line(rows.query.user)
+    against = [np.log((price + 0.5) / (spend + 0.5)) for price in (3, 4, 1, 5)]
+    assert listed(t.price_to_user_ratio, rows) == pytest.approx(against, rel=1e-6)
+    against = [np.log((price + 0.5) / 2.5) for price in (3, 4, 1, 5)]
+    assert listed(t.price_to_basket_ratio, rows) == pytest.approx(against, rel=1e-6)
+
+
+def test_the_basket_and_kinds_of_items(statistics: Statistics) -> None:
+    """Jam has the type of butter, and the department of bread as well; milk has nothing of either."""
+    lift = np.zeros((5, 5), np.float16)
+    lift[2, 2], lift[3, 2], lift[2, 1] = 1.5, 0.5, -1
+    known = replace(statistics, type_lift=lift)
+    query = Query(known, float(NOW), np.array([JAM, MILK]), 2, User(no_events(np.int64), NOW))
+    rows = Rows(query, np.array([BUTTER, BREAD]))
+    assert listed(t.basket_same_type, rows) == [1, 0]
+    assert listed(t.basket_same_category, rows) == [1, 0]
+    assert listed(t.basket_same_department, rows) == [0.5, 0.5]
+    assert listed(t.basket_type_lift_mean, rows) == [1, -0.5]
+    assert listed(t.basket_type_lift_max, rows) == [1.5, 0]
+
+
+def test_what_was_bought_and_goes_with_the_basket(statistics: Statistics, row_of: MakeRow) -> None:
+    strength = 4 / (16**0.7 * 4**0.3)  # of bread and butter, both ways
+    row = row_of([(NOW - 12 * DAY_S, [BREAD, BUTTER], 5.0, 0.0)])
+    with_bread = Query(statistics, float(NOW), np.array([BREAD]), 1, User(row, NOW))
+    rows = Rows(with_bread, np.array([BUTTER, JAM]))
+    assert listed(t.together_max_if_bought, rows) == pytest.approx([strength, 0])
+    both = strength * np.log1p(np.exp(-12 / 120))
+    assert listed(t.together_times_decayed, rows) == pytest.approx([both, 0])
+    lately = np.log1p(np.exp(-12 / 60))
+    jam = 2 / (16**0.7 * 4**0.3)
+    assert listed(t.history_together_sum, rows) == pytest.approx([lately * strength, lately * jam])
+
+
 def test_basket_features(rows: Rows) -> None:
     assert listed(t.basket_size, rows) == [1] * 4
     assert listed(t.basket_value, rows) == [2] * 4

@@ -430,7 +430,6 @@ def test_the_retry_takes_the_next_address_and_stays_with_it(serve: Callable[[Say
         {"basket": [math.nan]},
         {"basket": iter(["b2"])},
     ],
-    ids=str,
 )
 def test_what_cannot_be_sent_is_not(serve: Callable[[Say], Server], ask: Ask, wrong: dict[str, Any]) -> None:
     server = serve(good)
