@@ -47,7 +47,8 @@ def summarise(
     """Return what one user's events before a moment come to: of each item, and of all.
 
     A purchase of the moment, basket and item of the one before it is the same line, scanned twice: what was
-    paid is added up, and it counts once.
+    paid is added up (and rounded to float32, as the line has it where it was merged before), and it counts
+    once.
 
     Args:
         at: (n,) times in order.
@@ -72,6 +73,7 @@ def summarise(
     baskets, lines, first_at, last_at, spend, saved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     hour, week, week_spend, months, months_spend, months_items = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     impressions, clicks, late_clicks = 0.0, 0.0, 0.0
+    line_paid, line_saved = 0.0, 0.0  # of the purchase before this line, with all that was scanned of it
     acts, session_at, act_at = 0.0, 0.0, -np.inf
     before = -1  # the purchase before this line
     for line in range(len(at)):
@@ -83,12 +85,15 @@ def summarise(
             begins = before < 0 or time != at[before] or basket[line] != basket[before]
             again = not begins and place == item[before]
             before = line
-            spend += paid[line]
-            saved += discount[line]
+            own, own_saved = (line_paid, line_saved) if again else (0.0, 0.0)
+            line_paid, line_saved = own + paid[line], own_saved + discount[line]
+            more = np.float64(np.float32(line_paid)) - np.float64(np.float32(own))
+            spend += more
+            saved += np.float64(np.float32(line_saved)) - np.float64(np.float32(own_saved))
             if time >= now - 7 * DAY_S:
-                week_spend += paid[line]
+                week_spend += more
             if time >= now - 60 * DAY_S:
-                months_spend += paid[line]
+                months_spend += more
             if again:
                 continue
             lines += 1
