@@ -218,6 +218,24 @@ def test_the_latency_in_the_readme_was_measured(label: str, arm: str, line: str)
     assert row(label) == [f"{found[p]:.1f}" for p in ("p50", "p95", "p99")]
 
 
+def test_the_load_in_the_readme_was_measured() -> None:
+    load, report = measured("load"), (FIGURES / "load.md").read_text(encoding="utf-8")
+    _, verdict, *others = report.split("\n\n")
+    [goals] = [part for part in others if part.startswith("| goal |")]
+    assert verdict in README.replace("\n", " "), "the sentence that the report begins with"
+    assert goals in README, "each goal, those that are missed, too"
+    for name, arm in load["arms"].items():
+        alone = arm["alone"]
+        assert row(f"`{name}`: {arm['what']}") == [
+            f"{alone['p50_ms']:.1f}",
+            f"{alone['p99_ms']:.1f}" if alone["p99_ms"] else "–",
+            f"{arm['capacity']['rate']:.0f}" if arm["capacity"]["rate"] else "none",
+            f"{arm['cpu_ms']:.1f}",
+            f"{arm['dollars_a_million']:.2f}",
+            f"{arm['wh_a_million']:.0f}",
+        ]
+
+
 def test_the_features_in_the_readme_were_measured() -> None:
     found = measured("features")
     read, seen, frozen, hard = (found[name] for name in ("online_read", "visible", "frozen", "hard_stream"))
