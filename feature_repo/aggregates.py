@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feature_repo.kernels import count_baskets, repeats, summarise
+from feature_repo.kernels import DAY_S as DAY_S
+from feature_repo.kernels import repeats, summarise
 
 DECAY_DAYS = (15.0, 60.0, 120.0)  # the second is half of the third, the first a quarter of the second
-DAY_S = 86_400
 SESSION_GAP_S = 30 * 60.0  # a session ends after so long without an event
 KINDS = ("purchase", "impression", "click")  # what `kind` counts; the order is stored
 PURCHASE, IMPRESSION, CLICK = range(3)
@@ -91,10 +91,6 @@ class UserEvents:
         first[1:] = (self.at[1:] != self.at[:-1]) | (self.basket[1:] != self.basket[:-1])
         return first
 
-    def baskets(self) -> int:
-        """Return the number of baskets."""
-        return int(count_baskets(self.at, self.basket))
-
     def codes(self) -> np.ndarray:
         """Return the item of each line, (n,)."""
         return self.items[self.item]
@@ -146,12 +142,6 @@ class UserHistory:
     decayed: np.ndarray  # (3, h) float64
     first_at: np.ndarray  # (h,) float64
     last_at: np.ndarray  # (h,) float64
-    basket_count: int = 0
-    line_count: int = 0
-    first_basket_at: float = 0.0
-    last_basket_at: float = 0.0
-    spend: float = 0.0
-    discount: float = 0.0
 
 
 def no_events(kind_of_items: type = np.str_) -> UserEvents:
@@ -316,18 +306,7 @@ def summary_of(events: UserEvents, at: float) -> tuple[UserHistory, Totals]:
         decayed=values[:3],
         first_at=values[3],
         last_at=values[4],
-        basket_count=int(totals.baskets),
-        line_count=int(totals.lines),
-        first_basket_at=totals.first_basket_at,
-        last_basket_at=totals.last_basket_at,
-        spend=totals.spend,
-        discount=totals.discount,
     ), totals
-
-
-def history_of(events: UserEvents, at: float) -> UserHistory:
-    """Return what was bought as of `at`; all events lie before it."""
-    return summary_of(events, at)[0]
 
 
 def hash_ids(ids: Iterable[str]) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
-DAY_S = 86_400.0
+DAY_S = 86_400
 SEEDS = (np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3))  # FNV-1a's, 64 bit
 
 
@@ -192,7 +192,6 @@ def rhythms(
     codes: np.ndarray,
     usual_days: np.ndarray,
     now: float,
-    day_s: float,
 ) -> np.ndarray:
     """Return how regularly items were bought, (4, h) float64.
 
@@ -206,19 +205,18 @@ def rhythms(
         codes: (h,) of the items.
         usual_days: (n,) of the items of the catalogue.
         now: seconds.
-        day_s: seconds of a day.
     """
     found = np.empty((4, len(count)))
     for item in range(len(count)):
-        since = (now - last_at[item]) / day_s
+        since = (now - last_at[item]) / DAY_S
         if count[item] > 1:
-            between = (last_at[item] - first_at[item]) / (day_s * np.float64(count[item] - 1))
+            between = (last_at[item] - first_at[item]) / (DAY_S * np.float64(count[item] - 1))
         else:
             between = np.float64(usual_days[codes[item]])
         found[0, item] = since
         found[1, item] = between
         found[2, item] = since / max(between, 1.0)
-        found[3, item] = 30 * np.float64(count[item]) / max((now - first_at[item]) / day_s, 7.0)
+        found[3, item] = 30 * np.float64(count[item]) / max((now - first_at[item]) / DAY_S, 7.0)
     return found
 
 

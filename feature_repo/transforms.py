@@ -29,7 +29,6 @@ from feature_repo.aggregates import (
     CLICK,
     DAY_S,
     IMPRESSION,
-    KINDS,
     PURCHASE,
     Totals,
     UserEvents,
@@ -149,22 +148,13 @@ class User:
         if kind is None:
             return self.events
         if kind not in self._kinds:
-            count = self._counts[kind]
-            if count in (0, len(self.events)):  # most users have one kind alone
-                self._kinds[kind] = self.events if count else self.events.where(slice(0, 0))
-            else:
-                self._kinds[kind] = self.events.where(self.events.kind == kind)
+            self._kinds[kind] = self.events.where(self.events.kind == kind)
         return self._kinds[kind]
-
-    @cached_property
-    def _counts(self) -> list[int]:
-        """How many events there are of each kind."""
-        return np.bincount(self.events.kind, minlength=len(KINDS)).tolist()
 
     @cached_property
     def acts(self) -> UserEvents:
         """What the user did: all but impressions, which are what the shop did."""
-        if not self._counts[IMPRESSION]:
+        if not self.totals.impressions:
             return self.events
         return self.events.where(self.events.kind != IMPRESSION)
 
@@ -200,11 +190,6 @@ class Window:
     def events(self) -> UserEvents:
         """The events of the span."""
         return self._events.where(slice(self._first, None))
-
-    @property
-    def lines(self) -> int:
-        """Number of events."""
-        return len(self._events) - self._first
 
     @property
     def baskets(self) -> int:
@@ -280,9 +265,7 @@ class Query:
     def rhythms(self) -> np.ndarray:
         """Recency and interval in days, their ratio, and purchases per 30 days, of the history, (4, h)."""
         own, usual = self.history, self.statistics.interval_days
-        found: np.ndarray = rhythms(
-            own.count, own.first_at, own.last_at, own.items, usual, self.at, float(DAY_S)
-        )
+        found: np.ndarray = rhythms(own.count, own.first_at, own.last_at, own.items, usual, self.at)
         return found
 
 
@@ -432,7 +415,7 @@ def user_item_due_ratio(query: Query) -> np.ndarray:
 @of_history()
 def user_item_rate(query: Query) -> np.ndarray:
     """Share of the user's baskets with the item."""
-    return query.history.count.astype(np.float64) / max(query.history.basket_count, 1)
+    return query.history.count.astype(np.float64) / max(query.user.totals.baskets, 1)
 
 
 @of_history()

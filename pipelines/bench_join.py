@@ -62,7 +62,7 @@ def join_ours(source: Path, target: Path) -> dict[str, float]:
     values = [user_values(user) for *_, user in rows]
     took = time.perf_counter() - began
     features = pd.DataFrame(np.array(values, np.float32), columns=[f.__name__ for f in USER])
-    features.insert(0, "known_baskets", np.array([u.history.basket_count for *_, u in rows], np.float32))
+    features.insert(0, "known_baskets", np.array([u.totals.baskets for *_, u in rows], np.float32))
     times = pd.to_datetime(np.array([at for _, at, _ in rows]), unit="s", utc=True)
     features.insert(0, "event_timestamp", times)
     features.insert(0, "user_id", purchases.user_ids[[user for user, *_ in rows]])

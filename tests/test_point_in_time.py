@@ -289,4 +289,4 @@ def test_poison_reaches_what_comes_after_it() -> None:
         for one in (events, poisoned(events, first))
     )
     assert not np.array_equal(clean, other)
-    assert User(row(poisoned(events, first), "u0"), second).history.spend > 1e9
+    assert User(row(poisoned(events, first), "u0"), second).totals.spend > 1e9

@@ -22,7 +22,7 @@ from components.examples import (
 )
 from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
 from feature_repo import aggregates
-from feature_repo.aggregates import UserEvents, fold, history_of, no_events
+from feature_repo.aggregates import UserEvents, fold, no_events, summary_of
 from feature_repo.archive import rows_of, with_version
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.schema import DENSE_NAMES, user_values
@@ -45,7 +45,7 @@ def purchases() -> Purchases:
 def history_at(baskets: Iterator[Basket]) -> Histories:
     found = {}
     for basket in baskets:
-        history = history_of(basket.history, basket.at)
+        history, _ = summary_of(basket.history, basket.at)
         found[basket.user, basket.at] = (history.items.tolist(), history.count.tolist())
     return found
 
@@ -111,7 +111,7 @@ def test_two_baskets_at_one_moment_do_not_see_each_other() -> None:
         event_type="purchase", user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
     )
     baskets = list(replay(purchases_of(events)))
-    assert [history_of(b.history, b.at).basket_count for b in baskets] == [0, 0, 2]
+    assert [summary_of(b.history, b.at)[1].baskets for b in baskets] == [0, 0, 2]
 
 
 def test_the_oldest_lines_of_a_very_long_history_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

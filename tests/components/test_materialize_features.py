@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from components.build_examples import replay
 from components.fit_statistics import fit_statistics, purchases_of
 from components.materialize_features import materialize_features, users_as_of, write_view
-from feature_repo.aggregates import UserEvents, fold, history_of, make_events, no_events, pack, unpack
+from feature_repo.aggregates import UserEvents, fold, make_events, no_events, pack, summary_of, unpack
 from feature_repo.archive import ARCHIVE_SCHEMA, BASE, EVENTS, lines_of, read_archive, write_segment
 from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
 from feature_repo.schema import ITEM, USER, item_values
@@ -211,10 +211,10 @@ def test_scalars_agree_with_the_row_they_stand_beside(tmp_path: Path) -> None:
         for feature in USER:
             value = np.float32(feature(User(events, CUT)))
             assert np.float32(row[feature.__name__]) == value, feature.__name__
-        history = history_of(events, CUT)
-        assert row["user_basket_count"] == history.basket_count
-        assert row["user_basket_size"] == pytest.approx(history.line_count / history.basket_count)
-        assert row["user_recency_days"] == pytest.approx((CUT - history.last_basket_at) / 86_400)
+        _, totals = summary_of(events, CUT)
+        assert row["user_basket_count"] == totals.baskets
+        assert row["user_basket_size"] == pytest.approx(totals.lines / totals.baskets)
+        assert row["user_recency_days"] == pytest.approx((CUT - totals.last_basket_at) / 86_400)
         assert 0 <= row["user_discount_ratio"] < 1
         assert events.items.tolist() == sorted(events.items.tolist())
 

@@ -7,7 +7,7 @@ import pytest
 from components.evaluate_bundle import window_s
 from components.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
 from components.protocol import Tasks, last_baskets, protocol_rng, read_tasks
-from feature_repo.aggregates import history_of
+from feature_repo.aggregates import summary_of
 from feature_repo.statistics import Statistics
 
 DAY = 86_400
@@ -63,19 +63,19 @@ def test_the_drift_reference_holds_every_basket_whole(tasks: Tasks) -> None:
 
 def test_histories_frozen_at_the_cut_hold_what_came_before(tasks: Tasks) -> None:
     """Ann's third basket is asked with what was known on day 2, her first basket; Bob was unknown then."""
-    frozen = {task.basket_id: history_of(task.history.before(2 * DAY), task.at) for task in tasks.whole}
-    assert frozen["b3"].items.tolist() == list("abcde")
-    assert frozen["b3"].basket_count == 1
-    assert frozen["b4"].basket_count == 0
+    frozen = {task.basket_id: summary_of(task.history.before(2 * DAY), task.at) for task in tasks.whole}
+    assert frozen["b3"][0].items.tolist() == list("abcde")
+    assert frozen["b3"][1].baskets == 1
+    assert frozen["b4"][1].baskets == 0
 
 
 def test_histories_are_streamed(tasks: Tasks) -> None:
     """Ann's third basket knows both of her others, in whole and with the time they were bought at."""
     history = {task.basket_id: task.history for task in tasks.whole}["b3"]
     assert history.distinct().tolist() == list("abcdez")
-    known = history_of(history, 4 * DAY)
+    known, totals = summary_of(history, 4 * DAY)
     assert known.count.tolist() == [1, 2, 2, 2, 2, 1]
-    assert (known.first_basket_at, known.last_basket_at, known.spend) == (DAY, 3 * DAY, 20.0)
+    assert (totals.first_basket_at, totals.last_basket_at, totals.spend) == (DAY, 3 * DAY, 20.0)
 
 
 def test_a_basket_just_before_the_cut_is_not_a_test_of_what_knew_it(purchases: Purchases) -> None:
@@ -107,7 +107,7 @@ def test_the_last_basket_alone_is_a_history_of_one(tasks: Tasks) -> None:
     third = tasks.whole[[task.basket_id for task in tasks.whole].index("b3")]
     history = last_baskets(third.history, 1)
     assert history.distinct().tolist() == list("bcdez")
-    assert history_of(history, third.at).basket_count == 1
+    assert summary_of(history, third.at)[1].baskets == 1
     for enough in (2, 3):
         assert len(last_baskets(third.history, enough)) == len(third.history) == 10
     nobody = tasks.whole[[task.basket_id for task in tasks.whole].index("b4")]

@@ -14,11 +14,11 @@ from feature_repo.aggregates import (
     UserEvents,
     fold,
     hash_ids,
-    history_of,
     make_events,
     merge_lines,
     no_events,
     pack,
+    summary_of,
     unpack,
 )
 
@@ -129,15 +129,15 @@ def test_history_counts_baskets_decays_them_and_knows_first_and_last() -> None:
         ]
     )
     assert len(row) == 5
-    history = history_of(merge_lines(row), MONDAY + 30 * DAY_S)
+    history, totals = summary_of(merge_lines(row), MONDAY + 30 * DAY_S)
     assert history.items.tolist() == ["milk", "tea"]
     assert history.count.tolist() == [2, 1]
-    assert (history.basket_count, history.line_count, history.spend) == (2, 3, 10.5)
+    assert (totals.baskets, totals.lines, totals.spend) == (2, 3, 10.5)
     np.testing.assert_allclose(history.decayed[:, 0], np.exp([-2, -0.5, -0.25]) + np.exp([-1, -0.25, -0.125]))
     np.testing.assert_allclose(history.decayed[:, 1], np.exp([-2, -0.5, -0.25]))
     assert history.first_at.tolist() == [MONDAY, MONDAY]
     assert history.last_at.tolist() == [MONDAY + 15 * DAY_S, MONDAY]
-    assert (history.first_basket_at, history.last_basket_at) == (MONDAY, MONDAY + 15 * DAY_S)
+    assert (totals.first_basket_at, totals.last_basket_at) == (MONDAY, MONDAY + 15 * DAY_S)
 
 
 def test_what_was_scanned_twice_is_one_line_that_cost_both() -> None:
@@ -162,8 +162,9 @@ def test_what_was_scanned_twice_is_one_line_that_cost_both() -> None:
 
 def test_two_baskets_of_one_moment_are_two() -> None:
     row = row_of([(i, (MONDAY, "tea", PURCHASE, i, 1.0)) for i in range(2)])
-    assert history_of(row, MONDAY + 1).basket_count == 2
-    assert history_of(row, MONDAY + 1).count.tolist() == [2]
+    history, totals = summary_of(row, MONDAY + 1)
+    assert totals.baskets == 2
+    assert history.count.tolist() == [2]
 
 
 def test_before_is_strict_and_the_packed_part_forgets_later_items() -> None:
@@ -172,13 +173,13 @@ def test_before_is_strict_and_the_packed_part_forgets_later_items() -> None:
     past = row.before(MONDAY + 60)
     assert past.distinct().tolist() == ["tea"]
     assert b"milk" not in pack(past)
-    assert history_of(past, MONDAY + 60).items.tolist() == ["tea"]
+    assert summary_of(past, MONDAY + 60)[0].items.tolist() == ["tea"]
 
 
 def test_nothing_was_bought() -> None:
     for row in (no_events(), row_of([(1, (MONDAY, "tea", CLICK, 1, 0.0))])):
-        history = history_of(row, MONDAY + 1)
-        assert len(history.items) == history.basket_count == 0
+        history, totals = summary_of(row, MONDAY + 1)
+        assert len(history.items) == totals.baskets == 0
         assert history.decayed.shape == (3, 0)
 
 

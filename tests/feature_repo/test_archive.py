@@ -20,10 +20,10 @@ from feature_repo.aggregates import (
     PURCHASE,
     fold,
     hash_ids,
-    history_of,
     make_events,
     no_events,
     pack,
+    summary_of,
 )
 from feature_repo.archive import (
     ARCHIVE_SCHEMA,
@@ -241,7 +241,7 @@ def test_a_row_by_hand() -> None:
     assert row.key.tolist() == hash_ids([f"e{number}" for number in range(4)]).tolist()
     assert row.version == 8
     assert (other.items.tolist(), other.version) == (["jam"], 3)
-    assert history_of(row, MONDAY.timestamp() + 3_600).spend == 6
+    assert summary_of(row, MONDAY.timestamp() + 3_600)[1].spend == 6
 
 
 @pytest.mark.parametrize("micros", [0, 1, 499_999, 500_000, 999_999])

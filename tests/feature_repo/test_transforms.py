@@ -369,7 +369,7 @@ def test_what_was_scanned_twice_is_one_line(row_of: MakeRow) -> None:
     assert (twice.totals.lines, twice.totals.baskets, twice.totals.session_lines) == (3, 2, 3)
     assert twice.totals.spend == pytest.approx(float(row.paid.sum()))
     assert twice.history.count.tolist() == [1, 2], "of milk and tea"
-    assert twice.history.spend == twice.totals.spend_7d
+    assert twice.totals.spend == twice.totals.spend_7d
     assert len(twice.session) == 3
 
 

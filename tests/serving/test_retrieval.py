@@ -96,7 +96,7 @@ def test_unknown_items_are_left_out_but_counted(statistics: Statistics, query_of
     assert query.basket.tolist() == [0]
     assert query.basket_size == 3
     assert query.history.items.tolist() == [2]
-    assert query.history.basket_count == 2
+    assert query.user.totals.baskets == 2
 
 
 def test_a_whole_catalogue_in_the_basket_leaves_nothing(statistics: Statistics, query_of: Ask) -> None:
@@ -121,7 +121,7 @@ def test_a_row_of_ids_becomes_codes_and_what_is_unknown_still_counts(
     assert query.user.events.items.tolist() == [-1, 3, 5]
     assert query.history.items.tolist() == [3, 5]
     assert query.history.count.tolist() == [1, 2]
-    assert (query.history.line_count, query.history.spend) == (4, 4.0)
+    assert (query.user.totals.lines, query.user.totals.spend) == (4, 4.0)
     assert row.items.tolist() == ["a", "i03", "i05"], "the row that was read stays as it is"
 
 
