@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from serving import metrics
+from serving.admission import Admission
 from serving.batch_steering import Steering
 from serving.batching import Batcher, Priority
 from serving.calls import Call
@@ -146,6 +147,7 @@ class Checkout:
         self.limit_s = deadline_ms / 1e3
         self._rank, self._find = rank, find
         self._observers = observers
+        self._admission = Admission()
 
     async def answer(self, request: Request, call: Call) -> Response:
         """Answer one request.
@@ -177,6 +179,16 @@ class Checkout:
         """
         if self._is_late(turn):
             return
+        if not self._admission.admits(turn.call, turn.began):
+            turn.response = _fallback(turn, Overloaded.reason)
+            return
+        self._admission.under_way += 1
+        try:
+            await self._prepare(turn)
+        finally:
+            self._admission.under_way -= 1
+
+    async def _prepare(self, turn: Turn) -> None:
         if turn.recommender.answers is not None:
             await self._look(turn)
             if self._is_late(turn):
@@ -201,6 +213,7 @@ class Checkout:
         if self._is_late(turn):
             return
         began = time.perf_counter()
+        self._admission.under_way += 1
         try:
             turn.scores = _checked(await self._rank(turn), turn)
         except RankingFailed as error:
@@ -209,6 +222,8 @@ class Checkout:
         except Exception:  # noqa: BLE001 - likewise
             _log.exception("predict failed; answered by the fallback")
             turn.response = _fallback(turn, "predict_error")
+        finally:
+            self._admission.under_way -= 1
         turn.stages.append(("predict", began, time.perf_counter()))
 
     def finish(self, turn: Turn) -> Response:
@@ -219,6 +234,7 @@ class Checkout:
                 assert turn.prepared is not None
                 assert turn.scores is not None
                 turn.response = turn.recommender.finish(turn.prepared, turn.scores)
+                self._admission.served(turn.began, time.perf_counter())
             except Exception:  # noqa: BLE001 - likewise
                 _log.exception("postprocess failed; answered by the fallback")
                 turn.response = _fallback(turn, "postprocess_error")

@@ -1,6 +1,7 @@
 """The path without a protocol around it: whatever breaks in it, the checkout gets an answer."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -121,6 +122,47 @@ def test_a_late_answer_steps_down(recommender: Recommender, tmp_path: Path) -> N
     assert ask(late, limit_s=0.0).degraded_reason == "deadline_exceeded"
     log.close()
     assert read_log(tmp_path)["degraded_reason"].to_pylist() == ["deadline_exceeded"]
+
+
+@pytest.mark.parametrize(
+    ("priority", "waited_s", "reason"),
+    [
+        ("checkout", 70, None),
+        ("checkout", 90, "overloaded"),
+        ("prefetch", 30, None),
+        ("prefetch", 50, "overloaded"),
+    ],
+)
+def test_who_waited_for_most_of_the_deadline_is_answered_at_once(
+    recommender: Recommender, priority: str, waited_s: float, reason: str | None
+) -> None:
+    arrived = time.perf_counter() - waited_s
+    waiting = Call(arrived, arrived + 100, "given", priority=priority)
+    answer = asyncio.run(Checkout(recommender, 1e6).answer(REQUEST, waiting))
+    assert (answer.degraded_reason, answer.degraded) == (reason, reason is not None)
+    assert len(answer.items) == REQUEST.k
+
+
+def test_who_is_computed_is_counted_whatever_becomes_of_it(recommender: Recommender) -> None:
+    seen: list[int] = []
+
+    async def rank(turn: Turn) -> np.ndarray:
+        seen.append(checkout._admission.under_way)
+        if turn.request.k == 1:
+            raise RankerUnavailable("gone")
+        if turn.request.k == 2:
+            raise asyncio.CancelledError
+        return await rank_here(turn)
+
+    checkout = Checkout(recommender, 1e6, rank)
+
+    async def ask_all() -> None:
+        for k in range(4):
+            with contextlib.suppress(asyncio.CancelledError):
+                await checkout.answer(replace(REQUEST, k=k), call())
+
+    asyncio.run(ask_all())
+    assert (seen, checkout._admission.under_way) == ([1] * 4, 0)
 
 
 def test_a_request_whose_client_has_left_does_not_reach_the_ranker(recommender: Recommender) -> None:

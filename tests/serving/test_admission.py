@@ -1,0 +1,73 @@
+"""Who has waited too long is not begun. Times are whole numbers: a request has 100 s, its turn comes at `now`."""
+
+import pytest
+
+from serving.admission import CALM_S, PATIENT, STANDING_S, STRICT, Admission
+from serving.calls import Call
+
+
+def waited(seconds: float, now: float, priority: str = "checkout") -> Call:
+    arrived = now - seconds
+    return Call(arrived, arrived + 100.0, "r", priority=priority)
+
+
+def overloaded(until: float) -> Admission:
+    """Return one that has refused without a pause for longer than a burst takes."""
+    admission, now = Admission(), until - 2 * STANDING_S
+    while now < until:
+        assert not admission.admits(waited(99.0, now), now)
+        now += CALM_S / 2
+    return admission
+
+
+@pytest.mark.parametrize(("priority", "limit"), [("checkout", 100 * PATIENT), ("prefetch", 100 * STRICT)])
+def test_a_burst_may_use_most_of_the_deadline(priority: str, limit: float) -> None:
+    assert Admission().admits(waited(limit - 1, 1e3, priority), 1e3)
+    assert not Admission().admits(waited(limit + 1, 1e3, priority), 1e3)
+
+
+def test_one_refusal_makes_nothing_strict() -> None:
+    admission = Admission()
+    assert not admission.admits(waited(99, 1e3), 1e3)
+    assert admission.admits(waited(100 * PATIENT - 1, 1e3), 1e3)
+
+
+def test_a_queue_that_stands_is_kept_short_and_prefetches_out_of_it() -> None:
+    admission = overloaded(until=1e3)
+    assert admission.admits(waited(100 * STRICT - 1, 1e3), 1e3)
+    assert not admission.admits(waited(100 * STRICT + 1, 1e3), 1e3)
+    assert not admission.admits(waited(1, 1e3, "prefetch"), 1e3)
+
+
+def test_after_a_pause_it_is_patient_again() -> None:
+    admission, now = overloaded(until=1e3), 1e3 + 2 * CALM_S
+    assert admission.admits(waited(100 * PATIENT - 1, now), now)
+    assert admission.admits(waited(100 * STRICT - 1, now, "prefetch"), now)
+
+
+def test_refusals_apart_from_each_other_are_bursts() -> None:
+    admission = Admission()
+    for now in range(1_000, 1_100):
+        assert not admission.admits(waited(99, now), now)
+    assert admission.admits(waited(100 * PATIENT - 1, 1_100), 1_100)
+
+
+def test_those_who_have_begun_are_in_front() -> None:
+    admission = Admission()
+    for second in range(0, 4_000, 4):
+        admission.served(second, second + 2)  # each takes two seconds, and two it rests
+    admission.under_way = 10
+    now = 5_000
+    assert admission.admits(waited(100 * PATIENT - 21, now), now)
+    assert not admission.admits(waited(100 * PATIENT - 19, now), now)
+
+
+def test_answers_that_were_made_together_share_their_time() -> None:
+    admission = Admission()
+    for second in range(0, 4_000, 4):
+        admission.served(second, second + 2)
+        admission.served(second, second + 2)  # joined: the second of them cost nothing more
+    admission.under_way = 10
+    now = 5_000
+    assert admission.admits(waited(100 * PATIENT - 11, now), now)
+    assert not admission.admits(waited(100 * PATIENT - 9, now), now)
