@@ -2,7 +2,7 @@
 
 Under overload a queue that is served in order makes every request late, and all work is in vain. Here who
 would come too late is answered by best sellers at once, at a fraction of the cost, so that the others are in
-time. A short burst may use a good part of the deadline; once that was not enough, the queue is kept short until
+time. A short burst may use most of the deadline; once that was not enough, the queue is kept short until
 it has been so for a while: the two limits of Maurer, Fail at Scale (ACM Queue 2015), after CoDel (Nichols and
 Jacobson, ACM Queue 2012). What those two do not have: the time of those who have begun and wait to be joined
 counts as well.
@@ -14,8 +14,8 @@ import math
 
 from serving.calls import PRIORITIES, Call
 
-# Shares of a request's own time, from its arrival to its deadline, that may be over when its full answer could
-# begin. It is not seen how long the request lay in the kernel: the loop takes it up after all it had before.
+# Shares of a request's own time, from arrival to deadline, that may be over when its full answer could begin.
+# How long the request lay in the kernel is not seen: the loop takes it up after all it had before.
 PATIENT, STRICT = 0.8, 0.35
 STANDING_S = 0.2  # of refusals one upon the other, after which it is the strict limit that holds
 CALM_S = 0.05  # without a refusal, after which it is the patient one again

@@ -1,4 +1,4 @@
-"""Who has waited too long is not begun. Times are whole numbers: a request has 100 s, its turn comes at `now`."""
+"""Who has waited too long is not begun. Each request has 100 seconds; its turn comes at `now`."""
 
 import pytest
 
