@@ -14,6 +14,7 @@ from numba import njit
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 DAY_S = 86_400
+HALF = np.float32(2.0**112)  # a float16 whose bits stand where a float32's do, times this, is itself
 SEEDS = (np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3))  # FNV-1a's, 64 bit
 
 
@@ -341,26 +342,37 @@ def link_to(
 
 
 @compiled
-def strongest_link(
-    code: int, items: np.ndarray, neighbours: np.ndarray, together: np.ndarray, weights: np.ndarray
-) -> int:
-    """Return which of some items has the strongest link to a code by the first strength, -1 if none has one.
+def strongest_links(
+    codes: np.ndarray,
+    items: np.ndarray,
+    neighbours: np.ndarray,
+    together: np.ndarray,
+    weights: np.ndarray,
+    marks: np.ndarray,
+) -> np.ndarray:
+    """Return which of some items has the strongest link to each code by the first strength, -1 if none has.
 
     Args:
-        code: of the partner.
+        codes: (n,) distinct codes of partners.
         items: (b,) codes.
         neighbours: as in `link`.
         together: as in `link`.
         weights: as in `link`.
+        marks: as in `link`.
     """
-    best, found = 0.0, -1
+    largest, found = np.zeros(len(codes)), np.full(len(codes), -1)
+    for at in range(len(codes)):
+        marks[codes[at]] = at + 1
     for source in items:
         for place in range(neighbours.shape[1]):
-            if neighbours[source, place] == code:
-                strength = together[source, place] * weights[source, 0]
-                if strength > best:
-                    best, found = strength, source
+            partner = neighbours[source, place]
+            if partner < 0:
                 break
+            at = marks[partner] - 1
+            if at >= 0 and together[source, place] * weights[source, 0] > largest[at]:
+                largest[at], found[at] = together[source, place] * weights[source, 0], source
+    for code in codes:
+        marks[code] = 0
     return found
 
 
@@ -379,6 +391,20 @@ def find(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray
     for at in range(len(wanted)):
         places[at] = marks[wanted[at]] - 1 if wanted[at] >= 0 else -1
     for code in codes:
+        marks[code] = 0
+    return places
+
+
+@compiled
+def find_few(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """Return what `find` does, where the wanted codes are distinct, all of the catalogue, and the fewer."""
+    places = np.full(len(wanted), -1)
+    for at in range(len(wanted)):
+        marks[wanted[at]] = at + 1
+    for at in range(len(codes)):
+        if marks[codes[at]]:
+            places[marks[codes[at]] - 1] = at
+    for code in wanted:
         marks[code] = 0
     return places
 
@@ -656,25 +682,55 @@ def _slot(slots: np.ndarray, key: np.int64) -> np.int64:
 
 
 @compiled
-def lift(table: np.ndarray, floats: np.ndarray, basket: np.ndarray, types: np.ndarray) -> np.ndarray:
+def lift(table: np.ndarray, basket: np.ndarray, types: np.ndarray) -> np.ndarray:
     """Return the mean and the largest lift of each type against those of a basket, (2, n) float32.
 
+    Each pair of types is looked up once, however many items are of them.
+
     Args:
-        table: (T, T) uint16, the bits of float16.
-        floats: (65536,) float32, what each of those bits means.
+        table: (T, T) uint16, the bits of finite float16.
         basket: (m,) types of its items, at least one.
         types: (n,) types.
     """
+    own, times = distinct(basket, len(table))
+    asked, _ = distinct(types, len(table))
+    bits = np.empty(len(asked), np.uint32)
+    halves = bits.view(np.float32)
+    sums, largest = np.zeros(len(asked), np.float32), np.full(len(asked), np.float32(-np.inf))
+    for at in range(len(own)):
+        row, weight = table[own[at]], np.float32(times[at])
+        for number in range(len(asked)):
+            half = np.uint32(row[asked[number]])
+            bits[number] = (half & np.uint32(0x8000)) << np.uint32(16) | (
+                (half & np.uint32(0x7FFF)) << np.uint32(13)
+            )
+        for number in range(len(asked)):
+            value = halves[number] * HALF
+            sums[number] += value * weight
+            largest[number] = max(largest[number], value)
+    of_type = np.empty((2, len(table)), np.float32)
+    for number in range(len(asked)):
+        of_type[0, asked[number]] = sums[number] / np.float32(len(basket))
+        of_type[1, asked[number]] = largest[number]
     found = np.empty((2, len(types)), np.float32)
-    found[0], found[1] = 0, -np.inf
-    for own in basket:
-        row = table[own]
-        for at in range(len(types)):
-            value = floats[row[types[at]]]
-            found[0, at] += value
-            found[1, at] = max(found[1, at], value)
-    found[0] /= np.float32(len(basket))
+    for at in range(len(types)):
+        found[0, at], found[1, at] = of_type[0, types[at]], of_type[1, types[at]]
     return found
+
+
+@compiled
+def distinct(values: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values that there are, all below `size`, in the order in which they come, and how often."""
+    place = np.zeros(size, np.int32)
+    found, times = np.empty(len(values), np.int64), np.zeros(len(values), np.int64)
+    count = 0
+    for value in values:
+        if place[value] == 0:
+            found[count] = value
+            count += 1
+            place[value] = count
+        times[place[value] - 1] += 1
+    return found[:count], times[:count]
 
 
 @compiled
@@ -777,7 +833,6 @@ def compare(
     log_price: np.ndarray,
     is_private: np.ndarray,
     type_lift: np.ndarray,
-    floats: np.ndarray,
     neighbours: np.ndarray,
     together: np.ndarray,
     weights: np.ndarray,
@@ -809,7 +864,6 @@ def compare(
         log_price: (N,) logarithm of the price and a half.
         is_private: (N,) 1 for the shop's own brand.
         type_lift: see `lift`.
-        floats: see `lift`.
         neighbours: see `link`.
         together: see `link`.
         weights: see `link`.
@@ -821,7 +875,7 @@ def compare(
     """
     n, size = len(candidates), len(basket)
     rows = np.empty((PAIRS, n), np.float32)
-    places, links = find(bought, candidates, marks), find(partners, candidates, marks)
+    places, links = find_few(bought, candidates, marks), find_few(partners, candidates, marks)
     levels = levels_of(categorical, candidates)
     own_levels, basket_levels = levels_of(categorical, bought), levels_of(categorical, basket)
     by_history = sums_by_level(own_levels, decayed, sizes, levels)
@@ -852,7 +906,7 @@ def compare(
         known += place >= 0
     lifts = np.zeros((2, n), np.float32)
     if size:
-        lifts = lift(type_lift, floats, basket_levels[0], levels[0])
+        lifts = lift(type_lift, basket_levels[0], levels[0])
     recent, scale = np.empty(len(lately), np.int64), np.empty(len(lately))
     for at in range(len(lately)):
         recent[at] = bought[lately[at]]

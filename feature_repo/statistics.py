@@ -114,9 +114,10 @@ class Statistics:
 
     def codes(self, item_ids: list[str] | tuple[str, ...]) -> np.ndarray:
         """Return the codes of those ids that the catalogue knows, in the order given, int64."""
-        get = self.code_of.get
-        found = [get(item, NO_ITEM) for item in item_ids]
-        codes = np.array(found, np.int64)
+        text = "\n".join(item_ids).encode("utf-8", "surrogatepass")
+        codes = self.codes_in(text, len(item_ids))
+        if len(codes) < len(item_ids):  # one of them holds a line's end, so that it is more than one there
+            codes = np.array([self.code_of.get(item, NO_ITEM) for item in item_ids], np.int64)
         return codes[codes >= 0]
 
 

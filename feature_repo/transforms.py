@@ -19,6 +19,7 @@ statistics are handed in as of then.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -43,7 +44,7 @@ from feature_repo.kernels import (
     last_distinct,
     link,
     rhythms,
-    strongest_link,
+    strongest_links,
     totals_of,
 )
 from feature_repo.statistics import Statistics
@@ -53,7 +54,6 @@ LAST_ITEMS = 10
 NEVER_DAYS = 730.0  # the recency of what never happened
 LATELY = 64  # history items that count as bought lately
 RECENT_ITEMS = 30  # those whose partners are looked up
-_HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)  # every float16 there is
 _NO_CODES = np.empty(0, np.int64)
 
 ItemFeature = Callable[[Statistics], np.ndarray]
@@ -81,10 +81,11 @@ def bought_together(statistics: Statistics, items: np.ndarray) -> Together:
     return Together(*statistics.marked(link, items, *tables))
 
 
-def strongest_partner(statistics: Statistics, items: np.ndarray, code: int) -> int:
-    """Return which of some items, (b,) int64 codes, is bought together with `code` most; NO_ITEM for none."""
+def strongest_partners(statistics: Statistics, items: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return which of some items is bought together with each distinct code most, (n,); NO_ITEM for none."""
     tables = statistics.neighbours, statistics.together_count, link_weights(statistics)
-    return int(strongest_link(code, items, *tables))
+    found: np.ndarray = statistics.marked(strongest_links, codes, items, *tables)
+    return found
 
 
 def link_weights(statistics: Statistics) -> np.ndarray:
@@ -251,6 +252,17 @@ class Query:
         """Partners of the basket."""
         return bought_together(self.statistics, self.basket)
 
+    def with_partners(self, places: np.ndarray) -> Query:
+        """Return what is known of the same request, with some of the entries of `together` alone."""
+        every, known = self.together, copy(self)
+        known.together = Together(
+            every.codes.take(places),
+            every.sums.take(places, axis=1),
+            every.largest.take(places, axis=1),
+            every.links.take(places),
+        )
+        return known
+
     @cached_property
     def lately(self) -> np.ndarray:
         """Places of LATELY items of the history, by 60-day decayed count, the largest first."""
@@ -300,11 +312,15 @@ class Rows:
             log_price(statistics),
             statistics.is_private,
             statistics.type_lift.view(np.uint16),
-            _HALVES,
             statistics.neighbours,
             statistics.together_count,
             link_weights(statistics),
         )
+        self._known = query
+        if len(together.codes) > len(candidates):  # a large basket: few of its partners are asked about
+            there = np.flatnonzero(together_places >= 0)
+            self._known = query.with_partners(together_places[there])
+            together_places[there] = np.arange(len(there))
         # Of each candidate in a table; -1 is its last row, of what is not in it.
         self.places: dict[str, np.ndarray] = {"history": history_places, "together": together_places}
         self._columns: dict[TableFeature, np.ndarray] = {}
@@ -314,7 +330,7 @@ class Rows:
 
         Each is worked out once per entry of the table, and all are looked up together.
         """
-        entries = [feature.of(self.query) for feature in features]
+        entries = [feature.of(self._known) for feature in features]
         table = np.empty((len(features), len(entries[0]) + 1), np.float32)
         for row, values in enumerate(entries):
             table[row, :-1] = values

@@ -27,7 +27,7 @@ import numpy as np
 from feature_repo.aggregates import DAY_S, UserEvents, no_events, unpack
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
-from feature_repo.transforms import Query, Rows, User, strongest_partner
+from feature_repo.transforms import Query, Rows, User, strongest_partners
 from serving.answer_cache import AnswerCache, AnswerKey, answer_key
 from serving.availability import AvailabilityFile
 from serving.bundle import Bundle, load_bundle
@@ -335,7 +335,10 @@ class Recommender:
 
     def _reasons(self, request: Request, ranked: Ranked, rows: np.ndarray) -> list[str]:
         """Return why each of some rows is shown."""
-        statistics, basket = self.bundle.statistics, None
+        statistics = self.bundle.statistics
+        joined = ranked.codes[rows[ranked.source[rows] == SOURCES.index("together")]]
+        basket = statistics.codes(request.basket) if len(joined) else joined
+        partners = iter(strongest_partners(statistics, basket, joined).tolist())
         reasons = []
         for row in rows.tolist():
             match SOURCES[ranked.source[row]]:
@@ -345,9 +348,7 @@ class Recommender:
                     unit = "time" if times == 1 else "times"
                     reasons.append(f"bought {times} {unit} before, last {days} days ago")
                 case "together":
-                    basket = statistics.codes(request.basket) if basket is None else basket
-                    partner = strongest_partner(statistics, basket, int(ranked.codes[row]))
-                    reasons.append(f"often bought together with {statistics.item_ids[partner]}")
+                    reasons.append(f"often bought together with {statistics.item_ids[next(partners)]}")
                 case name:
                     reasons.append(_POPULAR[name])
         return reasons

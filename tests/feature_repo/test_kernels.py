@@ -16,7 +16,7 @@ from components.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo import kernels
 from feature_repo.statistics import NO_ITEM, Statistics
 from feature_repo.toy_shop import toy_dataset
-from feature_repo.transforms import bought_together, link_weights, strongest_partner
+from feature_repo.transforms import bought_together, link_weights, strongest_partners
 
 
 @pytest.fixture(scope="module")
@@ -154,16 +154,25 @@ def test_rows_are_filled_from_their_parts() -> None:
 
 def test_lift_and_levels_are_what_the_tables_say(statistics: Statistics) -> None:
     basket, types = np.array([1, 3, 1]), np.array([0, 2, 3, 1])
-    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-    found = kernels.lift(statistics.type_lift.view(np.uint16), halves, basket, types)
+    found = kernels.lift(statistics.type_lift.view(np.uint16), basket, types)
     expected = statistics.type_lift[np.ix_(basket, types)].astype(np.float32)
-    assert found.tolist() == [expected.mean(0).tolist(), expected.max(0).tolist()]
+    np.testing.assert_allclose(found, [expected.mean(0), expected.max(0)], rtol=1e-6)
     codes = np.array([5, 0, 5, 79])
     levels = statistics.categorical[codes].T.astype(np.int64)
     assert kernels.categories(codes, 79, levels).tolist() == np.vstack([[6, 1, 6, 0], levels]).T.tolist()
     assert (
         kernels.levels_of(statistics.categorical, codes).tolist() == statistics.categorical[codes].T.tolist()
     )
+
+
+def test_every_float16_is_read_as_it_is() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    finite = every[np.isfinite(every.view(np.float16))]
+    table = np.resize(finite, (252, 252))
+    found = np.stack([kernels.lift(table, np.array([row]), np.arange(252)) for row in range(252)])
+    expected = table.view(np.float16).astype(np.float32)
+    assert (found[:, 0] == expected).all()
+    assert (found[:, 1] == expected).all()
 
 
 def test_a_text_with_another_number_of_ids_gives_none(statistics: Statistics) -> None:
@@ -190,9 +199,19 @@ def test_partners_are_those_that_a_dictionary_collects(statistics: Statistics, i
         largest = np.array([np.max(links, 0) for links in expected.values()]).T
         np.testing.assert_allclose(partners.sums, sums, rtol=1e-5)
         np.testing.assert_allclose(partners.largest, largest, rtol=1e-5)
-        best = max(expected, key=lambda code: max(links[0] for links in expected[code]))
-        strongest = strongest_partner(statistics, np.array(items), best)
-        assert best in statistics.neighbours[strongest]
+        codes = np.array(list(expected))
+        for code, strongest in zip(
+            codes, strongest_partners(statistics, np.array(items), codes).tolist(), strict=True
+        ):
+            by_item = {
+                item: float(count * weights[item, 0])
+                for item in items
+                for partner, count in zip(
+                    statistics.neighbours[item], statistics.together_count[item], strict=True
+                )
+                if partner == code
+            }
+            assert by_item[strongest] == max(by_item.values())
     wanted = np.arange(80)
     weights, given_items = link_weights(statistics), np.array(items, np.int64)
     found = statistics.marked(
@@ -213,7 +232,7 @@ def test_partners_are_those_that_a_dictionary_collects(statistics: Statistics, i
 def test_nobody_links_to_an_item_without_partners(statistics: Statistics) -> None:
     lonely = replace(statistics, neighbours=np.full_like(statistics.neighbours, NO_ITEM))
     assert len(bought_together(lonely, np.arange(5)).codes) == 0
-    assert strongest_partner(lonely, np.arange(5), 7) == NO_ITEM
+    assert strongest_partners(lonely, np.arange(5), np.array([7, 9])).tolist() == [NO_ITEM, NO_ITEM]
 
 
 def test_threads_have_marks_of_their_own(statistics: Statistics) -> None:
@@ -225,6 +244,8 @@ def test_threads_have_marks_of_their_own(statistics: Statistics) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(ask, range(8)))
+    few = statistics.marked(kernels.find_few, everything[10:], np.array([20, 3, 79, 10]))
+    assert few.tolist() == [10, -1, 69, 0]
     assert (statistics.find(everything[:0], everything) == -1).all(), "all marks are wiped"
 
 
