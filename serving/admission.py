@@ -10,7 +10,9 @@ counts as well.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 from serving.calls import PRIORITIES, Call
 
@@ -26,7 +28,7 @@ class Admission:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self.under_way = 0  # full answers that are being made; whoever makes one counts it here
+        self._computing = 0  # full answers that wait for a model
         self._service_s = 0.0  # an answer's own time, on average
         self._refusing_since = self._refused = -math.inf
         self._last_s = 0.0
@@ -43,12 +45,21 @@ class Admission:
         share = STRICT if strict else PATIENT
         if call.priority != PRIORITIES[0]:
             share = 0.0 if strict else STRICT
-        begins = now + self.under_way * self._service_s
+        begins = now + self._computing * self._service_s
         admitted = begins - call.arrived <= share * (call.deadline - call.arrived)
         if not admitted:
             self._refusing_since = self._refusing_since if refusing else now
             self._refused = now
         return admitted
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Count a full answer while its models are asked; who waits for what another one makes is none."""
+        self._computing += 1
+        try:
+            yield
+        finally:
+            self._computing -= 1
 
     def served(self, began: float, now: float) -> None:
         """Learn from a full answer.

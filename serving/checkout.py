@@ -182,13 +182,6 @@ class Checkout:
         if not self._admission.admits(turn.call, turn.began):
             turn.response = _fallback(turn, Overloaded.reason)
             return
-        self._admission.under_way += 1
-        try:
-            await self._prepare(turn)
-        finally:
-            self._admission.under_way -= 1
-
-    async def _prepare(self, turn: Turn) -> None:
         if turn.recommender.answers is not None:
             await self._look(turn)
             if self._is_late(turn):
@@ -213,17 +206,14 @@ class Checkout:
         if self._is_late(turn):
             return
         began = time.perf_counter()
-        self._admission.under_way += 1
         try:
-            turn.scores = _checked(await self._rank(turn), turn)
+            turn.scores = await self._score(turn)
         except RankingFailed as error:
             _log.warning("answered by the fallback: %s", error)
             turn.response = _fallback(turn, error.reason)
         except Exception:  # noqa: BLE001 - likewise
             _log.exception("predict failed; answered by the fallback")
             turn.response = _fallback(turn, "predict_error")
-        finally:
-            self._admission.under_way -= 1
         turn.stages.append(("predict", began, time.perf_counter()))
 
     def finish(self, turn: Turn) -> Response:
@@ -234,11 +224,13 @@ class Checkout:
                 assert turn.prepared is not None
                 assert turn.scores is not None
                 turn.response = turn.recommender.finish(turn.prepared, turn.scores)
-                self._admission.served(turn.began, time.perf_counter())
             except Exception:  # noqa: BLE001 - likewise
                 _log.exception("postprocess failed; answered by the fallback")
                 turn.response = _fallback(turn, "postprocess_error")
-        turn.stages.append(("postprocess", began, time.perf_counter()))
+        ended = time.perf_counter()
+        turn.stages.append(("postprocess", began, ended))
+        if turn.scores is not None:
+            self._admission.served(turn.began, ended)
         for observe in self._observers:
             try:
                 observe(turn)
@@ -259,7 +251,13 @@ class Checkout:
 
     async def _gather(self, turn: Turn, hidden: np.ndarray | None = None) -> Prepared:
         turn.asked = turn.recommender.ask(turn.request, turn.known)
-        return turn.recommender.gather(turn.asked, await self._find(turn), hidden)
+        with self._admission.computing():
+            near = await self._find(turn)
+        return turn.recommender.gather(turn.asked, near, hidden)
+
+    async def _score(self, turn: Turn) -> np.ndarray:
+        with self._admission.computing():
+            return _checked(await self._rank(turn), turn)
 
     async def _look(self, turn: Turn) -> None:
         """Answer with a list that is cached, or is made now and will be; if that fails, no harm is done."""
@@ -287,7 +285,7 @@ class Checkout:
             own.call = Call(now, now + self.limit_s, turn.call.request_id)
             prepared = await self._gather(own, NOTHING_HIDDEN)
             own.prepared = prepared
-            own.scores = _checked(await self._rank(own), own)
+            own.scores = await self._score(own)
             prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
             return best_of(prepared.query, prepared.candidates, own.scores)
 
@@ -304,6 +302,7 @@ class Checkout:
                 raise
             turn.response = _fallback(turn, DeadlineExceeded.reason)
         else:
+            turn.scores = own.scores
             made = own.prepared if own.scores is not None else None
             stage_ms = {} if made is None else dict(made.stage_ms)
             stage_ms["features"] = stage_ms.get("features", 0.0) + (read - began) * 1e3

@@ -1,5 +1,8 @@
 """Who has waited too long is not begun. Each request has 100 seconds; its turn comes at `now`."""
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 
 from serving.admission import CALM_S, PATIENT, STANDING_S, STRICT, Admission
@@ -18,6 +21,14 @@ def overloaded(until: float) -> Admission:
         assert not admission.admits(waited(99.0, now), now)
         now += CALM_S / 2
     return admission
+
+
+@contextlib.contextmanager
+def computing(admission: Admission, answers: int) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for _ in range(answers):
+            stack.enter_context(admission.computing())
+        yield
 
 
 @pytest.mark.parametrize(("priority", "limit"), [("checkout", 100 * PATIENT), ("prefetch", 100 * STRICT)])
@@ -56,10 +67,11 @@ def test_those_who_have_begun_are_in_front() -> None:
     admission = Admission()
     for second in range(0, 4_000, 4):
         admission.served(second, second + 2)  # each takes two seconds, and two it rests
-    admission.under_way = 10
     now = 5_000
-    assert admission.admits(waited(100 * PATIENT - 21, now), now)
-    assert not admission.admits(waited(100 * PATIENT - 19, now), now)
+    with computing(admission, 10):
+        assert admission.admits(waited(100 * PATIENT - 21, now), now)
+        assert not admission.admits(waited(100 * PATIENT - 19, now), now)
+    assert admission.admits(waited(100 * PATIENT - 1, now + 1), now + 1)
 
 
 def test_answers_that_were_made_together_share_their_time() -> None:
@@ -67,7 +79,7 @@ def test_answers_that_were_made_together_share_their_time() -> None:
     for second in range(0, 4_000, 4):
         admission.served(second, second + 2)
         admission.served(second, second + 2)  # joined: the second of them cost nothing more
-    admission.under_way = 10
     now = 5_000
-    assert admission.admits(waited(100 * PATIENT - 11, now), now)
-    assert not admission.admits(waited(100 * PATIENT - 9, now), now)
+    with computing(admission, 10):
+        assert admission.admits(waited(100 * PATIENT - 11, now), now)
+        assert not admission.admits(waited(100 * PATIENT - 9, now), now)

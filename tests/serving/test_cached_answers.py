@@ -88,6 +88,23 @@ def test_a_cached_answer_is_the_computed_one(cached: Recommender, request_: Requ
     assert set(again.stage_ms) == {"features", "cache", "reranking", "total"}
 
 
+def test_a_herd_that_waits_for_one_list_is_no_queue(cached: Recommender) -> None:
+    """Each of 500 counted as a second of work to come would have most of them refused."""
+    rank, time_of = Counting(wait_s=0.05), time.perf_counter
+
+    async def ask() -> list[Response]:
+        checkout = Checkout(cached, 1e6, rank)
+        for _ in range(200):
+            checkout._admission.served(time_of() - 1.0, time_of())
+            checkout._admission._last_s = -math.inf
+        call = Call(time_of(), time_of() + 100, "given")
+        return await asyncio.gather(*(checkout.answer(NOBODY, call) for _ in range(500)))
+
+    answers = asyncio.run(ask())
+    assert {answer.rung for answer in answers} == {"full"}
+    assert len(rank.turns) == 1
+
+
 def test_the_reason_counts_days_from_the_question_not_from_the_list(cached: Recommender) -> None:
     later = replace(KNOWN, at=AT + 40 * 60)
     rank = Counting()

@@ -147,7 +147,7 @@ def test_who_is_computed_is_counted_whatever_becomes_of_it(recommender: Recommen
     seen: list[int] = []
 
     async def rank(turn: Turn) -> np.ndarray:
-        seen.append(checkout._admission.under_way)
+        seen.append(checkout._admission._computing)
         if turn.request.k == 1:
             raise RankerUnavailable("gone")
         if turn.request.k == 2:
@@ -162,7 +162,7 @@ def test_who_is_computed_is_counted_whatever_becomes_of_it(recommender: Recommen
                 await checkout.answer(replace(REQUEST, k=k), call())
 
     asyncio.run(ask_all())
-    assert (seen, checkout._admission.under_way) == ([1] * 4, 0)
+    assert (seen, checkout._admission._computing) == ([1] * 4, 0)
 
 
 def test_a_request_whose_client_has_left_does_not_reach_the_ranker(recommender: Recommender) -> None:
