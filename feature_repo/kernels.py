@@ -14,7 +14,7 @@ from numba import njit
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 DAY_S = 86_400
-HALF = np.float32(2.0**112)  # a float16 whose bits stand where a float32's do, times this, is itself
+FLOAT16_SCALE = np.float32(2.0**112)  # a float16 whose bits stand where a float32's do, times this, is itself
 SEEDS = (np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3))  # FNV-1a's, 64 bit
 
 
@@ -397,7 +397,7 @@ def find(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray
 
 @compiled
 def find_few(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """Return what `find` does, where the wanted codes are distinct, all of the catalogue, and the fewer."""
+    """Return what `find` does; the wanted codes are distinct and of the catalogue, and should be few."""
     places = np.full(len(wanted), -1)
     for at in range(len(wanted)):
         marks[wanted[at]] = at + 1
@@ -685,52 +685,36 @@ def _slot(slots: np.ndarray, key: np.int64) -> np.int64:
 def lift(table: np.ndarray, basket: np.ndarray, types: np.ndarray) -> np.ndarray:
     """Return the mean and the largest lift of each type against those of a basket, (2, n) float32.
 
-    Each pair of types is looked up once, however many items are of them.
-
     Args:
         table: (T, T) uint16, the bits of finite float16.
         basket: (m,) types of its items, at least one.
-        types: (n,) types.
+        types: (n,) types; each is looked up once, however many candidates are of it.
     """
-    own, times = distinct(basket, len(table))
-    asked, _ = distinct(types, len(table))
-    bits = np.empty(len(asked), np.uint32)
-    halves = bits.view(np.float32)
-    sums, largest = np.zeros(len(asked), np.float32), np.full(len(asked), np.float32(-np.inf))
-    for at in range(len(own)):
-        row, weight = table[own[at]], np.float32(times[at])
-        for number in range(len(asked)):
-            half = np.uint32(row[asked[number]])
-            bits[number] = (half & np.uint32(0x8000)) << np.uint32(16) | (
-                (half & np.uint32(0x7FFF)) << np.uint32(13)
-            )
-        for number in range(len(asked)):
-            value = halves[number] * HALF
-            sums[number] += value * weight
-            largest[number] = max(largest[number], value)
-    of_type = np.empty((2, len(table)), np.float32)
-    for number in range(len(asked)):
-        of_type[0, asked[number]] = sums[number] / np.float32(len(basket))
-        of_type[1, asked[number]] = largest[number]
+    place = np.zeros(len(table), np.int32)
+    asked, count = np.empty(len(types), np.int64), 0
+    for kind in types:
+        if place[kind] == 0:
+            asked[count] = kind
+            count += 1
+            place[kind] = count
+    bits = np.empty(count, np.uint32)
+    floats = bits.view(np.float32)
+    sums, largest = np.zeros(count, np.float32), np.full(count, np.float32(-np.inf))
+    for own in basket:
+        row = table[own]
+        for at in range(count):
+            half = np.uint32(row[asked[at]])
+            sign, rest = half & np.uint32(0x8000), half & np.uint32(0x7FFF)
+            bits[at] = sign << np.uint32(16) | rest << np.uint32(13)
+        for at in range(count):
+            value = floats[at] * FLOAT16_SCALE
+            sums[at] += value
+            largest[at] = max(largest[at], value)
     found = np.empty((2, len(types)), np.float32)
     for at in range(len(types)):
-        found[0, at], found[1, at] = of_type[0, types[at]], of_type[1, types[at]]
+        own = place[types[at]] - 1
+        found[0, at], found[1, at] = sums[own] / np.float32(len(basket)), largest[own]
     return found
-
-
-@compiled
-def distinct(values: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values that there are, all below `size`, in the order in which they come, and how often."""
-    place = np.zeros(size, np.int32)
-    found, times = np.empty(len(values), np.int64), np.zeros(len(values), np.int64)
-    count = 0
-    for value in values:
-        if place[value] == 0:
-            found[count] = value
-            count += 1
-            place[value] = count
-        times[place[value] - 1] += 1
-    return found[:count], times[:count]
 
 
 @compiled

@@ -144,6 +144,12 @@ def read_statistics(path: Path) -> Statistics:
     for name in ("categorical", "price", "neighbours", "basket_count"):
         if len(loaded[name]) != n:
             raise ValueError(f"{path / name}.npy has {len(loaded[name])} rows, the catalogue has {n} items")
+    types, lift = loaded["categorical"][:, 0], loaded["type_lift"]
+    if lift.shape != (len(lift), len(lift)) or types.min(initial=0) < 0 or types.max(initial=0) >= len(lift):
+        raise ValueError(
+            f"{path / 'type_lift'}.npy is of the shape {lift.shape}, the items' types go from "
+            f"{types.min(initial=0)} to {types.max(initial=0)}: expected a row and a column for each type"
+        )
     new = path / NEW_ITEMS
     return Statistics(**loaded, new_items=int(new.read_text()) if new.is_file() else 0)
 

@@ -5,7 +5,8 @@ Each public name below `Rows` is one feature. What it takes says what it is abou
     Statistics  an item           returns one float per item of the catalogue
     User        a user            returns one float
     Query       a user's items    returns one float per item bought (`of_history`), or per partner of the
-                                  basket (`of_together`); called with `Rows` it gives the candidates'
+                                  basket, by that alone (`of_together`); called with `Rows` it gives the
+                                  candidates'
     Rows        both, the basket  returns one float per candidate, or one that all share
 
 Those of `Rows` that are here are worked out in one loop, `kernels.compare` (`PairFeature`), as are the sums
@@ -316,10 +317,10 @@ class Rows:
             statistics.together_count,
             link_weights(statistics),
         )
-        self._known = query
+        self._of = {"history": query, "together": query}
         if len(together.codes) > len(candidates):  # a large basket: few of its partners are asked about
             there = np.flatnonzero(together_places >= 0)
-            self._known = query.with_partners(together_places[there])
+            self._of["together"] = query.with_partners(together_places[there])
             together_places[there] = np.arange(len(there))
         # Of each candidate in a table; -1 is its last row, of what is not in it.
         self.places: dict[str, np.ndarray] = {"history": history_places, "together": together_places}
@@ -330,7 +331,8 @@ class Rows:
 
         Each is worked out once per entry of the table, and all are looked up together.
         """
-        entries = [feature.of(self._known) for feature in features]
+        query = self._of[features[0].table]
+        entries = [feature.of(query) for feature in features]
         table = np.empty((len(features), len(entries[0]) + 1), np.float32)
         for row, values in enumerate(entries):
             table[row, :-1] = values
@@ -379,7 +381,10 @@ def of_history(missing: float = 0.0) -> Callable[[Callable[[Query], np.ndarray]]
 
 
 def of_together(of: Callable[[Query], np.ndarray]) -> TableFeature:
-    """Mark a function that returns one float per partner in `Query.together`; other candidates have 0."""
+    """Mark a function that returns one float per partner in `Query.together`; other candidates have 0.
+
+    Each float comes from its own partner's entry: which others there are depends on how many are asked about.
+    """
     return TableFeature(of, "together", 0.0)
 
 

@@ -4,8 +4,7 @@ Under overload a queue that is served in order makes every request late, and all
 would come too late is answered by best sellers at once, at a fraction of the cost, so that the others are in
 time. A short burst may use most of the deadline; once that was not enough, the queue is kept short until
 it has been so for a while: the two limits of Maurer, Fail at Scale (ACM Queue 2015), after CoDel (Nichols and
-Jacobson, ACM Queue 2012). What those two do not have: the time of those who have begun and wait to be joined
-counts as well.
+Jacobson, ACM Queue 2012). What those two do not have: the time of those who wait for a model counts as well.
 """
 
 from __future__ import annotations
@@ -27,11 +26,13 @@ _WEIGHT = 0.05  # of the newest in the average time of an answer
 class Admission:
     """Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float) -> None:
+        """Take the server's own deadline, from arrival."""
+        self._limit_s = limit_s
         self._computing = 0  # full answers that wait for a model
-        self._service_s = 0.0  # an answer's own time, on average
+        self._answer_s = 0.0  # processor time of one, on average
+        self._spent_s = -math.inf  # processor time when the latest one was ready
         self._refusing_since = self._refused = -math.inf
-        self._last_s = 0.0
 
     def admits(self, call: Call, now: float) -> bool:
         """Say whether a request is to be computed in full; a prefetch is refused first.
@@ -42,15 +43,16 @@ class Admission:
         """
         refusing = now - self._refused <= CALM_S
         strict = refusing and now - self._refusing_since >= STANDING_S
-        share = STRICT if strict else PATIENT
+        waited_s = now + self._computing * self._answer_s - call.arrived
+        given_s = call.deadline - call.arrived
         if call.priority != PRIORITIES[0]:
-            share = 0.0 if strict else STRICT
-        begins = now + self._computing * self._service_s
-        admitted = begins - call.arrived <= share * (call.deadline - call.arrived)
-        if not admitted:
+            return not strict and waited_s <= STRICT * given_s
+        share = STRICT if strict else PATIENT
+        # That one caller is in a hurry, or asks for what can wait, does not make a queue.
+        if waited_s > share * self._limit_s:
             self._refusing_since = self._refusing_since if refusing else now
             self._refused = now
-        return admitted
+        return waited_s <= share * given_s
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -61,13 +63,14 @@ class Admission:
         finally:
             self._computing -= 1
 
-    def served(self, began: float, now: float) -> None:
-        """Learn from a full answer.
+    def served(self, began_s: float, spent_s: float) -> None:
+        """Learn from a full answer that is ready.
 
         Args:
-            began: when its turn came.
-            now: perf_counter.
+            began_s: processor time of the loop's thread when its turn came. Not the clock's: who waits for a
+                model elsewhere keeps nobody from being answered.
+            spent_s: the same now.
         """
-        # Of several under way each is charged with the time since the one before it was done.
-        self._service_s += _WEIGHT * (now - max(began, self._last_s) - self._service_s)
-        self._last_s = now
+        # Of several that are made together each is charged with what was spent since the one before it.
+        self._answer_s += _WEIGHT * (spent_s - max(began_s, self._spent_s) - self._answer_s)
+        self._spent_s = spent_s

@@ -41,6 +41,7 @@ class Turn:
     call: Call
     recommender: Recommender
     began: float  # perf_counter; since `call.arrived` it had waited for others
+    began_s: float = 0.0  # the same moment in processor time of the thread
     known: Known | None = None
     asked: Asked | None = None
     prepared: Prepared | None = None
@@ -147,7 +148,7 @@ class Checkout:
         self.limit_s = deadline_ms / 1e3
         self._rank, self._find = rank, find
         self._observers = observers
-        self._admission = Admission()
+        self._admission = Admission(self.limit_s)
 
     async def answer(self, request: Request, call: Call) -> Response:
         """Answer one request.
@@ -169,7 +170,7 @@ class Checkout:
 
     def begin(self, request: Request, call: Call) -> Turn:
         """Return the turn of a request: the bundle of this moment is its own."""
-        return Turn(request, call, self.recommender, time.perf_counter())
+        return Turn(request, call, self.recommender, time.perf_counter(), time.thread_time())
 
     async def prepare(self, turn: Turn) -> None:
         """Read the user's features and retrieve candidates, unless a cached list answers.
@@ -177,15 +178,16 @@ class Checkout:
         Raises:
             ClientGone: nobody waits for the answer.
         """
+        admitted = self._admission.admits(turn.call, turn.began)
         if self._is_late(turn):
             return
-        if not self._admission.admits(turn.call, turn.began):
-            turn.response = _fallback(turn, Overloaded.reason)
-            return
         if turn.recommender.answers is not None:
-            await self._look(turn)
+            await self._look(turn, admitted)
             if self._is_late(turn):
                 return
+        if not admitted:
+            turn.response = _fallback(turn, Overloaded.reason)
+            return
         began = time.perf_counter()
         try:
             turn.prepared = await self._gather(turn)
@@ -224,13 +226,11 @@ class Checkout:
                 assert turn.prepared is not None
                 assert turn.scores is not None
                 turn.response = turn.recommender.finish(turn.prepared, turn.scores)
+                self._admission.served(turn.began_s, time.thread_time())
             except Exception:  # noqa: BLE001 - likewise
                 _log.exception("postprocess failed; answered by the fallback")
                 turn.response = _fallback(turn, "postprocess_error")
-        ended = time.perf_counter()
-        turn.stages.append(("postprocess", began, ended))
-        if turn.scores is not None:
-            self._admission.served(turn.began, ended)
+        turn.stages.append(("postprocess", began, time.perf_counter()))
         for observe in self._observers:
             try:
                 observe(turn)
@@ -241,13 +241,13 @@ class Checkout:
     @contextlib.contextmanager
     def rehearsing(self, recommender: Recommender) -> Iterator[None]:
         """Answer with this recommender and its ranker, in any time, unobserved, until the block ends."""
-        kept = self.recommender, self.limit_s, self._rank, self._find, self._observers
+        kept = self.recommender, self.limit_s, self._rank, self._find, self._observers, self._admission
         self.recommender, self.limit_s, self._observers = recommender, math.inf, ()
-        self._rank, self._find = rank_here, find_here
+        self._rank, self._find, self._admission = rank_here, find_here, Admission(math.inf)
         try:
             yield
         finally:
-            self.recommender, self.limit_s, self._rank, self._find, self._observers = kept
+            self.recommender, self.limit_s, self._rank, self._find, self._observers, self._admission = kept
 
     async def _gather(self, turn: Turn, hidden: np.ndarray | None = None) -> Prepared:
         turn.asked = turn.recommender.ask(turn.request, turn.known)
@@ -259,16 +259,16 @@ class Checkout:
         with self._admission.computing():
             return _checked(await self._rank(turn), turn)
 
-    async def _look(self, turn: Turn) -> None:
+    async def _look(self, turn: Turn, admitted: bool) -> None:
         """Answer with a list that is cached, or is made now and will be; if that fails, no harm is done."""
         began = time.perf_counter()
         try:
-            await self._answer_from_cache(turn, began)
+            await self._answer_from_cache(turn, began, admitted)
         except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
             _log.exception("the cache failed; answered without it")
         turn.stages.append(("cache", began, time.perf_counter()))
 
-    async def _answer_from_cache(self, turn: Turn, began: float) -> None:
+    async def _answer_from_cache(self, turn: Turn, began: float, admitted: bool) -> None:
         """Set the turn's response, unless the turn is better computed by itself."""
         recommender, request = turn.recommender, turn.request
         assert recommender.answers is not None
@@ -280,6 +280,8 @@ class Checkout:
         own = replace(turn)
 
         async def make() -> Ranked:
+            if not admitted:
+                raise Overloaded("there is no time to make a list: only one that is kept can be answered")
             # For all who ask meanwhile: the time that the first of them has, and its priority, are its own.
             now = time.perf_counter()
             own.call = Call(now, now + self.limit_s, turn.call.request_id)
@@ -287,6 +289,7 @@ class Checkout:
             own.prepared = prepared
             own.scores = await self._score(own)
             prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
+            self._admission.served(turn.began_s, time.thread_time())
             return best_of(prepared.query, prepared.candidates, own.scores)
 
         try:
@@ -302,7 +305,6 @@ class Checkout:
                 raise
             turn.response = _fallback(turn, DeadlineExceeded.reason)
         else:
-            turn.scores = own.scores
             made = own.prepared if own.scores is not None else None
             stage_ms = {} if made is None else dict(made.stage_ms)
             stage_ms["features"] = stage_ms.get("features", 0.0) + (read - began) * 1e3

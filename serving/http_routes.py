@@ -53,9 +53,10 @@ def routes(checkout: Checkout) -> dict[str, Route]:
         turns = [checkout.begin(request, call) for request in requests]
         for number, turn in enumerate(turns):
             if number:
+                arrived = time.perf_counter()
                 await asyncio.sleep(0)  # other callers get their turn in between
                 turn.began = time.perf_counter()
-                turn.call = replace(call, arrived=turn.began, deadline=turn.began + limit_s)
+                turn.call = replace(call, arrived=arrived, deadline=arrived + limit_s)
             predictions.append((await checkout.complete(turn)).to_dict())
         return orjson.dumps({"predictions": predictions})
 

@@ -336,9 +336,7 @@ class Recommender:
     def _reasons(self, request: Request, ranked: Ranked, rows: np.ndarray) -> list[str]:
         """Return why each of some rows is shown."""
         statistics = self.bundle.statistics
-        joined = ranked.codes[rows[ranked.source[rows] == SOURCES.index("together")]]
-        basket = statistics.codes(request.basket) if len(joined) else joined
-        partners = iter(strongest_partners(statistics, basket, joined).tolist())
+        partners = self._partners(request, ranked.codes[rows[ranked.source[rows] == _TOGETHER]])
         reasons = []
         for row in rows.tolist():
             match SOURCES[ranked.source[row]]:
@@ -348,16 +346,26 @@ class Recommender:
                     unit = "time" if times == 1 else "times"
                     reasons.append(f"bought {times} {unit} before, last {days} days ago")
                 case "together":
-                    reasons.append(f"often bought together with {statistics.item_ids[next(partners)]}")
+                    partner = partners[int(ranked.codes[row])]
+                    reasons.append(f"often bought together with {statistics.item_ids[partner]}")
                 case name:
                     reasons.append(_POPULAR[name])
         return reasons
+
+    def _partners(self, request: Request, codes: np.ndarray) -> dict[int, int]:
+        """Return which item of the basket each of some codes is bought together with most."""
+        if not len(codes):
+            return {}
+        statistics, wanted = self.bundle.statistics, codes.astype(np.int64)
+        found = strongest_partners(statistics, statistics.codes(request.basket), wanted)
+        return dict(zip(wanted.tolist(), found.tolist(), strict=True))
 
 
 def _known(numbers: np.ndarray) -> list[float | None]:
     return [None if number != number else number for number in numbers.tolist()]
 
 
+_TOGETHER = SOURCES.index("together")
 _POPULAR = {
     "tower": "fits this basket and shopper",
     "store": "popular in this store",

@@ -102,10 +102,10 @@ class Transformer(Model):
         """
         for number, turn in enumerate(payload.turns):
             if number:
+                arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
                 await asyncio.sleep(0)
                 turn.began = time.perf_counter()
-                limit_s = turn.call.deadline - turn.call.arrived
-                turn.call = replace(turn.call, arrived=turn.began, deadline=turn.began + limit_s)
+                turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
                 await self._checkout.prepare(turn)
             await self._checkout.rank(turn)
             if number + 1 < len(payload.turns):

@@ -47,3 +47,15 @@ def test_a_table_of_another_catalogue_is_named(
     np.save(tmp_path / "price.npy", np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=r"price.npy has 3 rows, the catalogue has"):
         read_statistics(tmp_path)
+
+
+def test_a_table_of_lifts_that_lacks_a_type_is_named(
+    tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]
+) -> None:
+    statistics, vocabulary = fitted
+    write_statistics(tmp_path, statistics, vocabulary)
+    np.save(tmp_path / "type_lift.npy", statistics.type_lift[:-1, :-1])
+    with pytest.raises(
+        ValueError, match=r"type_lift.npy is of the shape .* a row and a column for each type"
+    ):
+        read_statistics(tmp_path)

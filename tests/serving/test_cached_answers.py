@@ -89,20 +89,32 @@ def test_a_cached_answer_is_the_computed_one(cached: Recommender, request_: Requ
 
 
 def test_a_herd_that_waits_for_one_list_is_no_queue(cached: Recommender) -> None:
-    """Each of 500 counted as a second of work to come would have most of them refused."""
-    rank, time_of = Counting(wait_s=0.05), time.perf_counter
+    rank = Counting(wait_s=0.05)
 
     async def ask() -> list[Response]:
         checkout = Checkout(cached, 1e6, rank)
-        for _ in range(200):
-            checkout._admission.served(time_of() - 1.0, time_of())
-            checkout._admission._last_s = -math.inf
-        call = Call(time_of(), time_of() + 100, "given")
+        for _ in range(200):  # each answer counts as a second of work, so that 500 would be refused
+            checkout._admission.served(0.0, 1.0)
+            checkout._admission._spent_s = 0.0
+        now = time.perf_counter()
+        call = Call(now, now + 100, "given")
         return await asyncio.gather(*(checkout.answer(NOBODY, call) for _ in range(500)))
 
     answers = asyncio.run(ask())
     assert {answer.rung for answer in answers} == {"full"}
     assert len(rank.turns) == 1
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_who_has_no_time_for_a_list_takes_one_that_is_kept(cached: Recommender, is_kept: bool) -> None:
+    rank = Counting()
+    if is_kept:
+        ask_all(cached, rank, NOBODY)
+    arrived = time.perf_counter() - 90
+    late = Call(arrived, arrived + 100, "given")
+    answer = asyncio.run(Checkout(cached, 100e3, rank).answer(NOBODY, late))
+    assert (answer.rung, answer.degraded_reason) == (("full", None) if is_kept else ("segment", "overloaded"))
+    assert len(rank.turns) == is_kept
 
 
 def test_the_reason_counts_days_from_the_question_not_from_the_list(cached: Recommender) -> None:
