@@ -173,7 +173,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(endpoint: Any, client: ht
     head = f"POST {OWN} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     ask(client, {"basket": []})
     fds, threads = held()
-    for number in range(600):
+    for number in range(10_000):
         with connect(endpoint) as one:
             match number % 4:
                 case 0:
