@@ -153,6 +153,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "categorical": np.ones((ITEMS, 3), np.int32),
         "neighbours": np.full((ITEMS, 1), -1, np.int32),
         "together_count": np.zeros((ITEMS, 1), np.float32),
+        "type_lift": np.zeros((2, 2), np.float16),
     }
     vocabulary = {
         level: ["", *(f"{level}{i}" for i in range(size))]

@@ -149,6 +149,7 @@ def bundle(tmp_path: Path, records: Records) -> Path:
     numbers["item_ids"] = np.array([f"i{n}" for n in range(ITEMS)])
     category = np.arange(ITEMS) % CATEGORIES + 1
     numbers["categorical"] = np.stack([category * 0, category, category % 3], axis=1).astype(np.int32)
+    numbers["type_lift"] = np.zeros((1, 1), np.float16)
     names = ["", *(f"category {n}" for n in range(CATEGORIES))]
     write_statistics(path / "statistics", Statistics(**numbers), {"type": [""], "category": names})
     pq.write_table(records_to_table(records(900, seed=1), FEATURES), path / "reference_log.parquet")
