@@ -32,21 +32,23 @@ from pipelines.load_arms import (
     NULL,
     OURS,
     PREDICT,
+    STEPS,
     Arm,
     Scene,
     choose_arms,
     differing,
     fill_store,
+    ranker_of,
     running,
-    student_of,
 )
 from pipelines.load_goals import judge_goals
 from pipelines.load_report import draw_load, load_table
 from serving.bench_frozen_store import local_server
 from serving.bench_latency import first_answer
 from serving.bundle import load_bundle, read_manifest
+from serving.http_routes import RECOMMENDATIONS
 from serving.knee import GOAL_MS, PRECISION, Knee, Probe, knee_search
-from serving.load_generator import Load, LoadGenerator, Plan, load_generator, percentiles
+from serving.load_generator import UNANSWERED, Load, LoadGenerator, Plan, load_generator, percentiles
 from serving.measured_server import MeasuredServer
 from serving.measurement import measured_on, write_result
 from serving.settings import Settings
@@ -59,6 +61,8 @@ FEWEST = 20  # requests of which a share of the capacity can be told
 OVERLOAD_CONNECTIONS = 512  # so that the crowd stands at the server's door, not at the client's
 LOOKUPS = "reco_cache_lookups_total"  # in /metrics, by level and outcome
 WARM_UP = 20  # requests before each run: a server that idled has cold caches
+PATIENCE_S = 60.0  # with the first answer of all
+CHOOSING = ("retrieval", "ranking", "reranking")  # the stages that choose the list
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)  # items in a basket
 
 
@@ -202,7 +206,8 @@ def bench_load(
         given = Settings(store_url=url)
         if deadline_ms is not None:
             given = replace(given, deadline_ms=deadline_ms)
-        scene = Scene(bundle, given, scratch / "feast", student_of(home, champion), mixed)
+        rankers = {name: ranker_of(home, champion, step) for name, step in STEPS.items()}
+        scene = Scene(bundle, given, scratch / "feast", mixed=mixed, **rankers)
         generator = stack.enter_context(load_generator())
         runners, skipped = _start(stack, arms, scene, generator, requests, scratch)
         bench = Bench(generator, runners, requests, scene, effort, goal_ms)
@@ -265,8 +270,30 @@ def _start(
         settings = differing(arm.settings(scene, scratch / arm.name))
         took_s = time.perf_counter() - began
         runners.append(Runner(arm, server, file, len(bodies), size, took_s, settings))
+        runners[-1].found |= first_request(generator, runners[-1])
         log.info("%s is ready after %.1f s", arm.name, runners[-1].ready_s)
     return runners, skipped
+
+
+def first_request(generator: LoadGenerator, runner: Runner) -> dict[str, Any]:
+    """Ask a server that nobody has asked yet, once; return what its first answer took, connecting included.
+
+    There is no time where no answer came. The null server is not asked: it takes other bodies.
+    """
+    if runner.arm.name == NULL:
+        return {"first_ms": None, "first_degraded": False}
+    plan = Plan(
+        *(runner.url, runner.bodies, 1.0),
+        connections=1,
+        requests=1,
+        warm_up=0,
+        start=runner.asked,
+        patience_s=PATIENCE_S,
+    )
+    load = generator.run(plan)
+    runner.asked += 1
+    [ms], [ok], [degraded] = load.client_ms.tolist(), load.answered, load.degraded
+    return {"first_ms": ms if ok else None, "first_degraded": bool(degraded)}
 
 
 def _measure_arms(bench: Bench) -> dict[str, float] | None:
@@ -294,7 +321,9 @@ def _measure_arms(bench: Bench) -> dict[str, float] | None:
             cpu[runner.arm.name].append((runner.server.cpu_ms() - before) / (len(load.status) + WARM_UP))
     for runner in bench.runners:
         if loads := half[runner.arm.name]:
-            together = np.concatenate([load.client_ms[load.status != 0] for load in loads])
+            # Refused and failed ones are fast and would flatter; who was never answered waited to the end.
+            waited = [load.client_ms[load.answered | (load.status == UNANSWERED)] for load in loads]
+            together = np.concatenate(waited)
             summaries = [load.summary(bench.goal_ms) for load in loads]
             counts = {
                 name: sum(one[name] for one in summaries)
@@ -435,6 +464,7 @@ def _row(bench: Bench, runner: Runner) -> dict[str, Any]:
         "request_bytes": runner.request_bytes,
         "answer_bytes": _median(runner, "answer_bytes"),
         "stages": stages_of(runner),
+        "choosing": choosing_of(runner),
         **runner.found,
     }
     if runner is not bench.ours:
@@ -476,6 +506,21 @@ def stages_of(runner: Runner) -> dict[str, dict[str, float | None]] | None:
     return {name: {**percentiles(values), "share": shares[name]} for name, values in rows.items()}
 
 
+def choosing_of(runner: Runner) -> dict[str, float | None] | None:
+    """Return what the stages that choose the list take together, answer by answer.
+
+    An answer that lacks one of them was late there, or broke: it counts with all that the client waited.
+    """
+    took = [
+        sum(answer[name] for name in CHOOSING)
+        if all(name in answer for name in CHOOSING)
+        else answer["client_ms"]
+        for answer in runner.answers
+        if "total" in answer
+    ]
+    return percentiles(np.array(took)) if took else None
+
+
 def basket_lengths(bench: Bench) -> dict[str, Any]:
     """Ask ours for baskets of so many items, popular ones more often, by the shoppers of the requests."""
     statistics = load_bundle(bench.scene.bundle).statistics
@@ -512,10 +557,19 @@ def payloads(bench: Bench) -> dict[str, dict[str, Any]]:
             f"{ready['http']}/v2/models/checkout/infer",
             [orjson.dumps({"inputs": v2_inputs(one)}) for one in bench.requests],
         ),
+        "own REST route": (
+            str(ready["http"]) + RECOMMENDATIONS,
+            [orjson.dumps(one) for one in bench.requests],
+        ),
     }
     if ready.get("grpc"):
         method = "inference.GRPCInferenceService/ModelInfer"
         ways["gRPC"] = (f"grpc://{ready['grpc']}/{method}", [grpc_message(one) for one in bench.requests])
+        method = "reco.v1.Recommendations/Recommend"
+        ways["typed gRPC"] = (
+            f"grpc://{ready['grpc']}/{method}",
+            [typed_message(one) for one in bench.requests],
+        )
     files = {name: bench.generator.bodies(bodies) for name, (_, bodies) in ways.items()}
     loads: dict[str, list[Load]] = {name: [] for name in ways}
     for _ in range(bench.effort.rounds):
@@ -556,6 +610,16 @@ def grpc_message(request: Mapping[str, Any]) -> bytes:
             added.contents.bytes_contents.extend(text.encode() for text in tensor["data"])
         else:
             added.contents.int64_contents.extend(tensor["data"])
+    return bytes(message.SerializeToString())
+
+
+def typed_message(request: Mapping[str, Any]) -> bytes:
+    """Return a request line as the RecommendRequest that travels."""
+    from serving.proto.recommendations_pb2 import RecommendRequest
+
+    message = RecommendRequest(**{name: value for name, value in request.items() if name != "at"})
+    if request.get("at"):
+        message.at.FromDatetime(datetime.fromisoformat(request["at"]))
     return bytes(message.SerializeToString())
 
 

@@ -25,7 +25,9 @@ from serving.settings import Settings, variable
 
 PREDICT = "/v1/models/checkout:predict"
 OURS, NULL = "ours", "null"
+KEPT = "ranker.onnx", "weights.npz"  # graph and torch weights of a ranker
 ROWS_AT_ONCE = 5_000  # of one write through Feast
+STEPS = {"student": "distill-ranker", "pruned": "prune-ranker"}  # the scene's rankers: who made them
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class Scene:
     bundle: Path
     settings: Settings  # the defaults but for where the Redis is and the deadline; places are each arm's own
     feast_home: Path  # Feast's registry of that Redis
-    student: Path | None  # the ranker's torch weights; None: nobody kept them
+    student: Path | None  # the ranker before it was pruned, graph and torch weights; None: nobody kept it
     mixed: bool = False  # the requests are a replay, where few are asked again
+    pruned: Path | None = None  # what the bundle's ranker was quantised and compiled from, likewise
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Arm:
     what: str  # it is, in a line
     command: Callable[[Scene], Sequence[str]]
     environment: Mapping[str, str] = field(default_factory=dict)  # beside the scene's settings
-    needs_student: bool = False
+    needs: str = ""  # the scene's ranker that it cannot do without, a key of `STEPS`
 
     @property
     def keeps_answers(self) -> bool:
@@ -59,8 +62,8 @@ class Arm:
         known = {variable(setting.name) for setting in fields(Settings)}
         if unknown := sorted(set(self.environment) - known):
             return f"this version has no {', '.join(unknown)}"
-        if self.needs_student and scene.student is None:
-            return "no run under this home keeps the torch weights of the champion's student"
+        if self.needs and getattr(scene, self.needs) is None:
+            return f"no run under this home keeps what {STEPS[self.needs]} made on the way to the champion"
         if self.keeps_answers and not scene.mixed:
             return "requests that are asked in a cycle are all hits after the first round: use --mixed"
         return ""
@@ -81,11 +84,13 @@ def _ours(scene: Scene) -> list[str]:
 
 
 def _variant(**given: Any) -> Callable[[Scene], list[str]]:
-    """Return the command of a variant; a field that is True gets the scene's path of that name."""
+    """Return the command of a variant; a field that is a path is given by the scene's name of it."""
 
     def command(scene: Scene) -> list[str]:
-        paths = {"feast_home": scene.feast_home, "student": scene.student}
-        chosen = {name: str(paths[name]) if name in paths else value for name, value in given.items()}
+        chosen = {
+            name: str(getattr(scene, value)) if name in ("feast_home", "weights", "graph") else value
+            for name, value in given.items()
+        }
         document = json.dumps({"bundle": str(scene.bundle), **chosen})
         return [sys.executable, "-m", "pipelines.load_arms_variants", document]
 
@@ -113,8 +118,22 @@ ARMS = (
         _variant(door="kserve"),
         _NO_REQUEST_LOG,
     ),
-    Arm("eager", "ranker in eager PyTorch, FP32", _variant(student=True), needs_student=True),
-    Arm("feast-sdk", "the user's row through Feast's SDK", _variant(feast_home=True)),
+    # The way to the file that is served, backwards: without its last steps, without pruning; `eager` is the
+    # first of the two in another engine.
+    Arm(
+        "onnx-fp32",
+        "the pruned ranker's graph as exported: FP32, neither quantised nor optimised ahead of time",
+        _variant(graph="pruned"),
+        needs="pruned",
+    ),
+    Arm(
+        "unpruned",
+        "the student's graph as exported: FP32 and not pruned either",
+        _variant(graph="student"),
+        needs="student",
+    ),
+    Arm("eager", "the pruned ranker in eager PyTorch, FP32", _variant(weights="pruned"), needs="pruned"),
+    Arm("feast-sdk", "the user's row through Feast's SDK", _variant(feast_home="feast_home")),
     Arm("no-gc-freeze", "garbage collections over all that is loaded", _variant(freezes=False)),
     Arm("no-batching", "each request calls query tower and ranker by itself", _variant(joins=False)),
     Arm(
@@ -123,17 +142,25 @@ ARMS = (
         _variant(door="fastapi"),
     ),
     Arm(
+        "fastapi-torch",
+        "plain FastAPI, the student before pruning in eager PyTorch, no batching: what one writes first; "
+        "no request log, no metrics",
+        _variant(door="fastapi", weights="student"),
+        needs="student",
+    ),
+    Arm(
         "unoptimised",
-        "the tutorials' stack: KServe transformer, JSON, PyTorch predictor; user and candidates from Feast; "
+        "the tutorials' stack: KServe transformer, JSON, PyTorch predictor with the student before pruning, "
+        "which is what people would serve; user and candidates from Feast; "
         "KServe's logs, neither request log nor prediction log",
         _tutorial(items_from_feast=True),
-        needs_student=True,
+        needs="student",
     ),
     Arm(
         "unoptimised-user-row",
-        "the same, but only the user's row comes from Feast",
+        "the same, student before pruning included, but only the user's row comes from Feast",
         _tutorial(items_from_feast=False),
-        needs_student=True,
+        needs="student",
     ),
     Arm(
         NULL,
@@ -203,13 +230,13 @@ def fill_store(offline_store: Path, feast_home: Path, url: str) -> dict[str, int
     return counts
 
 
-def student_of(home: Path, champion: Champion) -> Path | None:
-    """Return the student that the champion's ranker was made from, if its run still keeps the weights."""
+def ranker_of(home: Path, champion: Champion, step: str) -> Path | None:
+    """Return what a step made on the way to the champion's ranker, if its run still keeps it whole."""
     for run in list_runs(home):
         evaluated = run.artifacts("evaluate-bundle") / "evaluated" / "manifest.json"
-        student = run.artifacts("distill-ranker") / "ranker"
-        if not evaluated.is_file() or not (student / "weights.npz").is_file():
+        ranker = run.artifacts(step) / "ranker"
+        if not all(file.is_file() for file in (evaluated, *(ranker / name for name in KEPT))):
             continue
         if json.loads(evaluated.read_bytes())["bundle_id"] == champion.bundle_id:
-            return student
+            return ranker
     return None

@@ -29,6 +29,7 @@ from feature_repo.schema import DENSE_NAMES
 from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_VIEW
 from pipelines.load_arms_null import say_ready, serve_app
 from serving import server
+from serving.bundle import open_session
 from serving.checkout import Checkout, find_here, rank_here
 from serving.fact_store import open_fact_store
 from serving.online_features import OnlineStore, UserRow, open_store
@@ -47,7 +48,8 @@ class Variant:
     bundle: str
     door: str = "endpoint"  # one of DOORS: ours, KServe's stock server, plain FastAPI
     feast_home: str = ""  # read users' rows through Feast's SDK, whose registry is there
-    student: str = ""  # rank with this one's torch weights, eager, FP32
+    weights: str = ""  # rank with this ranker's torch weights, eager, FP32
+    graph: str = ""  # rank with this ranker's graph as it lies there
     freezes: bool = True  # what was loaded is kept out of garbage collections
     joins: bool = True  # requests may share a ranker call where that pays
 
@@ -55,6 +57,8 @@ class Variant:
         """Refuse a door that nobody built."""
         if self.door not in DOORS:
             raise ValueError(f"no door {self.door!r}: choose one of {', '.join(DOORS)}")
+        if self.weights and self.graph:
+            raise ValueError("a variant ranks with weights or with a graph: give one of them")
 
 
 class FeastRows:
@@ -83,9 +87,9 @@ class FeastRows:
 class EagerSession:
     """A ranker's torch weights where the bundle has its graph: joined calls and single ones come here."""
 
-    def __init__(self, student: Path) -> None:
+    def __init__(self, ranker: Path) -> None:
         """Load the weights."""
-        self._rank = eager(student)
+        self._rank = eager(ranker)
 
     def run(self, outputs: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Score rows as an `ort.InferenceSession` does."""
@@ -115,8 +119,8 @@ def parts_of(variant: Variant) -> dict[str, Any]:
     if variant.feast_home:
         home, open_plain = Path(variant.feast_home), open_store
         parts["serving.online_features.open_store"] = lambda url: FeastRows(home, url, open_plain(url))
-    if variant.student:
-        parts["serving.recommender.open_recommender"] = _with_eager_ranker(Path(variant.student))
+    if variant.weights or variant.graph:
+        parts["serving.recommender.open_recommender"] = opener(variant)
     if not variant.freezes:
         parts["gc.freeze"] = lambda: None
     if not variant.joins:
@@ -141,32 +145,40 @@ def replaced(parts: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def _with_eager_ranker(student: Path) -> Callable[..., Recommender]:
-    def open_eager(*given: Any) -> Recommender:
+def opener(variant: Variant) -> Callable[..., Recommender]:
+    """Return what opens the recommender: `open_recommender`, or the same with the variant's ranker in it."""
+    if not (variant.weights or variant.graph):
+        return open_recommender
+
+    def open_with_ranker(*given: Any) -> Recommender:
         recommender = open_recommender(*given)  # which asks the golden requests of the bundle's own ranker
-        session: Any = EagerSession(student)
+        session: Any = (
+            EagerSession(Path(variant.weights))
+            if variant.weights
+            else open_session(Path(variant.graph) / "ranker.onnx")
+        )
         recommender.bundle = replace(recommender.bundle, ranker=session)
         return recommender
 
-    return open_eager
+    return open_with_ranker
 
 
 def serve_variant(variant: Variant) -> int:
     """Serve until SIGTERM; return what the process exits with."""
     if variant.door == "fastapi":
-        serve_fastapi(Path(variant.bundle), Settings.from_env())
+        serve_fastapi(variant, Settings.from_env())
         return 0
     with replaced(parts_of(variant)):
         return server.main(["--bundle", variant.bundle])
 
 
-def serve_fastapi(bundle: Path, settings: Settings) -> None:
-    """Serve the recommender behind FastAPI until SIGTERM."""
+def serve_fastapi(variant: Variant, settings: Settings) -> None:
+    """Serve the recommender, with the variant's ranker, behind FastAPI until SIGTERM."""
     sys.setswitchinterval(server.SWITCH_S)
     log = PredictionLog(settings.prediction_log_dir, DENSE_NAMES, segment_s=settings.log_segment_s)
     facts = open_fact_store(settings.fact_store_url)
     store = open_store(settings.online_store_url)
-    recommender = open_recommender(bundle, store, log, settings.availability_path, facts)
+    recommender = opener(variant)(Path(variant.bundle), store, log, settings.availability_path, facts)
     try:
         serve_app(fastapi_app(recommender))
     finally:
@@ -229,7 +241,7 @@ def fastapi_app(recommender: Recommender) -> Any:
     return app
 
 
-def eager(student: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def eager(ranker: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Return what scores rows with a ranker's torch weights, in FP32 and one thread, nothing compiled.
 
     Raises:
@@ -240,7 +252,7 @@ def eager(student: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     from components.ranker_artefact import read_ranker
     from components.train_ranker import load_ranker
 
-    model = load_ranker(read_ranker(student))
+    model = load_ranker(read_ranker(ranker))
     torch.set_num_threads(1)  # a second one costs more to wake than it saves: 50 ms in the tail
 
     def rank(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:

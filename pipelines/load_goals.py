@@ -14,6 +14,9 @@ OURS, TWO, CACHED = "ours", "ours, 2 processes", "answer-cache"
 ENDURED = 60_000  # requests
 TUTORIAL = "unoptimised-user-row"
 STAGE_P99_MS = {"features": 0.5, "retrieval": 1.0, "ranking": 1.0, "reranking": 0.5}
+# Percentile, sign and milliseconds, of an open loop at half of the capacity.
+HALF_MS = (("p50", "<=", 45), ("p95", "<=", 90), ("p99", "<", 100), ("p99", "<=", 140), ("p99", "<", 300))
+WORDS = {"<=": "within", "<": "below"}
 Result = Mapping[str, Any]
 # A figure; None where there is none. Infinite: there is nothing to compare with, as the other holds no rate.
 Read = Callable[[Result], float | None]
@@ -53,6 +56,7 @@ def _goals(result: Result) -> Iterator[Goal]:
     yield Goal("p99 over KServe REST, one at a time", "<=", 4.0, " ms", _of(OURS, "alone", "p99_ms"))
     for stage, bound in STAGE_P99_MS.items():
         yield Goal(f"p99 of {stage}", "<", bound, " ms", _of(OURS, "stages", stage, "p99"))
+    yield from _of_the_stages()
     yield Goal("processor time of an answer", "<=", 1.8, " ms", _of(OURS, "cpu_ms"))
     yield Goal(f"answers a second, one process, {within}", ">=", 500, "", _of(OURS, "capacity", "rate"))
     yield Goal(f"answers a second, two processes, {within}", ">=", 900, "", _of(TWO, "capacity", "rate"))
@@ -61,6 +65,7 @@ def _goals(result: Result) -> Iterator[Goal]:
     yield Goal(f"capacity higher than that of `{TUTORIAL}`", ">=", 8, " x", _capacity_over(OURS, TUTORIAL))
     yield Goal("p99 with the longest basket, against one item", "<=", 1.5, " x", _growth)
     yield Goal("full answers in time at three times the capacity", ">=", 90, " %", _goodput)
+    yield from _of_half_and_start()
     if "endurance" in result:
         yield Goal(f"growth of memory in {ENDURED:,} requests", "<=", 5, " MiB", _memory)
     if result["mixed"] is not None:
@@ -69,6 +74,22 @@ def _goals(result: Result) -> Iterator[Goal]:
         again = f", its replay gone round {cache['laps']:.1f} times" if cache["laps"] > 1 else ""
         name = f"capacity with kept answers, against without{again}"
         yield Goal(name, ">=", 3, " x", _capacity_over(CACHED, OURS))
+
+
+def _of_the_stages() -> Iterator[Goal]:
+    together = "p99 of retrieval, ranking and re-ranking of an answer together, within 50 ms"
+    yield Goal(together, "<=", 50, " ms", _of(OURS, "choosing", "p99"))
+    explained = "share of the client's mean time that the stages explain, at least 75 %"
+    yield Goal(explained, ">=", 75, " %", _explained)
+
+
+def _of_half_and_start() -> Iterator[Goal]:
+    for name, sign, bound in HALF_MS:
+        told = f"{name} at half of the capacity, {WORDS[sign]} {bound} ms"
+        yield Goal(told, sign, bound, " ms", _of(OURS, "half", "ms", name))
+    yield Goal("slowest answer at half of the capacity, within 2 s", "<=", 2_000, " ms", _slowest)
+    yield Goal("from start to ready, within 20 s", "<=", 20, " s", _of(OURS, "ready_s"))
+    yield Goal("first answer of all, within 2 x the warm p99", "<=", 2, " x", _first)
 
 
 def _holds(measured: float, sign: str, bound: float) -> bool:
@@ -109,3 +130,21 @@ def _memory(result: Result) -> float | None:
     found = result["endurance"]
     # The slope of a few hundred requests says nothing of so many.
     return found["mb_per_1000_requests"] * ENDURED / 1e3 if found["requests"] >= ENDURED else None
+
+
+def _explained(result: Result) -> float | None:
+    rest = _of(OURS, "stages", "unexplained", "share")(result)
+    return None if rest is None else 100 * (1 - rest)
+
+
+def _slowest(result: Result) -> float | None:
+    # Who was never answered waited for longer than anybody did.
+    return float("inf") if _of(OURS, "half", "unanswered")(result) else _of(OURS, "half", "ms", "max")(result)
+
+
+def _first(result: Result) -> float | None:
+    ours, warm = result["arms"][OURS], _of(OURS, "alone", "p99_ms")(result)
+    if "first_ms" not in ours or warm is None:
+        return None
+    # One that is missing, or less than it should be, was not in time.
+    return float("inf") if ours["first_ms"] is None or ours["first_degraded"] else ours["first_ms"] / warm

@@ -34,6 +34,8 @@ def load_table(result: Mapping[str, Any]) -> str:
         "",
         *_stages(result),
         "",
+        *_start(result),
+        "",
         *_under_load(result),
         "",
         *_rounds(result),
@@ -161,12 +163,38 @@ def _stages(result: Mapping[str, Any]) -> list[str]:
             for stage, row in stages.items()
         ]
         lines.append("")
+        if name == OURS and (choosing := arm["choosing"]):
+            lines += [
+                f"Retrieval, ranking and re-ranking of an answer together: p50 {_ms(choosing['p50'])} ms, "
+                f"p99 {_ms(choosing['p99'])} ms.",
+                "",
+            ]
     if floor:
         lines.append(
             f"Means add up to the client's. Of `unexplained`, a bare HTTP answer of the null server takes "
             f"{floor['mean_ms']:.3f} ms (network, client, uvicorn); the rest is JSON, checks and KServe."
         )
     return lines
+
+
+def _start(result: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "## From start to the first answer",
+        "",
+        "| arm | ready after s | first answer ms | warm p50 ms | warm p99 ms |",
+        "|" + "---|" * 5,
+    ]
+    for name, arm in result["arms"].items():
+        first = _ms(arm["first_ms"]) + (" (degraded)" if arm["first_degraded"] else "")
+        alone = arm["alone"]
+        cells = [name, f"{arm['ready_s']:.1f}", first, _ms(alone["p50_ms"]), _ms(alone["p99_ms"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [
+        *lines,
+        "",
+        "Ready: from the start of the process to its ready line. The first answer is that to one request "
+        "before which nobody asked anything; to connect is part of it. Warm: one at a time, as above.",
+    ]
 
 
 def _under_load(result: Mapping[str, Any]) -> list[str]:
@@ -259,7 +287,9 @@ def _payloads(found: Mapping[str, Any]) -> list[str]:
         "|" + "---|" * 7,
         *rows,
         "",
-        "Bytes are those of bodies and messages, without HTTP's heads. The gRPC client is Python's.",
+        "Bytes are those of bodies and messages, without HTTP's heads. The gRPC client is Python's. "
+        "Binary tensors over REST have no row: they are refused on purpose (400), so that whatever comes "
+        "over REST is one JSON document, checked before anything reads it; who wants bytes has gRPC.",
     ]
 
 

@@ -24,11 +24,14 @@ from pipelines.bench_load import (
     Bench,
     Runner,
     bench_load,
+    choosing_of,
+    first_request,
     grpc_message,
     hits,
     overload,
     replayed_requests,
     stages_of,
+    typed_message,
     v2_inputs,
 )
 from pipelines.cli import main
@@ -82,6 +85,19 @@ def test_a_request_is_the_same_as_a_message() -> None:
         i.name: list(i.contents.bytes_contents) or list(i.contents.int64_contents) for i in message.inputs
     }
     assert found == {"user_id": [b"u"], "basket": [b"a", b"b"], "at": [b"2024-06-12T10:00:00Z"], "k": [5]}
+
+
+def test_a_request_is_the_same_as_a_typed_message() -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    from serving.proto.recommendations_pb2 import RecommendRequest
+
+    lines: list[dict[str, Any]] = [LINE, {"basket": []}]
+    for line in lines:
+        message = RecommendRequest.FromString(typed_message(line))
+        assert MessageToDict(message, preserving_proto_field_name=True) == {
+            name: value for name, value in line.items() if value != []
+        }
 
 
 def test_a_replay_asks_what_the_baskets_after_the_cut_do_in_their_order() -> None:
@@ -158,6 +174,50 @@ def test_stages_are_those_of_all_answers_in_the_order_they_first_appear() -> Non
     assert stages_of(one) is None
 
 
+def test_the_stages_that_choose_are_added_answer_by_answer() -> None:
+    one = Runner(Arm("some", "", lambda _: []), cast(MeasuredServer, SERVER), "bodies", 40, 1.0, 1.0, {})
+    assert choosing_of(one) is None
+    # Their p99s are 9 each, but no answer was slow in more than one of them.
+    slow = [{"retrieval": 9.0}, {"ranking": 9.0}, {"reranking": 9.0}]
+    stages = {"features": 4.0, "retrieval": 1.0, "ranking": 1.0, "reranking": 1.0, "total": 7.0}
+    one.answers = [{"client_ms": 20.0, **stages, **more} for more in (*slow * 2, *[{}] * 94)]
+    found = choosing_of(one)
+    assert found is not None
+    assert (found["p50"], found["p99"]) == (3.0, 11.0)
+    one.answers = [{"client_ms": 60.0, "fallback": 0.1, "total": 0.1}] * 100
+    found = choosing_of(one)
+    assert found is not None
+    assert found["p99"] == 60.0, "what was late in a stage does not tell how long that took"
+
+
+@pytest.mark.parametrize(
+    ("name", "load", "expected"),
+    [
+        ("some", load_of([7.0]), (7.0, False)),
+        ("less", load_of([0.1], degraded=[0]), (0.1, True)),
+        ("broken", replace(load_of([0.1]), status=np.array([500])), (None, False)),
+        (NULL, None, (None, False)),
+    ],
+)
+def test_the_first_request_comes_before_any_warm_up(
+    name: str, load: Load | None, expected: tuple[float | None, bool]
+) -> None:
+    asked: list[Plan] = []
+
+    class Generator:
+        def run(self, plan: Plan) -> Load:
+            assert load is not None
+            asked.append(plan)
+            return load
+
+    one = Runner(Arm(name, "", lambda _: []), cast(MeasuredServer, SERVER), "bodies", 40, 1.0, 1.0, {})
+    found = first_request(cast(LoadGenerator, Generator()), one)
+    assert (found["first_ms"], found["first_degraded"]) == expected
+    plans = [] if name == NULL else [(0, 0, 1, 0.0)]
+    assert [(plan.start, plan.warm_up, plan.requests, plan.rate) for plan in asked] == plans
+    assert one.asked == len(plans), "the next run goes on behind it"
+
+
 def test_hits_are_those_between_two_readings() -> None:
     before: dict[tuple[str, ...], float] = {("process", "hit"): 5.0, ("process", "miss"): 5.0}
     after: dict[tuple[str, ...], float] = {
@@ -209,12 +269,21 @@ def test_all_arms_are_measured_and_written(
     monkeypatch.setenv("RECO_REQUEST_LOG", "off")
     home, bundle = tmp_path / "home", toy_line / "evaluated"
     shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
-    run = new_run(home, "training", {}, ["evaluate-bundle", "distill-ranker"])
+    run = new_run(home, "training", {}, ["evaluate-bundle", "distill-ranker", "prune-ranker"])
     shutil.copytree(bundle, run.artifacts("evaluate-bundle") / "evaluated")
     shutil.copytree(toy_line / "student", run.artifacts("distill-ranker") / "ranker")
+    shutil.copytree(toy_line / "pruned", run.artifacts("prune-ranker") / "ranker")
     bundle_id = read_manifest(bundle)["bundle_id"]
     champion = Champion(bundle_id, "1", "m", str(bundle), "", "")
-    names = ["fastapi", "unoptimised", NULL, "ours, 2 processes", "answer-cache"]
+    names = [
+        "fastapi",
+        "onnx-fp32",
+        "fastapi-torch",
+        "unoptimised",
+        NULL,
+        "ours, 2 processes",
+        "answer-cache",
+    ]
     effort = replace(QUICK, endurance=40)
     result = bench_load(
         home,
@@ -232,7 +301,7 @@ def test_all_arms_are_measured_and_written(
     assert f"Load report of bundle {bundle_id}" in (tmp_path / "out" / "load.md").read_text()
     measured = set(result["arms"])
     assert measured | set(result["skipped"]) == {OURS, *names}
-    assert {OURS, "fastapi", "unoptimised", NULL} <= measured
+    assert {OURS, "fastapi", "fastapi-torch", "onnx-fp32", "unoptimised", NULL} <= measured
     assert "--mixed" in result["skipped"]["answer-cache"]
     places = {"RECO_HOME", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL", "RECO_DEADLINE_MS"}
     assert set(result["arms"][OURS]["settings"]) == places
@@ -242,6 +311,7 @@ def test_all_arms_are_measured_and_written(
         [alone] = arm["alone"]["rounds"]
         assert alone["answered"] == alone["requests"] > 0, name
         assert alone["cpu_ms"] > 0
+        assert (arm["first_ms"] is None) == (name == NULL)
         assert arm["memory_mb"]["rss"] >= arm["memory_mb"]["pss"] > 0
         assert (arm.get("ratio") is None) == (name == OURS)
         if name == NULL:
@@ -251,7 +321,10 @@ def test_all_arms_are_measured_and_written(
             parts = sum(row["mean"] for stage, row in stages.items() if stage != "client")
             assert parts == pytest.approx(stages["client"]["mean"], rel=1e-6), "they add up"
             assert {"features", "retrieval", "ranking", "reranking", "unexplained"} <= set(stages)
-    assert set(result["payloads"]) == {"REST V1", "REST V2", "gRPC"}
+    ways = {"REST V1", "REST V2", "own REST route", "gRPC", "typed gRPC"}
+    assert set(result["payloads"]) == ways
+    typed, untyped = (result["payloads"][name]["request_bytes"] for name in ("typed gRPC", "gRPC"))
+    assert typed < untyped
     assert all(row["failed"] == 0 and row["answer_bytes"] > 0 for row in result["payloads"].values())
     assert list(result["basket_length"]["ms"])[:2] == ["1", "2"]
     assert result["endurance"]["requests"] == 40

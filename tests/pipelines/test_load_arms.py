@@ -1,7 +1,6 @@
 """Which servers there are, and which of them can be started here."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from pipelines.load_arms import (
     choose_arms,
     differing,
     fill_store,
-    student_of,
+    ranker_of,
 )
 from pipelines.runs import new_run
 from serving.online_features import RedisStore
@@ -31,9 +30,11 @@ SHELL = {
 }
 
 
-def scene(student: Path | None = None, mixed: bool = False) -> Scene:
+def scene(student: str = "", mixed: bool = False, pruned: str = "") -> Scene:
     settings = Settings(deadline_ms=70.0, store_url="redis://127.0.0.1:1/0")
-    return Scene(Path("bundle"), settings, Path("feast"), student, mixed)
+    rankers = {"student": student, "pruned": pruned}
+    paths = {name: Path(path) if path else None for name, path in rankers.items()}
+    return Scene(Path("bundle"), settings, Path("feast"), mixed=mixed, **paths)
 
 
 def arm(name: str) -> Arm:
@@ -50,8 +51,12 @@ def test_ours_is_always_among_them() -> None:
 def test_an_arm_says_why_it_is_missing() -> None:
     later = Arm("later", "", lambda _: [], {"RECO_FROM_THE_FUTURE": "1", "RECO_DEADLINE_MS": "50"})
     assert later.missing(scene()) == "this version has no RECO_FROM_THE_FUTURE"
-    assert "keeps the torch weights" in arm("eager").missing(scene())
-    assert arm("eager").missing(scene(Path("student"))) == ""
+    for name in ("unpruned", "fastapi-torch", "unoptimised", "unoptimised-user-row"):
+        assert "keeps what distill-ranker made" in arm(name).missing(scene(pruned="pruned"))
+        assert arm(name).missing(scene("student")) == ""
+    for name in ("eager", "onnx-fp32"):
+        assert "keeps what prune-ranker made" in arm(name).missing(scene("student"))
+        assert arm(name).missing(scene(pruned="pruned")) == ""
 
 
 def test_answers_are_kept_only_where_the_requests_are_those_of_a_shop() -> None:
@@ -85,39 +90,64 @@ def test_each_part_of_ours_that_is_left_out_is_one_part() -> None:
     assert arm("no-logs").command(scene()) == arm(OURS).command(scene())
     # KServe writes a log of its own; all other variants write the same line for each request as ours.
     assert arm("kserve-stock").environment == {"RECO_REQUEST_LOG": "off"}
-    for name in ("eager", "feast-sdk", "no-gc-freeze", "no-batching"):
+    for name in ("eager", "onnx-fp32", "unpruned", "feast-sdk", "no-gc-freeze", "no-batching"):
         assert arm(name).environment == {}
     for name in ("fastapi", "unoptimised"):
         assert "request log" in arm(name).what
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("onnx-fp32", {"graph": "pruned"}),  # without quantisation and compilation
+        ("unpruned", {"graph": "student"}),  # and without pruning
+        ("eager", {"weights": "pruned"}),  # onnx-fp32 in another engine
+        ("fastapi-torch", {"door": "fastapi", "weights": "student"}),
+    ],
+)
+def test_each_step_on_the_way_to_the_served_ranker_stands_alone(name: str, given: dict[str, str]) -> None:
+    document = json.loads(arm(name).command(scene("student", pruned="pruned"))[3])
+    assert document == {"bundle": "bundle", **given}
+
+
+def test_who_serves_the_student_as_it_was_before_pruning_says_so() -> None:
+    for one in ARMS:
+        if one.needs == "student":
+            assert "student" in one.what, one.name
+
+
 def test_each_arm_is_one_command_with_the_scene_in_it() -> None:
     for one in ARMS:
-        command = one.command(scene(Path("student")))
+        command = one.command(scene("student", pruned="pruned"))
         assert all(isinstance(word, str) for word in command)
         if command[2].startswith("pipelines.load_arms_") and len(command) > 3:
             given = json.loads(command[3])
             assert given["bundle"] == "bundle"
             assert given.get("student") in (None, "student")
+            assert {given.get("graph"), given.get("weights")} <= {None, "student", "pruned"}
+            assert bool(one.needs) == any(given.get(name) for name in ("student", "graph", "weights"))
             assert given.get("feast_home") in (None, "feast")
     assert len({one.name for one in ARMS}) == len(ARMS)
 
 
-def test_the_student_is_that_of_the_champions_own_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["distill-ranker", "prune-ranker"])
+def test_a_ranker_is_that_of_the_champions_own_run(step: str, tmp_path: Path) -> None:
     champion = Champion("b1", "1", "m", "bundle", "2024-01-01", "2024-01-02")
-    assert student_of(tmp_path, champion) is None
+    assert ranker_of(tmp_path, champion, step) is None
     for bundle_id in ("b1", "b2"):
-        run = new_run(tmp_path, "training", {}, ["evaluate-bundle", "distill-ranker"])
-        evaluated, student = run.artifacts("evaluate-bundle") / "evaluated", run.artifacts("distill-ranker")
+        run = new_run(tmp_path, "training", {}, ["evaluate-bundle", "distill-ranker", "prune-ranker"])
+        evaluated = run.artifacts("evaluate-bundle") / "evaluated"
         evaluated.mkdir(parents=True)
         (evaluated / "manifest.json").write_text(json.dumps({"bundle_id": bundle_id}))
-        (student / "ranker").mkdir(parents=True)
-        (student / "ranker" / "weights.npz").touch()
+        for made in ("distill-ranker", "prune-ranker"):
+            (run.artifacts(made) / "ranker").mkdir(parents=True)
+            for name in ("weights.npz", "ranker.onnx"):
+                (run.artifacts(made) / "ranker" / name).touch()
         if bundle_id == "b1":
-            expected = student / "ranker"
-    assert student_of(tmp_path, champion) == expected
-    shutil.rmtree(expected)
-    assert student_of(tmp_path, champion) is None
+            expected = run.artifacts(step) / "ranker"
+    assert ranker_of(tmp_path, champion, step) == expected
+    (expected / "ranker.onnx").unlink()
+    assert ranker_of(tmp_path, champion, step) is None
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from pipelines.load_arms_variants import (
     Variant,
     eager,
     fastapi_app,
+    opener,
     parts_of,
     replaced,
     serve_variant,
@@ -33,7 +34,9 @@ from serving.settings import Settings
 
 LEFT_OUT: dict[str, tuple[dict[str, Any], set[str]]] = {
     "kserve-stock": ({"door": "kserve"}, {"serving.endpoint.Endpoint"}),
-    "eager": ({"student": "student"}, {"serving.recommender.open_recommender"}),
+    "onnx-fp32": ({"graph": "pruned"}, {"serving.recommender.open_recommender"}),
+    "unpruned": ({"graph": "student"}, {"serving.recommender.open_recommender"}),
+    "eager": ({"weights": "pruned"}, {"serving.recommender.open_recommender"}),
     "feast-sdk": ({"feast_home": "feast"}, {"serving.online_features.open_store"}),
     "no-gc-freeze": ({"freezes": False}, {"gc.freeze"}),
     "no-batching": (
@@ -47,6 +50,11 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], set[str]]] = {
 def test_a_door_that_nobody_built_is_refused() -> None:
     with pytest.raises(ValueError, match="no door 'triton': choose one of endpoint, kserve, fastapi"):
         Variant("bundle", door="triton")
+
+
+def test_a_variant_has_one_ranker() -> None:
+    with pytest.raises(ValueError, match="with weights or with a graph"):
+        Variant("bundle", weights="student", graph="pruned")
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
@@ -109,8 +117,8 @@ def test_each_variant_pays_for_what_ours_pays_for(
 
 
 def paths(given: dict[str, Any], toy_line: Path, feast_home: Path) -> dict[str, Any]:
-    known = {"student": str(toy_line / "student"), "feast_home": str(feast_home)}
-    return {name: known.get(name, value) for name, value in given.items()}
+    known = {name: str(toy_line / name) for name in ("student", "pruned")} | {"feast": str(feast_home)}
+    return {name: known.get(value, value) for name, value in given.items()}
 
 
 def write_heartbeat(url: str, at: float) -> None:
@@ -153,6 +161,31 @@ def test_eager_ranks_joined_requests_in_one_call(toy_line: Path) -> None:
     for found, expected in zip(rank_joined(session, rows), alone, strict=True):
         assert isinstance(found, np.ndarray)
         assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranker", ["student", "pruned"])
+@pytest.mark.parametrize("field", ["weights", "graph"])
+def test_a_variant_ranks_with_the_ranker_it_was_given(field: str, ranker: str, toy_line: Path) -> None:
+    """Whatever the door: not with the bundle's own, which differs from both."""
+    from serving.bundle import open_session
+
+    line = {"basket": ["item-001"], "at": "2024-06-12T10:00:00Z", "request_id": "r"}
+    bundle = toy_line / "evaluated"
+    given: dict[str, Any] = {"door": "fastapi", field: str(toy_line / ranker)}
+    variants = {"as it ships": Variant(str(bundle)), "changed": Variant(str(bundle), **given)}
+    scores, rows = {}, None
+    for name, one in variants.items():
+        recommender = opener(one)(bundle, MemoryStore())
+        rows = recommender.prepare(parse_request(line, now=0.0, default_id=""))
+        scores[name] = recommender.rank(rows.dense, rows.categorical)
+        recommender.facts.close()
+    assert rows is not None
+    graph = open_session(toy_line / ranker / "ranker.onnx")
+    inputs = {"dense": rows.dense, "categorical": rows.categorical}
+    [expected] = graph.run(["score"], inputs)
+    assert scores["changed"] == pytest.approx(expected, abs=1e-6)
+    assert np.abs(scores["as it ships"] - expected).max() > 1e-6
 
 
 @pytest.mark.slow

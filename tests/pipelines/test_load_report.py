@@ -27,6 +27,9 @@ def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) 
     found: dict[str, Any] = {
         "what": "a server",
         "ready_s": 1.0,
+        "first_ms": 3 * p50,
+        "first_degraded": False,
+        "choosing": {"p50": 1.25, "p99": 2.75},
         "memory_mb": {"rss": 300.4, "pss": 200.0},
         "alone": {"p50_ms": p50, "p99_ms": 2 * p50, "mean_ms": p50, "rounds": []},
         "cpu_ms": cpu_ms,
@@ -121,6 +124,25 @@ def test_the_report_begins_with_ours_beside_the_tutorials_stack() -> None:
     )
     alone = load_table(result(arms={"ours": arms["ours"]})).splitlines()[2]
     assert alone.endswith("400 answers a second; the tutorials' stack was not measured beside it.")
+
+
+def test_the_first_answer_stands_beside_the_warm_ones() -> None:
+    arms = {"ours": arm(2.0, 1.5, 400.0), "unoptimised": arm(90.0, 60.0, 8.0, 4.0)}
+    arms["unoptimised"] |= {"ready_s": 31.42, "first_ms": 50.5, "first_degraded": True}
+    arms["null"] = arm(1.0, 1.0, 1.0) | {"first_ms": None}
+    text = load_table(result(arms=arms))
+    assert "| ours | 1.0 | 6.00 | 2.00 | 4.00 |" in text
+    assert "| unoptimised | 31.4 | 50.50 (degraded) | 90.00 | 180 |" in text
+    assert "| null | 1.0 | – |" in text
+
+
+def test_the_stages_that_choose_are_told_together() -> None:
+    assert "re-ranking of an answer together: p50 1.25 ms, p99 2.75 ms." in load_table(result())
+
+
+def test_binary_tensors_over_rest_are_told_to_be_refused() -> None:
+    """They are: see tests/serving/test_limits.py."""
+    assert "Binary tensors over REST have no row: they are refused on purpose (400)" in load_table(result())
 
 
 def test_goals_are_told_and_misses_plainly() -> None:
