@@ -210,7 +210,6 @@ def test_the_quality_in_the_readme_was_measured(label: str, system: str) -> None
     [
         ("in process, ten items from the full catalogue", "in_process", "total"),
         ("over HTTP, one request at a time", "http_one_at_a_time", "client"),
-        ("over HTTP, 50 requests a second, open loop", "http_50_per_s", "client"),
     ],
 )
 def test_the_latency_in_the_readme_was_measured(label: str, arm: str, line: str) -> None:
