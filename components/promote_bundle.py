@@ -58,7 +58,8 @@ def promote_bundle(
         dry_run: compare and report; neither raise nor change anything but the copies under `home`.
 
     Returns:
-        Version, bundle id, the version before, whether anything changed, and the gate's checks.
+        Version, bundle id, the version before, whether anything changed, the gate's checks, and the latency
+        of challenger and champion with the machine it was measured on, None where it was not.
 
     Raises:
         GateFailed: naming metric, got, needed; nothing was changed.
@@ -72,16 +73,21 @@ def promote_bundle(
         registry = Registry(tracking_uri, model_name)
         before = registry.alias(CHAMPION)
         challenger = registry.version(version)
-        result = {"version": challenger.version, "bundle_id": challenger.bundle_id, "previous": before or ""}
+        result: dict[str, Any] = {
+            "version": challenger.version,
+            "bundle_id": challenger.bundle_id,
+            "previous": before or "",
+        }
         if challenger.version == before:
             if not dry_run:
                 _install(registry, root, challenger)  # its pointer or its copy under home may be gone
-            return {**result, "changed": False, "checks": []}
+            return {**result, "changed": False, "checks": [], "latency": None}
         bundle = _fetch(registry, root, challenger)
         evaluation = read_evaluation(bundle)
-        checks = compare(
-            evaluation, _champion_evaluation(registry, root, before, bundle, evaluation, dataset), gate
-        )
+        champion = _champion_evaluation(registry, root, before, bundle, evaluation, dataset)
+        latency = _latency(registry, root, before, bundle)
+        checks = compare(evaluation, champion, gate, None if latency is None else latency["added_ms"])
+        result["latency"] = latency
         rows = [{**asdict(check), "passed": check.passed} for check in checks]
         if dry_run:
             return {**result, "changed": False, "checks": rows}
@@ -222,6 +228,19 @@ def _champion_evaluation(
         return recorded
     log.info("champion %s was evaluated on another test window: evaluating it on this one", champion)
     return _evaluate_on(path, bundle, evaluation, dataset)
+
+
+def _latency(registry: Registry, home: Path, champion: str | None, bundle: Path) -> dict[str, Any] | None:
+    """Return what an answer of challenger and champion takes here; None where one of them cannot be asked."""
+    from components.served_latency import served_latency
+
+    if champion is None:
+        return None
+    try:
+        return served_latency(bundle, _fetch(registry, home, registry.version(champion)))
+    except BundleInvalid as error:
+        log.warning("latency is not compared: %s", error)  # e.g. a champion of an older feature schema
+        return None
 
 
 def _evaluate_on(

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +54,7 @@ WARMED = (1_000, 10_000)
 BUDGET_S = 5.0
 JITTERS = (0.0, 0.1, 0.2, JITTER_RATIO)
 KEYS = 10_000
+OTHER_ITEMS_BOUND = 0.01  # of kept answers that may show other items than one that is computed now
 WHOLE, VECTORS, TOGETHER, ROWS, ITEMS = (
     "whole answers",
     "user vectors and their neighbours",
@@ -436,11 +437,30 @@ async def answered(replayed: Replayed, count: int) -> dict[str, Any]:
         took["hit" if was_hit else "miss"].append(took["with"][-1])
         if was_hit:
             lists["known" if known else "anonymous"].append((shown["with"], shown["without"]))
+    regret = {kind: _regret(pairs) for kind, pairs in lists.items()}
     return {
         "questions": len(asks),
         "hit_ratio": round(1 - made / len(asks), 4),
         "ms": {name: _percentiles(values) for name, values in took.items()},
-        "regret": {kind: _regret(pairs) for kind, pairs in lists.items()},
+        "regret": regret,
+        "kept": kept_verdict(regret),
+    }
+
+
+def kept_verdict(regret: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many of all hits showed other items than a computed answer, and whether that is few enough.
+
+    Each kind of shopper weighs as much as its hits; without a hit there is no share and no verdict.
+    """
+    hits = sum(found["answers"] for found in regret.values())
+    other = sum(round(found["answers"] * found.get("other_items_ratio", 0.0)) for found in regret.values())
+    share = other / hits if hits else None
+    return {
+        "answers": hits,
+        "other_items": other,
+        "other_items_ratio": None if share is None else round(share, 4),
+        "bound": OTHER_ITEMS_BOUND,
+        "reached": None if share is None else share <= OTHER_ITEMS_BOUND,
     }
 
 

@@ -96,6 +96,8 @@ def cache_table(result: dict[str, Any]) -> str:
         ),
         *_regret_lines({"key without the store": result["without_store"]["regret"]}),
         "",
+        _kept_line(answers["kept"]),
+        "",
         "A key without the store would hit "
         f"{result['without_store']['hit_ratio']['without_store']:.1%} instead of "
         f"{result['without_store']['hit_ratio']['with_store']:.1%} (all anonymous, none asked again).",
@@ -134,6 +136,16 @@ def cache_table(result: dict[str, Any]) -> str:
 def _hit_line(row: dict[str, Any], questions: dict[str, int], rates: str) -> str:
     asked = questions[f"{row['again']:g}"]
     return f"| {row['anonymous']:.0%} | {row['again']:.0%} | {asked:,} | {row['distinct']:,} | {rates} |"
+
+
+def _kept_line(kept: dict[str, Any]) -> str:
+    if not kept["answers"]:
+        return f"No answer was kept, so nothing is said of the bound of {kept['bound']:.0%}."
+    return (
+        f"Of all {kept['answers']:,} hits together {kept['other_items']:,}, {kept['other_items_ratio']:.2%}, "
+        f"show other items than an answer computed now; at most {kept['bound']:.0%} were asked for: "
+        f"{'reached' if kept['reached'] else 'not reached'}."
+    )
 
 
 def _regret_lines(rows: dict[str, dict[str, Any]]) -> list[str]:

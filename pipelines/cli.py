@@ -1235,21 +1235,16 @@ def bench() -> None:
 @bench.command("latency")
 @click.option("--seconds", type=float, default=20.0, show_default=True, help="How long each way of asking.")
 @click.option(
-    "--rps", type=float, default=50.0, show_default=True, help="Requests per second under open load."
-)
-@click.option(
     "--requests", type=click.File("rb"), help="Request lines.  [default: baskets of the evaluation]"
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
 )
 @command_options
-def bench_latency(
-    context: Context, seconds: float, rps: float, requests: IO[bytes] | None, out: Path | None
-) -> None:
+def bench_latency(context: Context, seconds: float, requests: IO[bytes] | None, out: Path | None) -> None:
     """Measure milliseconds per stage and in total.
 
-    In process, over HTTP one request at a time, and under open load.
+    In process, and over HTTP one request at a time; under load it is `reco bench load` that measures.
     """
     from pipelines.ask import evaluation_requests
     from serving.bench_latency import bench_latency as measure
@@ -1261,7 +1256,7 @@ def bench_latency(
         if requests
         else evaluation_requests(bundle, 2_000)
     )
-    result = measure(bundle, lines, out or context.home / "bench", seconds, rps, context.settings())
+    result = measure(bundle, lines, out or context.home / "bench", seconds, context.settings())
     context.answer(result, latency_table(result))
 
 

@@ -110,6 +110,14 @@ class Steering:
         self._why = ""  # requests are run alone; empty while they are joined
         self._until_look = LOOK_EVERY
 
+    def batch_rows(self) -> int:
+        """Return the most rows of the next call that joins requests.
+
+        Where requests are run alone, a look joins two: that tells what joining saves, and more would keep
+        the first of them waiting for all the others.
+        """
+        return min(self.limit_rows, max(round(2 * self._request_rows), 2)) if self._why else self.limit_rows
+
     def arrived(self, now: float) -> None:
         """Note that a request came, `now` in seconds of any clock that only goes on."""
         self._asked.append(now)

@@ -203,7 +203,7 @@ class Batcher(Generic[Work, Result]):
             return Priority.CHECKOUT if now - member.asked >= AGED_S else member.priority
 
         # What was left waiting by a call before is joined only if that pays, like what comes new.
-        limit_rows = self._steering.limit_rows if self._joins or not self._steering.alone() else 1
+        limit_rows = self._steering.batch_rows() if self._joins or not self._steering.alone() else 1
         self._joins = False
         first, *others = sorted(self._waiting, key=urgency)  # stable: by arrival where it is equal
         batch, rows = [first], first.rows

@@ -258,6 +258,9 @@ class _Fixed(Steering):
     def alone(self) -> bool:
         return self._alone
 
+    def batch_rows(self) -> int:
+        return self.limit_rows
+
 
 def _measure_loads(
     cost: Callable[[], Cost], alone_ms: float, rows: Sequence[int], settings: Settings, asks: int

@@ -1,6 +1,8 @@
-"""A bundle and real requests -> measured latency: in process, one at a time over HTTP, and under open load.
+"""A bundle and real requests -> measured latency: in process, and one at a time over HTTP.
 
-The endpoint runs in a process of its own, and so does what asks it (`serving.load_generator`).
+The endpoint runs in a process of its own, and so does what asks it (`serving.load_generator`). What load
+adds is measured by `reco bench load`, beside a server that only burns time: on cores that the load generator
+shares, a latency under load says nothing by itself.
 """
 
 from __future__ import annotations
@@ -38,8 +40,7 @@ WARM_UP = 200  # requests asked before each arm is measured
 class Sample:
     """One answered request."""
 
-    client_ms: float  # from the time it was due (open load) or sent (one at a time) to the answer's last byte
-    late_ms: float  # how much later than due the client sent it; part of `client_ms`
+    client_ms: float  # from the time it was sent to the answer's last byte
     answer: dict[str, Any]  # the response as JSON; empty when the endpoint refused or broke
 
 
@@ -48,7 +49,6 @@ def bench_latency(
     requests: Sequence[dict[str, Any]],
     out_dir: Path,
     seconds: float = 20.0,
-    rps: float = 50.0,
     settings: Settings | None = None,
 ) -> dict[str, Any]:
     """Measure and write `latency.json` and `latency.md`; return what the JSON holds.
@@ -58,7 +58,6 @@ def bench_latency(
         requests: request lines, asked in turn; real baskets give real numbers.
         out_dir: directory of the two files.
         seconds: how long each arm runs.
-        rps: requests per second under open load.
         settings: deadline, online store and the like; ports, host and log directory are chosen here.
 
     Raises:
@@ -84,12 +83,10 @@ def bench_latency(
             started(command, given.to_env(), Path(scratch) / "endpoint.log") as server,
         ):
             bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
-            for name, rate in (("http_one_at_a_time", 0.0), (f"http_{rps:g}_per_s", rps)):
-                before = server.cpu_ms()
-                samples = _ask_over_http(generator, server.ready["http"], bodies, seconds, rate)
-                arms[name] = _summary(samples)
-                asked = len(samples) + WARM_UP
-                arms[name]["server_cpu_ms_per_request"] = (server.cpu_ms() - before) / asked
+            before = server.cpu_ms()
+            samples = _ask_over_http(generator, server.ready["http"], bodies, seconds)
+            cpu_ms = (server.cpu_ms() - before) / (len(samples) + WARM_UP)
+            arms["http_one_at_a_time"] = {**_summary(samples), "server_cpu_ms_per_request": cpu_ms}
             memory, ready = server.memory_mb()["rss"], server.ready
     result = {
         "bundle_id": ready["bundle_id"],
@@ -139,8 +136,7 @@ def latency_table(result: dict[str, Any]) -> str:
     lines += [
         "",
         "`client` is what the caller waits; `unexplained` is `client` less the stages' `total`: network,",
-        "HTTP, JSON, KServe, and waiting for the request before. `late` is the part of `client` that the",
-        "load generator itself came too late; it is 0 one at a time. `in_process` keeps no prediction log.",
+        "HTTP, JSON and KServe. `in_process` keeps no prediction log. Under load: `reco bench load`.",
         "",
     ]
     return "\n".join(lines)
@@ -165,18 +161,15 @@ def _ask_in_process(
                 if began > until:
                     break
                 response = recommender.recommend(request)
-                samples.append(Sample((time.perf_counter() - began) * 1e3, 0.0, response.to_dict()))
+                samples.append(Sample((time.perf_counter() - began) * 1e3, response.to_dict()))
     return samples
 
 
-def _ask_over_http(
-    generator: LoadGenerator, http: str, bodies: str, seconds: float, rate: float
-) -> list[Sample]:
-    connections = 64 if rate else 1
+def _ask_over_http(generator: LoadGenerator, http: str, bodies: str, seconds: float) -> list[Sample]:
     url = f"{http}/v1/models/checkout:predict"
-    load = generator.run(Plan(url, bodies, seconds, rate, connections, warm_up=WARM_UP, keep=True))
-    rows = zip(load.client_ms.tolist(), load.late_ms.tolist(), load.answered, load.answers, strict=True)
-    return [Sample(ms, late, first_answer(answer) if ok else {}) for ms, late, ok, answer in rows]
+    load = generator.run(Plan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
+    rows = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
+    return [Sample(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
 
 
 @contextlib.contextmanager
@@ -200,7 +193,7 @@ def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
     answered = [sample for sample in samples if sample.answer]
     stages = [sample.answer["stage_ms"] for sample in answered]
     client = [sample.client_ms for sample in answered]
-    rows = {"client": client, "late": [sample.late_ms for sample in answered]}
+    rows = {"client": client}
     rows |= {stage: [times[stage] for times in stages if stage in times] for stage in STAGES}
     rows["unexplained"] = [ms - times["total"] for ms, times in zip(client, stages, strict=True)]
     reasons = Counter(sample.answer["degraded_reason"] for sample in answered if sample.answer["degraded"])

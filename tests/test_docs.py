@@ -1,5 +1,6 @@
 """README and Makefile -> are they true: commands, options, targets, settings, links and files exist."""
 
+import itertools
 import json
 import re
 import tomllib
@@ -130,9 +131,39 @@ def test_the_readme_names_no_setting_that_is_gone() -> None:
     assert set(re.findall(r"RECO_[A-Z_]+", README)) <= set(SETTINGS)
 
 
-def test_the_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
-    assert not [link for link in links if "://" not in link and not (ROOT / link).exists()]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code, in which # begins a comment."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(text: str) -> set[str]:
+    """What can stand behind # in a link: headings as GitHub spells them, numbered where they repeat."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.*?) *#*$", text, re.MULTILINE):
+        said = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)  # of a link its text
+        anchor = re.sub(r"[^\w\- ]", "", said.lower()).replace(" ", "-")
+        numbered = (f"{anchor}-{number}" if number else anchor for number in itertools.count())
+        found.add(next(name for name in numbered if name not in found))
+    return found
+
+
+def test_headings_become_the_anchors_that_github_makes() -> None:
+    page = "# The `reco` command\n## What's new?\n## What's new?\n### See [a page](b.md), now\n#no heading\n"
+    assert anchors(page) == {"the-reco-command", "whats-new", "whats-new-1", "see-a-page-now"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(prose(target)), f"{link}: no such heading"
 
 
 def test_the_files_that_the_readme_names_exist() -> None:
@@ -210,7 +241,6 @@ def test_the_quality_in_the_readme_was_measured(label: str, system: str) -> None
     [
         ("in process, ten items from the full catalogue", "in_process", "total"),
         ("over HTTP, one request at a time", "http_one_at_a_time", "client"),
-        ("over HTTP, 50 requests a second, open loop", "http_50_per_s", "client"),
     ],
 )
 def test_the_latency_in_the_readme_was_measured(label: str, arm: str, line: str) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from components.gate import GateFailed, GateParams, compare, enforce, gain
+from components.gate import GateFailed, GateParams, compare, enforce, gain, sales_lost_share
 
 
 def evaluation(ndcg: float | None = 0.16, blend: float = 0.13, tower: float = 0.07) -> dict[str, Any]:
@@ -89,3 +89,63 @@ def test_a_gate_that_lets_all_through_or_nothing_is_refused(value: float) -> Non
 def test_a_ratio_of_nothing_asks_for_nothing() -> None:
     found = compare(evaluation(0.05), None, GateParams(over_blend=0, over_two_tower=0))
     assert all(check.passed for check in found)
+
+
+@pytest.mark.parametrize(
+    ("added_ms", "lost"),
+    [(0.0, 0.0), (100.0, 0.01), (30.0, 0.003), (1.0, 0.0001), (-50.0, 0.0), (20_000.0, 1.0)],
+)
+def test_what_a_later_answer_costs(added_ms: float, lost: float) -> None:
+    assert sales_lost_share(added_ms, 0.01) == pytest.approx(lost)
+
+
+@pytest.mark.parametrize(
+    ("added_ms", "left", "refused"),
+    [
+        (0.0, 0.16, []),
+        # 50 ms cost 0.5 %: 0.16 x 0.995 = 0.1592; asked for are 0.99 x 0.16 = 0.1584.
+        (50.0, 0.1592, []),
+        # 120 ms cost 1.2 %: 0.16 x 0.988 = 0.15808.
+        (120.0, 0.15808, ["ndcg_at_10 less latency against champion"]),
+        (-120.0, 0.16, []),
+    ],
+)
+def test_added_latency_is_paid_for_in_sales(added_ms: float, left: float, refused: list[str]) -> None:
+    checks = compare(evaluation(0.16), evaluation(0.16), None, added_ms)
+    assert checks[-1].metric == "ndcg_at_10 less latency against champion"
+    assert (checks[-1].got, checks[-1].need) == (pytest.approx(left), pytest.approx(0.1584))
+    assert [check.metric for check in checks if not check.passed] == refused
+
+
+def test_the_reason_says_what_the_latency_costs() -> None:
+    with pytest.raises(
+        GateFailed, match=r"less latency against champion is 0\.1581, needed 0\.1584"
+    ) as caught:
+        enforce(compare(evaluation(0.16), evaluation(0.16), None, 120.0))
+    assert "with 1.20% of sales lost to the +120.0 ms that an answer takes" in str(caught.value)
+
+
+def test_a_better_challenger_may_take_longer_and_a_quicker_one_may_not_be_worse() -> None:
+    # 3 % better, 200 ms later: 0.1648 x 0.98 = 0.161504, more than 0.1584.
+    assert all(check.passed for check in compare(evaluation(0.1648), evaluation(0.16), None, 200.0))
+    checks = compare(evaluation(0.1583), evaluation(0.16), None, -1_000.0)
+    assert "ndcg_at_10 against champion" in [check.metric for check in checks if not check.passed]
+
+
+def test_the_price_of_latency_is_a_parameter() -> None:
+    free = compare(evaluation(0.16), evaluation(0.16), GateParams(sales_lost_per_100_ms=0), 10_000.0)
+    assert all(check.passed for check in free)
+    dear = compare(evaluation(0.16), evaluation(0.16), GateParams(sales_lost_per_100_ms=0.1), 20.0)
+    assert dear[-1].got == pytest.approx(0.16 * 0.98)  # 20 ms cost 2 %
+    assert not dear[-1].passed
+
+
+def test_a_latency_that_was_not_measured_stands_in_nobodys_way() -> None:
+    checks = compare(evaluation(0.16), evaluation(0.16))
+    assert all(check.passed for check in checks)
+    assert checks[-1].metric == "ndcg_at_10 against champion"
+    assert checks[-1].reason.endswith("its latency beside the champion's was not measured")
+
+
+def test_without_a_champion_there_is_nothing_to_be_slower_than() -> None:
+    assert not [check for check in compare(evaluation(), None, None, 1_000.0) if "champion" in check.metric]

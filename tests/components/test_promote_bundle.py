@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import components.promote_bundle as promote_module
+import components.served_latency as served_latency_module
 from components.gate import GateFailed, compare
 from components.home import Conflict, NoChampion, locked, read_champion
 from components.promote_bundle import NothingToCompare, promote_bundle, rollback
@@ -135,6 +136,37 @@ def test_champion_and_challenger_sit_the_same_exam(toy_line: Path) -> None:
     data = read_dataset(toy_line / "dataset")
     recorded = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())["served"]
     assert evaluate_served(toy_line / "bundle", toy_line / "evaluated", data)["served"] == recorded
+
+
+def test_a_bundle_that_cannot_be_asked_is_promoted_without_a_latency(
+    evaluated: Make, promote: Promote, uri: str
+) -> None:
+    """These bundles hold no model, as one of an older feature schema holds none for this code."""
+    register(evaluated("one"), uri)
+    assert promote()["latency"] is None
+    register(evaluated("two"), uri)
+    result = promote()
+    assert result["changed"]
+    assert result["latency"] is None
+    assert "was not measured" in result["checks"][-1]["reason"]
+
+
+def test_latency_that_costs_more_sales_than_is_forgiven_is_refused(
+    evaluated: Make, promote: Promote, home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(evaluated("one"), uri)
+    promote()
+    register(evaluated("two"), uri)
+    measured = {"added_ms": 120.0, "machine": {"cores": 2}}
+    monkeypatch.setattr(served_latency_module, "served_latency", lambda challenger, champion: measured)
+    result = promote(dry_run=True)
+    assert result["latency"] == measured
+    assert [check["metric"] for check in result["checks"] if not check["passed"]] == [
+        "ndcg_at_10 less latency against champion"
+    ]
+    with pytest.raises(GateFailed, match=r"less latency against champion is 0\.1581, needed 0\.1584"):
+        promote()
+    assert read_champion(home).version == "1"
 
 
 def test_rollback_walks_back_one_promotion_at_a_time(

@@ -6,7 +6,16 @@ import orjson
 import pytest
 
 from components.traffic import Ask
-from pipelines.bench_cache import Clocked, Watch, _regret, _seen_before, bench_cache, expiry, hits_of
+from pipelines.bench_cache import (
+    Clocked,
+    Watch,
+    _regret,
+    _seen_before,
+    bench_cache,
+    expiry,
+    hits_of,
+    kept_verdict,
+)
 from serving.answer_cache import KNOWN, SHARED, AnswerKey
 from serving.cache import JITTER_RATIO
 
@@ -49,6 +58,32 @@ def test_regret_of_the_same_of_another_order_and_of_another_list() -> None:
     assert other["ndcg"] == pytest.approx(1 - 1 / 4.5436, abs=1e-4), "the first place weighs 1 of 4.5436"
 
 
+@pytest.mark.parametrize(
+    ("anonymous", "known", "share", "reached"),
+    [
+        # 149 hits at 0 % and 50 at 2 % (one): 1 of 199, not the 1 % that the two shares are on average.
+        ((149, 0.0), (50, 0.02), 0.0050, True),
+        ((100, 0.0), (100, 0.02), 0.0100, True),  # 2 of 200: the bound itself is reached
+        ((100, 0.01), (100, 0.02), 0.0150, False),  # 3 of 200
+        ((0, None), (50, 0.04), 0.0400, False),
+        ((0, None), (0, None), None, None),
+    ],
+)
+def test_the_verdict_on_kept_answers_weighs_each_hit_alike(
+    anonymous: tuple[int, float | None],
+    known: tuple[int, float | None],
+    share: float | None,
+    reached: bool | None,
+) -> None:
+    regret = {
+        kind: {"answers": hits} | ({} if ratio is None else {"other_items_ratio": ratio})
+        for kind, (hits, ratio) in (("anonymous", anonymous), ("known", known))
+    }
+    found = kept_verdict(regret)
+    assert found["answers"] == anonymous[0] + known[0]
+    assert (found["other_items_ratio"], found["bound"], found["reached"]) == (share, 0.01, reached)
+
+
 def test_without_jitter_all_expire_at_once_and_with_ours_at_most_at_twice_the_mean() -> None:
     found = expiry()["busiest_against_mean"]
     assert found["0"] == 60
@@ -71,5 +106,6 @@ def test_the_whole_bench_on_the_toy_shop(toy_line: Path, tmp_path: Path) -> None
         rates = list(row["hit_ratio"].values())
         assert all(0 <= rate <= 1 for rate in rates)
     assert result["answers"]["regret"]["anonymous"].get("other_items_ratio", 0) == 0, "a function of its key"
+    assert result["answers"]["kept"] == kept_verdict(result["answers"]["regret"])
     nothing, *warmed = result["deploy"][0]["misses"].values()
     assert all(misses <= nothing for misses in warmed)

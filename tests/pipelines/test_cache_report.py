@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipelines.cache_report import cache_table, draw_hits
 
 REGRET = {
@@ -12,6 +14,7 @@ REGRET = {
     "overlap_at_10": 0.99,
     "ndcg": 0.98,
 }
+KEPT = {"answers": 199, "other_items": 1, "other_items_ratio": 0.005, "bound": 0.01, "reached": True}
 MS = {"p50": 1.0, "p99": 2.0, "mean": 1.5}
 RESULT: dict[str, Any] = {
     "bundle_id": "b1",
@@ -50,6 +53,7 @@ RESULT: dict[str, Any] = {
         "hit_ratio": 0.3,
         "ms": {"without": MS, "hit": MS, "miss": {}, "with": MS},
         "regret": {"anonymous": REGRET, "known": {"answers": 0}},
+        "kept": KEPT,
     },
     "hour_old": {"59": REGRET},
     "without_store": {"hit_ratio": {"with_store": 0.1, "without_store": 0.2}, "regret": REGRET},
@@ -74,6 +78,25 @@ def test_the_page_says_what_was_asked_for_and_what_was_found() -> None:
     assert "| hits, anonymous | 10 | 10.00% | 20.00% | 0.9900 | 0.9800 |" in page
     assert "hits, known" not in page, "nothing was compared"
     assert "| miss |" not in page, "nothing was measured"
+    assert (
+        "Of all 199 hits together 1, 0.50%, show other items than an answer computed now; "
+        "at most 1% were asked for: reached." in page
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ({"answers": 50, "other_items": 2, "other_items_ratio": 0.04, "reached": False}, "for: not reached."),
+        ({"answers": 0, "other_items": 0, "other_items_ratio": None, "reached": None}, "No answer was kept"),
+    ],
+)
+def test_the_page_says_it_where_the_bound_is_missed_or_nothing_was_kept(
+    kept: dict[str, Any], said: str
+) -> None:
+    page = cache_table({**RESULT, "answers": {**RESULT["answers"], "kept": {**kept, "bound": 0.01}}})
+    assert said in page
+    assert "for: reached" not in page
 
 
 def test_the_hits_are_drawn(tmp_path: Path) -> None:

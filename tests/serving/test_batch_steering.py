@@ -1,12 +1,16 @@
 """Steering knows no clock and no model: what it decides follows from the numbers it is told."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.batch_steering import LOOK_EVERY, MAX_WAIT_MS, WAIT_SHARE, CallCost, Steering
+from serving.batching import Batcher
+from serving.virtual_time import VirtualLoop
 
 GOAL_MS = 15.0
 NOW = 0.0  # where the time of a call does not matter
@@ -119,6 +123,68 @@ def test_a_change_of_the_cost_is_found_out() -> None:
             steering.ran(NOW, rows, 1, device(rows), queued=False)
         steering.ran(NOW, 2_000, 4, device(2_000), queued=True)
     assert not steering.alone()
+
+
+def test_a_look_joins_two_and_no_more() -> None:
+    steering = learnt(processor)
+    steering.limit_rows = 4_000
+    for _ in range(200):
+        steering.ran(NOW, 500, 1, processor(500), queued=False)
+    assert steering.batch_rows() == pytest.approx(1_000, abs=5)
+    hopeful = learnt(device)
+    hopeful.limit_rows = 4_000
+    assert hopeful.batch_rows() == 4_000
+
+
+def little_fixed(rows: int) -> float:
+    """A processor again: 20 microseconds a call, 0.4 ms of a request's 500 rows."""
+    return 0.02 + 0.0008 * rows
+
+
+def waits_ms(steering: Steering, load: float, asks: int = 6_000) -> np.ndarray:
+    """Ask a batcher at random times of a virtual clock; what each of the second half waited, in ms."""
+    loop = VirtualLoop()
+    per_s = load * 1e3 / little_fixed(500)
+    times = np.cumsum(np.random.default_rng(0).exponential(1 / per_s, asks)).tolist()
+    waited = np.zeros(asks)
+
+    def run(bundle_id: str, works: Sequence[int]) -> list[Exception | None]:
+        loop.work(little_fixed(sum(works)))
+        return [None] * len(works)
+
+    batcher = Batcher(run, steering, stage="test", clock=loop.time)
+
+    async def ask(number: int, at: float) -> None:
+        await asyncio.sleep(at - loop.now)
+        await batcher.ask(500, rows=500, bundle_id="")
+        waited[number] = (loop.now - at) * 1e3
+
+    async def ask_all() -> None:
+        await asyncio.gather(*(ask(number, at) for number, at in enumerate(times)))
+
+    try:
+        loop.run_until_complete(ask_all())
+    finally:
+        loop.close()
+    return waited[asks // 2 :]
+
+
+class OneACall(Steering):
+    """Never joins."""
+
+    def alone(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9])
+def test_where_a_call_costs_its_rows_the_tail_is_that_of_one_call_each(load: float) -> None:
+    """A share `load` of what one request a call could answer, at random times; no time of this machine."""
+    steering = Steering(GOAL_MS, max_wait_ms=5.0)
+    steered, alone = (np.percentile(waits_ms(s, load), 99) for s in (steering, OneACall(GOAL_MS)))
+    assert steering.state()["decision"] == "alone"
+    assert steering.state()["why"] == "joining saves less than it costs"
+    assert (steering.state()["fixed_ms"], steering.state()["row_ms"]) == pytest.approx((0.02, 0.0008))
+    assert steered <= 1.03 * alone
 
 
 def rush(steering: Steering, per_s: float, busy_ratio: float, calls: int, since: float = 0.0) -> float:
