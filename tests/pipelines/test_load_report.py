@@ -183,7 +183,7 @@ def test_prefetches_a_swap_and_a_canary_are_told() -> None:
     assert "| 1 | 4.00 | 5.00 | 1.25x | 0, 1, 2 of 1,200 |" in text
     assert "| median | 4.50 | – | – | |" in text
     assert "the canary at 20.0, with a p99 of 6.50 ms." in text
-    recovery["back_s"] = None  # type: ignore[assignment]
+    recovery["back_s"] = None
     assert "not within 2 s" in load_table(result(priority=priority))
 
 
