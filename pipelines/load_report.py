@@ -280,6 +280,7 @@ def _priority(found: Mapping[str, Any] | None, goal_ms: float) -> list[str]:
     shed, recovery = found["shed"], found["recovery"]
     back_s, half = recovery["back_s"], _ms(recovery["half_p99_ms"])
     told = f"not within {recovery['watched_s']} s" if back_s is None else f"in second {back_s}"
+    told = told if recovery["second_p99_ms"] else "in a time that so few requests do not tell"
     each = ", ".join(_ms(ms) for ms in recovery["second_p99_ms"].values())
     return [
         "## Three times the capacity, most of it prefetches (ours)",
