@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ from pipelines.load_arms import (
 )
 from pipelines.load_goals import judge_goals
 from pipelines.load_report import draw_load, load_table
+from pipelines.load_trials import (
+    FEWEST,
+    OVERLOAD,
+    OVERLOAD_CONNECTIONS,
+    beside_a_canary,
+    following,
+    overload_by_priority,
+    swap_under_load,
+)
 from serving.bench_frozen_store import local_server
 from serving.bench_latency import first_answer
 from serving.bundle import load_bundle, read_manifest
@@ -56,9 +66,6 @@ from serving.settings import Settings
 log = logging.getLogger(__name__)
 
 PROBE_REQUESTS = 200  # a probe takes so long that about so many are due, within limits
-OVERLOAD = 3.0  # times the knee
-FEWEST = 20  # requests of which a share of the capacity can be told
-OVERLOAD_CONNECTIONS = 512  # so that the crowd stands at the server's door, not at the client's
 LOOKUPS = "reco_cache_lookups_total"  # in /metrics, by level and outcome
 WARM_UP = 20  # requests before each run: a server that idled has cold caches
 PATIENCE_S = 60.0  # with the first answer of all
@@ -77,6 +84,8 @@ class Effort:
     half_s: float = 6.0  # at half of the capacity, a round
     overload_s: float = 6.0
     lengths_s: float = 1.0  # a length and round
+    priority_s: float = 30.0  # of an overload that is mostly prefetches
+    swap_s: float = 16.0  # while the champion is another one, and then again the first
     endurance: int = 60_000  # requests
 
 
@@ -88,6 +97,8 @@ QUICK = Effort(
     half_s=0.5,
     overload_s=0.5,
     lengths_s=0.2,
+    priority_s=0.5,
+    swap_s=6.0,
     endurance=400,
 )
 
@@ -227,6 +238,8 @@ def bench_load(
         result["floor"] = _measure_arms(bench)
         result["arms"] = {runner.arm.name: _row(bench, runner) for runner in runners}
         parts: dict[str, Callable[[Bench], Any]] = {"basket_length": basket_lengths, "payloads": payloads}
+        if bench.ours.found["capacity"]["rate"]:
+            parts |= {"priority": priority, "swap": swap, "canary": canary}
         if endurance:
             parts["endurance"] = memory_growth
         for name, part in parts.items():
@@ -621,6 +634,41 @@ def typed_message(request: Mapping[str, Any]) -> bytes:
     if request.get("at"):
         message.at.FromDatetime(datetime.fromisoformat(request["at"]))
     return bytes(message.SerializeToString())
+
+
+def priority(bench: Bench) -> dict[str, Any]:
+    """Ask ours for more than it can, most of it prefetches."""
+    effort, capacity = bench.effort, bench.ours.found["capacity"]["rate"]
+    ask = partial(bench.ask, bench.ours)
+    return overload_by_priority(ask, capacity, bench.goal_ms, effort.priority_s, effort.half_s)
+
+
+def swap(bench: Bench) -> dict[str, Any]:
+    """Ask one that follows a home at half of the capacity of ours while its bundle is swapped."""
+    rate = bench.ours.found["capacity"]["rate"] / 2
+    with (
+        tempfile.TemporaryDirectory(prefix="reco-load-") as home,
+        following(bench.scene, Path(home)) as (server, flips),
+    ):
+        ask = partial(bench.ask, replace(bench.ours, server=server))
+        ask(bench.effort.half_s, rate)  # it has just begun: what is cold would hide what a swap costs
+        return swap_under_load(ask, rate, bench.goal_ms, bench.effort.swap_s, flips)
+
+
+def canary(bench: Bench) -> dict[str, Any]:
+    """Ask ours at half of its capacity, with and without a second one that is asked at the same time."""
+    ours, effort = bench.ours, bench.effort
+    arm, rate = replace(ours.arm, name="canary"), ours.found["capacity"]["rate"] / 2
+    with (
+        tempfile.TemporaryDirectory(prefix="reco-load-") as scratch,
+        running(arm, bench.scene, Path(scratch)) as server,
+        load_generator() as generator,
+    ):
+        ask = partial(replace(bench, generator=generator).ask, replace(ours, arm=arm, server=server))
+        rounds = min(effort.rounds, 3)
+        return beside_a_canary(
+            partial(bench.ask, ours), ask, rate, bench.goal_ms, _long_enough(effort.half_s, rate), rounds
+        )
 
 
 def memory_growth(bench: Bench, steps: int = 20) -> dict[str, Any]:

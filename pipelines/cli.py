@@ -1317,7 +1317,8 @@ def bench_load(
     """Measure capacity, tail and cost beside other ways to serve the same.
 
     Against our endpoint without each of its parts, plain FastAPI, the tutorials' stack, and a server that
-    only burns time. With a Redis of its own; about half an hour.
+    only burns time. Ours also under a crowd of prefetches, a swap and a canary. With a Redis of its own;
+    about half an hour.
     """
     from components.fit_statistics import purchases_of
     from feature_repo.events import read_dataset

@@ -66,6 +66,12 @@ def _goals(result: Result) -> Iterator[Goal]:
     yield Goal("p99 with the longest basket, against one item", "<=", 1.5, " x", _growth)
     yield Goal("full answers in time at three times the capacity", ">=", 90, " %", _goodput)
     yield from _of_half_and_start()
+    checkouts = "checkouts in full and in time at three times the capacity, the rest of it prefetches"
+    yield Goal(checkouts, ">=", 99, " %", _checkouts)
+    yield Goal("until p99 is back after that", "<=", 5, " s", _recovery)
+    yield Goal("failed while two bundles are swapped", "<=", 0, "", _failed_in_swap)
+    yield Goal("p99 while a bundle is swapped, against before", "<=", 2, " x", _part("swap", "p99_ratio"))
+    yield Goal("p99 beside a canary, against without", "<=", 1.25, " x", _part("canary", "ratio"))
     if "endurance" in result:
         yield Goal(f"growth of memory in {ENDURED:,} requests", "<=", 5, " MiB", _memory)
     if result["mixed"] is not None:
@@ -97,13 +103,7 @@ def _holds(measured: float, sign: str, bound: float) -> bool:
 
 
 def _of(arm: str, *path: str) -> Read:
-    def read(result: Result) -> float | None:
-        found: Any = result["arms"].get(arm)
-        for name in path:
-            found = None if found is None else found.get(name)
-        return None if found is None else float(found)
-
-    return read
+    return _part("arms", arm, *path)
 
 
 def _capacity_over(name: str, other: str) -> Read:
@@ -124,6 +124,33 @@ def _growth(result: Result) -> float | None:
 def _goodput(result: Result) -> float | None:
     ratio = _of(OURS, "overload", "goodput_ratio")(result)
     return None if ratio is None else 100 * ratio
+
+
+def _part(*path: str) -> Read:
+    def read(result: Result) -> float | None:
+        found: Any = result
+        for name in path:
+            found = None if found is None else found.get(name)
+        return None if found is None else float(found)
+
+    return read
+
+
+def _checkouts(result: Result) -> float | None:
+    ratio = _part("priority", "checkout", "good_ratio")(result)
+    return None if ratio is None else 100 * ratio
+
+
+def _recovery(result: Result) -> float | None:
+    recovery = result.get("priority", {}).get("recovery")
+    if not (recovery and recovery["second_p99_ms"]):
+        return None
+    back_s: float | None = recovery["back_s"]
+    return float("inf") if back_s is None else back_s
+
+
+def _failed_in_swap(result: Result) -> float | None:
+    return _part("swap", "failed")(result) if result.get("swap", {}).get("swapped") else None
 
 
 def _memory(result: Result) -> float | None:

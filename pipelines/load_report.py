@@ -44,6 +44,9 @@ def load_table(result: Mapping[str, Any]) -> str:
         "",
         *_payloads(result["payloads"]),
         "",
+        *_priority(result.get("priority"), result["goal_ms"]),
+        *_swap(result.get("swap")),
+        *_canary(result.get("canary")),
         *_endurance(result.get("endurance")),
         *_knees(result),
     ]
@@ -293,6 +296,83 @@ def _payloads(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _priority(found: Mapping[str, Any] | None, goal_ms: float) -> list[str]:
+    if found is None:
+        return []
+    rows = []
+    for name in ("checkout", "prefetch"):
+        kind = found[name]
+        lost = kind["refused"] + kind["failed"] + kind["unanswered"]
+        rows.append(
+            f"| {name} | {kind['requests']:,} | {_percent(kind['good_ratio'], 1)} "
+            f"| {_percent(kind['full_ratio'], 1)} | {kind['shed']:,} | {kind['late']:,} | {lost} |"
+        )
+    shed, recovery = found["shed"], found["recovery"]
+    back_s, half = recovery["back_s"], _ms(recovery["half_p99_ms"])
+    told = f"not within {recovery['watched_s']} s" if back_s is None else f"in second {back_s}"
+    told = told if recovery["second_p99_ms"] else "in a time that so few requests do not tell"
+    each = ", ".join(_ms(ms) for ms in recovery["second_p99_ms"].values())
+    return [
+        "## Three times the capacity, most of it prefetches (ours)",
+        "",
+        f"| of {found['rate']:,.0f} requests/s for {found['seconds']:g} s | requests "
+        f"| in full within {goal_ms:g} ms | in full | best sellers at once | late | lost |",
+        "|" + "---|" * 7,
+        *rows,
+        "",
+        f"Checkouts are nine tenths of the capacity. Of {shed['requests']:,} that were answered "
+        f"`overloaded`, p50 {_ms(shed['ms']['p50'])} ms, p99 {_ms(shed['ms']['p99'])} ms. "
+        f"Asked half of the capacity right after it, p99 was back within 1.5 x of what it was before "
+        f"({half} ms) {told}; second by second: {each or '–'} ms.",
+        "",
+    ]
+
+
+def _swap(found: Mapping[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    rows = [
+        f"| {name} | {row['requests']:,} | {_ms(row['p50_ms'])} | {_ms(row['p99_ms'])} | {row['failed']} "
+        f"| {row['degraded']} | {row['late']} |"
+        for name, row in found["phases"].items()
+    ]
+    took = ", ".join("not in time" if took_s is None else f"{took_s:.1f} s" for took_s in found["swap_s"])
+    return [
+        "## The champion is swapped twice at half of the capacity (ours)",
+        "",
+        "| of the swaps | requests | p50 ms | p99 ms | failed | degraded | late |",
+        "|" + "---|" * 7,
+        *rows,
+        "",
+        f"At {found['rate']:,.0f} requests/s. During: from the pointer's move until a second after the other "
+        f"bundle took over ({took}): p99 against before {_ratio(found['p99_ratio'])}.",
+        "",
+    ]
+
+
+def _canary(found: Mapping[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    rows = [
+        f"| {number} | {_ms(one['without_p99_ms'])} | {_ms(one['with_p99_ms'])} | {_ratio(one['ratio'])} "
+        f"| {one['failed']}, {one['degraded']}, {one['late']} of {one['requests']:,} |"
+        for number, one in enumerate(found["rounds"], 1)
+    ]
+    medians = [_ms(found[name]) for name in ("without_p99_ms", "with_p99_ms")]
+    return [
+        "## A canary beside stable (ours twice on this machine)",
+        "",
+        "| round | p99 of stable alone, ms | with the canary | ratio | failed, degraded, late with it |",
+        "|" + "---|" * 5,
+        *rows,
+        f"| median | {' | '.join(medians)} | {_ratio(found['ratio'])} | |",
+        "",
+        f"Stable at {found['rate']:,.0f} requests/s, half of its capacity; the canary at "
+        f"{found['canary_rate']:,.1f}, with a p99 of {_ms(found['canary_p99_ms'])} ms.",
+        "",
+    ]
+
+
 def _endurance(found: Mapping[str, Any] | None) -> list[str]:
     if found is None:
         return []
@@ -333,8 +413,12 @@ def _times(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
-def _percent(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.0%}"
+def _percent(ratio: float | None, digits: int = 0) -> str:
+    return "–" if ratio is None else f"{ratio:.{digits}%}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}x"
 
 
 def _ms(value: float | None) -> str:

@@ -18,6 +18,7 @@ from serving.calls import PRIORITIES, Call
 # Shares of a request's own time, from arrival to deadline, that may be over when its full answer could begin.
 # How long the request lay in the kernel is not seen: the loop takes it up after all it had before.
 PATIENT, STRICT = 0.8, 0.35
+PREFETCH = 0.2  # for which there must be time anyway
 STANDING_S = 0.2  # of refusals one upon the other, after which it is the strict limit that holds
 CALM_S = 0.05  # without a refusal, after which it is the patient one again
 _WEIGHT = 0.05  # of the newest in the average time of an answer
@@ -46,7 +47,7 @@ class Admission:
         waited_s = now + self._computing * self._answer_s - call.arrived
         given_s = call.deadline - call.arrived
         if call.priority != PRIORITIES[0]:
-            return not strict and waited_s <= STRICT * given_s
+            return not strict and waited_s <= PREFETCH * given_s
         share = STRICT if strict else PATIENT
         # That one caller is in a hurry, or asks for what can wait, does not make a queue.
         if waited_s > share * self._limit_s:

@@ -23,7 +23,7 @@ from serving import metrics
 from serving.admission import Admission
 from serving.batch_steering import Steering
 from serving.batching import Batcher, Priority
-from serving.calls import Call
+from serving.calls import PRIORITIES, Call
 from serving.errors import ClientGone, DeadlineExceeded, Overloaded, RankingFailed
 from serving.ranked import Ranked, best_of
 from serving.ranking import rank_joined
@@ -155,6 +155,7 @@ class Checkout:
 
         Raises:
             ClientGone: nobody waits for the answer.
+            Overloaded: it is a prefetch, and there is no time for it.
         """
         return await self.complete(self.begin(request, call))
 
@@ -169,8 +170,15 @@ class Checkout:
         return self.finish(turn)
 
     def begin(self, request: Request, call: Call) -> Turn:
-        """Return the turn of a request: the bundle of this moment is its own."""
-        return Turn(request, call, self.recommender, time.perf_counter(), time.thread_time())
+        """Return the turn of a request: the bundle of this moment is its own.
+
+        Raises:
+            Overloaded: it is a prefetch, and there is no time for it: nobody waits for best sellers either.
+        """
+        now = time.perf_counter()
+        if call.priority != PRIORITIES[0] and not self._admission.admits(call, now):
+            raise Overloaded("overloaded: there is no time for a prefetch now, ask later")
+        return Turn(request, call, self.recommender, now, time.thread_time())
 
     async def prepare(self, turn: Turn) -> None:
         """Read the user's features and retrieve candidates, unless a cached list answers.

@@ -36,7 +36,7 @@ from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serving.checkout import Checkout
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, Overloaded
 from serving.grpc_service import RecommendationsService, read_metadata
 from serving.http_routes import ARRIVED, GONE, RECOMMENDATIONS, TASK, routes
 from serving.limits import Limits
@@ -59,6 +59,7 @@ _REFUSALS: dict[type[Exception], tuple[int, grpc.StatusCode, str]] = {
     InvalidInput: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
     InvalidRequest: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
     UnsupportedProtocol: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
+    Overloaded: (429, grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded.reason),
     ModelNotFound: (404, grpc.StatusCode.NOT_FOUND, "unknown_model"),
     ModelNotReady: (503, grpc.StatusCode.UNAVAILABLE, "not_ready"),
     ServerNotReady: (503, grpc.StatusCode.UNAVAILABLE, "not_ready"),

@@ -8,7 +8,7 @@ RecommendError
  ├─ RankingFailed         answered by the fallback; `reason` is told as degraded_reason
  │   ├─ RankerUnavailable     the remote ranker is not there or refuses
  │   ├─ RankerMismatch        the remote ranker has another bundle
- │   ├─ Overloaded            too many wait for the model, or for their turn
+ │   ├─ Overloaded            too many wait for the model, or for their turn; a prefetch gets 429
  │   ├─ ScoresInvalid         the scores of this request are no numbers
  │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time
  ├─ ClientGone            nobody waits for the answer: none is made

@@ -25,7 +25,7 @@ from serving.schemas import parse_instances, parse_request
 RECOMMENDATIONS = "/v1/recommendations"
 PREDICT = "/v1/models/checkout:predict"
 Scope = MutableMapping[str, Any]  # ASGI's
-Route = Callable[[Scope, object], Awaitable[bytes]]  # raises InvalidRequest, ClientGone
+Route = Callable[[Scope, object], Awaitable[bytes]]  # raises InvalidRequest, Overloaded, ClientGone
 
 # What the HTTP server says in the scope: when a request was here whole (perf_counter), and that its client
 # has left; and what it is told there: the task to cancel if the client leaves later.

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from serving.errors import ClientGone, InvalidRequest
+from serving.errors import ClientGone, InvalidRequest, Overloaded
 from serving.http_routes import ARRIVED, Route, Scope
 from serving.metrics import count_rejected
 from serving.settings import Settings
@@ -67,6 +67,9 @@ class Limits:
         except InvalidRequest as error:
             count_rejected("invalid_input")
             await _refuse(send, 400, str(error))
+        except Overloaded as error:
+            count_rejected(error.reason)
+            await _refuse(send, 429, str(error))
         except (_Gone, ClientGone):
             count_rejected("client_gone")
         else:

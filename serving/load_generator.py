@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,6 +37,8 @@ WARM_UP_S = 60.0  # a server that is slower is not worth waiting for
 PAUSE_S = 0.05  # from the warm-up to the first request that counts
 # How our answers say that they are less than they should be: V1 and V2 JSON, and V2's protobuf.
 _DEGRADED = (b'"degraded":true', b'"degraded": true', b"degraded\x12\x02\x08\x01")
+_SHED = b"overloaded"  # the reason in any of them
+_PREFETCH, _PREFETCH_CALL = b"X-Priority: prefetch\r\n", (("x-priority", "prefetch"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,13 @@ class Plan:
     seed: int = 0  # of the times
     patience_s: float = 2.0  # how long to wait for what is missing after the last request was due
     keep: bool = False  # return the answers, too
+    # Of an open loop's requests, so many say that nobody waits yet. Which ones is drawn by the seed, so that
+    # each kind comes at the times of a Poisson process of its own.
+    prefetch_ratio: float = 0.0
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, bool)
 
 
 @dataclass(frozen=True)
@@ -68,12 +77,23 @@ class Load:
     answer_bytes: np.ndarray  # (n,) of its body
     generator_cpu_s: float  # processor time of the generator itself
     answers: list[bytes] = field(default_factory=list)  # with `Plan.keep`
+    prefetch: np.ndarray = field(default_factory=_none)  # (n,) it said that nobody waits yet
+    shed: np.ndarray = field(default_factory=_none)  # (n,) the answer says that too much was asked
+    began_s: float = 0.0  # the first moment, by the machine's monotonic clock
 
     @property
     def answered(self) -> np.ndarray:
         """Which requests got an answer with status 200, (n,) bool."""
         found: np.ndarray = self.status == OK
         return found
+
+    def only(self, which: np.ndarray) -> Load:
+        """Return some of the requests, (n,) bool, as if the others had not been counted."""
+        arrays: dict[str, Any] = {
+            name: value[which] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        answers = list(itertools.compress(self.answers, which.tolist()))
+        return replace(self, **arrays, answers=answers)
 
     def summary(self, deadline_ms: float) -> dict[str, Any]:
         """Return counts, rates and percentiles.
@@ -201,10 +221,10 @@ def open_loop() -> asyncio.AbstractEventLoop:
 class _Asked:
     """One request on its way."""
 
-    __slots__ = ("answer", "body", "done", "due", "size", "status", "turned_to")
+    __slots__ = ("answer", "body", "done", "due", "prefetch", "size", "status", "turned_to")
 
-    def __init__(self, body: bytes, due: float, turned_to: float) -> None:
-        self.body, self.due, self.turned_to = body, due, turned_to
+    def __init__(self, body: bytes, due: float, turned_to: float, prefetch: bool = False) -> None:
+        self.body, self.due, self.turned_to, self.prefetch = body, due, turned_to, prefetch
         self.done, self.status, self.size, self.answer = 0.0, UNANSWERED, 0, b""
 
 
@@ -233,7 +253,9 @@ def _turn(bodies: Sequence[bytes], start: int) -> Iterator[bytes]:
 
 
 async def _open(pool: _Pool, turn: Iterator[bytes], plan: Plan) -> list[_Asked]:
-    gaps = np.random.default_rng(plan.seed).exponential(1 / plan.rate, max(int(plan.seconds * plan.rate), 1))
+    rng = np.random.default_rng(plan.seed)
+    gaps = rng.exponential(1 / plan.rate, max(int(plan.seconds * plan.rate), 1))
+    prefetch = iter((rng.random(len(gaps)) < plan.prefetch_ratio).tolist())
     first = pool.now() + PAUSE_S
     dues = deque((first + np.cumsum(gaps)).tolist())
     end, loop = dues[-1] + plan.patience_s, asyncio.get_running_loop()
@@ -241,7 +263,7 @@ async def _open(pool: _Pool, turn: Iterator[bytes], plan: Plan) -> list[_Asked]:
 
     def send() -> None:
         while dues and dues[0] <= (now := pool.now()):
-            one = _Asked(next(turn), dues.popleft(), now)
+            one = _Asked(next(turn), dues.popleft(), now, next(prefetch))
             asked.append(one)
             pool.ask(one)
         if dues:
@@ -292,6 +314,9 @@ def _load(asked: Sequence[_Asked], began: float, ended: float, cpu_s: float, kee
         answer_bytes=np.array([one.size for one in asked], np.int64),
         generator_cpu_s=cpu_s,
         answers=[one.answer for one in asked] if keep else [],
+        shed=np.array([_SHED in one.answer for one in asked], bool),
+        prefetch=np.array([one.prefetch for one in asked], bool),
+        began_s=began,
     )
 
 
@@ -393,7 +418,8 @@ class _HttpConnection(asyncio.Protocol):
     def ask(self, asked: _Asked) -> None:
         """Send one request."""
         self._asked = asked
-        self._transport.write(b"%sContent-Length: %d\r\n\r\n%s" % (self._head, len(asked.body), asked.body))
+        head = self._head + _PREFETCH if asked.prefetch else self._head
+        self._transport.write(b"%sContent-Length: %d\r\n\r\n%s" % (head, len(asked.body), asked.body))
 
     def data_received(self, data: bytes) -> None:
         """Collect the answer."""
@@ -456,7 +482,8 @@ class _GrpcConnection:
 
     async def _ask(self, asked: _Asked) -> None:
         try:
-            status, answer = OK, await self._call(asked.body)
+            metadata = _PREFETCH_CALL if asked.prefetch else None
+            status, answer = OK, await self._call(asked.body, metadata=metadata)
         except self._error as error:
             name = error.code().name
             status, answer = {"RESOURCE_EXHAUSTED": 429, "UNAVAILABLE": 503}.get(name, 500), b""
@@ -490,8 +517,8 @@ def _read(file: Path) -> Load:
     with np.load(file, allow_pickle=False) as stored:
         arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
     answers = _unpacked(arrays.pop("lengths"), arrays.pop("data"))
-    cpu_s = float(arrays.pop("generator_cpu_s"))
-    return Load(**arrays, generator_cpu_s=cpu_s, answers=answers)
+    cpu_s, began_s = (float(arrays.pop(name)) for name in ("generator_cpu_s", "began_s"))
+    return Load(**arrays, generator_cpu_s=cpu_s, began_s=began_s, answers=answers)
 
 
 def main() -> None:

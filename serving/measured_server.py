@@ -27,6 +27,7 @@ class MeasuredServer:
 
     process: subprocess.Popen[bytes]
     ready: dict[str, Any]  # its ready line
+    said: Path = Path(os.devnull)  # what it writes goes there
 
     def cpu_ms(self) -> float:
         """Return the processor time that all its processes have used so far."""
@@ -42,6 +43,10 @@ class MeasuredServer:
                     if name in found:
                         found[name] += int(line.split()[1]) / 1024
         return found
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Return the lines {"event": KIND, ...} that it has written so far."""
+        return _events(self.said, kind)
 
     def samples(self, metric: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric in its /metrics now, by those of its labels in their order.
@@ -78,7 +83,7 @@ def started(
     with said.open("wb") as out:
         process = subprocess.Popen(command, env=dict(environment), stdout=out, stderr=out)
     try:
-        yield MeasuredServer(process, _wait_ready(process, said, start_s))
+        yield MeasuredServer(process, _wait_ready(process, said, start_s), said)
     finally:
         _stop(process)
 
@@ -98,13 +103,17 @@ def processes_of(pid: int) -> list[int]:
 def _wait_ready(process: subprocess.Popen[bytes], said: Path, start_s: float) -> dict[str, Any]:
     until = time.monotonic() + start_s
     while process.poll() is None and time.monotonic() < until:
-        for line in said.read_bytes().splitlines(keepends=True):
-            if line.startswith(b'{"event": "ready"') and line.endswith(b"\n"):
-                ready: dict[str, Any] = orjson.loads(line)
-                return ready
+        if ready := _events(said, "ready"):
+            return ready[0]
         time.sleep(0.05)
     text = said.read_text(errors="replace").strip()[-2_000:]
     raise RuntimeError(f"the server did not start: {text or 'it said nothing'}")
+
+
+def _events(said: Path, kind: str) -> list[dict[str, Any]]:
+    begins = b'{"event": "%s"' % kind.encode()
+    lines = said.read_bytes().splitlines(keepends=True)
+    return [orjson.loads(line) for line in lines if line.startswith(begins) and line.endswith(b"\n")]
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

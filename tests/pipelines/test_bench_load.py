@@ -337,6 +337,30 @@ def alone_requests(arm: dict[str, Any]) -> int:
 
 
 @pytest.mark.slow
+def test_ours_alone_is_tried_with_prefetches_a_swap_and_a_canary(toy_line: Path, tmp_path: Path) -> None:
+    home, bundle = tmp_path / "home", toy_line / "evaluated"
+    shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
+    champion = Champion("b", "1", "m", str(bundle), "", "")
+    lines = evaluation_requests(bundle, 50)
+    out, late_ms = tmp_path / "out", 60_000.0  # nobody's goal: this machine may be busy
+    result = bench_load(home, champion, lines, out, [OURS], QUICK, goal_ms=late_ms, deadline_ms=late_ms)
+    capacity = result["arms"][OURS]["capacity"]["rate"]
+    found = result["priority"]
+    assert found["rate"] == pytest.approx(3 * capacity)
+    assert found["checkout"]["requests"] + found["prefetch"]["requests"] == max(int(1.5 * capacity), 1)
+    swap, canary = result["swap"], result["canary"]
+    assert (swap["rate"], canary["rate"]) == (capacity / 2, capacity / 2)
+    assert swap["swap_s"], "the pointer moved"
+    assert sum(phase["requests"] for phase in swap["phases"].values()) == swap["requests"]
+    assert canary["canary_rate"] == pytest.approx(canary["rate"] / 10)
+    assert len(canary["rounds"]) == 1
+    written, told = json.loads((out / "load.json").read_bytes()), (out / "load.md").read_text()
+    assert {"priority", "swap", "canary"} <= set(written)
+    for heading in ("most of it prefetches", "swapped twice", "A canary beside stable"):
+        assert heading in told
+
+
+@pytest.mark.slow
 def test_a_mixed_replay_says_how_many_answers_the_cache_had(toy_line: Path, tmp_path: Path) -> None:
     home, bundle = tmp_path / "home", toy_line / "evaluated"
     shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")

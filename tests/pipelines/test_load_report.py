@@ -161,7 +161,8 @@ def test_each_part_says_its_figures() -> None:
     assert "| ours | 400: 20.0, 800: 85.0 |" in text, "a rate that was asked twice shows its median"
     assert "takes 0.123 ms" in text
     assert "used 2.0% of a core" in text
-    assert "Endurance" not in text
+    for part in ("Endurance", "most of it prefetches", "swapped twice", "canary"):
+        assert part not in text, "nobody measured it"
 
 
 def test_an_arm_without_a_capacity_and_an_endurance_run_are_told() -> None:
@@ -173,6 +174,39 @@ def test_an_arm_without_a_capacity_and_an_endurance_run_are_told() -> None:
     assert "| unoptimised | held no rate |" in text
     assert "60,000 requests without a pause, 0 failed" in text
     assert "0.012 MB a thousand requests" in text
+
+
+KIND = {"requests": 900, "good_ratio": 0.9912, "full_ratio": 0.9956, "shed": 4, "late": 3, "refused": 1}
+PHASE = {"requests": 300, "p50_ms": 2.0, "p99_ms": 4.0, "failed": 0, "degraded": 1, "late": 2}
+
+
+def test_prefetches_a_swap_and_a_canary_are_told() -> None:
+    recovery = {"half_p99_ms": 5.0, "second_p99_ms": {"1": 9.0, "2": 6.0}, "watched_s": 2, "back_s": 2}
+    priority: dict[str, Any] = {
+        **{"rate": 1_200.0, "seconds": 30.0, "recovery": recovery},
+        "checkout": {**KIND, "failed": 0, "unanswered": 1},
+        "prefetch": {**KIND, "requests": 2_100, "good_ratio": None, "failed": 0, "unanswered": 0},
+        "shed": {"requests": 1_804, "ms": {"p50": 1.25, "p99": 3.5}},
+    }
+    phases = {"before": PHASE, "during": {**PHASE, "p99_ms": 7.0}, "after": PHASE}
+    swap = {"rate": 200.0, "swap_s": [1.04, None], "phases": phases, "p99_ratio": 1.75}
+    one = {"without_p99_ms": 4.0, "with_p99_ms": 5.0, "ratio": 1.25, "requests": 1_200}
+    one |= {"failed": 0, "degraded": 1, "late": 2}
+    medians = {"without_p99_ms": 4.5, "with_p99_ms": None, "ratio": None}
+    canary = {"rate": 200.0, "canary_rate": 20.0, "canary_p99_ms": 6.5, "rounds": [one], **medians}
+    text = load_table(result(priority=priority, swap=swap, canary=canary))
+    assert "| of 1,200 requests/s for 30 s | requests | in full within 50 ms |" in text
+    assert "| checkout | 900 | 99.1% | 99.6% | 4 | 3 | 2 |" in text
+    assert "| prefetch | 2,100 | – | 99.6% | 4 | 3 | 1 |" in text
+    assert "Of 1,804 that were answered `overloaded`, p50 1.25 ms, p99 3.50 ms." in text
+    assert "before (5.00 ms) in second 2; second by second: 9.00, 6.00 ms." in text
+    assert "| during | 300 | 2.00 | 7.00 | 0 | 1 | 2 |" in text
+    assert "took over (1.0 s, not in time): p99 against before 1.75x." in text
+    assert "| 1 | 4.00 | 5.00 | 1.25x | 0, 1, 2 of 1,200 |" in text
+    assert "| median | 4.50 | – | – | |" in text
+    assert "the canary at 20.0, with a p99 of 6.50 ms." in text
+    recovery["back_s"] = None
+    assert "not within 2 s" in load_table(result(priority=priority))
 
 
 def test_settings_of_an_arm_are_told_but_not_where_it_is() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.admission import CALM_S, PATIENT, STANDING_S, STRICT, Admission
+from serving.admission import CALM_S, PATIENT, PREFETCH, STANDING_S, STRICT, Admission
 from serving.calls import Call
 
 
@@ -31,7 +31,7 @@ def computing(admission: Admission, answers: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("priority", "limit"), [("checkout", 100 * PATIENT), ("prefetch", 100 * STRICT)])
+@pytest.mark.parametrize(("priority", "limit"), [("checkout", 100 * PATIENT), ("prefetch", 100 * PREFETCH)])
 def test_a_burst_may_use_most_of_the_deadline(priority: str, limit: float) -> None:
     assert Admission(100.0).admits(waited(limit - 1, 1e3, priority), 1e3)
     assert not Admission(100.0).admits(waited(limit + 1, 1e3, priority), 1e3)
@@ -53,7 +53,7 @@ def test_a_queue_that_stands_is_kept_short_and_prefetches_out_of_it() -> None:
 def test_after_a_pause_it_is_patient_again() -> None:
     admission, now = overloaded(until=1e3), 1e3 + 2 * CALM_S
     assert admission.admits(waited(100 * PATIENT - 1, now), now)
-    assert admission.admits(waited(100 * STRICT - 1, now, "prefetch"), now)
+    assert admission.admits(waited(100 * PREFETCH - 1, now, "prefetch"), now)
 
 
 def test_prefetches_that_are_refused_make_nothing_strict() -> None:

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 
 from serving.calls import Call
 from serving.checkout import Checkout, Rank, Turn, find_together, rank_here, rank_together
-from serving.errors import ClientGone, RankerMismatch, RankerUnavailable
+from serving.errors import ClientGone, Overloaded, RankerMismatch, RankerUnavailable
 from serving.online_features import open_store
 from serving.prediction_log import PredictionLog, read_log
 from serving.recommender import Recommender, open_recommender
@@ -126,12 +126,7 @@ def test_a_late_answer_steps_down(recommender: Recommender, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("priority", "waited_s", "reason"),
-    [
-        ("checkout", 70, None),
-        ("checkout", 90, "overloaded"),
-        ("prefetch", 30, None),
-        ("prefetch", 50, "overloaded"),
-    ],
+    [("checkout", 70, None), ("checkout", 90, "overloaded"), ("prefetch", 15, None)],
 )
 def test_who_waited_for_most_of_the_deadline_is_answered_at_once(
     recommender: Recommender, priority: str, waited_s: float, reason: str | None
@@ -141,6 +136,16 @@ def test_who_waited_for_most_of_the_deadline_is_answered_at_once(
     answer = asyncio.run(Checkout(recommender, 1e6).answer(REQUEST, waiting))
     assert (answer.degraded_reason, answer.degraded) == (reason, reason is not None)
     assert len(answer.items) == REQUEST.k
+
+
+def test_a_prefetch_without_time_is_refused_and_computes_nothing(recommender: Recommender) -> None:
+    arrived = time.perf_counter() - 25
+    waiting = Call(arrived, arrived + 100, "given", priority="prefetch")
+    turns: list[Turn] = []
+    checkout = Checkout(recommender, 1e6, observers=(turns.append,))
+    with pytest.raises(Overloaded, match="ask later"):
+        asyncio.run(checkout.answer(REQUEST, waiting))
+    assert not turns
 
 
 def test_who_is_computed_is_counted_whatever_becomes_of_it(recommender: Recommender) -> None:

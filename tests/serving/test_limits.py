@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
+from serving.errors import Overloaded
 from serving.limits import Limits
 from serving.settings import Settings
 
@@ -55,6 +56,23 @@ def test_a_good_body_goes_through_whole_and_as_json() -> None:
         "body": '{"a": 1}',
         "headers": {"x-request-id": "r", "content-type": "application/json"},
     }
+
+
+def test_a_prefetch_that_there_is_no_time_for_is_a_429() -> None:
+    async def refuses(scope: Any, document: object) -> bytes:
+        raise Overloaded("overloaded: ask later")
+
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/own", "headers": []}
+    asyncio.run(Limits(echo, SETTINGS, {"/own": refuses})(scope, receive, send))
+    assert (sent[0]["status"], orjson.loads(sent[1]["body"])) == (429, {"error": "overloaded: ask later"})
 
 
 def test_a_get_goes_through_untouched() -> None:

@@ -29,10 +29,11 @@ from serving.load_generator import (
 )
 
 Answer = Callable[[bytes], Awaitable[tuple[int, bytes]]]  # a body -> status and body
+HeadAnswer = Callable[[bytes, bytes], Awaitable[tuple[int, bytes]]]  # a body and its head, in lower case
 
 
 @contextmanager
-def http_server(answer: Answer) -> Iterator[str]:
+def http_server(answer: Answer | None = None, with_head: HeadAnswer | None = None) -> Iterator[str]:
     """Answer HTTP/1.1 requests in a thread of its own; a status below 0 hangs up."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,7 +42,12 @@ def http_server(answer: Answer) -> Iterator[str]:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-                status, body = await answer(await reader.readexactly(length))
+                asked = await reader.readexactly(length)
+                if with_head is not None:
+                    status, body = await with_head(asked, head)
+                else:
+                    assert answer is not None
+                    status, body = await answer(asked)
                 if status < 0:
                     break
                 # Two writes: an answer need not come in one piece.
@@ -166,6 +172,35 @@ def test_an_answer_that_never_comes_has_waited_until_the_end() -> None:
     assert load.summary(1e6)["ms"]["max"] == load.client_ms[0]
 
 
+def test_a_share_of_the_requests_says_that_nobody_waits_and_the_load_says_which() -> None:
+    heads: list[bool] = []
+
+    async def note(body: bytes, head: bytes) -> tuple[int, bytes]:
+        heads.append(b"\r\nx-priority: prefetch\r\n" in head)
+        return 200, b'{"degraded":true,"degraded_reason":"overloaded"}' if heads[-1] else body
+
+    with http_server(with_head=note) as url:
+        plan = replace(PLAN, url=url, connections=1, rate=400, warm_up=0, prefetch_ratio=0.7)
+        load, again = ask(plan, b"a"), ask(plan, b"a")
+        none = ask(replace(plan, prefetch_ratio=0.0), b"a")
+    assert heads == [*load.prefetch, *again.prefetch, *none.prefetch], "one connection keeps their order"
+    assert (load.prefetch == again.prefetch).all(), "it comes from the seed alone"
+    assert 100 < load.prefetch.sum() < 180
+    assert not none.prefetch.any()
+    assert (load.shed == load.prefetch).all()
+    some = load.only(load.prefetch)
+    assert len(some.status) == len(some.answers) == load.prefetch.sum() == some.summary(1e6)["degraded"]
+    assert (some.due_s == load.due_s[load.prefetch]).all()
+    assert load.only(~load.prefetch).summary(1e6)["degraded"] == 0
+
+
+def test_a_load_says_when_it_began() -> None:
+    with http_server(echo) as url:
+        before = time.monotonic()
+        load = ask(replace(PLAN, url=url), b"a")
+    assert before <= load.began_s <= load.began_s + load.due_s[-1] <= time.monotonic()
+
+
 def test_connections_are_bounded_and_the_wait_for_one_counts() -> None:
     inside, most = 0, 0
 
@@ -200,7 +235,10 @@ def test_nobody_listening_is_told_by_the_figures() -> None:
 
 
 def test_grpc_messages_travel_as_they_are() -> None:
+    said: list[bool] = []
+
     def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        said.append(("x-priority", "prefetch") in context.invocation_metadata())
         if request == b"full":
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
         return request[::-1]
@@ -211,11 +249,13 @@ def test_grpc_messages_travel_as_they_are() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        load = ask(replace(PLAN, url=f"grpc://127.0.0.1:{port}/shop.Door/Ask", rate=40), b"abc", b"full")
+        plan = replace(PLAN, url=f"grpc://127.0.0.1:{port}/shop.Door/Ask", rate=40, prefetch_ratio=0.5)
+        load = ask(plan, b"abc", b"full")
     finally:
         server.stop(0).wait()
     assert load.answers == [b"cba", b""] * 10
     assert load.status.tolist() == [200, 429] * 10
+    assert 0 < sum(said) == load.prefetch.sum() < 20
 
 
 def test_percentiles_are_values_that_occurred() -> None:

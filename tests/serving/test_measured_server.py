@@ -81,6 +81,15 @@ def test_samples_are_those_of_one_metric_by_its_labels() -> None:
     assert nothing == {}
 
 
+def test_events_are_the_whole_lines_of_their_kind(tmp_path: Path) -> None:
+    said = tmp_path / "server.log"
+    lines = ['{"event": "ready", "http": "here"}', "a warning", '{"event": "bundle", "bundle_id": "b2"}']
+    said.write_text("\n".join([*lines, '{"event": "bundle", "bun']))
+    process: Any = None
+    assert MeasuredServer(process, {}, said).events("bundle") == [{"event": "bundle", "bundle_id": "b2"}]
+    assert MeasuredServer(process, {}).events("bundle") == []
+
+
 def _state(pid: int) -> str:
     """Return what a process does; Z when there is nothing left of it but its number."""
     try:
