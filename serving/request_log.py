@@ -25,7 +25,7 @@ from serving.schemas import Request, Response
 QUEUE_LINES = 4_096  # more wait only if nobody reads stderr: later ones are dropped and counted
 POLL_S = 0.2
 CLOSE_S = 2.0
-_CHUNK = 8  # lines written at a time; each turn holds the interpreter for some 0.05 ms
+_CHUNK = 64  # lines written at a time; each turn holds the interpreter for some 0.3 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RequestLog:
             lines = [orjson.dumps(describe(a, self._key), option=orjson.OPT_APPEND_NEWLINE) for a in chunk]
             try:
                 self._stream.write(b"".join(lines))
-                self._stream.flush()  # a request that waits for the interpreter gets it meanwhile
+                self._stream.flush()
             except (OSError, ValueError):  # a closed pipe; the endpoint answers all the same
                 REQUEST_LOG_DROPPED.inc(len(lines))
 
