@@ -230,6 +230,7 @@ def bench_load(
             "goal_ms": goal_ms,
             "deadline_ms": given.deadline_ms,
             "requests": len(requests),
+            "candidates": read_manifest(bundle)["settings"]["quotas"]["total"],
             "mixed": {"anonymous": ANONYMOUS_RATIO, "again": AGAIN_RATIO} if mixed else None,
             "online_store": rows,
             "constants": {"watts_a_core": WATTS_A_CORE, "dollars_a_core_hour": DOLLARS_A_CORE_HOUR},

@@ -97,6 +97,7 @@ def _preface(result: Mapping[str, Any]) -> list[str]:
         f"{machine['cpu']}, {machine['cores']} cores, servers, Redis and client on the same ones; "
         f"load average {before:.2f} before, {after:.2f} after; Python {result['software']['python']}; commit "
         f"{result['commit']}; {result['measured_at']}. {asked}, "
+        f"at most {result['candidates']} candidates ranked for each, "
         f"{result['online_store']['users']:,} shoppers' rows; {effort['rounds']} rounds of "
         f"{effort['alone_s']:g} s an arm, the arms taking turns. Medians over rounds."
     ]

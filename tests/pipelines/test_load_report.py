@@ -67,6 +67,7 @@ def result(**more: Any) -> dict[str, Any]:
         "effort": {"rounds": 3, "alone_s": 2.0},
         "goal_ms": 50.0,
         "requests": 7,
+        "candidates": 500,
         "mixed": None,
         "online_store": {"users": 1_000, "items": 80},
         "constants": {"watts_a_core": 10.0, "dollars_a_core_hour": 0.05},
@@ -102,6 +103,7 @@ def test_the_first_table_is_what_a_manager_reads() -> None:
         "| 4.00x [3.75, 4.25], 4.00x [3.75, 4.25], 0.25x |",
         "| eager | skipped: no weights |" + " |" * 7,
     ]
+    assert "at most 500 candidates ranked for each" in text
 
 
 def test_the_report_begins_with_ours_beside_the_tutorials_stack() -> None:
