@@ -59,7 +59,7 @@ def promote_bundle(
 
     Returns:
         Version, bundle id, the version before, whether anything changed, the gate's checks, and the latency
-        of challenger and champion with the machine it was measured on, None where it was not.
+        of challenger and champion with the machine it was measured on, empty where it was not.
 
     Raises:
         GateFailed: naming metric, got, needed; nothing was changed.
@@ -81,12 +81,12 @@ def promote_bundle(
         if challenger.version == before:
             if not dry_run:
                 _install(registry, root, challenger)  # its pointer or its copy under home may be gone
-            return {**result, "changed": False, "checks": [], "latency": None}
+            return {**result, "changed": False, "checks": [], "latency": {}}
         bundle = _fetch(registry, root, challenger)
         evaluation = read_evaluation(bundle)
         champion = _champion_evaluation(registry, root, before, bundle, evaluation, dataset)
         latency = _latency(registry, root, before, bundle)
-        checks = compare(evaluation, champion, gate, None if latency is None else latency["added_ms"])
+        checks = compare(evaluation, champion, gate, latency.get("added_ms"))
         result["latency"] = latency
         rows = [{**asdict(check), "passed": check.passed} for check in checks]
         if dry_run:
@@ -230,17 +230,20 @@ def _champion_evaluation(
     return _evaluate_on(path, bundle, evaluation, dataset)
 
 
-def _latency(registry: Registry, home: Path, champion: str | None, bundle: Path) -> dict[str, Any] | None:
-    """Return what an answer of challenger and champion takes here; None where one of them cannot be asked."""
+def _latency(registry: Registry, home: Path, champion: str | None, bundle: Path) -> dict[str, Any]:
+    """Return what an answer of challenger and champion takes here; nothing where one of them cannot be asked.
+
+    Not None: what a step of a pipeline returns holds none.
+    """
     from components.served_latency import served_latency
 
     if champion is None:
-        return None
+        return {}
     try:
         return served_latency(bundle, _fetch(registry, home, registry.version(champion)))
     except BundleInvalid as error:
         log.warning("latency is not compared: %s", error)  # e.g. a champion of an older feature schema
-        return None
+        return {}
 
 
 def _evaluate_on(

@@ -143,11 +143,11 @@ def test_a_bundle_that_cannot_be_asked_is_promoted_without_a_latency(
 ) -> None:
     """These bundles hold no model, as one of an older feature schema holds none for this code."""
     register(evaluated("one"), uri)
-    assert promote()["latency"] is None
+    assert promote()["latency"] == {}
     register(evaluated("two"), uri)
     result = promote()
     assert result["changed"]
-    assert result["latency"] is None
+    assert result["latency"] == {}
     assert "was not measured" in result["checks"][-1]["reason"]
 
 
