@@ -103,6 +103,10 @@ class AnswerCache:
         """Say in the metrics what is kept in this process, when this cache begins to answer."""
         self._cache.show()
 
+    def is_being_made(self, key: AnswerKey) -> bool:
+        """Say whether somebody computes the list of a key just now."""
+        return self._cache.is_being_made(key.digest)
+
     async def get_or_make(self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]]) -> Ranked:
         """Return the ranked list of a key; `make` computes it if no level has it, once for all who ask now.
 

@@ -216,6 +216,10 @@ class Cache:
         self._shrink()
         return key in self._all
 
+    def is_being_made(self, key: bytes) -> bool:
+        """Say whether somebody makes the value of a key just now."""
+        return key in self._flights
+
     async def get_or_make(self, key: bytes, make: Make, life: Life) -> bytes:
         """Return the value of a key; make it if there is none, once however many ask at the same time.
 

@@ -198,7 +198,8 @@ class Checkout:
             return
         began = time.perf_counter()
         try:
-            turn.prepared = await self._gather(turn)
+            with self._admission.computing():
+                turn.prepared = await self._gather(turn)
         except RankingFailed as error:
             _log.warning("answered by the fallback: %s", error)
             turn.response = _fallback(turn, error.reason)
@@ -217,7 +218,8 @@ class Checkout:
             return
         began = time.perf_counter()
         try:
-            turn.scores = await self._score(turn)
+            with self._admission.computing():
+                turn.scores = _checked(await self._rank(turn), turn)
         except RankingFailed as error:
             _log.warning("answered by the fallback: %s", error)
             turn.response = _fallback(turn, error.reason)
@@ -259,13 +261,7 @@ class Checkout:
 
     async def _gather(self, turn: Turn, hidden: np.ndarray | None = None) -> Prepared:
         turn.asked = turn.recommender.ask(turn.request, turn.known)
-        with self._admission.computing():
-            near = await self._find(turn)
-        return turn.recommender.gather(turn.asked, near, hidden)
-
-    async def _score(self, turn: Turn) -> np.ndarray:
-        with self._admission.computing():
-            return _checked(await self._rank(turn), turn)
+        return turn.recommender.gather(turn.asked, await self._find(turn), hidden)
 
     async def _look(self, turn: Turn, admitted: bool) -> None:
         """Answer with a list that is cached, or is made now and will be; if that fails, no harm is done."""
@@ -295,14 +291,16 @@ class Checkout:
             own.call = Call(now, now + self.limit_s, turn.call.request_id)
             prepared = await self._gather(own, NOTHING_HIDDEN)
             own.prepared = prepared
-            own.scores = await self._score(own)
+            own.scores = _checked(await self._rank(own), own)
             prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
             self._admission.served(turn.began_s, time.thread_time())
             return best_of(prepared.query, prepared.candidates, own.scores)
 
+        waits = recommender.answers.is_being_made(key)
         try:
-            async with asyncio.timeout(max(turn.call.deadline - read, 0.0)) as limit:
-                kept = await recommender.answers.get_or_make(key, make)
+            with contextlib.nullcontext() if waits else self._admission.computing():
+                async with asyncio.timeout(max(turn.call.deadline - read, 0.0)) as limit:
+                    kept = await recommender.answers.get_or_make(key, make)
         except RankingFailed as error:
             if own.asked is None and isinstance(error, DeadlineExceeded | Overloaded):
                 return  # it was another one who came too late; this one may have time left

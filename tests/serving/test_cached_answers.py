@@ -105,6 +105,23 @@ def test_a_herd_that_waits_for_one_list_is_no_queue(cached: Recommender) -> None
     assert len(rank.turns) == 1
 
 
+def test_lists_that_are_to_be_made_are_a_queue(cached: Recommender) -> None:
+    """All of them come before the first is made: only so many as the deadline has room for are begun."""
+    requests = [replace(NOBODY, basket=(f"100000{n}", f"100001{n}"), request_id=str(n)) for n in range(9)]
+
+    async def ask() -> list[Response]:
+        checkout = Checkout(cached, 100e3, Counting(wait_s=0.05))
+        for _ in range(200):
+            checkout._admission.served(0.0, 21.0)  # four answers take more than the deadline has room for
+            checkout._admission._spent_s = 0.0
+        now = time.perf_counter()
+        call = Call(now, now + 100, "given")
+        return await asyncio.gather(*(checkout.answer(request, call) for request in requests))
+
+    rungs = [answer.rung for answer in asyncio.run(ask())]
+    assert rungs == ["full"] * 4 + ["segment"] * 5
+
+
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_who_has_no_time_for_a_list_takes_one_that_is_kept(cached: Recommender, is_kept: bool) -> None:
     rank = Counting()
