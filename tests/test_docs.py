@@ -266,6 +266,76 @@ def test_the_load_in_the_readme_was_measured() -> None:
         ]
 
 
+def tells(sentence: str) -> None:
+    """Fail with the sentence that the figures make if the README does not hold it."""
+    assert sentence in " ".join(README.split()).replace(" %", "%"), sentence
+
+
+def test_kept_answers_in_the_readme_were_measured() -> None:
+    mixed, cache = measured("load-mixed")["arms"], measured("cache")
+    rates = [mixed[name]["capacity"]["rate"] for name in ("answer-cache", "ours")]
+    tells(
+        f"one process that keeps answers gives {rates[0]:.0f} answers a second instead of {rates[1]:.0f}, "
+        f"{mixed['answer-cache']['cache']['hit_ratio']:.0%} of them kept ones"
+    )
+    level, kept = cache["levels"], cache["answers"]["kept"]
+    tells(
+        f"{level['process_hit_ratio']:.1%} of questions hit in the process and "
+        f"{level['redis_hit_ratio_of_the_rest']:.1%} of the rest in Redis"
+    )
+    kinds = {kind: found for kind, found in cache["answers"]["regret"].items() if found["answers"]}
+    shares = ", ".join(f"{kind} shoppers' {found['other_items_ratio']:.2%}" for kind, found in kinds.items())
+    tells(
+        f"of all {kept['answers']:,} hits {kept['other_items']:,}, {kept['other_items_ratio']:.2%}, show "
+        f"other items than an answer computed now ({shares}): the bound of {kept['bound']:.0%} is "
+        f"{'reached' if kept['reached'] else 'missed'}"
+    )
+
+
+def test_the_retrieval_in_the_readme_was_measured() -> None:
+    large = measured("retrieval")["catalogues"][0]
+    tells(
+        f"On {large['items']:,} synthetic items of {large['dimension']} columns, "
+        f"{large['target_recall']:.0%} of the {large['k']} nearest "
+        f"with a p99 of at most {large['target_p99_ms']:g} ms is reached by "
+        f"{', '.join(large['reached_by']) or 'no type'}"
+    )
+    tells(f"Too slow to build here: {', '.join(large['left_out']) or 'none'}")
+    reaching = [point for point in large["curve"] if point["recall"] >= large["target_recall"]]
+    kinds = dict.fromkeys(point["kind"] for point in reaching)
+    fastest = [
+        min((point for point in reaching if point["kind"] == kind), key=lambda point: point["p99_ms"])
+        for kind in kinds
+    ]
+    assert "flat" in kinds, "the exact scan finds all"
+    for point in fastest:
+        searched = ", ".join(f"{name} {value}" for name, value in point["search"].items())
+        label = f"{point['description']} {searched}".strip()
+        cells = [
+            f"{point['recall']:.3f}",
+            f"{point['p50_ms']:.2f}",
+            f"{point['p99_ms']:.2f}",
+            f"{point['bytes'] / 1e6:,.0f}",
+        ]
+        line = f"| {label} | {' | '.join(cells)} |"
+        assert line in README.splitlines(), line
+
+
+def test_batching_in_the_readme_was_measured() -> None:
+    loads = {load["load"]: load["policies"] for load in measured("batching")["loads"]["ranker"]}
+    p99 = {at: {name: arm["p99_ms"] for name, arm in loads[at].items()} for at in (0.5, 0.9)}
+    pays = all(found["all that is ready"] < found["one a call"] for found in p99.values())
+    figures = ", and ".join(
+        f"at {at:g} of the capacity it is {found['one a call']:.1f} ms with one call each, "
+        f"{found['all that is ready']:.1f} with all joined that is ready, {found['steered']:.1f} as steered"
+        for at, found in p99.items()
+    )
+    tells(
+        f"Joining requests for one call of the ranker {'pays' if pays else 'does not pay'} on this "
+        f"processor, by the p99 of ranking: {figures}"
+    )
+
+
 def test_the_features_in_the_readme_were_measured() -> None:
     found = measured("features")
     read, seen, frozen, hard = (found[name] for name in ("online_read", "visible", "frozen", "hard_stream"))
