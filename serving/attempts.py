@@ -95,6 +95,9 @@ class Asker:
         self._addresses = Addresses(target, resolve)
         self._budget, self._breaker = Budget(), Breaker()
         self._tasks: set[asyncio.Task[Response]] = set()
+        # Who waits for a connection waits here, not in httpx's pool: that one loses for ever a connection that
+        # it gives to somebody who stops waiting in the same moment, as all do whose deadline is the same.
+        self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
         # We connect to an address; that the host's name is meant says the header, and the TLS handshake.
         self._extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
         self._http = httpx.AsyncClient(
@@ -105,11 +108,7 @@ class Asker:
             },
             verify=tls,
             timeout=None,  # the deadline is of the whole
-            limits=httpx.Limits(
-                max_connections=MAX_CONNECTIONS,
-                max_keepalive_connections=MAX_CONNECTIONS,
-                keepalive_expiry=KEEP_ALIVE_S,
-            ),
+            limits=httpx.Limits(max_keepalive_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
             trust_env=False,  # a shell's proxy is not between a checkout and its endpoint
         )
 
@@ -171,14 +170,15 @@ class Asker:
 
     async def _attempt(self, question: Question) -> Response:
         address = await self._addresses.first()
-        left_ms = (question.deadline - time.monotonic()) * 1e3
         try:
-            answer = await self._http.post(
-                self._target.copy_with(host=address),
-                content=question.body,
-                headers={"x-deadline-ms": f"{max(left_ms * FOR_THE_SERVER, 0.1):.1f}"},
-                extensions=self._extensions,
-            )
+            async with self._connections:
+                left_ms = (question.deadline - time.monotonic()) * 1e3
+                answer = await self._http.post(
+                    self._target.copy_with(host=address),
+                    content=question.body,
+                    headers={"x-deadline-ms": f"{max(left_ms * FOR_THE_SERVER, 0.1):.1f}"},
+                    extensions=self._extensions,
+                )
         except httpx.TransportError as error:
             self._addresses.failed(address)
             raise NotAnswered(CONNECTION_FAILED, repr(error)) from error
