@@ -95,8 +95,8 @@ class Asker:
         self._addresses = Addresses(target, resolve)
         self._budget, self._breaker = Budget(), Breaker()
         self._tasks: set[asyncio.Task[Response]] = set()
-        # Who waits for a connection waits here, not in httpx's pool: that one loses for ever a connection that
-        # it gives to somebody who stops waiting in the same moment, as all do whose deadline is the same.
+        # Who waits for a connection waits here, not in httpx's pool: that one loses for ever a connection
+        # that it gives to somebody who stops waiting in the same moment, as all with one deadline do.
         self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
         # We connect to an address; that the host's name is meant says the header, and the TLS handshake.
         self._extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
