@@ -6,7 +6,6 @@ So nothing is read from an evaluation: the gate's own process asks both, one que
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Callable
@@ -18,9 +17,7 @@ import numpy as np
 
 from serving.bundle import Bundle, load_bundle
 from serving.measurement import measured_on
-from serving.online_features import MemoryStore, UserRow
-from serving.recommender import Recommender
-from serving.schemas import parse_request
+from serving.recommender import golden_question
 
 ROUNDS = 30  # of the 18 golden requests: 540 answers of each bundle, some seconds in all
 _WARM_UP = 2  # rounds that are not counted: first calls compile loops and touch pages
@@ -58,10 +55,8 @@ def _questions(bundle: Bundle, examiner: Path) -> list[Callable[[], Any]]:
     calls: list[Callable[[], Any]] = []
     for line in (examiner / "golden.jsonl").read_text().splitlines():
         record = json.loads(line)
-        request, store = parse_request(record["request"], now=0.0, default_id="golden"), MemoryStore()
-        if record["history"] is not None and request.user_id is not None:
-            store.write(request.user_id, UserRow(base64.b64decode(record["history"]), request.at))
-        calls.append(partial(Recommender(bundle, store).recommend, request))
+        recommender, request = golden_question(bundle, record["request"], record["history"])
+        calls.append(partial(recommender.recommend, request))
     return calls
 
 

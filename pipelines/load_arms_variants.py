@@ -119,8 +119,8 @@ def parts_of(variant: Variant) -> dict[str, Any]:
     if variant.feast_home:
         home, open_plain = Path(variant.feast_home), open_store
         parts["serving.online_features.open_store"] = lambda url: FeastRows(home, url, open_plain(url))
-    if variant.weights or variant.graph:
-        parts["serving.recommender.open_recommender"] = opener(variant)
+    if (opens := opener(variant)) is not open_recommender:
+        parts["serving.recommender.open_recommender"] = opens
     if not variant.freezes:
         parts["gc.freeze"] = lambda: None
     if not variant.joins:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -156,8 +156,8 @@ def _noticed(load: Load, swaps: Sequence[dict[str, float | None]], goal_ms: floa
     before, within = found["before"]["p99_ms"], found["during"]["p99_ms"]
     return {
         "swap_s": windows,
-        **{name: summary[name] for name in ("requests", "refused", "degraded", "late")},
-        "failed": summary["failed"] + summary["unanswered"],
+        "refused": summary["refused"],
+        **_counts(summary),
         "phases": found,
         "p99_ratio": within / before if whole and before and within else None,
         "swapped": whole,
@@ -169,9 +169,14 @@ def _phase(load: Load, goal_ms: float) -> dict[str, Any]:
     return {
         "p50_ms": summary["ms"]["p50"],
         "p99_ms": summary["ms"]["p99"],
-        **{name: summary[name] for name in ("requests", "degraded", "late")},
-        "failed": summary["failed"] + summary["unanswered"],
+        **_counts(summary),
     }
+
+
+def _counts(summary: Mapping[str, Any]) -> dict[str, int]:
+    """Return what became of requests; one that was never answered has failed."""
+    failed = summary["failed"] + summary["unanswered"]
+    return {**{name: summary[name] for name in ("requests", "degraded", "late")}, "failed": failed}
 
 
 @contextlib.contextmanager
@@ -253,8 +258,7 @@ def beside_a_canary(
                 "without_p99_ms": without_ms,
                 "with_p99_ms": with_ms,
                 "ratio": with_ms / without_ms if with_ms and without_ms else None,
-                **{name: summary[name] for name in ("requests", "degraded", "late")},
-                "failed": summary["failed"] + summary["unanswered"],
+                **_counts(summary),
             }
         )
     medians: dict[str, float | None] = {}

@@ -180,6 +180,13 @@ class Checkout:
             raise Overloaded("overloaded: there is no time for a prefetch now, ask later")
         return Turn(request, call, self.recommender, now, time.thread_time())
 
+    async def wait_turn(self, turn: Turn) -> None:
+        """Let others have theirs before a later request of one body, which then has its whole time anew."""
+        arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
+        await asyncio.sleep(0)
+        turn.began = time.perf_counter()
+        turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
+
     async def prepare(self, turn: Turn) -> None:
         """Read the user's features and retrieve candidates, unless a cached list answers.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -45,7 +44,6 @@ def routes(checkout: Checkout) -> dict[str, Route]:
     async def predict(scope: Scope, document: object) -> bytes:
         """Answer the requests one after the other, each with the whole deadline once its turn comes."""
         call = _call(scope, checkout.limit_s)
-        limit_s = call.deadline - call.arrived
         profiles = checkout.recommender.bundle.profiles
         predictions = []
         requests = parse_instances(document, time.time(), call.request_id, profiles)
@@ -53,10 +51,7 @@ def routes(checkout: Checkout) -> dict[str, Route]:
         turns = [checkout.begin(request, call) for request in requests]
         for number, turn in enumerate(turns):
             if number:
-                arrived = time.perf_counter()
-                await asyncio.sleep(0)  # other callers get their turn in between
-                turn.began = time.perf_counter()
-                turn.call = replace(call, arrived=arrived, deadline=arrived + limit_s)
+                await checkout.wait_turn(turn)
             predictions.append((await checkout.complete(turn)).to_dict())
         return orjson.dumps({"predictions": predictions})
 

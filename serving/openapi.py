@@ -137,11 +137,11 @@ def _operation(
             ),
             "400": _refusal("The body or a header is not as described here", "k must be 0 or more"),
             "408": _refusal("The body took too long", f"the body did not arrive within {wait_s:g} s"),
+            "413": _refusal("The body is too long", f"the body is longer than {body_bytes} bytes"),
             "429": _refusal(
                 "There is no time for a prefetch",
                 "overloaded: there is no time for a prefetch now, ask later",
             ),
-            "413": _refusal("The body is too long", f"the body is longer than {body_bytes} bytes"),
         },
     }
 

@@ -437,17 +437,25 @@ def _same_answer(answer: list[tuple[str, float]], expected: list[tuple[str, floa
     return all(abs(got - score) <= GOLDEN_TOLERANCE for got, score in known)
 
 
+def golden_question(
+    bundle: Bundle, request: dict[str, Any], history: str | None
+) -> tuple[Recommender, Request]:
+    """Return a recommender that knows a golden request's shopper alone, and the request."""
+    store = MemoryStore()
+    parsed = parse_request(request, now=0.0, default_id="golden")
+    if history is not None and parsed.user_id is not None:
+        store.write(parsed.user_id, UserRow(base64.b64decode(history), parsed.at))
+    return Recommender(bundle, store), parsed
+
+
 def answer_golden(bundle: Bundle, request: dict[str, Any], history: str | None) -> list[tuple[str, float]]:
     """Return item ids and scores for one golden request; `history` is a packed row in base64, or None.
 
     Raises:
         BundleInvalid: the answer does without the row.
     """
-    store = MemoryStore()
-    parsed = parse_request(request, now=0.0, default_id="golden")
-    if history is not None and parsed.user_id is not None:
-        store.write(parsed.user_id, UserRow(base64.b64decode(history), parsed.at))
-    response = Recommender(bundle, store).recommend(parsed)
+    recommender, parsed = golden_question(bundle, request, history)
+    response = recommender.recommend(parsed)
     if response.degraded:
         raise BundleInvalid(
             f"bundle {bundle.bundle_id} answers golden request {parsed.request_id} degraded "

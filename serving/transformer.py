@@ -9,11 +9,10 @@ One model object answers all requests: what belongs to one request travels in it
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -102,10 +101,7 @@ class Transformer(Model):
         """
         for number, turn in enumerate(payload.turns):
             if number:
-                arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
-                await asyncio.sleep(0)
-                turn.began = time.perf_counter()
-                turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
+                await self._checkout.wait_turn(turn)
                 await self._checkout.prepare(turn)
             await self._checkout.rank(turn)
             if number + 1 < len(payload.turns):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import components.served_latency as served_latency_module
 from components.served_latency import served_latency
 from serving.bundle import read_manifest
 from serving.recommender import Recommender
@@ -26,7 +25,7 @@ def test_the_slower_bundle_is_told_from_the_other(toy_line: Path, monkeypatch: p
                 time.sleep(0.005)
             return super().recommend(*arguments)
 
-    monkeypatch.setattr(served_latency_module, "Recommender", Sleepy)
+    monkeypatch.setattr("serving.recommender.Recommender", Sleepy)
     found = served_latency(challenger, champion, rounds=4)
     assert found["added_ms"] > 2.5  # at least half of it, whatever else this machine does
     assert found["challenger"]["bundle_id"] == slow_id
