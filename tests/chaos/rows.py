@@ -1,10 +1,14 @@
 """Rows of users as Feast 0.67 writes them, by hand; the slow tests of `publish_features` hold Feast to it."""
 
+from pathlib import Path
+
 import numpy as np
 import redis
 
 from feature_repo.aggregates import make_events, pack
 from serving.feast_layout import UserRow, entity_key
+from serving.online_features import SqliteStore
+from serving.redis_store import RedisStore
 
 AT = 1_700_000_000
 HISTORY_FIELD = bytes.fromhex("0601f0f8")
@@ -38,3 +42,10 @@ ROW_42 = UserRow(packed("apple"), float(AT))
 def put_row(client: redis.Redis | redis.RedisCluster, user_id: str, row: bytes = ROW_42.history) -> None:
     key = entity_key(user_id) + b"checkout"
     client.execute_command("HSET", key, HISTORY_FIELD, proto(row), b"_ts:user_history", TIMESTAMP)
+
+
+def patient_store(url: str) -> RedisStore | SqliteStore:
+    """What stands behind a URL, for who has time: on a busy machine the endpoint's 5 ms are soon over."""
+    if url.startswith("sqlite:///"):
+        return SqliteStore(Path(url.removeprefix("sqlite:///")), timeout_ms=5_000)
+    return RedisStore(url, timeout_ms=5_000)

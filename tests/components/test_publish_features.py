@@ -31,9 +31,10 @@ from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
 from feature_repo.schema import USER
 from feature_repo.snapshots import HISTORY, user_table
 from feature_repo.transforms import User
-from serving.online_features import UserRow, entity_key, open_store
+from serving.online_features import UserRow, entity_key
 from serving.settings import Settings
 from tests.chaos.procs import eventually, valkey_server
+from tests.chaos.rows import patient_store
 
 WEEK_S = 7 * 86_400
 START = 1_700_000_000
@@ -98,7 +99,7 @@ def published(features: Path) -> dict[str, UserRow]:
 
 
 def held(url: str) -> dict[str, UserRow]:
-    store = open_store(url)
+    store = patient_store(url)
     found = {user: row for user in [*USERS, NEWCOMER, "absent"] if (row := store.read(user))}
     store.close()
     return found
@@ -174,7 +175,7 @@ class TestSqlite:
 
     def test_again_is_harmless_and_a_reader_keeps_its_rows(self, features: Path, tmp_path: Path) -> None:
         first = publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path))
-        store = open_store(f"sqlite:///{tmp_path / 'online_store.db'}")
+        store = patient_store(f"sqlite:///{tmp_path / 'online_store.db'}")
         row = store.read("1")
         assert publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path)) == first
         assert store.read("1") == row == published(features / "earlier")["1"]
@@ -261,7 +262,7 @@ class TestSqlite:
             assert {file.name for file in archive.iterdir()} == {BASE, "0-9.parquet"}
         assert counts["users"] == 14
         rows = dict(rows_of(read_archive(archive)))
-        store = open_store(f"sqlite:///{tmp_path / 'online_store.db'}")
+        store = patient_store(f"sqlite:///{tmp_path / 'online_store.db'}")
         found = {user: store.read(user) for user in ("1", "2", "40")}
         store.close()
         for user, row in found.items():
@@ -326,7 +327,7 @@ class TestRedis:
 
         def ask() -> None:
             nonlocal reads
-            store = open_store(url)
+            store = patient_store(url)
             while not over.is_set():
                 for user in USERS:
                     row, reads = store.read(user), reads + 1
@@ -453,7 +454,7 @@ def assert_reads_equal_feasts(home: Path, url: str, redis_url: str) -> None:
         [f"user_history:{name}" for name in (HISTORY, *names)], [{"user_id": user} for user in users]
     )
     found = feast.to_dict()
-    store = open_store(url)
+    store = patient_store(url)
     ours = [store.read(user) for user in users]
     store.close()
     assert [row and row.history for row in ours] == found[HISTORY]

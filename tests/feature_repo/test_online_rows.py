@@ -13,7 +13,8 @@ from feature_repo import online_rows
 from feature_repo.aggregates import BATCH, fold, pack
 from feature_repo.online_rows import OnlineRows
 from feature_repo.snapshots import HEARTBEAT
-from serving.online_features import SqliteStore, open_store
+from serving.online_features import SqliteStore
+from tests.chaos.rows import patient_store
 
 AT = 1_717_977_600.0
 
@@ -72,7 +73,7 @@ def test_the_heartbeat_on_redis(valkey: tuple[str, Any], tmp_path: Path, row_of:
     rows.beat(now, b"one")
     rows.beat(now + 1, b"another")
     assert rows.name() == b"another"
-    store = open_store(url)
+    store = patient_store(url)
     beat = store.read(HEARTBEAT)
     assert beat is not None
     assert beat.written_at == pytest.approx(now + 1, abs=1e-3)
