@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Statistics:
     store_ids: np.ndarray  # (s,) str, sorted
     store_popular: np.ndarray  # (s, p) int32 best sellers of each store in the last 13 weeks
     total_baskets: np.ndarray  # () float64
+    # (n,) int32 codes of the manufacturer, 0 is unknown; empty in a bundle from before it was written
+    manufacturer: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     new_items: int = 0  # the last so many rows came after the training: no model knows their ids
 
     @cached_property
@@ -138,12 +140,16 @@ def read_statistics(path: Path) -> Statistics:
     """Return the arrays that `write_statistics` wrote, memory-mapped."""
     loaded = {}
     for name in ARRAYS:
+        if name == "manufacturer" and not (path / f"{name}.npy").is_file():
+            continue
         # A plain view of the mapped pages: indexing the memmap class itself costs microseconds a time.
         loaded[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
     n = len(loaded["item_ids"])
     for name in ("categorical", "price", "neighbours", "basket_count"):
         if len(loaded[name]) != n:
             raise ValueError(f"{path / name}.npy has {len(loaded[name])} rows, the catalogue has {n} items")
+    if len(loaded.get("manufacturer", ())) not in (0, n):
+        raise ValueError(f"{path / 'manufacturer'}.npy has not a row for each of the {n} items of the catalogue")
     types, lift = loaded["categorical"][:, 0], loaded["type_lift"]
     if lift.shape != (len(lift), len(lift)) or types.min(initial=0) < 0 or types.max(initial=0) >= len(lift):
         raise ValueError(
@@ -155,6 +161,6 @@ def read_statistics(path: Path) -> Statistics:
 
 
 def read_vocabulary(path: Path) -> dict[str, list[str]]:
-    """Return the names behind the categorical codes: type, category, department."""
+    """Return the names behind the codes: type, category, department, and manufacturer where it was written."""
     vocabulary: dict[str, list[str]] = json.loads((path / "vocabulary.json").read_text())
     return vocabulary
