@@ -145,11 +145,9 @@ def read_statistics(path: Path) -> Statistics:
         # A plain view of the mapped pages: indexing the memmap class itself costs microseconds a time.
         loaded[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
     n = len(loaded["item_ids"])
-    for name in ("categorical", "price", "neighbours", "basket_count"):
-        if len(loaded[name]) != n:
+    for name in ("categorical", "price", "neighbours", "basket_count", "manufacturer"):
+        if len(loaded.get(name, loaded["item_ids"])) != n:
             raise ValueError(f"{path / name}.npy has {len(loaded[name])} rows, the catalogue has {n} items")
-    if len(loaded.get("manufacturer", ())) not in (0, n):
-        raise ValueError(f"{path / 'manufacturer'}.npy has not a row for each of the {n} items of the catalogue")
     types, lift = loaded["categorical"][:, 0], loaded["type_lift"]
     if lift.shape != (len(lift), len(lift)) or types.min(initial=0) < 0 or types.max(initial=0) >= len(lift):
         raise ValueError(
