@@ -130,7 +130,8 @@ def write_statistics(path: Path, statistics: Statistics, vocabulary: dict[str, l
     """Write the arrays as one `.npy` file each, and the names behind the categorical codes."""
     path.mkdir(parents=True, exist_ok=True)
     for name in ARRAYS:
-        np.save(path / f"{name}.npy", getattr(statistics, name), allow_pickle=False)
+        if name != "manufacturer" or len(statistics.manufacturer):
+            np.save(path / f"{name}.npy", getattr(statistics, name), allow_pickle=False)
     if statistics.new_items:
         (path / NEW_ITEMS).write_text(str(statistics.new_items))
     (path / "vocabulary.json").write_text(json.dumps(vocabulary))

@@ -310,11 +310,10 @@ def _pinned_and_banned(rules: Sequence[Rule], codes: Sequence[np.ndarray | None]
     }
     if not pins:
         return
-    pinned = np.array(sorted(pins))
     for ban, found in zip(rules, codes, strict=True):
         if ban.kind != "ban" or found is None:
             continue
-        for code in np.intersect1d(found, pinned).tolist():
+        for code in pins.keys() & set(found.tolist()):
             pin = pins[code]
             meets = not (pin.stores and ban.stores) or pin.stores & ban.stores
             if meets and pin.starts < ban.ends and ban.starts < pin.ends:

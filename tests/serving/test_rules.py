@@ -255,7 +255,6 @@ def test_a_boost_reaches_what_lies_far_below_and_is_told(recommender: Recommende
     assert answer.items[0].item_id == low.item_id
     assert answer.items[0].score == low.score, "the probability stays what it is"
     assert answer.items[0].reason == f"{low.reason}; raised by own week"
-    assert ids(answer)[1:] == ids(ranked)[:9] or len(set(ids(answer)[1:]) - set(ids(ranked)[:11])) == 0
 
 
 def test_what_is_buried_goes_down(recommender: Recommender) -> None:
@@ -296,11 +295,8 @@ def test_less_than_the_minimum_is_not_offered_what_is_not_known_is(toy_bundle: P
         ("cost", usual[5], 1.7, None), ("price", usual[6], 1.7, None),
     ]  # fmt: skip
     store.write([Fact(f"f{n}", kind, one, value, AT - 60, where) for n, (kind, one, value, where) in enumerate(facts)])
-    until = time.monotonic() + 10
-    while not (recommender.facts.price(np.array([0, 1]), AT, None) > 0).any() and time.monotonic() < until:
-        if (recommender.facts.margin(STATISTICS.codes(usual[2:5]), AT, "store-1") < 1).all():
-            break
-        time.sleep(0.02)
+    earning = STATISTICS.codes(usual[2:5])
+    assert until(lambda: bool((recommender.facts.margin(earning, AT, "store-1") < 1).all()))
     recommender.facts.rules = bind(
         "minimum_stock:\n  - {name: shelf, units: 5}\nminimum_margin:\n  - {name: earns, share: 0.1}\n"
     )[0]

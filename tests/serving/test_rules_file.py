@@ -75,7 +75,8 @@ def test_a_file_without_rules_is_one(text: str) -> None:
         ("pin:\n  - {name: a, item: x, slot: 0}", 2, "slot: expected a whole number from 1"),
         ("pin:\n  - {name: a, item: x, slot: 1.5}", 2, "slot: expected a whole number from 1"),
         ("ban:\n  - {name: a, items: []}", 2, "items: an empty list chooses nothing"),
-        ("ban:\n  - {name: a, items: [[x]]}", 2, "items: expected one text of 1 to 128 printable characters"),
+        ("ban:\n  - {name: a, items: [[x]]}", 2, "nested too deep"),
+        ("ban:\n  - {name: a, items: ['']}", 2, "items: expected one text of 1 to 128 printable characters"),
         ("ban:\n  - {name: a, own_brand: perhaps}", 2, "own_brand: expected true or false"),
         ("ban:\n  - name: a\n    items: [x]\n    from: christmas", 4, "from: expected a day or a time in UTC"),
         (
@@ -88,7 +89,7 @@ def test_a_file_without_rules_is_one(text: str) -> None:
         ("ban: x", 1, "ban is no list: each of its rules begins with a dash"),
         ("ban:\n  - x", 2, "expected a rule of ban: for example"),
         ("- ban", 1, "expected sections: pin, boost,"),
-        ("ban:\n\t- x", 2, "no YAML (found character '\\t' that cannot start any token)"),
+        ("ban:\n\t- x", 2, "no YAML (found character"),
         ("ban:\n  - {name: a, items: [x}", 2, "no YAML"),
         ("ban: \x07", 1, "a character that YAML does not know"),
         ("ban:\n  - {name: a, name: b, items: [x]}", 2, "'name' stands here twice"),
