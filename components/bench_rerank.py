@@ -1,8 +1,8 @@
 """A bundle and the weeks after its cut -> what re-ranking brings and costs, and how long it takes.
 
 Four things are asked of a list beside NDCG@10: how much of the catalogue is ever shown, how often items of new
-manufacturers are, how rare what is shown is, and how many types a list holds. Each has its weight, and each weight
-its price. The weights are chosen on the first two weeks and judged on the rest.
+manufacturers are, how rare what is shown is, and how many types a list holds. Each has its weight, and each
+weight its price. The weights are chosen on the first two weeks and judged on the rest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,15 @@ GRID = {
     "novelty": (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3),
     "exposure": (0.0, 0.25, 0.5, 1.0, 2.0, 4.0),
 }
-METRICS = ("ndcg_at_10", "recall_at_10", "new_recall_at_10", "coverage", "new_manufacturers", "novelty", "types")
+METRICS = (
+    "ndcg_at_10",
+    "recall_at_10",
+    "new_recall_at_10",
+    "coverage",
+    "new_manufacturers",
+    "novelty",
+    "types",
+)
 
 
 @dataclass(frozen=True)
@@ -99,8 +107,8 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     split = int(np.searchsorted([task.at for task in lists.tasks], (cut + CHOSEN_ON).timestamp()))
     if not 0 < split < len(lists.tasks):
         raise ValueError(
-            f"{split} test baskets in the first {CHOSEN_ON.days} days after {cut}, {len(lists.tasks) - split} "
-            "behind: expected some of both, choose an earlier --train-until"
+            f"{split} test baskets in the first {CHOSEN_ON.days} days after {cut}, "
+            f"{len(lists.tasks) - split} behind: expected some of both, choose an earlier --train-until"
         )
     chosen_on, judged_on = lists.part(0, split), lists.part(split, len(lists.tasks))
     log.info("choosing weights on %d baskets", split)
@@ -145,7 +153,7 @@ def with_manufacturers(bundle: Bundle, items: pd.DataFrame) -> Bundle:
 
 
 def read_lists(bundle: Bundle, data: Dataset) -> tuple[Lists, list[Prepared]]:
-    """Return the lists of the baskets that `evaluate_bundle` asks, and the first requests as they were ranked."""
+    """Return the lists of the baskets that `evaluate_bundle` asks, and the first requests as ranked."""
     start = pd.Timestamp(bundle.manifest["cut"])
     tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
     store = MemoryStore()
@@ -200,7 +208,9 @@ def judge(lists: Lists, weights: Weights) -> tuple[dict[str, float], np.ndarray]
     return {
         "ndcg_at_10": float(ndcg.mean()),
         "recall_at_10": float((hit.sum(1) / wanted).mean()),
-        "new_recall_at_10": float((hit_new.sum(1)[some_new] / wanted_new[some_new]).mean()) if some_new.any() else 0.0,
+        "new_recall_at_10": float((hit_new.sum(1)[some_new] / wanted_new[some_new]).mean())
+        if some_new.any()
+        else 0.0,
         "coverage": len(np.unique(codes)) / len(statistics.item_ids),
         "new_manufacturers": float(of_new_manufacturers(statistics)[codes].mean()),
         "novelty": float(-np.log2(share[codes]).mean()),
@@ -229,7 +239,7 @@ def compared(lists: Lists, weights: Weights, off: tuple[dict[str, float], np.nda
 def choose(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> Weights:
     """Return the weights that gain most: coverage and new manufacturers alike, for what NDCG@10 may lose.
 
-    A goal that is reached counts no further, so that one is not bought with the other; of equals the cheapest.
+    A goal well reached counts no further, so that none is bought with the other; of equals the cheapest.
     """
     off = points[Weights()][0]
 
@@ -244,7 +254,11 @@ def choose(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> Weight
 def affordable(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> list[Weights]:
     """Return the weights that do not lose too much."""
     off = points[Weights()][0]["ndcg_at_10"]
-    return [weights for weights, (found, _) in points.items() if found["ndcg_at_10"] >= off * (1 - MOST_LOST * ROOM)]
+    return [
+        weights
+        for weights, (found, _) in points.items()
+        if found["ndcg_at_10"] >= off * (1 - MOST_LOST * ROOM)
+    ]
 
 
 def frontier(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> list[Weights]:
@@ -310,7 +324,9 @@ def rules_of_lists(bundle: Bundle) -> str:
     lines = ["pin:"]
     for slot, item in zip((2, 5, 9), pins, strict=False):
         lines += [f"  - name: campaign {slot}", f"    item: '{item}'", f"    slot: {slot}"]
-    for section, head, part in zip(("boost", "bury", "ban"), ("factor: 2", "factor: 0.5", ""), parts, strict=True):
+    for section, head, part in zip(
+        ("boost", "bury", "ban"), ("factor: 2", "factor: 0.5", ""), parts, strict=True
+    ):
         lines += [f"{section}:", f"  - name: {section} of many", f"    {head}", "    items:"]
         lines += [f"      - '{item}'" for item in part]
     lines += ["minimum_stock:", "  - {name: enough, units: 5}"]
@@ -323,7 +339,12 @@ def rules_of_one(bundle: Bundle) -> str:
     """Return a file of RULED_ITEMS rules with one item each, or as many as the catalogue has."""
     lines = ["boost:"]
     for number, item in enumerate(bundle.statistics.item_ids[:RULED_ITEMS].tolist()):
-        lines += [f"  - name: campaign {number}", "    factor: 1.5", f"    items: ['{item}']", "    until: 2999-01-01"]
+        lines += [
+            f"  - name: campaign {number}",
+            "    factor: 1.5",
+            f"    items: ['{item}']",
+            "    until: 2999-01-01",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -358,13 +379,14 @@ def rerank_table(results: dict[str, Any]) -> str:
     low, high = chosen["ndcg_interval"]
     full = ms["with_rules_and_weights"]
     lines = [
-        f"Weights chosen on the first {results['chosen_on']} test baskets, judged on the {results['judged_on']} behind "
-        f"them; {results['items']} items, {results['items_of_new_manufacturers']} of new manufacturers; "
+        f"Weights chosen on the first {results['chosen_on']} test baskets, judged on the "
+        f"{results['judged_on']} behind them; {results['items']} items, {results['items_of_new_manufacturers']} of new manufacturers; "
         f"bundle {results['bundle_id']}, commit {results['commit']}, {results['machine']['cpu']}, "
         f"{results['machine']['cores']} cores.",
         "",
         f"Chosen: {_named(chosen['weights'])}. NDCG@10 {gained['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}], "
-        f"coverage {gained['coverage']:+.1%}, new manufacturers' share of places {gained['new_manufacturers']:+.1%}, "
+        f"coverage {gained['coverage']:+.1%}, new manufacturers' share of places "
+        f"{gained['new_manufacturers']:+.1%}, "
         f"novelty {gained['novelty']:+.1%}, types in a list {gained['types']:+.1%}.",
         "",
         *_table([("none", {"metrics": results["off"], "gains": {}})]),
@@ -406,7 +428,8 @@ def _rows(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     lines = []
     for name, point in points:
         cells = [
-            f"{point['metrics'][metric]:.4f}" + (f" ({point['gains'][metric]:+.1%})" if point["gains"] else "")
+            f"{point['metrics'][metric]:.4f}"
+            + (f" ({point['gains'][metric]:+.1%})" if point["gains"] else "")
             for metric in METRICS
         ]
         lines.append("| " + " | ".join([name, *cells]) + " |")

@@ -159,7 +159,7 @@ def fit_statistics(dataset: Path, statistics: Path, cut: str) -> dict[str, int]:
 
 
 def fit_vocabulary(seen: Purchases, items: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the names of the types, categories, departments and manufacturers that were sold; 0 is unknown."""
+    """Return the names of types, categories, departments and manufacturers that were sold; 0 is unknown."""
     sold = items.reindex(seen.item_ids[np.unique(seen.item)])
     return {
         column: ["", *sorted(set(_level(sold, column)) - {""})] if column in sold else [""]

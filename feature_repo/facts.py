@@ -1,4 +1,4 @@
-"""CONTRACT the fact: a price, cost, stock, ban, promotion or coupon with its time of validity; check and fold.
+"""CONTRACT the fact: a price, cost, stock, ban, promotion or coupon and its time of validity; check, fold.
 
 A fact is a JSON object: `fact_id`, `fact`, `item_id`, `value`, `at` (when it became known) and, where they
 apply, `store_id` (absent: every store), `user_id` (of a coupon; absent: everybody), `valid_from` (the fact

@@ -160,6 +160,6 @@ def read_statistics(path: Path) -> Statistics:
 
 
 def read_vocabulary(path: Path) -> dict[str, list[str]]:
-    """Return the names behind the codes: type, category, department, and manufacturer where it was written."""
+    """Return the names behind the codes: of types, categories, departments and, in new ones, manufacturers."""
     vocabulary: dict[str, list[str]] = json.loads((path / "vocabulary.json").read_text())
     return vocabulary

@@ -857,7 +857,7 @@ def rules() -> None:
 )
 @command_options
 def check_rules(context: Context, file: Path | None) -> None:
-    """Say what is wrong with a rules file, line by line.  [default: the one that is served]
+    """Say what is wrong with a rules file, line by line; without FILE, with the one that is served.
 
     Exit code 1: the endpoint would not take it. Warnings are for a person to judge.
     """
@@ -945,7 +945,9 @@ class RefusedRules(Exception):
 def _rules_file(context: Context, file: Path | None) -> Path:
     place = file or context.settings().rules_path
     if not place.is_file():
-        raise click.UsageError(f"there is no {place}: name a file; the README's section Rules has one to begin with")
+        raise click.UsageError(
+            f"there is no {place}: name a file; the README's section Rules has one to begin with"
+        )
     return place
 
 

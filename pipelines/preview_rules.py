@@ -24,7 +24,9 @@ class Checked:
 
     rules: Rules
     problems: list[Problem]  # by line
-    bundle_id: str  # whose items, types and manufacturers its words were looked up among; "" without a champion
+    bundle_id: (
+        str  # whose items, types and manufacturers its words were looked up among; "" without a champion
+    )
 
     @property
     def refused(self) -> bool:
@@ -37,13 +39,19 @@ class Checked:
             {"line": one.line, "level": "error" if one.refused else "warning", "text": one.text}
             for one in self.problems
         ]
-        return {"taken": not self.refused, "rules": self.times(), "bundle_id": self.bundle_id, "problems": found}
+        return {
+            "taken": not self.refused,
+            "rules": self.times(),
+            "bundle_id": self.bundle_id,
+            "problems": found,
+        }
 
     def times(self) -> dict[str, int]:
         """Return how many rules hold now, how many will, and how many did."""
         now = time.time()
         counted = Counter(
-            "over" if rule.ends <= now else "later" if rule.starts > now else "now" for rule in self.rules.rules
+            "over" if rule.ends <= now else "later" if rule.starts > now else "now"
+            for rule in self.rules.rules
         )
         return {name: counted[name] for name in ("now", "later", "over")}
 
@@ -84,7 +92,9 @@ def preview(recommender: Recommender, rules: Rules, request: Request) -> dict[st
     for item in before.items:
         if item.item_id in slots:
             gone = {"slot": None, "slot_before": slots[item.item_id]}
-            rows.append({**item.to_dict(), **gone, "reason": _gone(recommender, rules, request, item.item_id)})
+            rows.append(
+                {**item.to_dict(), **gone, "reason": _gone(recommender, rules, request, item.item_id)}
+            )
     return {"before": before.to_dict(), "after": after.to_dict(), "items": rows}
 
 

@@ -1,9 +1,9 @@
 """A request -> its ranked list, from this process, from Redis, or computed once for all who ask.
 
-What is cached is a function of its key: bundle, store, basket, the rules that arrange lists, and for a known user
-the row that was read and the hour. Bans, price, stock, promotion and coupon are applied to it afterwards, for each
-answer. So a cached answer says nothing that is not true now; only the features that age with the clock may be up to
-an hour old.
+What is cached is a function of its key: bundle, store, basket, the rules that arrange lists, and for a known
+user the row that was read and the hour. Bans, price, stock, promotion and coupon are applied to it afterwards,
+for each answer. So a cached answer says nothing that is not true now; only the features that age with the
+clock may be up to an hour old.
 """
 
 from __future__ import annotations

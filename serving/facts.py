@@ -1,4 +1,4 @@
-"""The store of facts, the files of excluded items and of rules -> what one request needs to know of its items.
+"""The store of facts, the files of excluded items and of rules -> what a request must know of its items.
 
 A thread looks four times a second for what changed; no request waits for it. A fact's time is checked
 against the request's own: a coupon ends on its second, with no event to say so.

@@ -33,7 +33,7 @@ class Ranked:
     """The best candidates of one request; those of most worth first, behind what a rule has pinned.
 
     `times` and `last_at` say how often and when last the user bought a candidate; the reason of one that the
-    history brought is made of them at the time of the answer. All other reasons follow from basket and source.
+    history brought is made of them at the time of the answer. Other reasons follow from basket and source.
     """
 
     codes: np.ndarray  # (m,) int32

@@ -53,7 +53,7 @@ GOLDEN_TOLERANCE = 1e-4  # of a probability: other processors round differently
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a request before any candidate: its user, and the rules that hold for it to its end."""
+    """What is known of a request before any candidate: its user, and the rules that hold to its end."""
 
     row: UserRow | None = None  # as it was read; None where there is none that can be used
     events: UserEvents | None = None  # the same, with item codes
@@ -321,7 +321,9 @@ class Recommender:
         profiles = self.bundle.profiles
         profile = profiles.get(request.profile, profiles[DEFAULT_PROFILE])  # the last rung refuses nobody
         plan = self.facts.rules.plan(request.at, request.store_id)
-        barred = np.concatenate([statistics.codes(request.basket), self._hidden(request, plan), profile.barred])
+        barred = np.concatenate(
+            [statistics.codes(request.basket), self._hidden(request, plan), profile.barred]
+        )
         codes = self._sellers(ranked, barred, request, plan)
         source = "popular" if row is None else "store"
         buyers = max(float(statistics.total_baskets), 1.0)
@@ -426,9 +428,7 @@ def _with_pinned(candidates: Candidates, plan: Plan, taken: np.ndarray) -> Candi
     pinned = plan.pinned
     more = pinned[~np.isin(pinned, np.concatenate([candidates.codes, taken]))]
     source = np.full(len(more), SOURCES.index("pinned"), np.int8)
-    return Candidates(
-        np.concatenate([candidates.codes, more]), np.concatenate([candidates.source, source])
-    )
+    return Candidates(np.concatenate([candidates.codes, more]), np.concatenate([candidates.source, source]))
 
 
 def _known(numbers: np.ndarray) -> list[float | None]:

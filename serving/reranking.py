@@ -1,9 +1,8 @@
 """Scores -> the list that is shown: pins and kept slots, diversity, and weights for what is seldom shown.
 
-What an item is worth is its purchase probability, times the weight of the item itself (`item_weights`: novelty
-and the exposure of new manufacturers), times the factors of a merchandiser's boosts. The slots are filled one
-after the other with what is worth most then: each item already shown makes others of its type worth a little
-less.
+An item is worth its purchase probability, times a weight of its own (`item_weights`: novelty, and the exposure
+of new manufacturers), times the factors of a merchandiser's rules. The slots are filled one after the other
+with what is worth most then: each item already shown makes others of its type worth a little less.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ _NO_SLOTS, _NO_KINDS, _NO_ROWS = np.empty(0, np.int64), np.empty(0, np.int8), np
 
 def rerank(values: np.ndarray, types: np.ndarray, k: int, type_penalty: float) -> np.ndarray:
     """Return the rows of the k items to show where no rule speaks, best first, int64; see `fill_slots`."""
-    found = fill_slots(
-        values.astype(np.float64), types, k, type_penalty, _NO_SLOTS, _NO_ROWS, _NO_KINDS
-    )
+    found = fill_slots(values.astype(np.float64), types, k, type_penalty, _NO_SLOTS, _NO_ROWS, _NO_KINDS)
     rows: np.ndarray = found[0]
     return rows
 
@@ -46,9 +43,9 @@ def fill_slots(
     `type_penalty`. 1 changes nothing; a hard "one of each type" (0) costs a sixth of the recall on
     grocery baskets, where shoppers do buy two yogurts.
 
-    A pinned row stands in its slot or not at all, so that a shorter list is the beginning of a longer one; only
-    where all others are used up does it move forward. A kept slot takes the best of its kind, and the best of
-    all where there is none.
+    A pinned row stands in its slot or not at all, so that a shorter list is the beginning of a longer one;
+    only where all others are used up does it move forward. A kept slot takes the best of its kind, and the
+    best of all where there is none.
 
     Args:
         values: (n,) float64, what each candidate is worth, 0 or more.
@@ -88,9 +85,9 @@ def fill_slots(
             if wanted != ANY and chosen >= 0 and before[order[chosen]] != (wanted == REPEAT):
                 best = -1
                 for place in range(n):
-                    if left[place] != _TAKEN and before[order[place]] == (wanted == REPEAT):
-                        if best < 0 or left[place] > left[best]:
-                            best = place
+                    fits = left[place] != _TAKEN and before[order[place]] == (wanted == REPEAT)
+                    if fits and (best < 0 or left[place] > left[best]):
+                        best = place
                 if best >= 0:
                     chosen = best
                     why[slot] = RESERVED

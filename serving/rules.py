@@ -1,9 +1,9 @@
 """A rules file, kept up to date, and a request -> the `Plan` that holds for it, over one catalogue's codes.
 
-Bans, and minimums of stock and margin, keep items out of every answer. Boosts, pins and kept slots arrange what
-the models found; `Plan.digest` says by which of them a list was made, so that it can be kept for others. All of
-this takes a lookup: a plan is made once for each store that the file names and each stretch of time between two
-of its dates.
+Bans, and minimums of stock and margin, keep items out of every answer. Boosts, pins and kept slots arrange
+what the models found; `Plan.digest` says by which of them a list was made, so that it can be kept for others.
+A request costs a lookup: a plan is made once for each store that the file names and each stretch of time
+between two of its dates.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Plan:
     weighed: np.ndarray = field(default_factory=lambda: _NOTHING)  # (w,) codes that a factor is for, sorted
     factors: np.ndarray = field(default_factory=lambda: np.empty(0))  # (w,) float64
     raised_by: tuple[str, ...] = ()  # (w,) the rule that raises it most; "" where none does
-    pins: np.ndarray = field(default_factory=lambda: _NOTHING)  # (s,) code of each slot, NO_ITEM of the others
+    pins: np.ndarray = field(
+        default_factory=lambda: _NOTHING
+    )  # (s,) code of each slot, NO_ITEM of the others
     pinned_by: tuple[str, ...] = ()  # (s,)
     reserved: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))  # (r,) ANY, REPEAT or NEW
     reserved_by: tuple[str, ...] = ()  # (r,)
@@ -201,20 +203,16 @@ class Rules:
             for n in numbers
             if len(codes := _some(self._codes[n]))
         }
-        slots = range(1, max(pins, default=0) + 1)
-        codes, names = (
-            zip(*(pins.get(slot, (NO_ITEM, "")) for slot in slots), strict=True) if pins else ((), ())
-        )
-        return np.array(codes, np.int64), tuple(names)
+        held = [pins.get(slot, (NO_ITEM, "")) for slot in range(1, max(pins, default=0) + 1)]
+        return np.array([code for code, _ in held], np.int64), tuple(name for _, name in held)
 
     def _reserved(self, numbers: list[int]) -> tuple[np.ndarray, tuple[str, ...]]:
-        kept = {}
+        kept: dict[int, tuple[int, str]] = {}
         for rule in (self.rules[number] for number in numbers):
             kept |= {slot: (REPEAT, rule.name) for slot in rule.repeat}
             kept |= {slot: (NEW, rule.name) for slot in rule.new}
-        slots = range(1, max(kept, default=0) + 1)
-        kinds, names = zip(*(kept.get(slot, (ANY, "")) for slot in slots), strict=True) if kept else ((), ())
-        return np.array(kinds, np.int8), tuple(names)
+        held = [kept.get(slot, (ANY, "")) for slot in range(1, max(kept, default=0) + 1)]
+        return np.array([kind for kind, _ in held], np.int8), tuple(name for _, name in held)
 
 
 NO_RULES = Rules()
@@ -272,7 +270,7 @@ class Catalogue:
         return chosen, problems
 
     def _of(self, selector: str, values: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
-        """Return the codes of what some values of a selector mean, sorted, and the values that mean nothing."""
+        """Return the codes of what a selector's values mean, sorted, and the values that mean nothing."""
         statistics = self._statistics
         if selector == "items":
             codes = np.array([statistics.code_of.get(item, NO_ITEM) for item in values], np.int64)
@@ -303,18 +301,17 @@ class Catalogue:
 
 def _pinned_and_banned(rules: Sequence[Rule], codes: Sequence[np.ndarray | None]) -> Iterable[Problem]:
     """Yield the pins that a ban takes back."""
-    pins = {
-        int(found[0]): rule
-        for rule, found in zip(rules, codes, strict=True)
-        if rule.kind == "pin" and found is not None and len(found)
-    }
+    pins: dict[int, list[Rule]] = {}
+    for rule, found in zip(rules, codes, strict=True):
+        if rule.kind == "pin" and found is not None and len(found):
+            pins.setdefault(int(found[0]), []).append(rule)
     if not pins:
         return
     for ban, found in zip(rules, codes, strict=True):
         if ban.kind != "ban" or found is None:
             continue
-        for code in pins.keys() & set(found.tolist()):
-            pin = pins[code]
+        banned = pins.keys() & set(found.tolist())
+        for pin in (pin for code in banned for pin in pins[code]):
             meets = not (pin.stores and ban.stores) or pin.stores & ban.stores
             if meets and pin.starts < ban.ends and ban.starts < pin.ends:
                 text = f"{pin.item} is pinned here and banned by {ban.name!r} (line {ban.line})"

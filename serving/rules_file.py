@@ -1,4 +1,4 @@
-"""CONTRACT the rules file: YAML that a merchandiser writes -> `Rule`s, and what is wrong with it, line by line.
+"""CONTRACT the rules file: YAML that a merchandiser writes -> `Rule`s, and what is wrong with it, by line.
 
     pin:
       - name: Christmas           # of the campaign; it stands in the reason
@@ -11,8 +11,8 @@
       - name: recall 17
         items: [995242]
 
-`SECTIONS` says what there is, the README what it means. Text is taken as it stands, so that the item 007 stays
-007; what YAML could do beyond lists and names (aliases, tags, several documents) is refused.
+`SECTIONS` says what there is, the README what it means. Text is taken as it stands, so that the item 007
+stays 007; what YAML could do beyond lists and names (aliases, tags, several documents) is refused.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def parse_rules(text: str) -> tuple[list[Rule], list[Problem]]:
     rules, problems = [], []
     for section, node in root.value.items():
         if section not in SECTIONS:
-            problems.append(Problem(node.key_line, f"no section {section!r}: {_meant(section, SECTIONS)}", True))
+            problems.append(
+                Problem(node.key_line, f"no section {section!r}: {_meant(section, SECTIONS)}", True)
+            )
         elif isinstance(node.value, list):
             for one in node.value:
                 rule, wrong = _read_rule(section, one)
@@ -174,7 +176,7 @@ def _read_yaml(text: str) -> Node | None:
             elif key[-1] is None:
                 if not isinstance(node.value, str):
                     _refuse(line, "a list or mapping as a key: expected a word and a colon")
-                if node.value in values:  # type: ignore[operator]
+                if node.value in values:
                     _refuse(line, f"{node.value!r} stands here twice: put both into one")
                 key[-1] = (str(node.value), line)
                 continue
@@ -189,7 +191,9 @@ def _read_yaml(text: str) -> Node | None:
                 key.append(None)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        _refuse(mark.line + 1 if mark else 1, f"no YAML ({error.problem}): look at indents, quotes and colons")
+        _refuse(
+            mark.line + 1 if mark else 1, f"no YAML ({error.problem}): look at indents, quotes and colons"
+        )
     except yaml.YAMLError as error:  # a character that no YAML holds
         position = getattr(error, "position", 0)
         _refuse(text.count("\n", 0, position) + 1, "a character that YAML does not know: remove it")
@@ -382,7 +386,9 @@ def _contradictions(rules: list[Rule]) -> Iterator[Problem]:
     pins = [rule for rule in rules if rule.kind == "pin"]
     for first, second in _clashes(pins, lambda rule: [rule.slot]):
         if first.item != second.item:
-            text = f"{_said(first)} pins {first.item} to slot {first.slot}, where this rule pins {second.item}"
+            text = (
+                f"{_said(first)} pins {first.item} to slot {first.slot}, where this rule pins {second.item}"
+            )
             yield Problem(second.line, f"{text}: one of them needs another slot, time or store", True)
     for first, second in _clashes(pins, lambda rule: [rule.item]):
         if first.slot != second.slot:
@@ -404,9 +410,7 @@ def _said(rule: Rule) -> str:
     return f"{rule.name!r} (line {rule.line})"
 
 
-def _clashes(
-    rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]
-) -> Iterator[tuple[Rule, Rule]]:
+def _clashes(rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]) -> Iterator[tuple[Rule, Rule]]:
     """Yield pairs of rules that claim the same at one time in one store, in the order of their lines.
 
     Of three that do, at least two pairs: those of one claim and store are gone through once.

@@ -192,7 +192,7 @@ def answer(
             if lacks := loaded.facts.lacks(before.facts):
                 loaded.facts.close()
                 raise FactsUnavailable(
-                    f"what is sold out or banned would come back: {' and '.join(lacks)} could not be read anew"
+                    f"what must not be shown would come back: {' and '.join(lacks)} could not be read anew"
                 )
 
             def turn() -> None:

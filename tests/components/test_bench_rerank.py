@@ -35,7 +35,7 @@ def task(hidden: list[int], before: list[bool]) -> Task:
 
 
 def small(toy: Statistics) -> Lists:
-    """Two lists over twelve items: 0 sold in every basket, 11 in one of a hundred and from a new manufacturer."""
+    """Two lists over twelve items: 11 is in one basket of 128 and of a new manufacturer, others in all."""
     statistics = replace(
         toy,
         item_ids=toy.item_ids[:12],
@@ -132,7 +132,9 @@ def test_files_and_what_they_say(toy_line: Path, tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rerank.json", "rerank.md", "rerank.png"]
     assert json.loads((tmp_path / "rerank.json").read_text())["judged_on"] == results["judged_on"] > 0
     for curve in results["alone"].values():
-        assert curve[0]["gains"] == pytest.approx(dict.fromkeys(METRICS, 0.0)), "weights of nothing change nothing"
+        assert curve[0]["gains"] == pytest.approx(dict.fromkeys(METRICS, 0.0)), (
+            "weights of nothing change nothing"
+        )
     assert results["frontier"][0]["metrics"].keys() == set(METRICS)
     ms = results["ms"]
     assert 0 < ms["with_rules_and_weights"]["p50"] <= ms["with_rules_and_weights"]["p99"]

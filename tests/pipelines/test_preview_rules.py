@@ -28,7 +28,13 @@ def home(toy_line: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-BROKEN = "ban:\n  - name: a\n    item: [x]\npin:\n  - {name: b, item: x, slot: 1, from: 2020-01-02, until: 2020-01-01}\n"
+BROKEN = """\
+ban:
+  - name: a
+    item: [x]
+pin:
+  - {name: b, item: x, slot: 1, from: 2020-01-02, until: 2020-01-01}
+"""
 
 
 def test_each_mistake_has_its_line_and_the_file_is_refused(tmp_path: Path) -> None:
@@ -46,7 +52,11 @@ def test_each_mistake_has_its_line_and_the_file_is_refused(tmp_path: Path) -> No
     assert done.exit_code == 1
     found = json.loads(done.stdout)
     assert found["taken"] is False
-    assert [(one["line"], one["level"]) for one in found["problems"]] == [(2, "error"), (3, "error"), (5, "error")]
+    assert [(one["line"], one["level"]) for one in found["problems"]] == [
+        (2, "error"),
+        (3, "error"),
+        (5, "error"),
+    ]
 
 
 def test_without_a_champion_words_are_not_looked_up(tmp_path: Path) -> None:
@@ -54,8 +64,8 @@ def test_without_a_champion_words_are_not_looked_up(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(text)
     done = reco(tmp_path, "check")
     assert done.exit_code == 0
-    said = f"{tmp_path / 'rules.yaml'}: 2 rules (1 now, 0 later, 1 over); no champion here, items and names were not looked up\n"
-    assert done.stdout == said
+    said = "2 rules (1 now, 0 later, 1 over); no champion here, items and names were not looked up"
+    assert done.stdout == f"{tmp_path / 'rules.yaml'}: {said}\n"
 
 
 def test_no_file_and_one_that_is_none(tmp_path: Path) -> None:
@@ -84,7 +94,11 @@ def test_an_answer_is_shown_before_and_after(home: Path) -> None:
     asked = ("--basket", "item-002,item-004", "--at", "2024-06-10T00:00:00Z", "--store", "store-0", "-k", "5")
     (home / "rules.yaml").write_text("")
     usual = json.loads(reco(home, "preview", *asked, "--output", "json").stdout)
-    assert [one["slot"] for one in usual["items"]] == [one["slot_before"] for one in usual["items"]] == [1, 2, 3, 4, 5]
+    assert (
+        [one["slot"] for one in usual["items"]]
+        == [one["slot_before"] for one in usual["items"]]
+        == [1, 2, 3, 4, 5]
+    )
     before = [one["item_id"] for one in usual["items"]]
     (home / "rules.yaml").write_text(
         f"ban:\n  - {{name: recall, items: [{before[0]}]}}\n"

@@ -79,7 +79,9 @@ def fill(k: int, pins: list[int], before: list[bool] | None = None, kept: list[i
 
 def test_a_pin_stands_in_its_slot_and_nowhere_else() -> None:
     assert fill(4, [-1, 5, -1, 0]) == ([1, 5, 2, 0], [CHOSEN, PINNED, CHOSEN, PINNED])
-    assert fill(3, [-1, 5, -1, 0]) == ([1, 5, 2], [CHOSEN, PINNED, CHOSEN]), "the beginning of the longer list"
+    assert fill(3, [-1, 5, -1, 0]) == ([1, 5, 2], [CHOSEN, PINNED, CHOSEN]), (
+        "the beginning of the longer list"
+    )
 
 
 def test_when_nothing_else_is_left_pins_move_forward() -> None:
@@ -102,7 +104,9 @@ def test_a_kept_slot_takes_the_best_of_its_kind() -> None:
 def test_a_kept_slot_reaches_beyond_the_best() -> None:
     scores = np.linspace(1, 0.1, 40)
     before = np.arange(40) < 39
-    rows, _ = fill_slots(scores, np.zeros(40, int), 2, 1.0, np.empty(0, int), before, np.array([NEW], np.int8))
+    rows, _ = fill_slots(
+        scores, np.zeros(40, int), 2, 1.0, np.empty(0, int), before, np.array([NEW], np.int8)
+    )
     assert rows.tolist() == [39, 0]
 
 
@@ -150,4 +154,6 @@ def test_the_rare_and_the_new_are_worth_more() -> None:
     assert found is not None
     rare, common, none = 1_000**0.1, 10**0.1, 4_000**0.1
     assert found.tolist() == pytest.approx([common, rare * 1.5, rare * 1.5, rare, none * 1.5, rare])
-    assert item_weights(statistics, 0.0, 1.0) == pytest.approx(np.ones(6)), "an old bundle knows no manufacturers"
+    assert item_weights(statistics, 0.0, 1.0) == pytest.approx(np.ones(6)), (
+        "an old bundle knows no manufacturers"
+    )

@@ -1,4 +1,4 @@
-"""The rules file: what a merchandiser may write, and that each mistake is told with its line and its mending."""
+"""The rules file: what a merchandiser may write, and that each mistake is told with its line and its fix."""
 
 import math
 from pathlib import Path
@@ -37,7 +37,9 @@ slots:
 
 def test_a_whole_file_is_read_as_it_stands() -> None:
     rules, problems = parse_rules(WHOLE)
-    assert [problem.text for problem in problems] == ["slot 1 is kept for 'both' (line 22) and pinned here: the pin stands there"]
+    assert [problem.text for problem in problems] == [
+        "slot 1 is kept for 'both' (line 22) and pinned here: the pin stands there"
+    ]
     assert [rule.line for rule in rules] == [2, 9, 11, 13, 18, 20, 22]
     # 2026-12-01T00:00Z and 2026-12-27T19:00Z
     assert rules[0] == Rule(
@@ -62,7 +64,7 @@ def test_a_file_without_rules_is_one(text: str) -> None:
     ("text", "line", "said"),
     [
         ("pins:\n  - {name: a}", 1, "no section 'pins': did you mean 'pin'?"),
-        ("pin:\n  - {name: a, item: x, slot: 1, sore: [3]}", 2, "a rule of pin has no 'sore': did you mean 'stores'?"),
+        ("pin:\n  - {name: a, item: x, slot: 1, sore: [3]}", 2, "no 'sore': did you mean 'stores'?"),
         ("pin:\n  - {name: a, item: x}", 2, "a rule of pin needs slot: for example"),
         ("ban:\n  - {items: [x]}", 2, "a rule of ban needs name: for example"),
         ("ban:\n  - {name: all}", 2, "a rule of ban needs one of items, types, "),
@@ -84,7 +86,7 @@ def test_a_file_without_rules_is_one(text: str) -> None:
             5,
             "until is not after from, so that the rule would never hold: exchange them",
         ),
-        ("slots:\n  - {name: a, repeat: [1], new: [1]}", 2, "slot 1 is kept for repeat and for new items: choose one"),
+        ("slots:\n  - {name: a, repeat: [1], new: [1]}", 2, "slot 1 is kept for repeat and for new items"),
         ("slots:\n  - {name: a}", 2, "a rule of slots needs repeat or new"),
         ("ban: x", 1, "ban is no list: each of its rules begins with a dash"),
         ("ban:\n  - x", 2, "expected a rule of ban: for example"),
@@ -95,7 +97,7 @@ def test_a_file_without_rules_is_one(text: str) -> None:
         ("ban:\n  - {name: a, name: b, items: [x]}", 2, "'name' stands here twice"),
         ("a: &a [x]", 1, "references to them (*) are not read"),
         ("ban:\n  - {name: a, items: *x}", 2, "references to them (*) are not read"),
-        ("ban: !!python/object/apply:os.system [date]", 1, "tags (tag:yaml.org,2002:python/object/apply:os.system)"),
+        ("ban: !!python/object/apply:os.system [date]", 1, "tags (tag:yaml.org,2002:python"),
         ("ban: []\n---\nban: []", 2, "a second document (---)"),
         ("? [a]\n: b", 1, "a list or mapping as a key"),
         ("ban: [{items: [[[x]]]}]", 1, "nested too deep"),
@@ -114,7 +116,9 @@ def test_a_mistake_is_told_with_its_line_and_how_to_mend_it(text: str, line: int
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text("ban:\n" + "  - {name: a, item: x}\n" * 4)
-    with pytest.raises(RulesInvalid, match=r"^line 2: a rule of ban has no 'item'.*; and 3 more: `reco rules check`$") as found:
+    with pytest.raises(
+        RulesInvalid, match=r"^line 2: a rule of ban has no 'item'.*; and 3 more: `reco rules check`$"
+    ) as found:
         read_rules(file)
     assert [problem.line for problem in found.value.problems] == [2, 2, 3, 3, 4, 4, 5, 5]
 
@@ -164,7 +168,10 @@ def test_one_slot_is_not_kept_for_two_kinds() -> None:
 
 def test_a_long_rule_meets_all_that_come_while_it_holds() -> None:
     text = "pin:\n" + pin("all year", "x", 1)
-    text += "".join(pin(f"day {day}", f"y{day}", 1, f", from: 2026-05-0{day}, until: 2026-05-0{day + 1}") for day in range(1, 6))
+    text += "".join(
+        pin(f"day {day}", f"y{day}", 1, f", from: 2026-05-0{day}, until: 2026-05-0{day + 1}")
+        for day in range(1, 6)
+    )
     _, problems = parse_rules(text)
     assert [problem.line for problem in problems] == [3, 4, 5, 6, 7]
 
@@ -172,8 +179,9 @@ def test_a_long_rule_meets_all_that_come_while_it_holds() -> None:
 # ------------------------------------------------------------------------------------------- fuzzing
 
 words = st.sampled_from(
-    ["pin", "ban", "slots", "name", "item", "items", "slot", "new", "from", ":", "- ", "\n", "  ", "[", "]", "{", "}",
-     ",", "&a", "*a", "!!x", "'", '"', "|", ">", "? ", "# ", "---", "1", "2026-01-01", "x", "\t", "\u2028", "%"]
+    ["pin", "ban", "slots", "name", "item", "items", "slot", "new", "from", ":", "- ", "\n", "  ", "[", "]",
+     "{", "}", ",", "&a", "*a", "!!x", "'", '"', "|", ">", "? ", "# ", "---", "1", "2026-01-01",
+     "x", "\t", "\u2028", "%"]
 )  # fmt: skip
 
 
@@ -181,4 +189,14 @@ words = st.sampled_from(
 def test_whatever_is_written_is_read_or_told(text: str) -> None:
     rules, problems = parse_rules(text)
     assert all(isinstance(rule, Rule) for rule in rules)
-    assert all(1 <= problem.line <= text.count("\n") + text.count("\r") + text.count("\u2028") + text.count("\x85") + text.count("\u2029") + 2 for problem in problems)
+    assert all(
+        1
+        <= problem.line
+        <= text.count("\n")
+        + text.count("\r")
+        + text.count("\u2028")
+        + text.count("\x85")
+        + text.count("\u2029")
+        + 2
+        for problem in problems
+    )
