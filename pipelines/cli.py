@@ -846,6 +846,69 @@ def _shown(recommender: Any, answer: dict[str, Any]) -> str:
     return f"{listed}\n{', '.join(notes)}"
 
 
+@main.command()
+@click.argument("item")
+@click.option("--user", help="Who buys.")
+@click.option("--basket", default="", help="Item ids, separated by commas.")
+@click.option("--store", help="Where.")
+@click.option("--at", help="When, e.g. 2017-12-05T18:30:00Z.  [default: now]")
+@click.option("-k", type=int, default=10, show_default=True, help="How many items.")
+@click.option("--profile", help="How candidates are found: default, premium, clearance, or the bundle's own.")
+@click.option("--request-id", help="Of an answer in the prediction log, in place of all the options above.")
+@command_options
+def why(
+    context: Context,
+    item: str,
+    user: str | None,
+    basket: str,
+    store: str | None,
+    at: str | None,
+    k: int,
+    profile: str | None,
+    request_id: str | None,
+) -> None:
+    """Say why ITEM is in an answer, or where it was lost: not found, filtered, outscored, made room.
+
+    The request is answered again with what is known now.
+    """
+    import time
+
+    from pipelines.ask import open_champion
+    from pipelines.tables import table
+    from pipelines.why import explain, logged_answer, request_of, served
+    from serving.schemas import parse_request
+
+    settings = context.settings()
+    record = None
+    if request_id is None:
+        line = _request_line(user, basket, store, at, k, profile)
+    else:
+        record = logged_answer(settings.prediction_log_dir, request_id)
+        line = request_of(record)
+    recommender = open_champion(settings, read_champion(context.home))
+    profiles = recommender.bundle.profiles
+    request = parse_request(line, now=time.time(), default_id="why", profiles=profiles)
+    verdict, answer = explain(recommender, request, item)
+    recommender.facts.close()
+    document = {"verdict": verdict.to_dict(), "answer": answer.to_dict()}
+    lines = [
+        f"{item}: "
+        + (f"number {verdict.slot}: " if verdict.slot else f"lost in {verdict.step}: ")
+        + verdict.why
+    ]
+    if verdict.rank is not None:
+        lines.append(f"score {verdict.score}, number {verdict.rank} of {verdict.candidates} candidates")
+    if record is not None:
+        lines.append(document.setdefault("served", served(record, item, recommender.bundle.bundle_id)))
+    if answer.degraded:
+        lines.append(f"answered without what usually is known: {answer.degraded_reason}")
+    if verdict.places:
+        lines.append(
+            table(["source", "number", "brings"], [[p.source, p.rank, p.brings] for p in verdict.places])
+        )
+    context.answer(document, "\n".join(lines))
+
+
 @main.group()
 def rules() -> None:
     """Check the rules that a merchandiser writes, and see what they change."""

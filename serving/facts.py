@@ -86,6 +86,15 @@ class LiveFacts:
         parts = [self._numbers[kind].excluded(at, store_id) for kind in ("stock", "ban")]
         return np.concatenate([self._listed, *parts[0], *parts[1]])
 
+    def excluded_because(self, code: int, at: float, store_id: str | None) -> str:
+        """Return why an item must not be offered, "" if it may."""
+        if code in self._listed:
+            return "the availability file excludes it"
+        for kind, why in (("stock", "sold out"), ("ban", "banned by a fact")):
+            if any(code in codes for codes in self._numbers[kind].excluded(at, store_id)):
+                return why
+        return ""
+
     def price(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
         """Return what one unit of each item costs, float64; NaN where nothing is said."""
         return self._numbers["price"].look_up(codes, at, store_id)
