@@ -45,6 +45,8 @@ class BundleParams:
     store: int = Quotas.store
     candidates: int = Quotas.total
     type_penalty: float = 0.95
+    novelty: float = 0.0
+    exposure: float = 0.0
     profiles: dict[str, Any] = field(default_factory=lambda: dict(PROFILES))
 
 
@@ -159,7 +161,8 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
         except (TypeError, KeyError) as error:
             raise ValueError(f"profile {name!r}: {error}") from error
     enough = index["quota"] if quotas.tower <= index["quota"]["k"] else index
-    return RankingSettings(quotas, given.type_penalty, enough["search"], profiles)
+    weights = given.type_penalty, given.novelty, given.exposure
+    return RankingSettings(quotas, *weights, enough["search"], profiles)
 
 
 def _golden_requests(bundle: Path, features: Path, cut: str) -> list[dict[str, Any]]:

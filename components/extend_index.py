@@ -163,8 +163,8 @@ def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list
         rows[name] = np.asarray(values, np.float32)
     longer = {}
     for name in ARRAYS:
-        if name not in _NOT_OF_ITEMS:
-            old = np.asarray(getattr(before, name))
+        old = np.asarray(getattr(before, name))
+        if name not in _NOT_OF_ITEMS and len(old):  # of an old bundle no manufacturer is known
             own = np.broadcast_to(rows.get(name, np.zeros(1)).astype(old.dtype.type), (count, *old.shape[1:]))
             longer[name] = np.concatenate([old, own])
     return replace(before, **longer, new_items=before.new_items + count)

@@ -159,10 +159,11 @@ def fit_statistics(dataset: Path, statistics: Path, cut: str) -> dict[str, int]:
 
 
 def fit_vocabulary(seen: Purchases, items: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the names of the types, categories and departments that were sold; 0 is unknown."""
+    """Return the names of types, categories, departments and manufacturers that were sold; 0 is unknown."""
     sold = items.reindex(seen.item_ids[np.unique(seen.item)])
     return {
-        level: ["", *sorted(set(_level(sold, level)) - {""})] if level in sold else [""] for level in LEVELS
+        column: ["", *sorted(set(_level(sold, column)) - {""})] if column in sold else [""]
+        for column in (*LEVELS, "manufacturer")
     }
 
 
@@ -239,15 +240,18 @@ def fit(
         store_ids=store_ids,
         store_popular=store_popular,
         total_baskets=np.array(float(presence.shape[0])),
+        manufacturer=_codes(table, "manufacturer", vocabulary),
     )
 
 
 def _encode(items: pd.DataFrame, vocabulary: dict[str, list[str]]) -> np.ndarray:
-    columns = []
-    for level in LEVELS:
-        code = {name: i for i, name in enumerate(vocabulary[level])}
-        columns.append([code.get(name, 0) for name in _level(items, level)])
-    return np.array(columns, np.int32).T.copy()
+    return np.stack([_codes(items, level, vocabulary) for level in LEVELS], axis=1)
+
+
+def _codes(items: pd.DataFrame, column: str, vocabulary: dict[str, list[str]]) -> np.ndarray:
+    """Return the code of each item's name in a column, (n,) int32."""
+    code = {name: number for number, name in enumerate(vocabulary.get(column, []))}
+    return np.array([code.get(name, 0) for name in _level(items, column)], np.int32)
 
 
 def _basket_matrix(basket: np.ndarray, item: np.ndarray, n: int) -> sparse.csr_matrix:

@@ -30,7 +30,7 @@ class TestLists:
 
     tasks: list[Task]
     examples: RankerExamples
-    type_penalty: float
+    bundle: Bundle
     bootstrap: Bootstrap
 
     def judge(self, scores: np.ndarray) -> Tally:
@@ -39,8 +39,10 @@ class TestLists:
         start, categorical = self.examples.start, self.examples.categorical
         for i, task in enumerate(self.tasks):
             rows = slice(int(start[i]), int(start[i + 1]))
-            shown = rerank(scores[rows], categorical[rows, 1], MAX_K, self.type_penalty)
-            tally.add(categorical[rows, 0][shown] - 1, task.hidden, task.bought_before)
+            codes = categorical[rows, 0] - 1
+            worth = self.bundle.worth(codes, scores[rows])
+            shown = rerank(worth, categorical[rows, 1], MAX_K, self.bundle.settings.type_penalty)
+            tally.add(codes[shown], task.hidden, task.bought_before)
         return tally
 
 
@@ -75,4 +77,4 @@ def read_test_lists(bundle: Bundle, data: Dataset, scratch: Path) -> TestLists:
         dense[:end], categorical[:end], label[:end], np.array(bounds), history, weight, basket
     )
     boot = Bootstrap([task.user_id for task in tasks])
-    return TestLists(tasks, examples, bundle.settings.type_penalty, boot)
+    return TestLists(tasks, examples, bundle, boot)

@@ -1,4 +1,4 @@
-"""CONTRACT the fact: a price, stock, ban, promotion or coupon with its time of validity; its check and fold.
+"""CONTRACT the fact: a price, cost, stock, ban, promotion or coupon and its time of validity; check, fold.
 
 A fact is a JSON object: `fact_id`, `fact`, `item_id`, `value`, `at` (when it became known) and, where they
 apply, `store_id` (absent: every store), `user_id` (of a coupon; absent: everybody), `valid_from` (the fact
@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[float, str]] = {  # fact -> largest number, and what is 
     "stock": (1e9, "units left, a number from 0 to 1e9"),
     "ban": (1, "1 banned or 0 not"),
     "promotion": (1, "the discount's share of the price, a number from 0 to 1"),
+    "cost": (1e9, "what one unit costs the shop, a number from 0 to 1e9"),
     "coupon": (math.nan, f"the coupon's code, 1 to {MAX_ID_LENGTH} printable characters"),
 }
 REQUIRED = ("fact_id", "fact", "item_id", "value", "at")

@@ -577,37 +577,36 @@ def _sink(places: np.ndarray, kept: np.ndarray, place: int, value: float, size: 
 
 @compiled
 def best_rows(
+    places: np.ndarray,
     scores: np.ndarray,
-    most: int,
     codes: np.ndarray,
     sources: np.ndarray,
     bought: np.ndarray,
     count: np.ndarray,
     last_at: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the candidates with the largest scores, the largest first, of equal ones the earlier.
+    """Return what is kept of some candidates.
 
     Args:
-        scores: (n,) float32.
-        most: how many to return at most.
+        places: (m,) of the candidates to keep, in their order.
+        scores: (n,) float32 of the candidates.
         codes: (n,) of the candidates.
-        sources: (n,) int8 of the candidates; 0 is the history.
+        sources: (n,) int8 of the candidates.
         bought: (h,) codes of the history, sorted.
         count: (h,) how often each was bought.
         last_at: (h,) when last.
 
     Returns:
-        Codes, (m,) int32; scores, (m,) float32; sources, (m,) int8; and of those from the history how often,
+        Codes, (m,) int32; scores, (m,) float32; sources, (m,) int8; and of those in the history how often,
         (m,) uint16, and when last they were bought, (m,) float64, 0 of the others.
     """
-    places = best(scores, most)
     found = len(places)
     own, shown = np.empty(found, np.int32), np.empty(found, np.float32)
     source, times, at = np.empty(found, np.int8), np.zeros(found, np.uint16), np.zeros(found)
     for number, place in enumerate(places):
         own[number], shown[number], source[number] = codes[place], scores[place], sources[place]
-        if sources[place] == 0:
-            item = np.searchsorted(bought, codes[place])
+        item = np.searchsorted(bought, codes[place])
+        if item < len(bought) and bought[item] == codes[place]:
             times[number] = min(count[item], 65_535)
             at[number] = last_at[item]
     return own, shown, source, times, at

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Statistics:
     store_ids: np.ndarray  # (s,) str, sorted
     store_popular: np.ndarray  # (s, p) int32 best sellers of each store in the last 13 weeks
     total_baskets: np.ndarray  # () float64
+    # (n,) int32 codes of the manufacturer, 0 is unknown; empty in a bundle from before it was written
+    manufacturer: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     new_items: int = 0  # the last so many rows came after the training: no model knows their ids
 
     @cached_property
@@ -128,7 +130,8 @@ def write_statistics(path: Path, statistics: Statistics, vocabulary: dict[str, l
     """Write the arrays as one `.npy` file each, and the names behind the categorical codes."""
     path.mkdir(parents=True, exist_ok=True)
     for name in ARRAYS:
-        np.save(path / f"{name}.npy", getattr(statistics, name), allow_pickle=False)
+        if name != "manufacturer" or len(statistics.manufacturer):
+            np.save(path / f"{name}.npy", getattr(statistics, name), allow_pickle=False)
     if statistics.new_items:
         (path / NEW_ITEMS).write_text(str(statistics.new_items))
     (path / "vocabulary.json").write_text(json.dumps(vocabulary))
@@ -138,11 +141,13 @@ def read_statistics(path: Path) -> Statistics:
     """Return the arrays that `write_statistics` wrote, memory-mapped."""
     loaded = {}
     for name in ARRAYS:
+        if name == "manufacturer" and not (path / f"{name}.npy").is_file():
+            continue
         # A plain view of the mapped pages: indexing the memmap class itself costs microseconds a time.
         loaded[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
     n = len(loaded["item_ids"])
-    for name in ("categorical", "price", "neighbours", "basket_count"):
-        if len(loaded[name]) != n:
+    for name in ("categorical", "price", "neighbours", "basket_count", "manufacturer"):
+        if len(loaded.get(name, loaded["item_ids"])) != n:
             raise ValueError(f"{path / name}.npy has {len(loaded[name])} rows, the catalogue has {n} items")
     types, lift = loaded["categorical"][:, 0], loaded["type_lift"]
     if lift.shape != (len(lift), len(lift)) or types.min(initial=0) < 0 or types.max(initial=0) >= len(lift):
@@ -155,6 +160,6 @@ def read_statistics(path: Path) -> Statistics:
 
 
 def read_vocabulary(path: Path) -> dict[str, list[str]]:
-    """Return the names behind the categorical codes: type, category, department."""
+    """Return the names behind the codes: of types, categories, departments and, in new ones, manufacturers."""
     vocabulary: dict[str, list[str]] = json.loads((path / "vocabulary.json").read_text())
     return vocabulary

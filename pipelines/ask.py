@@ -25,7 +25,8 @@ def open_champion(settings: Settings, champion: Champion) -> Recommender:
     from serving.recommender import open_recommender
 
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
-    return open_recommender(champion.bundle(settings.home), store, None, settings.availability_path, facts)
+    path, rules = champion.bundle(settings.home), settings.rules_path
+    return open_recommender(path, store, None, settings.availability_path, facts, rules=rules)
 
 
 def answer_lines(recommender: Recommender, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -36,7 +36,7 @@ from serving.bundle import Bundle, load_bundle
 from serving.cache import JITTER_RATIO, Cache
 from serving.measurement import measured_on, write_result
 from serving.online_features import MemoryStore, UserRow
-from serving.ranked import KEPT, Ranked, best_of
+from serving.ranked import KEPT, Ranked
 from serving.recommender import Recommender
 from serving.reranking import rerank
 from serving.schemas import DEFAULT_K, Request
@@ -386,12 +386,13 @@ def _user_id(replayed: Replayed, ask: Ask) -> str:
 def _rank(recommender: Recommender, request: Request) -> Ranked:
     prepared = recommender.prepare(request)
     scores = recommender.rank(prepared.dense, prepared.categorical)
-    return best_of(prepared.query, prepared.candidates, scores)
+    return recommender.best(prepared, scores)
 
 
 def _shown(bundle: Bundle, ranked: Ranked) -> list[int]:
     types = bundle.statistics.categorical[ranked.codes, 0]
-    return ranked.codes[rerank(ranked.scores, types, DEFAULT_K, bundle.settings.type_penalty)].tolist()
+    worth = bundle.worth(ranked.codes, ranked.scores)
+    return ranked.codes[rerank(worth, types, DEFAULT_K, bundle.settings.type_penalty)].tolist()
 
 
 async def answered(replayed: Replayed, count: int) -> dict[str, Any]:

@@ -810,9 +810,7 @@ def recommend(
             click.echo(f"reco: {failed} lines were no requests; their answers say why", err=True)
             click.get_current_context().exit(1)
         return
-    given = {"user_id": user, "store_id": store, "at": at, "k": k, "profile": profile}
-    line: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    line["basket"] = [item.strip() for item in basket.split(",") if item.strip()]
+    line = _request_line(user, basket, store, at, k, profile)
     [answer] = answer_lines(recommender, [json.dumps(line).encode()])
     if "error" in answer:
         raise click.UsageError(answer["error"])
@@ -846,6 +844,184 @@ def _shown(recommender: Any, answer: dict[str, Any]) -> str:
         table(["#", "item", "what", "score", "source", "reason"], rows) if rows else "nothing to recommend"
     )
     return f"{listed}\n{', '.join(notes)}"
+
+
+@main.command()
+@click.argument("item")
+@click.option("--user", help="Who buys.")
+@click.option("--basket", default="", help="Item ids, separated by commas.")
+@click.option("--store", help="Where.")
+@click.option("--at", help="When, e.g. 2017-12-05T18:30:00Z.  [default: now]")
+@click.option("-k", type=int, default=10, show_default=True, help="How many items.")
+@click.option("--profile", help="How candidates are found: default, premium, clearance, or the bundle's own.")
+@click.option("--request-id", help="Of an answer in the prediction log, in place of all the options above.")
+@command_options
+def why(
+    context: Context,
+    item: str,
+    user: str | None,
+    basket: str,
+    store: str | None,
+    at: str | None,
+    k: int,
+    profile: str | None,
+    request_id: str | None,
+) -> None:
+    """Say why ITEM is in an answer, or where it was lost: not found, filtered, outscored, made room.
+
+    The request is answered again with what is known now.
+    """
+    import time
+
+    from pipelines.ask import open_champion
+    from pipelines.tables import table
+    from pipelines.why import explain, logged_answer, request_of, served
+    from serving.schemas import parse_request
+
+    settings = context.settings()
+    record = None
+    if request_id is None:
+        line = _request_line(user, basket, store, at, k, profile)
+    else:
+        record = logged_answer(settings.prediction_log_dir, request_id)
+        line = request_of(record)
+    recommender = open_champion(settings, read_champion(context.home))
+    profiles = recommender.bundle.profiles
+    request = parse_request(line, now=time.time(), default_id="why", profiles=profiles)
+    verdict, answer = explain(recommender, request, item)
+    recommender.facts.close()
+    document = {"verdict": verdict.to_dict(), "answer": answer.to_dict()}
+    lines = [
+        f"{item}: "
+        + (f"number {verdict.slot}: " if verdict.slot else f"lost in {verdict.step}: ")
+        + verdict.why
+    ]
+    if verdict.rank is not None:
+        lines.append(f"score {verdict.score}, number {verdict.rank} of {verdict.candidates} candidates")
+    if record is not None:
+        lines.append(document.setdefault("served", served(record, item, recommender.bundle.bundle_id)))
+    if answer.degraded:
+        lines.append(f"answered without what usually is known: {answer.degraded_reason}")
+    if verdict.places:
+        lines.append(
+            table(["source", "number", "brings"], [[p.source, p.rank, p.brings] for p in verdict.places])
+        )
+    context.answer(document, "\n".join(lines))
+
+
+@main.group()
+def rules() -> None:
+    """Check the rules that a merchandiser writes, and see what they change."""
+
+
+@rules.command("check")
+@click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False, metavar="[FILE]"
+)
+@command_options
+def check_rules(context: Context, file: Path | None) -> None:
+    """Say what is wrong with a rules file, line by line; without FILE, with the one that is served.
+
+    Exit code 1: the endpoint would not take it. Warnings are for a person to judge.
+    """
+    from pipelines.preview_rules import check_rules as check
+    from pipelines.tables import table
+
+    place = _rules_file(context, file)
+    checked = check(place, context.home)
+    rows = [[one.line, "error" if one.refused else "warning", one.text] for one in checked.problems]
+    listed = table(["line", "", "what"], rows) + "\n" if rows else ""
+    if checked.refused:
+        said = "not taken: what was last read stays in force"
+    else:
+        said = ", ".join(f"{count} {name}" for name, count in checked.times().items())
+        said = f"{len(checked.rules)} rules ({said})"
+        said += "" if checked.bundle_id else "; no champion here, items and names were not looked up"
+    context.answer(checked.to_dict(), f"{listed}{place}: {said}")
+    if checked.refused:
+        click.get_current_context().exit(1)
+
+
+@rules.command("preview")
+@click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Rules.  [default: those that are served]",
+)
+@click.option("--user", help="Who buys.")
+@click.option("--basket", default="", help="Item ids, separated by commas.")
+@click.option("--store", help="Where.")
+@click.option("--at", help="When, e.g. 2017-12-05T18:30:00Z.  [default: now]")
+@click.option("-k", type=int, default=10, show_default=True, help="How many items.")
+@click.option("--profile", help="How candidates are found: default, premium, clearance, or the bundle's own.")
+@command_options
+def preview_rules(
+    context: Context,
+    file: Path | None,
+    user: str | None,
+    basket: str,
+    store: str | None,
+    at: str | None,
+    k: int,
+    profile: str | None,
+) -> None:
+    """Show an answer before and after the rules, and why each item is where it is."""
+    import time
+
+    from pipelines.ask import item_names, open_champion
+    from pipelines.preview_rules import check_rules as check
+    from pipelines.preview_rules import preview
+    from pipelines.tables import table
+    from serving.schemas import parse_request
+
+    place = _rules_file(context, file)
+    checked = check(place, context.home)
+    if checked.refused:
+        raise RefusedRules(f"{place} is not taken: `reco rules check {place}` says why")
+    recommender = open_champion(context.settings(), read_champion(context.home))
+    line = _request_line(user, basket, store, at, k, profile)
+    profiles = recommender.bundle.profiles
+    request = parse_request(line, now=time.time(), default_id="preview", profiles=profiles)
+    document = preview(recommender, checked.rules, request)
+    recommender.facts.close()
+    names = item_names(recommender, [item["item_id"] for item in document["items"]])
+    rows = [
+        [
+            item["slot"] or "-",
+            item["slot_before"] or "-",
+            item["item_id"],
+            names[item["item_id"]].lower(),
+            item["score"],
+            item["reason"],
+        ]
+        for item in document["items"]
+    ]
+    context.answer(document, table(["slot", "before", "item", "what", "score", "why"], rows))
+
+
+class RefusedRules(Exception):
+    """A rules file that the endpoint would not take."""
+
+    exit_code = 1
+
+
+def _rules_file(context: Context, file: Path | None) -> Path:
+    place = file or context.settings().rules_path
+    if not place.is_file():
+        raise click.UsageError(
+            f"there is no {place}: name a file; the README's section Rules has one to begin with"
+        )
+    return place
+
+
+def _request_line(
+    user: str | None, basket: str, store: str | None, at: str | None, k: int, profile: str | None
+) -> dict[str, Any]:
+    """Return the request that a person's options mean."""
+    given = {"user_id": user, "store_id": store, "at": at, "k": k, "profile": profile}
+    line: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    line["basket"] = [item.strip() for item in basket.split(",") if item.strip()]
+    return line
 
 
 # -------------------------------------------------------------------------------------------- events
@@ -1417,6 +1593,22 @@ def bench_quality(context: Context, data: str, out: Path | None) -> None:
     bundle = read_champion(context.home).bundle(context.home)
     results = measure(bundle, _dataset(context, data or _newest_data(context)), out or context.home / "bench")
     context.answer(results, quality_table(results))
+
+
+@bench.command("rerank")
+@click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
+)
+@command_options
+def bench_rerank(context: Context, data: str, out: Path | None) -> None:
+    """Measure what re-ranking brings and costs, its time, and how long rules take to load."""
+    from components.bench_rerank import bench_rerank as measure
+    from components.bench_rerank import rerank_table
+
+    bundle = read_champion(context.home).bundle(context.home)
+    results = measure(bundle, _dataset(context, data or _newest_data(context)), out or context.home / "bench")
+    context.answer(results, rerank_table(results))
 
 
 @bench.command("compression")

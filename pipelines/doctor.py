@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from components.home import NoChampion, read_champion
+from pipelines.preview_rules import check_rules
 from pipelines.runs import list_runs
 from serving.availability import read_excluded
 from serving.settings import Settings, unknown_variables, variable
@@ -52,6 +53,7 @@ def examine(settings: Settings) -> list[Finding]:
         _ports,
         _runs,
         _settings,
+        _rules,
     ]
     findings: list[Finding] = []
     for look in looks:
@@ -289,3 +291,18 @@ def _settings(settings: Settings) -> Iterator[Finding]:
             yield Finding("availability", "fail", str(file), str(error))
         else:
             yield Finding("availability", "ok", f"{file}: {len(excluded)} items are not offered")
+
+
+def _rules(settings: Settings) -> Iterator[Finding]:
+    file = settings.rules_path
+    if not file.is_file():
+        return
+    checked = check_rules(file, settings.home)
+    told = sum(1 for problem in checked.problems if not problem.refused)
+    if checked.refused:
+        yield Finding("rules", "fail", f"{file} is not taken", f"reco rules check {file}")
+    elif told:
+        found = f"{file}: {len(checked.rules)} rules, {told} warnings"
+        yield Finding("rules", "warn", found, f"reco rules check {file}")
+    else:
+        yield Finding("rules", "ok", f"{file}: {len(checked.rules)} rules")

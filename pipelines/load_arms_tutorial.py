@@ -124,7 +124,8 @@ class Transformer(Model):
         statistics, codes = self._bundle.statistics, turn.candidates.codes
         scores = np.array(found, np.float32)
         types = statistics.categorical[codes, 0]
-        rows = rerank(scores, types, turn.request.k, self._bundle.settings.type_penalty)
+        worth = self._bundle.worth(codes, scores)
+        rows = rerank(worth, types, turn.request.k, self._bundle.settings.type_penalty)
         items = [
             {
                 "item_id": str(statistics.item_ids[codes[row]]),

@@ -1,8 +1,9 @@
 """A request -> its ranked list, from this process, from Redis, or computed once for all who ask.
 
-What is cached is a function of its key: bundle, store, basket, and for a known user the row that was read and
-the hour. Price, stock, promotion and coupon are applied to it afterwards, for each answer. So a cached answer
-says nothing that is not true now; only the features that age with the clock may be up to an hour old.
+What is cached is a function of its key: bundle, store, basket, the rules that arrange lists, and for a known
+user the row that was read and the hour. Bans, price, stock, promotion and coupon are applied to it afterwards,
+for each answer. So a cached answer says nothing that is not true now; only the features that age with the
+clock may be up to an hour old.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class AnswerKey(NamedTuple):
 
 
 def answer_key(
-    bundle_id: str, statistics: Statistics, request: Request, row: UserRow | None
+    bundle_id: str, statistics: Statistics, request: Request, row: UserRow | None, rules: bytes = b""
 ) -> AnswerKey | None:
     """Return the key of a request's ranked list; None if a list that is kept would be too short for its k.
 
@@ -61,6 +62,7 @@ def answer_key(
         request: what is asked; `at` counts by the hour and for a known user only. The hour begins at another
             minute for each row, so that not all keys change at once.
         row: the user's row as far as it is used; None for nobody, no row, or one that is too old or broken.
+        rules: digest of those that have a say in which list it is, see `serving.rules.Plan`.
     """
     if POOL * request.k > KEPT:
         _refused.inc()
@@ -68,7 +70,7 @@ def answer_key(
     codes = statistics.codes(request.basket)
     last = codes[-BASKET_LENGTH:]
     shop = -1 if request.store_id is None else statistics.store_row.get(request.store_id, -1)
-    key = hashlib.blake2b(f"{bundle_id}\n{request.profile}\n".encode(), digest_size=16)
+    key = hashlib.blake2b(f"{bundle_id}\n{request.profile}\n".encode() + rules, digest_size=16)
     key.update(_PARTS.pack(VERSION, shop, len(request.basket) - len(codes), len(codes)))
     key.update(np.sort(codes).tobytes())
     if len(last) < len(codes):

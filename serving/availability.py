@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
-from stat import S_ISREG
 
-log = logging.getLogger(__name__)
+from serving.watched_file import WatchedFile
 
 MAX_BYTES = 16 << 20
 LISTS = ("out_of_stock", "banned")
@@ -32,38 +30,8 @@ def read_excluded(file: Path) -> list[str]:
     return [item for ids in content.values() for item in ids]
 
 
-class AvailabilityFile:
-    """The file `{"out_of_stock": [ids], "banned": [ids]}`, which need not exist.
-
-    A file that can't be read keeps the last good list and is said in the log: an item known to be sold out
-    must not come back because of a typo.
-    """
+class AvailabilityFile(WatchedFile[list[str]]):
+    """The file `{"out_of_stock": [ids], "banned": [ids]}`, which need not exist."""
 
     def __init__(self, file: Path) -> None:
-        self.broken = ""  # why it could not be read when it was last tried
-        self._file = file
-        self._stamp: tuple[int, int] | None = None  # of the last good list
-        self._wrong: tuple[int, int] | None = None  # of what is no list: not parsed again until it changes
-
-    def changed(self) -> list[str] | None:
-        """Return the item ids that are excluded now, or None while nothing new can be read."""
-        stamp = None
-        try:
-            stat = self._file.stat()
-            stamp = (stat.st_mtime_ns, stat.st_size)
-            if stamp == self._wrong:
-                return None
-            if not S_ISREG(stat.st_mode) or stat.st_size > MAX_BYTES:
-                raise ValueError(f"expected a regular file of at most {MAX_BYTES} bytes")
-            ids = None if stamp == self._stamp else read_excluded(self._file)
-        except FileNotFoundError:
-            ids = None if self._stamp is None else []
-            stamp = None
-        except (OSError, ValueError) as error:
-            self._wrong = stamp if isinstance(error, ValueError) else None
-            if str(error) != self.broken:
-                log.error("%s: %s; the last good list stays in force", self._file, error)
-            self.broken = str(error)
-            return None
-        self._stamp, self._wrong, self.broken = stamp, None, ""
-        return ids
+        super().__init__(file, read_excluded, [], MAX_BYTES, "availability file")

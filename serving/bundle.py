@@ -40,6 +40,7 @@ from feature_repo.statistics import Statistics, read_statistics, read_vocabulary
 from serving.errors import BundleInvalid
 from serving.item_index import ItemIndex, read_item_index
 from serving.profiles import OpenProfile, Profile, open_profile, read_profile
+from serving.reranking import item_weights
 from serving.retrieval import Quotas
 from serving.schemas import DEFAULT_PROFILE
 
@@ -62,6 +63,8 @@ class RankingSettings:
 
     quotas: Quotas
     type_penalty: float  # what each earlier item of the same type leaves of a score
+    novelty: float = 0.0  # how much the rare counts, see `serving.reranking.item_weights`
+    exposure: float = 0.0  # what an item gains whose manufacturer is new, likewise
     search: Mapping[str, int] = field(default_factory=dict)  # of the index
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # beside the default one
 
@@ -93,6 +96,18 @@ class Bundle:
             name: open_profile(profile, self.statistics, self.query_tower, self.index, self.removed)
             for name, profile in self.settings.every_profile.items()
         }
+
+    @cached_property
+    def item_weights(self) -> np.ndarray | None:
+        """What each item's score is multiplied with, (n,) float64; None where no weight is set."""
+        return item_weights(self.statistics, self.settings.novelty, self.settings.exposure)
+
+    def worth(self, codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Return the scores of some items times their weights, (n,) float64."""
+        worth = scores.astype(np.float64)
+        if self.item_weights is not None:
+            worth *= self.item_weights[codes]
+        return worth
 
     @property
     def cardinality(self) -> list[int]:

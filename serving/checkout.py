@@ -25,7 +25,7 @@ from serving.batch_steering import Steering
 from serving.batching import Batcher, Priority
 from serving.calls import PRIORITIES, Call
 from serving.errors import ClientGone, DeadlineExceeded, Overloaded, RankingFailed
-from serving.ranked import Ranked, best_of
+from serving.ranked import Ranked
 from serving.ranking import rank_joined
 from serving.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, Recommender
 from serving.schemas import Request, Response
@@ -301,7 +301,7 @@ class Checkout:
             own.scores = _checked(await self._rank(own), own)
             prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
             self._admission.served(turn.began_s, time.thread_time())
-            return best_of(prepared.query, prepared.candidates, own.scores)
+            return own.recommender.best(prepared, own.scores)
 
         waits = recommender.answers.is_being_made(key)
         try:

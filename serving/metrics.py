@@ -46,6 +46,11 @@ STORE_BREAKER_OPEN = Gauge(
 BUNDLE = Gauge("reco_bundle_info", "1 for a bundle that answers", ["bundle_id"], multiprocess_mode="livemax")
 BUNDLE_UPDATES = Counter("reco_bundle_updates", "Changes of champion, by what became of them", ["outcome"])
 FACT_READS = Counter("reco_fact_reads", "Looks for changed facts, by outcome", ["outcome"])
+RULES_BROKEN = Gauge(
+    "reco_rules_broken",
+    "1 while the rules file can't be read and the rules last read stay in force",
+    multiprocess_mode="livemax",
+)
 FACTS_READ_AT = Gauge(
     "reco_facts_read_timestamp_seconds",
     "When the store of facts was last read whole, Unix time",

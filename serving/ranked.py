@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feature_repo.kernels import best_rows
+from feature_repo.kernels import best, best_rows
 from feature_repo.transforms import Query
-from serving.reranking import POOL
+from serving.reranking import NEW, POOL, REPEAT
 from serving.retrieval import SOURCES, Candidates
+from serving.rules import NO_PLAN, Plan
 
 KEPT = 60  # candidates; re-ranking to ten looks at 40, so 20 of them may be sold out by then
 _MAGIC = b"RK"
@@ -29,16 +30,16 @@ _HISTORY_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _OF_HISTORY)
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The best candidates of one request, best first.
+    """The best candidates of one request; those of most worth first, behind what a rule has pinned.
 
-    `times` and `last_at` say how often and when last the user bought a candidate that the history brought;
-    the reason is made of them at the time of the answer. All other reasons follow from basket and source.
+    `times` and `last_at` say how often and when last the user bought a candidate; the reason of one that the
+    history brought is made of them at the time of the answer. Other reasons follow from basket and source.
     """
 
     codes: np.ndarray  # (m,) int32
-    scores: np.ndarray  # (m,) float32 purchase probabilities, falling
+    scores: np.ndarray  # (m,) float32 purchase probabilities
     source: np.ndarray  # (m,) int8, index of SOURCES
-    times: np.ndarray  # (m,) uint16, 0 where another source brought it
+    times: np.ndarray  # (m,) uint16, 0 where the user never did
     last_at: np.ndarray  # (m,) float64 seconds since the epoch, likewise
     whole: bool  # nothing was left out: these are all the candidates there were
 
@@ -56,9 +57,14 @@ class Ranked:
             whole=False,
         )
 
-    def suffices(self, k: int) -> bool:
-        """Say whether the list of k items is the one that all candidates would give, see `rerank`."""
-        return self.whole or len(self.codes) >= POOL * k
+    def suffices(self, k: int, spare: int = 0) -> bool:
+        """Say whether the list of k items is the one that all candidates would give, see `fill_slots`.
+
+        Args:
+            k: how many are to be shown.
+            spare: how many of these are there for pinned and kept slots alone.
+        """
+        return self.whole or len(self.codes) >= POOL * k + spare
 
     def to_bytes(self) -> bytes:
         """Return the list as bytes (little endian, no pickle): header, then one column after the other."""
@@ -107,17 +113,45 @@ class Ranked:
         return cls(**columns, whole=bool(flags & _WHOLE))
 
 
-def best_of(query: Query, candidates: Candidates, scores: np.ndarray, most: int = KEPT) -> Ranked:
-    """Return the candidates with the highest scores, equal ones in the order they were retrieved.
+def best_of(
+    query: Query,
+    candidates: Candidates,
+    scores: np.ndarray,
+    most: int = KEPT,
+    worth: np.ndarray | None = None,
+    plan: Plan = NO_PLAN,
+) -> Ranked:
+    """Return the candidates of most worth, equal ones in the order they were retrieved.
 
     Args:
         query: the request; only its history is read.
         candidates: what was retrieved for it.
         scores: one purchase probability per candidate, (n,) float32.
-        most: how many to keep at most.
+        most: how many to keep at most, beside those that the plan needs.
+        worth: what each candidate is worth, (n,) 0 or more; None: its score.
+        plan: the rules; what they pin is kept, and so is enough for the slots that they keep.
     """
+    worth = scores if worth is None else worth
+    worth = worth.astype(np.float64)
+    pinned = plan.pinned
+    if len(pinned):
+        worth[np.isin(candidates.codes, pinned)] = np.inf
+    places = best(worth, most + len(pinned))
+    if plan.reserved.any():
+        places = np.concatenate([places, *_of_kinds(query, candidates.codes, worth, places, plan)])
     history = query.history
     columns = best_rows(
-        scores, most, candidates.codes, candidates.source, history.items, history.count, history.last_at
+        places, scores, candidates.codes, candidates.source, history.items, history.count, history.last_at
     )
-    return Ranked(*columns, whole=len(candidates.codes) <= most)
+    return Ranked(*columns, whole=len(places) >= len(candidates.codes))
+
+
+def _of_kinds(
+    query: Query, codes: np.ndarray, worth: np.ndarray, places: np.ndarray, plan: Plan
+) -> list[np.ndarray]:
+    """Return the places of the best candidates beyond some, as many of each kind as slots are kept for it."""
+    bought = query.statistics.find(query.history.items, codes) >= 0
+    order = np.argsort(-worth, kind="stable")
+    rest = order[~np.isin(order, places)]
+    slots = [int(np.count_nonzero(plan.reserved == kind)) for kind in (REPEAT, NEW)]
+    return [rest[bought[rest]][: slots[0]], rest[~bought[rest]][: slots[1]]]

@@ -3,7 +3,7 @@
     read      the user's row
     prepare   candidates from every source, one row of features per candidate
     rank      one purchase probability per candidate
-    finish    the list: diversity, reasons, prices, the log record
+    finish    the list: rules, diversity, reasons, prices, the log record
 
 Where answers are cached (`serving.answer_cache`), what `prepare` and `rank` would give may be there already.
 
@@ -37,10 +37,11 @@ from serving.facts import LiveFacts
 from serving.freshness import Freshness
 from serving.online_features import MemoryStore, OnlineStore, UserRow
 from serving.prediction_log import Record, RecordSink
-from serving.ranked import Ranked, best_of
+from serving.ranked import KEPT, Ranked, best_of
 from serving.ranking import rank
-from serving.reranking import POOL, rerank
+from serving.reranking import POOL, fill_slots
 from serving.retrieval import SOURCES, Candidates, retrieve
+from serving.rules import NO_PLAN, Plan, RulesFile
 from serving.schemas import DEFAULT_PROFILE, Recommendation, Request, Response, parse_request
 
 log = logging.getLogger(__name__)
@@ -52,11 +53,12 @@ GOLDEN_TOLERANCE = 1e-4  # of a probability: other processors round differently
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the online store says of a request's user."""
+    """What is known of a request before any candidate: its user, and the rules that hold to its end."""
 
     row: UserRow | None = None  # as it was read; None where there is none that can be used
     events: UserEvents | None = None  # the same, with item codes
     degraded_reason: str | None = None  # why there is none, or why it may be old
+    plan: Plan = NO_PLAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +139,19 @@ class Recommender:
             hidden: codes that must not be offered; None: what holds now.
         """
         request, query, statistics = asked.request, asked.query, self.bundle.statistics
-        hidden = self._hidden(request) if hidden is None else hidden
+        plan = asked.known.plan
+        for_now = hidden is None
+        hidden = self._hidden(request, plan) if hidden is None else hidden
         row = None if request.store_id is None else statistics.store_row.get(request.store_id)
         store = None if row is None else statistics.store_popular[row]
         profile = self.bundle.profiles[request.profile]
         barred = np.concatenate([hidden, profile.barred])
         candidates = retrieve(query, store, profile.quotas, near, barred)
+        if len(plan.pins):
+            candidates = _with_pinned(candidates, plan, np.concatenate([query.basket, barred]))
+        if for_now and plan.minimums:
+            kept = self.below_minimum(candidates.codes, request, plan) < 0
+            candidates = Candidates(candidates.codes[kept], candidates.source[kept])
         retrieved = time.perf_counter()
         dense, categorical = model_inputs(Rows(query, candidates.codes))
         ready = time.perf_counter()
@@ -153,23 +162,24 @@ class Recommender:
         return Prepared(request, asked.known, query, candidates, dense, categorical, stage_ms, ready)
 
     def read(self, request: Request) -> Known:
-        """Return what the store says of the user, and what is wrong with it."""
+        """Return what the store says of the user, what is wrong with it, and the rules that hold."""
+        plan = self.facts.rules.plan(request.at, request.store_id)
         if request.user_id is None:
-            return Known()
+            return Known(plan=plan)
         try:
             row = self._store.read(request.user_id)
             if row is None:
-                return Known(degraded_reason=self._freshness.reason)
+                return Known(degraded_reason=self._freshness.reason, plan=plan)
             if request.at - row.written_at > USER_TTL_DAYS * DAY_S:
-                return Known(degraded_reason="stale_features")
+                return Known(degraded_reason="stale_features", plan=plan)
             events = unpack(row.history, self.bundle.statistics.codes_in)
-            return Known(row, events, self._freshness.reason)
+            return Known(row, events, self._freshness.reason, plan)
         except FeaturesUnavailable as error:
             log.warning("answering without the user's history: %s", error)
-            return Known(degraded_reason="features_unavailable")
+            return Known(degraded_reason="features_unavailable", plan=plan)
         except ValueError as error:
             log.warning("answering without the user's history: %s", error)
-            return Known(degraded_reason="features_invalid")
+            return Known(degraded_reason="features_invalid", plan=plan)
 
     def rank(self, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
         """Return one purchase probability per candidate, (n,) float32."""
@@ -179,7 +189,7 @@ class Recommender:
         """Choose the items to show and say why; write the log record."""
         ranked = time.perf_counter()
         request = prepared.request
-        best = best_of(prepared.query, prepared.candidates, scores, max(POOL * request.k, 1))
+        best = self.best(prepared, scores, max(POOL * request.k, 1))
         stage_ms = {**prepared.stage_ms, "ranking": (ranked - prepared.ready_at) * 1e3}
         response, shown = self._respond(request, prepared.known, best, stage_ms, ranked)
         if self._log is not None:
@@ -189,7 +199,7 @@ class Recommender:
     def key(self, request: Request, known: Known) -> AnswerKey | None:
         """Return what the request's list is kept under, None if it cannot be."""
         row = None if known.events is None else known.row  # one that is too old or broken is not used
-        return answer_key(self.bundle.bundle_id, self.bundle.statistics, request, row)
+        return answer_key(self.bundle.bundle_id, self.bundle.statistics, request, row, known.plan.digest)
 
     def finish_cached(
         self,
@@ -209,8 +219,12 @@ class Recommender:
             made: what the list was made of if this request made it; without, its log record has no features.
         """
         began = time.perf_counter()
-        ranked = kept.without(self._hidden(request))
-        if not ranked.suffices(request.k):
+        hidden = self._hidden(request, known.plan)
+        if known.plan.minimums:
+            low = self.below_minimum(kept.codes.astype(np.int64), request, known.plan) >= 0
+            hidden = np.concatenate([hidden, kept.codes[low]])
+        ranked = kept.without(hidden)
+        if not ranked.suffices(request.k, known.plan.spare):
             return None
         response, shown = self._respond(request, known, ranked, stage_ms, began)
         if self._log is not None:
@@ -227,7 +241,7 @@ class Recommender:
             asked = self.ask(request, known)
             prepared = self.gather(asked, self.near([asked])[0], NOTHING_HIDDEN)
             scores = self.rank(prepared.dense, prepared.categorical)
-            return best_of(prepared.query, prepared.candidates, scores)
+            return self.best(prepared, scores)
 
         self.answers.warm(self.key(request, known), make)
 
@@ -235,7 +249,7 @@ class Recommender:
         self, request: Request, known: Known, ranked: Ranked, stage_ms: dict[str, float], began: float
     ) -> tuple[Response, np.ndarray]:
         """Return the answer and the codes of its items; `began` is when its last stage did."""
-        items, shown = self.present(request, ranked)
+        items, shown = self.present(request, known, ranked)
         stage_ms["reranking"] = (time.perf_counter() - began) * 1e3
         stage_ms["total"] = sum(stage_ms.values())
         response = Response(
@@ -258,18 +272,35 @@ class Recommender:
         version = None if known.events is None else known.events.version
         self._log.append(Record(request, response, dense, time.time(), version))
 
-    def present(self, request: Request, ranked: Ranked) -> tuple[tuple[Recommendation, ...], np.ndarray]:
+    def best(self, prepared: Prepared, scores: np.ndarray, most: int = KEPT) -> Ranked:
+        """Return the candidates that come into question for the list, at most so many and what rules need."""
+        plan = prepared.known.plan
+        codes = prepared.candidates.codes
+        worth = plan.weigh(codes, self.bundle.worth(codes, scores))
+        return best_of(prepared.query, prepared.candidates, scores, most, worth, plan)
+
+    def present(
+        self, request: Request, known: Known, ranked: Ranked
+    ) -> tuple[tuple[Recommendation, ...], np.ndarray]:
         """Return the items to show of a ranked list, with reasons and what holds now; and their codes."""
-        statistics = self.bundle.statistics
-        types = statistics.categorical[ranked.codes, 0]
-        rows = rerank(ranked.scores, types, request.k, self.bundle.settings.type_penalty)
+        statistics, plan = self.bundle.statistics, known.plan
+        rows, why = fill_slots(
+            plan.weigh(ranked.codes, self.bundle.worth(ranked.codes, ranked.scores)),
+            statistics.categorical[ranked.codes, 0],
+            request.k,
+            self.bundle.settings.type_penalty,
+            statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins,
+            ranked.times > 0,
+            plan.reserved,
+        )
         codes = ranked.codes[rows].astype(np.int64)
+        reasons = self._reasons(request, ranked, rows)
         items = map(
             Recommendation,
             statistics.item_ids[codes].tolist(),
             ranked.scores[rows].tolist(),
             [SOURCES[source] for source in ranked.source[rows].tolist()],
-            self._reasons(request, ranked, rows),
+            plan.explain(reasons, codes, why) if plan.digest else reasons,
             *self._terms(codes, request),
         )
         return tuple(items), codes
@@ -289,8 +320,11 @@ class Recommender:
         ranked = statistics.popular if row is None else statistics.store_popular[row]
         profiles = self.bundle.profiles
         profile = profiles.get(request.profile, profiles[DEFAULT_PROFILE])  # the last rung refuses nobody
-        barred = np.concatenate([statistics.codes(request.basket), self._hidden(request), profile.barred])
-        codes = ranked[~np.isin(ranked, barred)][: request.k]
+        plan = self.facts.rules.plan(request.at, request.store_id)
+        barred = np.concatenate(
+            [statistics.codes(request.basket), self._hidden(request, plan), profile.barred]
+        )
+        codes = self._sellers(ranked, barred, request, plan)
         source = "popular" if row is None else "store"
         buyers = max(float(statistics.total_baskets), 1.0)
         items = tuple(
@@ -299,7 +333,7 @@ class Recommender:
                 statistics.item_ids[codes].tolist(),
                 (statistics.basket_count[codes] / buyers).tolist(),
                 [source] * len(codes),
-                [_POPULAR[source]] * len(codes),
+                [plan.pinned_because(code) or _POPULAR[source] for code in codes.tolist()],
                 *self._terms(codes, request),
             )
         )
@@ -318,9 +352,37 @@ class Recommender:
             self._record(request, Known(), response, _NO_FEATURES)
         return response
 
-    def _hidden(self, request: Request) -> np.ndarray:
+    def below_minimum(self, codes: np.ndarray, request: Request, plan: Plan) -> np.ndarray:
+        """Return for each item which of the plan's minimums it misses, the first, (n,) int64; -1 if none."""
+        missed = np.full(len(codes), -1)
+        for number, minimum in reversed(list(enumerate(plan.minimums))):
+            known = self.facts.stock if minimum.kind == "minimum_stock" else self.facts.margin
+            found = np.nan_to_num(known(codes, request.at, request.store_id), nan=np.inf)
+            low = found < minimum.number
+            if minimum.codes is not None:
+                low &= np.isin(codes, minimum.codes)
+            missed[low] = number
+        return missed
+
+    def _sellers(self, ranked: np.ndarray, barred: np.ndarray, request: Request, plan: Plan) -> np.ndarray:
+        """Return the k best sellers that may be shown, (k,) int64, with what is pinned in its slots."""
+        pinned = plan.pinned
+        codes = np.concatenate([pinned, ranked[~np.isin(ranked, pinned)]])
+        codes = codes[~np.isin(codes, barred)]
+        if plan.minimums:
+            codes = codes[self.below_minimum(codes, request, plan) < 0]
+        if not len(pinned):
+            return codes[: request.k]
+        shown = codes[~np.isin(codes, pinned)].tolist()
+        for slot, code in enumerate(plan.pins.tolist()):
+            if code in codes and slot < request.k:
+                shown.insert(slot, code)
+        return np.array(shown[: request.k], np.int64)
+
+    def _hidden(self, request: Request, plan: Plan) -> np.ndarray:
         """Return codes that must not be offered by what holds now."""
-        return self.facts.excluded(request.at, request.store_id)
+        excluded = self.facts.excluded(request.at, request.store_id)
+        return np.concatenate([excluded, plan.banned]) if len(plan.banned) else excluded
 
     def _terms(
         self, codes: np.ndarray, request: Request
@@ -361,6 +423,14 @@ class Recommender:
         return dict(zip(wanted.tolist(), found.tolist(), strict=True))
 
 
+def _with_pinned(candidates: Candidates, plan: Plan, taken: np.ndarray) -> Candidates:
+    """Return candidates with those that rules pin and no source brought, unless they must not be offered."""
+    pinned = plan.pinned
+    more = pinned[~np.isin(pinned, np.concatenate([candidates.codes, taken]))]
+    source = np.full(len(more), SOURCES.index("pinned"), np.int8)
+    return Candidates(np.concatenate([candidates.codes, more]), np.concatenate([candidates.source, source]))
+
+
 def _known(numbers: np.ndarray) -> list[float | None]:
     return [None if number != number else number for number in numbers.tolist()]
 
@@ -370,6 +440,7 @@ _POPULAR = {
     "tower": "fits this basket and shopper",
     "store": "popular in this store",
     "popular": "popular now",
+    "pinned": "chosen by the shop",
 }
 
 
@@ -381,6 +452,7 @@ def open_recommender(
     facts: FactStore | None = None,
     freshness: Freshness | None = None,
     new_cache: Callable[[Bundle], AnswerCache] | None = None,
+    rules: Path | None = None,
 ) -> Recommender:
     """Load a bundle, ask it its golden requests, and return a recommender that is warm.
 
@@ -392,6 +464,7 @@ def open_recommender(
         facts: store of prices, stock, promotions and coupons; it is watched until `facts.close()`.
         freshness: what knows whether the store of rows is kept up to date; None: nothing is ever stale.
         new_cache: makes the cache of a bundle's answers; None: each answer is computed.
+        rules: file of rules, which need not exist.
 
     Raises:
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
@@ -399,8 +472,10 @@ def open_recommender(
     bundle = load_bundle(bundle_path)
     verify_golden(bundle)
     file = None if availability is None else AvailabilityFile(availability)
+    rules_file = None if rules is None else RulesFile(rules, bundle.statistics, bundle.vocabulary)
     answers = None if new_cache is None else new_cache(bundle)
-    return Recommender(bundle, store, log, LiveFacts(bundle.statistics, facts, file), freshness, answers)
+    live = LiveFacts(bundle.statistics, facts, file, rules_file)
+    return Recommender(bundle, store, log, live, freshness, answers)
 
 
 def verify_golden(bundle: Bundle) -> int:

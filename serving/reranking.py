@@ -1,38 +1,132 @@
-"""Scores -> the list that is shown: a soft penalty on more of the same type."""
+"""Scores -> the list that is shown: pins and kept slots, diversity, and weights for what is seldom shown.
+
+An item is worth its purchase probability, times a weight of its own (`item_weights`: novelty, and the exposure
+of new manufacturers), times the factors of a merchandiser's rules. The slots are filled one after the other
+with what is worth most then: each item already shown makes others of its type worth a little less.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from feature_repo.kernels import compiled
+from feature_repo.statistics import Statistics
 
 POOL = 4  # times k candidates take part; the rest are too far down to come up
+NEW_DAYS = 91  # a manufacturer is new as long as its first sale is not longer ago
+ANY, REPEAT, NEW = range(3)  # what a slot is kept for
+CHOSEN, PINNED, RESERVED = range(3)  # why an item stands in its slot
+_TAKEN = -1.0
+_NO_SLOTS, _NO_KINDS, _NO_ROWS = np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.bool_)
+
+
+def rerank(values: np.ndarray, types: np.ndarray, k: int, type_penalty: float) -> np.ndarray:
+    """Return the rows of the k items to show where no rule speaks, best first, int64; see `fill_slots`."""
+    found = fill_slots(values.astype(np.float64), types, k, type_penalty, _NO_SLOTS, _NO_ROWS, _NO_KINDS)
+    rows: np.ndarray = found[0]
+    return rows
 
 
 @compiled
-def rerank(scores: np.ndarray, types: np.ndarray, k: int, type_penalty: float) -> np.ndarray:
-    """Return the rows of the k items to show, best first, int64.
+def fill_slots(
+    values: np.ndarray,
+    types: np.ndarray,
+    k: int,
+    type_penalty: float,
+    pinned: np.ndarray,
+    before: np.ndarray,
+    reserved: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the k items to show, int64, and why each stands where it does, int8.
 
-    Greedy: each item already chosen of a type multiplies the scores of the others of that type by
+    Greedy: each item already chosen of a type multiplies the values of the others of that type by
     `type_penalty`. 1 changes nothing; a hard "one of each type" (0) costs a sixth of the recall on
     grocery baskets, where shoppers do buy two yogurts.
 
+    A pinned row stands in its slot or not at all, so that a shorter list is the beginning of a longer one;
+    only where all others are used up does it move forward. A kept slot takes the best of its kind, and the
+    best of all where there is none.
+
     Args:
-        scores: (n,) purchase probabilities.
+        values: (n,) float64, what each candidate is worth, 0 or more.
         types: (n,) type codes; 0 is unknown and never penalised.
         k: how many to show.
         type_penalty: in (0, 1].
+        pinned: (s,) int64, the row that is pinned to each slot, below 0 where none is.
+        before: (n,) bool, whether the user has bought it before; empty where no slot is kept.
+        reserved: (r,) int8, ANY, REPEAT or NEW for each slot.
     """
-    pool = np.argsort(-scores, kind="mergesort")[: POOL * k]
-    left = scores[pool].astype(np.float64)
-    rows = np.empty(min(k, len(pool)), np.int64)
-    for place in range(len(rows)):
-        best = int(np.argmax(left))
-        rows[place] = pool[best]
-        kind = types[pool[best]]
-        left[best] = -1.0
+    n = len(values)
+    order = np.argsort(-values, kind="mergesort")
+    left = values[order]
+    place_of = np.full(n, -1)
+    for place in range(n):
+        place_of[order[place]] = place
+    for row in pinned:
+        if row >= 0:
+            left[place_of[row]] = _TAKEN
+    near, others = 0, 0  # the rows that take part: the best POOL * k of those that are not pinned
+    while near < n and others < POOL * k:
+        others += left[near] != _TAKEN
+        near += 1
+    waiting = pinned.copy()
+    rows, why = np.empty(min(k, n), np.int64), np.zeros(min(k, n), np.int8)
+    for slot in range(len(rows)):
+        chosen = -1
+        if slot < len(waiting) and waiting[slot] >= 0:
+            chosen = place_of[waiting[slot]]
+            waiting[slot] = -1
+            why[slot] = PINNED
+        else:
+            for place in range(near):
+                if left[place] != _TAKEN and (chosen < 0 or left[place] > left[chosen]):
+                    chosen = place
+            wanted = reserved[slot] if slot < len(reserved) else ANY
+            if wanted != ANY and chosen >= 0 and before[order[chosen]] != (wanted == REPEAT):
+                best = -1
+                for place in range(n):
+                    fits = left[place] != _TAKEN and before[order[place]] == (wanted == REPEAT)
+                    if fits and (best < 0 or left[place] > left[best]):
+                        best = place
+                if best >= 0:
+                    chosen = best
+                    why[slot] = RESERVED
+            if chosen < 0:  # all others are shown: the next pin moves forward
+                for later in range(len(waiting)):
+                    if chosen < 0 and waiting[later] >= 0:
+                        chosen = place_of[waiting[later]]
+                        waiting[later] = -1
+                why[slot] = PINNED
+        rows[slot] = order[chosen]
+        left[chosen] = _TAKEN
+        kind = types[order[chosen]]
         if kind:
-            for other in range(len(pool)):
-                if types[pool[other]] == kind and left[other] > 0:
-                    left[other] *= type_penalty
-    return rows
+            for place in range(n):
+                if left[place] > 0 and types[order[place]] == kind:
+                    left[place] *= type_penalty
+    return rows, why
+
+
+def item_weights(statistics: Statistics, novelty: float, exposure: float) -> np.ndarray | None:
+    """Return what each item's score is multiplied with, (n,) float64; None where all weights are 1.
+
+    Args:
+        statistics: the item table.
+        novelty: how much the rare counts: the power of one over an item's share of baskets. 0.1 makes an item
+            that is in a thousandth as many baskets worth twice as much.
+        exposure: what an item gains whose manufacturer is new: 0.5 makes it worth half as much again.
+    """
+    if not novelty and not exposure:
+        return None
+    share = np.maximum(statistics.basket_count, 1.0) / max(float(statistics.total_baskets), 1.0)
+    return np.asarray(share, np.float64) ** -novelty * (1.0 + exposure * of_new_manufacturers(statistics))
+
+
+def of_new_manufacturers(statistics: Statistics) -> np.ndarray:
+    """Return which items come from a manufacturer that is new, (n,) bool; an unknown one is not."""
+    if not len(statistics.manufacturer):
+        return np.zeros(len(statistics.item_ids), bool)
+    codes = statistics.manufacturer.astype(np.int64)
+    oldest = np.zeros(int(codes.max(initial=0)) + 1)
+    np.maximum.at(oldest, codes, statistics.age_days)
+    return (codes > 0) & (oldest[codes] <= NEW_DAYS)

@@ -11,7 +11,7 @@ from feature_repo.kernels import choose
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Query, User
 
-SOURCES = ("history", "together", "tower", "store", "popular")
+SOURCES = ("history", "together", "tower", "store", "popular", "pinned")
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,14 @@ def answer(
             facts = open_fact_store(settings.fact_store_url)  # of its own: it is closed with the recommender
             try:
                 loaded = open_recommender(
-                    path, store, log, settings.availability_path, facts, freshness, new_cache
+                    path,
+                    store,
+                    log,
+                    settings.availability_path,
+                    facts,
+                    freshness,
+                    new_cache,
+                    settings.rules_path,
                 )
                 warm_up(loaded, rest)
                 return loaded
@@ -185,7 +192,7 @@ def answer(
             if lacks := loaded.facts.lacks(before.facts):
                 loaded.facts.close()
                 raise FactsUnavailable(
-                    f"what is sold out would come back: {' and '.join(lacks)} could not be read anew"
+                    f"what must not be shown would come back: {' and '.join(lacks)} could not be read anew"
                 )
 
             def turn() -> None:

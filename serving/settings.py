@@ -39,6 +39,7 @@ class Settings:
     availability_file: Path | None = (
         None  # items out of stock or banned; empty means availability.json under home
     )
+    rules_file: Path | None = None  # pins, boosts, bans, minimums; empty means rules.yaml under home
     stale_after_s: float = 60.0  # the stream's silence after which answers say that features are stale
     deadline_ms: float = 50.0  # an answer that takes longer steps down the ladder
     ranker_address: str = ""  # of a ranker elsewhere, HOST:PORT or HOST:PORT/MODEL; empty: in this process
@@ -117,6 +118,11 @@ class Settings:
     def availability_path(self) -> Path:
         """Where the list of items that must not be offered is; the file need not exist."""
         return self.availability_file or self.home / "availability.json"
+
+    @property
+    def rules_path(self) -> Path:
+        """Where the rules are; the file need not exist."""
+        return self.rules_file or self.home / "rules.yaml"
 
     @property
     def prediction_log_dir(self) -> Path:
@@ -207,6 +213,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "store_url": ("sqlite:///PATH, redis://HOST:PORT or memory:", _url),
     "store_password": ("text", str),
     "availability_file": ("a file", Path),
+    "rules_file": ("a file", Path),
     "stale_after_s": _number(1, 1e9),
     "deadline_ms": _number(1, 60_000),
     "answer_cache": ("memory: or redis://HOST:PORT", _cache_url),

@@ -18,6 +18,7 @@ from feature_repo.events import EVENT_SCHEMA
 from feature_repo.kafka import VARIABLES as KAFKA_VARIABLES
 from feature_repo.kafka import KafkaSettings
 from pipelines.cli import main
+from serving.rules_file import SECTIONS, SELECTORS, parse_rules
 from serving.schemas import parse_request
 from serving.settings import Settings, variable
 
@@ -179,6 +180,15 @@ def test_the_request_of_the_readme_is_a_request() -> None:
     assert body
     for instance in json.loads(body[1])["instances"]:
         assert parse_request(instance, now=0.0, default_id="").basket
+
+
+def test_the_rules_of_the_readme_are_rules() -> None:
+    example = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert example
+    rules, problems = parse_rules(example[1])
+    assert not problems
+    assert {rule.kind for rule in rules} == set(SECTIONS), "there is an example of each"
+    assert all(f"`{selector}`" in README for selector in SELECTORS)
 
 
 def test_the_purchases_of_the_readme_keep_the_contract(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ ITEMS = pd.DataFrame(
         "category": ["bakery", "dairy", "dairy"],
         "type": ["loaf", "butter", ""],
         "brand": ["national", "private", ""],
+        "manufacturer": ["mill", "dairy", "dairy"],
     }
 ).set_index("item_id")
 
@@ -65,6 +66,7 @@ def test_catalogue_and_counts(fitted: Statistics) -> None:
     assert fitted.price.tolist() == [3, 3]
     assert fitted.discount_ratio.tolist() == [1, 0]
     assert fitted.is_private.tolist() == [0, 1]
+    assert fitted.manufacturer.tolist() == [2, 1]  # of "", dairy, mill
 
 
 def test_intervals_lean_on_the_mean_of_the_catalogue(fitted: Statistics) -> None:

@@ -59,3 +59,14 @@ def test_a_table_of_lifts_that_lacks_a_type_is_named(
         ValueError, match=r"type_lift.npy is of the shape .* a row and a column for each type"
     ):
         read_statistics(tmp_path)
+
+
+def test_tables_from_before_manufacturers_were_written_have_none(
+    tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]
+) -> None:
+    write_statistics(tmp_path, *fitted)
+    (tmp_path / "manufacturer.npy").unlink()
+    assert read_statistics(tmp_path).manufacturer.tolist() == []
+    np.save(tmp_path / "manufacturer.npy", np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match=r"manufacturer.npy has 3 rows, the catalogue has"):
+        read_statistics(tmp_path)

@@ -174,6 +174,17 @@ def test_a_list_of_items_that_cannot_be_read(tmp_path: Path, text: str, says: st
     assert says in found.mend
 
 
+@pytest.mark.parametrize(
+    ("text", "status", "says"),
+    [("ban: [", "fail", "is not taken"), ("ban:\n  - {name: a, items: [x]}\n", "ok", "1 rules")],
+)
+def test_rules_as_they_are_read(tmp_path: Path, text: str, status: str, says: str) -> None:
+    (tmp_path / "rules.yaml").write_text(text)
+    found = look(tmp_path)["rules"]
+    assert (found.status, bool(found.mend)) == (status, status != "ok")
+    assert says in found.found
+
+
 def test_a_home_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = look(tmp_path / "file")["home"]

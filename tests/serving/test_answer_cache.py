@@ -52,7 +52,7 @@ def test_of_a_long_basket_the_last_forty_are_told_apart() -> None:
 
 
 def test_all_that_an_answer_depends_on_is_part_of_its_key() -> None:
-    keys = [
+    keys: list[AnswerKey | None] = [
         key_of(ask(item(1), item(2))),
         key_of(ask(item(1), item(2)), bundle_id="b2"),
         key_of(ask(item(1))),
@@ -66,8 +66,10 @@ def test_all_that_an_answer_depends_on_is_part_of_its_key() -> None:
         key_of(ask(item(1), item(2), at=AT + HOUR_S), ROW),
         key_of(ask()),
         key_of(replace(ask(item(1), item(2)), profile="premium")),
+        answer_key("b1", STATISTICS, ask(item(1), item(2)), None, b"some rules"),
+        answer_key("b1", STATISTICS, ask(item(1), item(2)), None, b"other ones"),
     ]
-    assert len({key.digest for key in keys}) == len(keys)
+    assert len({key.digest for key in keys if key is not None}) == len(keys)
 
 
 def test_what_an_answer_does_not_depend_on_is_not() -> None:

@@ -45,7 +45,7 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
     assert availability.changed() is None
     assert availability.changed() is None
     assert len(caplog.records) == 1
-    assert "the last good list stays in force" in caplog.text
+    assert "what was last read stays in force" in caplog.text
 
 
 def test_it_says_whether_it_is_broken_now(tmp_path: Path) -> None:

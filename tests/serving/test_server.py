@@ -218,3 +218,28 @@ def test_a_line_that_repeats_appears_once_a_second_and_tells_how_often() -> None
     assert [said(s) for s in (10.0, 10.1, 10.9)] == ["store gone", None, None]
     assert said(11.5) == "store gone (and 2 more like it before)"
     assert said(13.0) == "store gone"
+
+
+@pytest.mark.slow
+def test_what_is_banned_while_requests_come_is_gone_within_two_seconds(
+    endpoint: Any, client: httpx.Client
+) -> None:
+    """Scenario: a change of the catalogue takes 30 % of the items away."""
+    file, gone = endpoint.settings.rules_path, {str(1_000_000 + code) for code in range(0, 240, 3)}
+
+    def shown() -> set[str]:
+        answer = ask(client, {"user_id": "u2", "basket": [], "at": AT, "k": 100})
+        return {item["item_id"] for item in answer["items"]}
+
+    assert gone & shown()
+    file.write_text(json.dumps({"ban": [{"name": "recall", "items": sorted(gone)}]}))
+    written = time.monotonic()
+    try:
+        while time.monotonic() < written + 2:
+            shown()
+        late = [gone & shown() for _ in range(20)]
+    finally:
+        file.unlink()
+        time.sleep(0.7)
+    assert not any(late)
+    assert gone & shown()
