@@ -137,9 +137,10 @@ def best_of(
     worth = scores.astype(np.float64) if worth is None else worth
     others = []
     if len(plan.pins):
-        pinned = np.isin(candidates.codes, plan.pins)
-        others.append(np.flatnonzero(pinned))
-        worth = np.where(pinned, -1.0, worth)  # they take no place among the best
+        pinned = query.statistics.find(candidates.codes, plan.pinned)
+        others.append(pinned[pinned >= 0])
+        worth = worth.copy()
+        worth[others[0]] = -1.0  # they take no place among the best
     places = best(worth, most)
     if plan.reserved.any():
         others += _of_kinds(query, candidates.codes, worth, places, plan)
@@ -147,7 +148,10 @@ def best_of(
         others.append(best(worth * rarity, 2 * rare_pool(novel)))  # some of them may be sold out
     first = len(places)
     if others:
-        places = np.concatenate([places, np.setdiff1d(np.concatenate(others), places)])
+        more = np.zeros(len(worth), bool)
+        more[np.concatenate(others)] = True
+        more[places] = False
+        places = np.concatenate([places, np.flatnonzero(more)])
     history = query.history
     columns = best_rows(
         places, scores, candidates.codes, candidates.source, history.items, history.count, history.last_at
@@ -161,6 +165,8 @@ def _of_kinds(
     """Return the places of the best candidates beyond some, as many of each kind as slots are kept for it."""
     bought = query.statistics.find(query.history.items, codes) >= 0
     order = np.argsort(-worth, kind="stable")
-    rest = order[~np.isin(order, places)]
+    free = np.ones(len(worth), bool)
+    free[places] = False
+    rest = order[free[order]]
     slots = [int(np.count_nonzero(plan.reserved == kind)) for kind in (REPEAT, NEW)]
     return [rest[bought[rest]][: slots[0]], rest[~bought[rest]][: slots[1]]]
