@@ -329,12 +329,13 @@ def test_a_cached_list_follows_the_rules_of_now(toy_bundle: Path, toy_store: str
     recommender = open_recommender(toy_bundle, open_store(toy_store), new_cache=cache_of)
     rank = Counting()
     usual = ids(*ask_all(recommender, rank, LOUD))
+    low = recommender.recommend(replace(LOUD, k=100)).items[60].item_id
     follow(recommender, f"ban:\n  - {{name: recall, items: [{usual[0]}]}}\n")
     [answer] = ask_all(recommender, rank, LOUD)
     assert (ids(answer)[0], len(rank.turns)) == (usual[1], 1), "a ban is applied to the list that is kept"
     texts = [
         f"pin:\n  - {{name: p, item: {item(200)}, slot: 2}}\n",
-        f"boost:\n  - {{name: b, factor: 900, items: [{item(201)}]}}\n",
+        f"boost:\n  - {{name: b, factor: 900, items: [{low}]}}\n",
         "slots:\n  - {name: s, new: [1]}\n",
     ]
     for number, text in enumerate(texts, 2):
