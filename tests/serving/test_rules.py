@@ -471,3 +471,23 @@ def test_who_could_not_read_the_rules_lacks_what_another_one_has(toy_bundle: Pat
     assert until(lambda: not blind.lacks(before))
     before.close()
     blind.close()
+
+
+# ---------------------------------------------------------------------------------------- novel slots
+
+
+def test_a_novel_slot_says_so_with_the_cache_and_without(toy_bundle: Path, toy_store: str) -> None:
+    bundle = load_bundle(toy_bundle)
+    weighed = replace(bundle, settings=replace(bundle.settings, novelty=3.0, novel_slots=(3, 8)))
+    recommender = Recommender(weighed, open_store(toy_store), answers=cache_of(weighed))
+    usual = Recommender(bundle, open_store(toy_store)).recommend(LOUD)
+    answer = recommender.recommend(LOUD)
+    assert answer.items[:2] == usual.items[:2]
+    novel, instead = (STATISTICS.code_of[one.items[2].item_id] for one in (answer, usual))
+    assert STATISTICS.basket_count[novel] < STATISTICS.basket_count[instead]
+    told = [one.reason.endswith("; a place for what is seldom bought") for one in answer.items]
+    assert told == [slot in (3, 8) for slot in range(1, 11)]
+    rank = Counting()
+    first, again = ask_all(recommender, rank, LOUD, LOUD)
+    assert shown(first) == shown(again) == shown(answer)
+    assert len(rank.turns) == 1
