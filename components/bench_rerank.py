@@ -1,8 +1,8 @@
 """A bundle and the weeks after its cut -> what re-ranking brings and costs, and how long it takes.
 
-Four things are asked of a list beside NDCG@10: how much of the catalogue is ever shown, how often items of new
-manufacturers are, how rare what is shown is, and how many types a list holds. Each has its weight, and each
-weight its price. The weights are chosen on the first two weeks and judged on the rest.
+Four things are asked of a list beside NDCG@10: how much of the catalogue is ever shown, how often items of
+new manufacturers are, how rare what is shown is, and how many types a list holds. Each has its weight, and
+each weight its price. The weights are chosen on the baskets of half of the shoppers and judged on the rest.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import itertools
 import logging
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,23 +33,21 @@ from serving.bundle import Bundle, load_bundle
 from serving.measurement import measured_on, write_result
 from serving.online_features import MemoryStore
 from serving.recommender import Prepared, Recommender
-from serving.reranking import POOL, item_weights, of_new_manufacturers, rerank
+from serving.reranking import NO_RARITY, POOL, exposure_weights, item_rarity, of_new_manufacturers, rerank
 from serving.rules import Catalogue, Rules
 from serving.rules_file import read_rules
 from serving.schemas import DEFAULT_K
 
 log = logging.getLogger(__name__)
 
-CHOSEN_ON = pd.Timedelta(weeks=2)
-MOST_LOST = 0.01  # of NDCG@10
-ROOM = 0.75  # of it may be lost where weights are chosen: elsewhere it will be a little more or less
+GOALS = {"coverage": 0.2, "new_manufacturers": 0.3}  # by how much they are to grow
+MOST_LOST = 0.01  # of NDCG@10, at most
 RULED_ITEMS = 10_000
 TIMED, REPEATS = 100, 30  # requests, and how often each
-GRID = {
-    "type_penalty": (1.0, 0.95, 0.9, 0.85, 0.8, 0.7),
-    "novelty": (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3),
-    "exposure": (0.0, 0.25, 0.5, 1.0, 2.0, 4.0),
-}
+EXPOSURES = (0.25, 0.5, 1.0, 2.0, 4.0)
+PENALTIES = (0.95, 0.9, 0.85, 0.8, 0.7)
+NOVELTIES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)
+SLOTS = ((10,), (9, 10), (8, 9, 10), tuple(range(1, 11)))
 METRICS = (
     "ndcg_at_10",
     "recall_at_10",
@@ -65,8 +64,9 @@ class Weights:
     """The weights of re-ranking, as a bundle holds them; these change nothing."""
 
     type_penalty: float = 1.0
-    novelty: float = 0.0
     exposure: float = 0.0
+    novelty: float = 0.0
+    novel_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,13 @@ class Lists:
     hidden: np.ndarray  # (rows,) bool, whether the shopper bought it, too
     new: np.ndarray  # (rows,) bool, likewise, and for the first time
 
-    def part(self, first: int, last: int) -> Lists:
-        """Return the baskets from `first` to before `last`."""
-        rows = slice(int(self.start[first]), int(self.start[last]))
+    def where(self, chosen: np.ndarray) -> Lists:
+        """Return the baskets that a mask names, (q,)."""
+        numbers = np.flatnonzero(chosen)
+        rows = np.concatenate([np.arange(self.start[n], self.start[n + 1]) for n in numbers])
         columns = (getattr(self, name)[rows] for name in ("codes", "scores", "hidden", "new"))
-        start = self.start[first : last + 1] - self.start[first]
-        return Lists(self.statistics, self.tasks[first:last], start, *columns)
+        start = np.concatenate([[0], np.cumsum(np.diff(self.start)[numbers])])
+        return Lists(self.statistics, [self.tasks[n] for n in numbers], start, *columns)
 
 
 def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
@@ -103,34 +104,33 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     data = read_dataset(dataset)
     loaded = with_manufacturers(load_bundle(bundle), data.items)
     lists, prepared = read_lists(loaded, data)
-    cut = pd.Timestamp(loaded.manifest["cut"])
-    split = int(np.searchsorted([task.at for task in lists.tasks], (cut + CHOSEN_ON).timestamp()))
-    if not 0 < split < len(lists.tasks):
+    half = np.array([zlib.crc32(task.user_id.encode()) % 2 == 0 for task in lists.tasks])
+    if half.all() or not half.any():
         raise ValueError(
-            f"{split} test baskets in the first {CHOSEN_ON.days} days after {cut}, "
-            f"{len(lists.tasks) - split} behind: expected some of both, choose an earlier --train-until"
+            f"{len(lists.tasks)} test baskets, all of one half of the shoppers: expected some of both; "
+            "choose an earlier --train-until"
         )
-    chosen_on, judged_on = lists.part(0, split), lists.part(split, len(lists.tasks))
-    log.info("choosing weights on %d baskets", split)
-    points = {weights: judge(chosen_on, weights) for weights in grid()}
+    chosen_on, judged_on = lists.where(half), lists.where(~half)
+    settings = loaded.settings
+    served = Weights(settings.type_penalty, settings.exposure, settings.novelty, settings.novel_slots)
+    log.info("choosing weights on %d baskets", len(chosen_on.tasks))
+    points = {weights: judge(chosen_on, weights) for weights in grid(settings.type_penalty)}
     chosen = choose(points)
     log.info("chosen: %s; judging on %d baskets", chosen, len(judged_on.tasks))
     off = judge(judged_on, Weights())
-    settings = loaded.settings
-    served = Weights(settings.type_penalty, settings.novelty, settings.exposure)
     results = {
         "bundle_id": loaded.bundle_id,
         **measured_on(),
-        "chosen_on": split,
+        "chosen_on": len(chosen_on.tasks),
         "judged_on": len(judged_on.tasks),
         "items": len(loaded.statistics.item_ids),
         "items_of_new_manufacturers": int(of_new_manufacturers(loaded.statistics).sum()),
         "off": off[0],
         "served": compared(judged_on, served, off),
         "chosen": compared(judged_on, chosen, off),
+        "chosen_where_it_was_chosen": compared(chosen_on, chosen, judge(chosen_on, Weights())),
         "alone": {
-            name: [compared(judged_on, replace(Weights(), **{name: value}), off) for value in values]
-            for name, values in GRID.items()
+            name: [compared(judged_on, weights, off) for weights in curve] for name, curve in curves().items()
         },
         "frontier": [compared(judged_on, weights, off) for weights in frontier(points)],
         "ms": timings(loaded, chosen, prepared),
@@ -177,22 +177,39 @@ def read_lists(bundle: Bundle, data: Dataset) -> tuple[Lists, list[Prepared]]:
 # ------------------------------------------------------------------------------------------- quality
 
 
-def grid() -> list[Weights]:
-    """Return every combination of weights that is tried."""
-    return [Weights(*values) for values in itertools.product(*GRID.values())]
+def curves() -> dict[str, list[Weights]]:
+    """Return what is tried of each weight alone, the weakest first."""
+    found = {
+        "type penalty": [Weights(type_penalty=penalty) for penalty in PENALTIES],
+        "exposure": [Weights(exposure=exposure) for exposure in EXPOSURES],
+    }
+    for slots in SLOTS:
+        name = "novelty everywhere" if len(slots) == DEFAULT_K else f"novelty in {len(slots)} of {DEFAULT_K}"
+        found[name] = [Weights(novelty=novelty, novel_slots=slots) for novelty in NOVELTIES]
+    return found
+
+
+def grid(type_penalty: float) -> list[Weights]:
+    """Return the combinations that are tried beside none at all."""
+    novel = [(0.0, ()), *itertools.product(NOVELTIES, SLOTS)]
+    tried = itertools.product((0.0, *EXPOSURES), novel)
+    return [Weights(), *(Weights(type_penalty, exposure, *how) for exposure, how in tried)]
 
 
 def judge(lists: Lists, weights: Weights) -> tuple[dict[str, float], np.ndarray]:
     """Return the metrics of lists of ten re-ranked with some weights, and NDCG@10 of each, (q,)."""
     statistics = lists.statistics
-    own = item_weights(statistics, weights.novelty, weights.exposure)
+    own = exposure_weights(statistics, weights.exposure)
+    rarity = item_rarity(statistics, weights.novelty)
+    novel = np.array(weights.novel_slots, np.int64) - 1
     types = statistics.categorical[:, 0]
     rows = np.full((len(lists.tasks), DEFAULT_K), -1)
     for number in range(len(lists.tasks)):
         begin, end = lists.start[number : number + 2].tolist()
         codes = lists.codes[begin:end]
         worth = lists.scores[begin:end] if own is None else lists.scores[begin:end] * own[codes]
-        found = rerank(worth, types[codes], DEFAULT_K, weights.type_penalty)
+        rare = NO_RARITY if rarity is None else rarity[codes]
+        found = rerank(worth, types[codes], DEFAULT_K, weights.type_penalty, rare, novel)
         rows[number, : len(found)] = begin + found
     shown = rows >= 0
     codes = lists.codes[rows[shown]]
@@ -237,15 +254,12 @@ def compared(lists: Lists, weights: Weights, off: tuple[dict[str, float], np.nda
 
 
 def choose(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> Weights:
-    """Return the weights that gain most: coverage and new manufacturers alike, for what NDCG@10 may lose.
-
-    A goal well reached counts no further, so that none is bought with the other; of equals the cheapest.
-    """
+    """Return the cheapest weights that reach the goals, or come closest for what NDCG@10 may lose."""
     off = points[Weights()][0]
 
     def worth(weights: Weights) -> tuple[float, float]:
         gained = gains(points[weights][0], off)
-        reached = min(gained["coverage"] / 0.2, 1.25) + min(gained["new_manufacturers"] / 0.3, 1.25)
+        reached = sum(min(gained[name] / goal, 1.0) for name, goal in GOALS.items())
         return reached, gained["ndcg_at_10"]
 
     return max(affordable(points), key=worth)
@@ -254,11 +268,7 @@ def choose(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> Weight
 def affordable(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> list[Weights]:
     """Return the weights that do not lose too much."""
     off = points[Weights()][0]["ndcg_at_10"]
-    return [
-        weights
-        for weights, (found, _) in points.items()
-        if found["ndcg_at_10"] >= off * (1 - MOST_LOST * ROOM)
-    ]
+    return [weights for weights, (found, _) in points.items() if found["ndcg_at_10"] >= off * (1 - MOST_LOST)]
 
 
 def frontier(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> list[Weights]:
@@ -280,11 +290,11 @@ def timings(bundle: Bundle, weights: Weights, prepared: Sequence[Prepared]) -> d
 
     With all weights and rules for RULED_ITEMS items, and with none.
     """
-    settings = replace(bundle.settings, **asdict(weights))
+    settings = replace(bundle.settings, **vars(weights))
     full = Recommender(replace(bundle, settings=settings), MemoryStore())
     with tempfile.TemporaryDirectory() as scratch:
         full.facts.rules = _loaded(Path(scratch), bundle, rules_of_lists(bundle))
-    plain = replace(bundle.settings, **asdict(Weights()))
+    plain = replace(bundle.settings, **vars(Weights()))
     without = Recommender(replace(bundle, settings=plain), MemoryStore())
     return {
         "candidates": int(np.median([len(one.candidates.codes) for one in prepared])),
@@ -380,11 +390,13 @@ def rerank_table(results: dict[str, Any]) -> str:
     full = ms["with_rules_and_weights"]
     lines = [
         f"Weights chosen on the first {results['chosen_on']} test baskets, judged on the "
-        f"{results['judged_on']} behind them; {results['items']} items, {results['items_of_new_manufacturers']} of new manufacturers; "
+        f"{results['judged_on']} behind them; {results['items']} items, "
+        f"{results['items_of_new_manufacturers']} of new manufacturers; "
         f"bundle {results['bundle_id']}, commit {results['commit']}, {results['machine']['cpu']}, "
         f"{results['machine']['cores']} cores.",
         "",
-        f"Chosen: {_named(chosen['weights'])}. NDCG@10 {gained['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}], "
+        f"Chosen: {_named(chosen['weights'])}. "
+        f"NDCG@10 {gained['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}], "
         f"coverage {gained['coverage']:+.1%}, new manufacturers' share of places "
         f"{gained['new_manufacturers']:+.1%}, "
         f"novelty {gained['novelty']:+.1%}, types in a list {gained['types']:+.1%}.",
@@ -415,8 +427,15 @@ def _points(points: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]
     return [(_named(point["weights"]), point) for point in points]
 
 
-def _named(weights: dict[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in weights.items())
+def _named(weights: dict[str, Any]) -> str:
+    """Return weights in words, those that do something."""
+    said = [f"types {weights['type_penalty']:g}"] if weights["type_penalty"] != 1 else []
+    said += [f"exposure {weights['exposure']:g}"] if weights["exposure"] else []
+    if weights["novelty"]:
+        slots = weights["novel_slots"]
+        places = "every place" if len(slots) == DEFAULT_K else f"places {', '.join(map(str, slots))}"
+        said.append(f"novelty {weights['novelty']:g} in {places}")
+    return ", ".join(said) or "none"
 
 
 def _table(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:

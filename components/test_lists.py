@@ -41,7 +41,9 @@ class TestLists:
             rows = slice(int(start[i]), int(start[i + 1]))
             codes = categorical[rows, 0] - 1
             worth = self.bundle.worth(codes, scores[rows])
-            shown = rerank(worth, categorical[rows, 1], MAX_K, self.bundle.settings.type_penalty)
+            rare = self.bundle.rarity_of(codes), self.bundle.novel
+            penalty = self.bundle.settings.type_penalty
+            shown = rerank(worth, categorical[rows, 1], MAX_K, penalty, *rare)
             tally.add(codes[shown], task.hidden, task.bought_before)
         return tally
 

@@ -160,6 +160,6 @@ def read_statistics(path: Path) -> Statistics:
 
 
 def read_vocabulary(path: Path) -> dict[str, list[str]]:
-    """Return the names behind the codes: of types, categories, departments and, in new ones, manufacturers."""
+    """Return the names behind the codes: of types, categories, departments and, if known, manufacturers."""
     vocabulary: dict[str, list[str]] = json.loads((path / "vocabulary.json").read_text())
     return vocabulary

@@ -62,7 +62,7 @@ WHOLE, VECTORS, TOGETHER, ROWS, ITEMS = (
     "users' rows, unpacked",
     "item rows",
 )
-_VALUE = bytes(6 + 9 * KEPT)  # as long as an anonymous shopper's list
+_VALUE = bytes(8 + 9 * KEPT)  # as long as an anonymous shopper's list
 
 
 @dataclass(frozen=True)
@@ -392,7 +392,8 @@ def _rank(recommender: Recommender, request: Request) -> Ranked:
 def _shown(bundle: Bundle, ranked: Ranked) -> list[int]:
     types = bundle.statistics.categorical[ranked.codes, 0]
     worth = bundle.worth(ranked.codes, ranked.scores)
-    return ranked.codes[rerank(worth, types, DEFAULT_K, bundle.settings.type_penalty)].tolist()
+    rare = bundle.rarity_of(ranked.codes), bundle.novel
+    return ranked.codes[rerank(worth, types, DEFAULT_K, bundle.settings.type_penalty, *rare)].tolist()
 
 
 async def answered(replayed: Replayed, count: int) -> dict[str, Any]:

@@ -125,7 +125,8 @@ class Transformer(Model):
         scores = np.array(found, np.float32)
         types = statistics.categorical[codes, 0]
         worth = self._bundle.worth(codes, scores)
-        rows = rerank(worth, types, turn.request.k, self._bundle.settings.type_penalty)
+        rare = self._bundle.rarity_of(codes), self._bundle.novel
+        rows = rerank(worth, types, turn.request.k, self._bundle.settings.type_penalty, *rare)
         items = [
             {
                 "item_id": str(statistics.item_ids[codes[row]]),

@@ -1,9 +1,9 @@
 """A request -> its ranked list, from this process, from Redis, or computed once for all who ask.
 
 What is cached is a function of its key: bundle, store, basket, the rules that arrange lists, and for a known
-user the row that was read and the hour. Bans, price, stock, promotion and coupon are applied to it afterwards,
-for each answer. So a cached answer says nothing that is not true now; only the features that age with the
-clock may be up to an hour old.
+user the row that was read and the hour. Bans, price, stock, promotion and coupon are applied to it
+afterwards, for each answer. So a cached answer says nothing that is not true now; only the features that age
+with the clock may be up to an hour old.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from serving.redis_answers import RedisAnswers
 from serving.reranking import POOL
 from serving.schemas import Request
 
-VERSION = 1  # to be raised when this code ranks the same bundle differently: Redis outlives a deploy
+VERSION = 2  # to be raised when this code ranks the same bundle differently: Redis outlives a deploy
 HOUR_S = 3_600
 # What is nobody's is made of its key and the bundle alone: made anew it would be the same. It goes after a
 # week for its room in Redis. A known user's is worth no more after its hour.

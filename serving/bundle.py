@@ -40,7 +40,7 @@ from feature_repo.statistics import Statistics, read_statistics, read_vocabulary
 from serving.errors import BundleInvalid
 from serving.item_index import ItemIndex, read_item_index
 from serving.profiles import OpenProfile, Profile, open_profile, read_profile
-from serving.reranking import item_weights
+from serving.reranking import NO_RARITY, exposure_weights, item_rarity
 from serving.retrieval import Quotas
 from serving.schemas import DEFAULT_PROFILE
 
@@ -63,8 +63,9 @@ class RankingSettings:
 
     quotas: Quotas
     type_penalty: float  # what each earlier item of the same type leaves of a score
-    novelty: float = 0.0  # how much the rare counts, see `serving.reranking.item_weights`
-    exposure: float = 0.0  # what an item gains whose manufacturer is new, likewise
+    exposure: float = 0.0  # what an item gains whose manufacturer is new, see `serving.reranking`
+    novelty: float = 0.0  # how much the rare counts in the novel slots, likewise
+    novel_slots: tuple[int, ...] = ()  # from 1
     search: Mapping[str, int] = field(default_factory=dict)  # of the index
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # beside the default one
 
@@ -98,16 +99,31 @@ class Bundle:
         }
 
     @cached_property
-    def item_weights(self) -> np.ndarray | None:
-        """What each item's score is multiplied with, (n,) float64; None where no weight is set."""
-        return item_weights(self.statistics, self.settings.novelty, self.settings.exposure)
+    def weights(self) -> np.ndarray | None:
+        """What each item's score is multiplied with, (n,) float64; None where nothing changes."""
+        return exposure_weights(self.statistics, self.settings.exposure)
+
+    @cached_property
+    def rarity(self) -> np.ndarray | None:
+        """What each item's worth is multiplied with in a novel slot, (n,) float64; None without novelty."""
+        return item_rarity(self.statistics, self.settings.novelty)
+
+    @cached_property
+    def novel(self) -> np.ndarray:
+        """The novel slots, (m,) int64 counted from 0; none without novelty."""
+        slots = self.settings.novel_slots if self.settings.novelty else ()
+        return np.array(sorted(slots), np.int64) - 1
 
     def worth(self, codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
         """Return the scores of some items times their weights, (n,) float64."""
         worth = scores.astype(np.float64)
-        if self.item_weights is not None:
-            worth *= self.item_weights[codes]
+        if self.weights is not None:
+            worth *= self.weights[codes]
         return worth
+
+    def rarity_of(self, codes: np.ndarray) -> np.ndarray:
+        """Return the rarity of some items, (n,) float64; nothing without novelty."""
+        return NO_RARITY if self.rarity is None else self.rarity[codes]
 
     @property
     def cardinality(self) -> list[int]:
@@ -264,6 +280,7 @@ def _change(index: ItemIndex, path: Path, statistics: Statistics) -> np.ndarray:
 def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
     rest = dict(given)
     profiles = {name: read_profile(profile) for name, profile in rest.pop("profiles", {}).items()}
+    rest["novel_slots"] = tuple(rest.get("novel_slots", ()))  # JSON has lists alone
     return RankingSettings(Quotas(**rest.pop("quotas")), profiles=profiles, **rest)
 
 

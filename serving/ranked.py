@@ -13,14 +13,14 @@ import numpy as np
 
 from feature_repo.kernels import best, best_rows
 from feature_repo.transforms import Query
-from serving.reranking import NEW, POOL, REPEAT
+from serving.reranking import NEW, NO_RARITY, NO_SLOTS, POOL, REPEAT, rare_pool
 from serving.retrieval import SOURCES, Candidates
 from serving.rules import NO_PLAN, Plan
 
 KEPT = 60  # candidates; re-ranking to ten looks at 40, so 20 of them may be sold out by then
 _MAGIC = b"RK"
-_FORMAT = 1
-_HEADER = struct.Struct("<2sBBH")  # magic, format, flags, candidates
+_FORMAT = 2
+_HEADER = struct.Struct("<2sBBHH")  # magic, format, flags, candidates, the best of them
 _WHOLE, _BOUGHT = 1, 2
 _COLUMNS = (("codes", "<i4"), ("scores", "<f4"), ("source", "i1"))
 _OF_HISTORY = (("times", "<u2"), ("last_at", "<f8"))
@@ -30,7 +30,9 @@ _HISTORY_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _OF_HISTORY)
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The best candidates of one request; those of most worth first, behind what a rule has pinned.
+    """The best candidates of one request: the first `best` of them are worth most, best first.
+
+    Behind them come those that only pins, kept slots and novel slots may need.
 
     `times` and `last_at` say how often and when last the user bought a candidate; the reason of one that the
     history brought is made of them at the time of the answer. Other reasons follow from basket and source.
@@ -41,6 +43,7 @@ class Ranked:
     source: np.ndarray  # (m,) int8, index of SOURCES
     times: np.ndarray  # (m,) uint16, 0 where the user never did
     last_at: np.ndarray  # (m,) float64 seconds since the epoch, likewise
+    best: int
     whole: bool  # nothing was left out: these are all the candidates there were
 
     def without(self, barred: np.ndarray) -> Ranked:
@@ -54,17 +57,13 @@ class Ranked:
             self.source[kept],
             self.times[kept],
             self.last_at[kept],
+            best=int(np.count_nonzero(kept[: self.best])),
             whole=False,
         )
 
-    def suffices(self, k: int, spare: int = 0) -> bool:
-        """Say whether the list of k items is the one that all candidates would give, see `fill_slots`.
-
-        Args:
-            k: how many are to be shown.
-            spare: how many of these are there for pinned and kept slots alone.
-        """
-        return self.whole or len(self.codes) >= POOL * k + spare
+    def suffices(self, k: int) -> bool:
+        """Say whether the list of k items is the one that all candidates would give, see `fill_slots`."""
+        return self.whole or self.best >= POOL * k
 
     def to_bytes(self) -> bytes:
         """Return the list as bytes (little endian, no pickle): header, then one column after the other."""
@@ -73,7 +72,7 @@ class Ranked:
         columns = (*_COLUMNS, *(_OF_HISTORY if bought else ()))
         return b"".join(
             [
-                _HEADER.pack(_MAGIC, _FORMAT, flags, len(self.codes)),
+                _HEADER.pack(_MAGIC, _FORMAT, flags, len(self.codes), self.best),
                 *(getattr(self, name).astype(dtype, copy=False).tobytes() for name, dtype in columns),
             ]
         )
@@ -91,7 +90,7 @@ class Ranked:
         """
         if len(data) < _HEADER.size:
             raise ValueError(f"a ranked list has {_HEADER.size} bytes or more, this one has {len(data)}")
-        magic, found, flags, m = _HEADER.unpack_from(data)
+        magic, found, flags, m, most = _HEADER.unpack_from(data)
         if magic != _MAGIC or found != _FORMAT:
             raise ValueError(f"no ranked list of format {_FORMAT}: another version of this code wrote it")
         expected = _HEADER.size + m * (_BYTES + (_HISTORY_BYTES if flags & _BOUGHT else 0))
@@ -110,7 +109,7 @@ class Ranked:
             raise ValueError(f"a ranked list names items outside the catalogue of {items}")
         if m and (source.min() < 0 or source.max() >= len(SOURCES)):
             raise ValueError("a ranked list names a source that there is none of")
-        return cls(**columns, whole=bool(flags & _WHOLE))
+        return cls(**columns, best=min(most, m), whole=bool(flags & _WHOLE))
 
 
 def best_of(
@@ -120,6 +119,8 @@ def best_of(
     most: int = KEPT,
     worth: np.ndarray | None = None,
     plan: Plan = NO_PLAN,
+    rarity: np.ndarray = NO_RARITY,
+    novel: np.ndarray = NO_SLOTS,
 ) -> Ranked:
     """Return the candidates of most worth, equal ones in the order they were retrieved.
 
@@ -127,23 +128,35 @@ def best_of(
         query: the request; only its history is read.
         candidates: what was retrieved for it.
         scores: one purchase probability per candidate, (n,) float32.
-        most: how many to keep at most, beside those that the plan needs.
+        most: how many to keep at most, beside those that rules and novel slots may need.
         worth: what each candidate is worth, (n,) 0 or more; None: its score.
         plan: the rules; what they pin is kept, and so is enough for the slots that they keep.
+        rarity: see `fill_slots`.
+        novel: likewise.
     """
-    worth = scores if worth is None else worth
-    worth = worth.astype(np.float64)
-    pinned = plan.pinned
-    if len(pinned):
-        worth[np.isin(candidates.codes, pinned)] = np.inf
-    places = best(worth, most + len(pinned))
+    worth = scores.astype(np.float64) if worth is None else worth
+    others = []
+    if len(plan.pins):
+        pinned = query.statistics.find(candidates.codes, plan.pinned)
+        others.append(pinned[pinned >= 0])
+        worth = worth.copy()
+        worth[others[0]] = -1.0  # they take no place among the best
+    places = best(worth, most)
     if plan.reserved.any():
-        places = np.concatenate([places, *_of_kinds(query, candidates.codes, worth, places, plan)])
+        others += _of_kinds(query, candidates.codes, worth, places, plan)
+    if len(rarity) and len(novel):
+        others.append(best(worth * rarity, 2 * rare_pool(novel)))  # some of them may be sold out
+    first = len(places)
+    if others:
+        more = np.zeros(len(worth), bool)
+        more[np.concatenate(others)] = True
+        more[places] = False
+        places = np.concatenate([places, np.flatnonzero(more)])
     history = query.history
     columns = best_rows(
         places, scores, candidates.codes, candidates.source, history.items, history.count, history.last_at
     )
-    return Ranked(*columns, whole=len(places) >= len(candidates.codes))
+    return Ranked(*columns, best=first, whole=len(places) >= len(candidates.codes))
 
 
 def _of_kinds(
@@ -152,6 +165,8 @@ def _of_kinds(
     """Return the places of the best candidates beyond some, as many of each kind as slots are kept for it."""
     bought = query.statistics.find(query.history.items, codes) >= 0
     order = np.argsort(-worth, kind="stable")
-    rest = order[~np.isin(order, places)]
+    free = np.ones(len(worth), bool)
+    free[places] = False
+    rest = order[free[order]]
     slots = [int(np.count_nonzero(plan.reserved == kind)) for kind in (REPEAT, NEW)]
     return [rest[bought[rest]][: slots[0]], rest[~bought[rest]][: slots[1]]]

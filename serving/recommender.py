@@ -224,7 +224,7 @@ class Recommender:
             low = self.below_minimum(kept.codes.astype(np.int64), request, known.plan) >= 0
             hidden = np.concatenate([hidden, kept.codes[low]])
         ranked = kept.without(hidden)
-        if not ranked.suffices(request.k, known.plan.spare):
+        if not ranked.suffices(request.k):
             return None
         response, shown = self._respond(request, known, ranked, stage_ms, began)
         if self._log is not None:
@@ -277,7 +277,8 @@ class Recommender:
         plan = prepared.known.plan
         codes = prepared.candidates.codes
         worth = plan.weigh(codes, self.bundle.worth(codes, scores))
-        return best_of(prepared.query, prepared.candidates, scores, most, worth, plan)
+        rare = self.bundle.rarity_of(codes), self.bundle.novel
+        return best_of(prepared.query, prepared.candidates, scores, most, worth, plan, *rare)
 
     def present(
         self, request: Request, known: Known, ranked: Ranked
@@ -286,12 +287,14 @@ class Recommender:
         statistics, plan = self.bundle.statistics, known.plan
         rows, why = fill_slots(
             plan.weigh(ranked.codes, self.bundle.worth(ranked.codes, ranked.scores)),
+            self.bundle.rarity_of(ranked.codes),
             statistics.categorical[ranked.codes, 0],
             request.k,
             self.bundle.settings.type_penalty,
             statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins,
             ranked.times > 0,
             plan.reserved,
+            self.bundle.novel,
         )
         codes = ranked.codes[rows].astype(np.int64)
         reasons = self._reasons(request, ranked, rows)
@@ -300,7 +303,7 @@ class Recommender:
             statistics.item_ids[codes].tolist(),
             ranked.scores[rows].tolist(),
             [SOURCES[source] for source in ranked.source[rows].tolist()],
-            plan.explain(reasons, codes, why) if plan.digest else reasons,
+            plan.explain(reasons, codes, why) if plan.digest or why.any() else reasons,
             *self._terms(codes, request),
         )
         return tuple(items), codes

@@ -1,8 +1,8 @@
-"""Scores -> the list that is shown: pins and kept slots, diversity, and weights for what is seldom shown.
+"""Scores -> the list that is shown: pins, kept slots, diversity, and weights for what is seldom shown.
 
-An item is worth its purchase probability, times a weight of its own (`item_weights`: novelty, and the exposure
-of new manufacturers), times the factors of a merchandiser's rules. The slots are filled one after the other
-with what is worth most then: each item already shown makes others of its type worth a little less.
+An item is worth its purchase probability, times a weight of its own (`exposure_weights`), times the factors
+of a merchandiser's rules. The slots are filled one after the other with what is worth most then: each item
+shown makes others of its type worth a little less. In the few novel slots the rare is worth more.
 """
 
 from __future__ import annotations
@@ -15,60 +15,75 @@ from feature_repo.statistics import Statistics
 POOL = 4  # times k candidates take part; the rest are too far down to come up
 NEW_DAYS = 91  # a manufacturer is new as long as its first sale is not longer ago
 ANY, REPEAT, NEW = range(3)  # what a slot is kept for
-CHOSEN, PINNED, RESERVED = range(3)  # why an item stands in its slot
+CHOSEN, PINNED, RESERVED, NOVEL = range(4)  # why an item stands in its slot
 _TAKEN = -1.0
-_NO_SLOTS, _NO_KINDS, _NO_ROWS = np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.bool_)
+NO_SLOTS, NO_KINDS = np.empty(0, np.int64), np.empty(0, np.int8)
+_NO_ROWS, NO_RARITY = np.empty(0, np.bool_), np.empty(0)
 
 
-def rerank(values: np.ndarray, types: np.ndarray, k: int, type_penalty: float) -> np.ndarray:
-    """Return the rows of the k items to show where no rule speaks, best first, int64; see `fill_slots`."""
-    found = fill_slots(values.astype(np.float64), types, k, type_penalty, _NO_SLOTS, _NO_ROWS, _NO_KINDS)
+def rerank(
+    worth: np.ndarray,
+    types: np.ndarray,
+    k: int,
+    type_penalty: float,
+    rarity: np.ndarray = NO_RARITY,
+    novel: np.ndarray = NO_SLOTS,
+) -> np.ndarray:
+    """Return the rows of the k items to show where no rule speaks, int64; see `fill_slots`."""
+    found = fill_slots(
+        worth.astype(np.float64), rarity, types, k, type_penalty, NO_SLOTS, _NO_ROWS, NO_KINDS, novel
+    )
     rows: np.ndarray = found[0]
     return rows
 
 
 @compiled
 def fill_slots(
-    values: np.ndarray,
+    worth: np.ndarray,
+    rarity: np.ndarray,
     types: np.ndarray,
     k: int,
     type_penalty: float,
     pinned: np.ndarray,
     before: np.ndarray,
     reserved: np.ndarray,
+    novel: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the k items to show, int64, and why each stands where it does, int8.
 
-    Greedy: each item already chosen of a type multiplies the values of the others of that type by
+    Greedy: each item already chosen of a type multiplies what the others of that type are worth by
     `type_penalty`. 1 changes nothing; a hard "one of each type" (0) costs a sixth of the recall on
     grocery baskets, where shoppers do buy two yogurts.
 
     A pinned row stands in its slot or not at all, so that a shorter list is the beginning of a longer one;
     only where all others are used up does it move forward. A kept slot takes the best of its kind, and the
-    best of all where there is none.
+    best of all where there is none. A novel slot takes what is best when the rare is worth more.
 
     Args:
-        values: (n,) float64, what each candidate is worth, 0 or more.
+        worth: (n,) float64, what each candidate is worth, 0 or more.
+        rarity: (n,) float64, what that is multiplied with in a novel slot; empty where there is none.
         types: (n,) type codes; 0 is unknown and never penalised.
         k: how many to show.
         type_penalty: in (0, 1].
         pinned: (s,) int64, the row that is pinned to each slot, below 0 where none is.
         before: (n,) bool, whether the user has bought it before; empty where no slot is kept.
         reserved: (r,) int8, ANY, REPEAT or NEW for each slot.
+        novel: (m,) int64 slots, counted from 0.
     """
-    n = len(values)
-    order = np.argsort(-values, kind="mergesort")
-    left = values[order]
+    n = len(worth)
+    order = np.argsort(-worth, kind="mergesort")
+    left = worth[order]
     place_of = np.full(n, -1)
     for place in range(n):
         place_of[order[place]] = place
     for row in pinned:
         if row >= 0:
             left[place_of[row]] = _TAKEN
-    near, others = 0, 0  # the rows that take part: the best POOL * k of those that are not pinned
-    while near < n and others < POOL * k:
-        others += left[near] != _TAKEN
-        near += 1
+    near = _best_left(left, np.ones(n), POOL * k)
+    boost, far = near.astype(np.float64), near
+    if len(rarity) and len(novel):
+        boost = rarity[order]
+        far = _best_left(left, boost, rare_pool(novel))
     waiting = pinned.copy()
     rows, why = np.empty(min(k, n), np.int64), np.zeros(min(k, n), np.int8)
     for slot in range(len(rows)):
@@ -78,9 +93,16 @@ def fill_slots(
             waiting[slot] = -1
             why[slot] = PINNED
         else:
-            for place in range(near):
-                if left[place] != _TAKEN and (chosen < 0 or left[place] > left[chosen]):
+            for place in range(n):
+                if near[place] and left[place] != _TAKEN and (chosen < 0 or left[place] > left[chosen]):
                     chosen = place
+            if len(rarity) and (novel == slot).any():
+                usual = chosen
+                for place in range(n):
+                    fits = far[place] and left[place] != _TAKEN
+                    if fits and (chosen < 0 or left[place] * boost[place] > left[chosen] * boost[chosen]):
+                        chosen = place
+                why[slot] = CHOSEN if chosen == usual else NOVEL
             wanted = reserved[slot] if slot < len(reserved) else ANY
             if wanted != ANY and chosen >= 0 and before[order[chosen]] != (wanted == REPEAT):
                 best = -1
@@ -107,19 +129,32 @@ def fill_slots(
     return rows, why
 
 
-def item_weights(statistics: Statistics, novelty: float, exposure: float) -> np.ndarray | None:
-    """Return what each item's score is multiplied with, (n,) float64; None where all weights are 1.
+@compiled
+def _best_left(left: np.ndarray, boost: np.ndarray, most: int) -> np.ndarray:
+    """Return which places hold the best of what is left, (n,) bool, so many of them at most."""
+    marks = np.zeros(len(left), np.bool_)
+    found = 0
+    for place in np.argsort(-left * boost, kind="mergesort"):
+        if found < most and left[place] != _TAKEN:
+            marks[place] = True
+            found += 1
+    return marks
+
+
+@compiled
+def rare_pool(novel: np.ndarray) -> int:
+    """Return how many candidates take part in the novel slots, (m,): earlier slots take some of them."""
+    return POOL * len(novel) + novel.max() + 1 if len(novel) else 0
+
+
+def exposure_weights(statistics: Statistics, exposure: float) -> np.ndarray | None:
+    """Return what each item's score is multiplied with, (n,) float64; None where nothing changes.
 
     Args:
         statistics: the item table.
-        novelty: how much the rare counts: the power of one over an item's share of baskets. 0.1 makes an item
-            that is in a thousandth as many baskets worth twice as much.
         exposure: what an item gains whose manufacturer is new: 0.5 makes it worth half as much again.
     """
-    if not novelty and not exposure:
-        return None
-    share = np.maximum(statistics.basket_count, 1.0) / max(float(statistics.total_baskets), 1.0)
-    return np.asarray(share, np.float64) ** -novelty * (1.0 + exposure * of_new_manufacturers(statistics))
+    return 1.0 + exposure * of_new_manufacturers(statistics) if exposure else None
 
 
 def of_new_manufacturers(statistics: Statistics) -> np.ndarray:
@@ -130,3 +165,17 @@ def of_new_manufacturers(statistics: Statistics) -> np.ndarray:
     oldest = np.zeros(int(codes.max(initial=0)) + 1)
     np.maximum.at(oldest, codes, statistics.age_days)
     return (codes > 0) & (oldest[codes] <= NEW_DAYS)
+
+
+def item_rarity(statistics: Statistics, novelty: float) -> np.ndarray | None:
+    """Return what each item's worth is multiplied with in a novel slot, (n,) float64; None without novelty.
+
+    Args:
+        statistics: the item table.
+        novelty: the power of one over an item's share of baskets. 0.3 makes an item that is in a tenth as
+            many baskets worth twice as much.
+    """
+    if not novelty:
+        return None
+    share = np.maximum(statistics.basket_count, 1.0) / max(float(statistics.total_baskets), 1.0)
+    return np.asarray(share, np.float64) ** -novelty

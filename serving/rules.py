@@ -22,7 +22,7 @@ import numpy as np
 
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import NO_ITEM, Statistics
-from serving.reranking import ANY, NEW, PINNED, REPEAT, RESERVED
+from serving.reranking import ANY, NEW, NOVEL, PINNED, REPEAT, RESERVED
 from serving.rules_file import MAX_BYTES, Problem, Rule, read_rules
 from serving.watched_file import WatchedFile
 
@@ -65,11 +65,6 @@ class Plan:
         """The codes that are pinned, in the order of their slots."""
         return self.pins[self.pins != NO_ITEM]
 
-    @property
-    def spare(self) -> int:
-        """How many candidates beyond the best may be needed to fill pinned and kept slots."""
-        return len(self.pinned) + int(np.count_nonzero(self.reserved))
-
     def weigh(self, codes: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return values times the factors of their items, float64."""
         if not len(self.weighed):
@@ -102,6 +97,8 @@ class Plan:
             if kind == RESERVED:
                 what = "what was bought before" if self.reserved[slot] == REPEAT else "something new"
                 reason = f"{reason}; {self.reserved_by[slot]} keeps this place for {what}"
+            if kind == NOVEL:
+                reason = f"{reason}; a place for what is seldom bought"
             if name := _name_at(self.weighed, self.raised_by, code):
                 reason = f"{reason}; raised by {name}"
             told.append(reason)

@@ -152,23 +152,24 @@ def _read_yaml(text: str) -> Node | None:
     key: list[tuple[str, int] | None] = []  # of each open node, what the next one will be called
     try:
         for event in yaml.parse(text, Loader=_LOADER):
-            line = event.start_mark.line + 1
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                _refuse(line, "names (&) and references to them (*) are not read: write it out")
-            if getattr(event, "tag", None):
-                _refuse(line, f"tags ({event.tag}) are not read: leave it out")
-            if isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+            kind, line = type(event), event.start_mark.line + 1
+            if kind in (yaml.MappingEndEvent, yaml.SequenceEndEvent):
                 open_nodes.pop()
                 key.pop()
-            if isinstance(event, yaml.DocumentStartEvent) and root is not None:
-                _refuse(line, "a second document (---): one file, one document")
-            if not isinstance(event, yaml.ScalarEvent | yaml.MappingStartEvent | yaml.SequenceStartEvent):
                 continue
-            if isinstance(event, yaml.ScalarEvent):
+            if kind is yaml.DocumentStartEvent and root is not None:
+                _refuse(line, "a second document (---): one file, one document")
+            if kind is yaml.AliasEvent or getattr(event, "anchor", None):
+                _refuse(line, "names (&) and references to them (*) are not read: write it out")
+            if kind not in (yaml.ScalarEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent):
+                continue
+            if event.tag:
+                _refuse(line, f"tags ({event.tag}) are not read: leave it out")
+            if kind is yaml.ScalarEvent:
                 plain = event.implicit[0] and event.value.lower() in ("~", "null")
                 node = Node(line, "" if plain else event.value)
             else:
-                node = Node(line, {} if isinstance(event, yaml.MappingStartEvent) else [])
+                node = Node(line, {} if kind is yaml.MappingStartEvent else [])
             if not open_nodes:
                 root = node
             elif isinstance(values := open_nodes[-1].value, list):
@@ -184,7 +185,7 @@ def _read_yaml(text: str) -> Node | None:
                 assert isinstance(values, dict)
                 name, node.key_line = key[-1]
                 values[name], key[-1] = node, None
-            if not isinstance(event, yaml.ScalarEvent):
+            if kind is not yaml.ScalarEvent:
                 if len(open_nodes) == _DEEPEST:
                     _refuse(line, "nested too deep: sections hold rules, rules hold words and lists of words")
                 open_nodes.append(node)

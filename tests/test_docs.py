@@ -13,6 +13,7 @@ from typing import Any
 import click
 import pytest
 
+from components.assemble_bundle import BundleParams
 from components.ingest_events import ingest_events
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.kafka import VARIABLES as KAFKA_VARIABLES
@@ -311,6 +312,18 @@ def test_kept_answers_in_the_readme_were_measured() -> None:
         f"other items than an answer computed now ({shares}): the bound of {kept['bound']:.0%} is "
         f"{'reached' if kept['reached'] else 'missed'}"
     )
+
+
+def test_re_ranking_in_the_readme_was_measured() -> None:
+    found = measured("rerank")
+    gains, (low, high) = found["chosen"]["gains"], found["chosen"]["ndcg_interval"]
+    tells(
+        f"on the {found['judged_on']:,} baskets of the other half that is {gains['coverage']:+.1%} and "
+        f"{gains['new_manufacturers']:+.0%} for {gains['ndcg_at_10']:+.2%} of NDCG@10 "
+        f"[{low:+.2%}, {high:+.2%}]"
+    )
+    default, chosen = BundleParams(), found["chosen"]["weights"]
+    assert {name: getattr(default, name) for name in chosen} == {**chosen, "novel_slots": (*chosen["novel_slots"],)}
 
 
 def test_the_retrieval_in_the_readme_was_measured() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from components.assemble_bundle import assemble_bundle
+from components.assemble_bundle import BundleParams, assemble_bundle
+from components.parameters import read_params
 from serving.bundle import load_bundle, read_manifest
 from serving.recommender import verify_golden
 
@@ -35,3 +36,16 @@ def test_the_same_parts_give_the_same_bundle(toy_line: Path, tmp_path: Path) -> 
 
     assert assemble("a", {}) == assemble("b", {}) == read_manifest(toy_line / "bundle")["bundle_id"]
     assert assemble("c", {"type_penalty": 1.0}) != read_manifest(toy_line / "bundle")["bundle_id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"type_penalty": 0.0}, "type_penalty 0.0, .*: expected a penalty of more than 0"),
+        ({"novelty": -0.1}, "novelty -0.1: expected"),
+        ({"novel_slots": [0]}, r"novel_slots is \(0,\), expected places from 1"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        read_params(BundleParams, given)

@@ -57,7 +57,7 @@ def test_what_a_value_may_be(kind: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"fact": "offer"}, "fact is not one of price, stock, ban, promotion, coupon"),
+        ({"fact": "offer"}, "fact is not one of price, stock, ban, promotion, cost, coupon"),
         ({"fact": ["price"]}, "fact is not one of"),
         ({"fact_id": ...}, "fact_id missing"),
         ({"value": ...}, "value missing"),

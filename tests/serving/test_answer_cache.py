@@ -116,7 +116,7 @@ class Redis:
 def a_list(code: int = 1) -> Ranked:
     return Ranked(
         np.array([code], np.int32), np.array([0.5], np.float32), np.array([4], np.int8),
-        np.zeros(1, np.uint16), np.zeros(1), True,
+        np.zeros(1, np.uint16), np.zeros(1), 1, True,
     )  # fmt: skip
 
 

@@ -3,13 +3,14 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
 
-from serving.bundle import RankingSettings, load_bundle, read_manifest, seal_bundle
+from serving.bundle import RankingSettings, _read_settings, load_bundle, read_manifest, seal_bundle
 from serving.errors import BundleInvalid
 from serving.online_features import MemoryStore
 from serving.recommender import open_recommender
@@ -147,3 +148,17 @@ def test_the_index_and_the_item_table_stay_in_their_files(toy_bundle: Path) -> N
     whole = faiss.read_index(str(toy_bundle / "index.faiss"))
     queries = np.random.default_rng(0).normal(size=(5, whole.d)).astype(np.float32)
     assert (opened.index.search(queries, 20)[1] == whole.search(queries, 20)[1]).all()
+
+
+def test_a_bundle_from_before_the_weights_of_re_ranking_has_none(toy_bundle: Path) -> None:
+    bundle = load_bundle(toy_bundle)
+    old = {name: bundle.manifest["settings"][name] for name in ("quotas", "type_penalty", "search")}
+    settings = _read_settings(old)
+    assert (settings.exposure, settings.novelty, settings.novel_slots) == (0.0, 0.0, ())
+    plain = replace(bundle, settings=settings)
+    codes, scores = np.array([3, 1]), np.array([0.25, 0.5], np.float32)
+    assert plain.worth(codes, scores).tolist() == [0.25, 0.5]
+    assert (plain.weights, plain.rarity, len(plain.rarity_of(codes)), len(plain.novel)) == (None, None, 0, 0)
+    weighed = replace(bundle, settings=replace(settings, novelty=0.3, novel_slots=(10, 9)))
+    assert weighed.novel.tolist() == [8, 9]
+    assert len(weighed.rarity_of(codes)) == 2

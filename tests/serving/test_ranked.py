@@ -24,13 +24,14 @@ def ranked_of(codes: list[int], history: bool, whole: bool) -> Ranked:
         source=np.array([0 if history else 1 + at % 4 for at in range(m)], np.int8),
         times=np.full(m, 3 if history else 0, np.uint16),
         last_at=np.full(m, 1e9 if history else 0.0),
+        best=m,
         whole=whole,
     )
 
 
 def same(one: Ranked, other: Ranked) -> bool:
     names = ("codes", "scores", "source", "times", "last_at")
-    return one.whole == other.whole and all(
+    return (one.best, one.whole) == (other.best, other.whole) and all(
         getattr(one, name).dtype == getattr(other, name).dtype
         and (getattr(one, name) == getattr(other, name)).all()
         for name in names
@@ -72,7 +73,7 @@ def test_the_catalogue_of_another_bundle_is_noticed() -> None:
 
 
 def test_it_takes_little_room() -> None:
-    assert len(ranked_of(list(range(KEPT)), history=False, whole=False).to_bytes()) == 6 + 9 * KEPT
+    assert len(ranked_of(list(range(KEPT)), history=False, whole=False).to_bytes()) == 8 + 9 * KEPT
 
 
 @pytest.fixture

@@ -12,13 +12,19 @@ from serving.reranking import (
     ANY,
     CHOSEN,
     NEW,
+    NO_KINDS,
+    NO_RARITY,
+    NO_SLOTS,
+    NOVEL,
     PINNED,
     POOL,
     REPEAT,
     RESERVED,
+    exposure_weights,
     fill_slots,
-    item_weights,
+    item_rarity,
     of_new_manufacturers,
+    rare_pool,
     rerank,
 )
 from tests.serving.conftest import build_statistics
@@ -67,12 +73,14 @@ NO_TYPES = np.zeros(6, np.int64)
 def fill(k: int, pins: list[int], before: list[bool] | None = None, kept: list[int] | None = None) -> Any:
     rows, why = fill_slots(
         SCORES,
+        NO_RARITY,
         NO_TYPES,
         k,
         1.0,
         np.array(pins, np.int64),
         np.array(before or [False] * 6, np.bool_),
         np.array(kept or [], np.int8),
+        NO_SLOTS,
     )
     return rows.tolist(), why.tolist()
 
@@ -102,12 +110,52 @@ def test_a_kept_slot_takes_the_best_of_its_kind() -> None:
 
 
 def test_a_kept_slot_reaches_beyond_the_best() -> None:
-    scores = np.linspace(1, 0.1, 40)
-    before = np.arange(40) < 39
-    rows, _ = fill_slots(
-        scores, np.zeros(40, int), 2, 1.0, np.empty(0, int), before, np.array([NEW], np.int8)
-    )
+    worth, types, before = np.linspace(1, 0.1, 40), np.zeros(40, np.int64), np.arange(40) < 39
+    kept = np.array([NEW], np.int8)
+    rows, _ = fill_slots(worth, NO_RARITY, types, 2, 1.0, NO_SLOTS, before, kept, NO_SLOTS)
     assert rows.tolist() == [39, 0]
+
+
+# ---------------------------------------------------------------------------------------- novel slots
+
+
+def test_in_a_novel_slot_the_rare_is_worth_more() -> None:
+    rarity = np.array([1.0, 1.0, 1.0, 1.0, 3.0, 3.0])  # 0.5 and 0.4 are worth 1.5 and 1.2 there
+    rows, why = fill_slots(
+        SCORES, rarity, NO_TYPES, 4, 1.0, NO_SLOTS, np.zeros(6, np.bool_), NO_KINDS, np.array([1, 3])
+    )
+    assert rows.tolist() == [0, 4, 1, 5]
+    assert why.tolist() == [CHOSEN, NOVEL, CHOSEN, NOVEL]
+    assert rerank(SCORES, NO_TYPES, 2, 1.0, rarity, np.array([3])).tolist() == [0, 1], "there is no such slot"
+    same = rerank(SCORES, NO_TYPES, 4, 1.0, np.full(6, 2.0), np.array([1, 3]))
+    assert same.tolist() == [0, 1, 2, 3], "where all are as rare the best is the best"
+
+
+def test_a_novel_slot_reaches_beyond_the_best_and_pins_and_kept_slots_come_first() -> None:
+    worth, types, rarity = np.linspace(1, 0.1, 40), np.zeros(40, np.int64), np.ones(40)
+    rarity[39] = 100.0
+    assert rerank(worth, types, 2, 1.0, rarity, np.array([1])).tolist() == [0, 39]
+    before, kept = np.arange(40) > 20, np.array([ANY, NEW], np.int8)
+    rows, why = fill_slots(worth, rarity, types, 2, 1.0, NO_SLOTS, before, kept, np.array([1]))
+    assert (rows.tolist(), why.tolist()) == ([0, 1], [CHOSEN, RESERVED])
+    pins = np.array([-1, 7])
+    rows, why = fill_slots(worth, rarity, types, 2, 1.0, pins, before, NO_KINDS, np.array([1]))
+    assert (rows.tolist(), why.tolist()) == ([0, 7], [CHOSEN, PINNED])
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 15), st.floats(0.1, 1))
+def test_what_a_novel_slot_may_hold_is_kept(seed: int, k: int, penalty: float) -> None:
+    """The rows that may come into question give the list that all of them give."""
+    rng = np.random.default_rng(seed)
+    worth, rarity, types = rng.random(200), rng.uniform(1, 9, 200), rng.integers(0, 9, 200)
+    novel = np.array([3, 8, 9])
+    kept = np.sort(
+        np.union1d(np.argsort(-worth)[: POOL * k], np.argsort(-worth * rarity)[: rare_pool(novel)])
+    )
+    expected = rerank(worth, types, k, penalty, rarity, novel)
+    assert (
+        kept[rerank(worth[kept], types[kept], k, penalty, rarity[kept], novel)].tolist() == expected.tolist()
+    )
 
 
 @given(
@@ -136,7 +184,9 @@ def test_without_rules_and_weights_it_is_what_it_always_was(
 
 
 def test_weights_of_nothing_are_none() -> None:
-    assert item_weights(build_statistics()[0], 0.0, 0.0) is None
+    statistics, _ = build_statistics()
+    assert exposure_weights(statistics, 0.0) is None
+    assert item_rarity(statistics, 0.0) is None
 
 
 def test_the_rare_and_the_new_are_worth_more() -> None:
@@ -150,10 +200,7 @@ def test_the_rare_and_the_new_are_worth_more() -> None:
     )
     # Manufacturer 1 sells for 300 days, 2 for 91, 3 since today; of the last item nobody knows it.
     assert of_new_manufacturers(table).tolist() == [False, True, True, False, True, False]
-    found = item_weights(table, 0.1, 0.5)
-    assert found is not None
-    rare, common, none = 1_000**0.1, 10**0.1, 4_000**0.1
-    assert found.tolist() == pytest.approx([common, rare * 1.5, rare * 1.5, rare, none * 1.5, rare])
-    assert item_weights(statistics, 0.0, 1.0) == pytest.approx(np.ones(6)), (
-        "an old bundle knows no manufacturers"
-    )
+    assert exposure_weights(table, 0.5) == pytest.approx([1.0, 1.5, 1.5, 1.0, 1.5, 1.0])
+    rare = 1_000**0.1
+    assert item_rarity(table, 0.1) == pytest.approx([10**0.1, rare, rare, rare, 4_000**0.1, rare])
+    assert exposure_weights(statistics, 1.0) == pytest.approx(np.ones(6)), "an old bundle knows none"

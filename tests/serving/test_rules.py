@@ -1,4 +1,4 @@
-"""Rules over a small catalogue: what holds when and where, what it does to an answer, and that it is legal."""
+"""Rules over a small catalogue: what holds when and where, what it does to an answer, always legally."""
 
 import json
 import os
@@ -125,7 +125,7 @@ def test_a_rule_holds_from_its_first_second_to_before_its_last_in_its_stores() -
 
 def test_no_rules_cost_nothing() -> None:
     assert Rules().plan(AT, "s1") is NO_PLAN
-    assert (NO_PLAN.digest, NO_PLAN.spare, len(NO_PLAN.banned)) == (b"", 0, 0)
+    assert (NO_PLAN.digest, len(NO_PLAN.banned)) == (b"", 0)
 
 
 # ------------------------------------------------------------------------------------------- the plan
@@ -152,7 +152,6 @@ def test_slots_are_told_by_their_number() -> None:
     assert found.pins.tolist() == [4, -1, 9]
     assert found.pinned.tolist() == [4, 9]
     assert found.reserved.tolist() == [ANY, REPEAT, ANY, NEW]
-    assert found.spare == 4
     assert (found.pinned_because(9), found.pinned_because(8)) == ("pinned by p", "")
 
 
@@ -330,12 +329,13 @@ def test_a_cached_list_follows_the_rules_of_now(toy_bundle: Path, toy_store: str
     recommender = open_recommender(toy_bundle, open_store(toy_store), new_cache=cache_of)
     rank = Counting()
     usual = ids(*ask_all(recommender, rank, LOUD))
+    low = recommender.recommend(replace(LOUD, k=100)).items[60].item_id
     follow(recommender, f"ban:\n  - {{name: recall, items: [{usual[0]}]}}\n")
     [answer] = ask_all(recommender, rank, LOUD)
     assert (ids(answer)[0], len(rank.turns)) == (usual[1], 1), "a ban is applied to the list that is kept"
     texts = [
         f"pin:\n  - {{name: p, item: {item(200)}, slot: 2}}\n",
-        f"boost:\n  - {{name: b, factor: 900, items: [{item(201)}]}}\n",
+        f"boost:\n  - {{name: b, factor: 900, items: [{low}]}}\n",
         "slots:\n  - {name: s, new: [1]}\n",
     ]
     for number, text in enumerate(texts, 2):
@@ -471,3 +471,23 @@ def test_who_could_not_read_the_rules_lacks_what_another_one_has(toy_bundle: Pat
     assert until(lambda: not blind.lacks(before))
     before.close()
     blind.close()
+
+
+# ---------------------------------------------------------------------------------------- novel slots
+
+
+def test_a_novel_slot_says_so_with_the_cache_and_without(toy_bundle: Path, toy_store: str) -> None:
+    bundle = load_bundle(toy_bundle)
+    weighed = replace(bundle, settings=replace(bundle.settings, novelty=3.0, novel_slots=(3, 8)))
+    recommender = Recommender(weighed, open_store(toy_store), answers=cache_of(weighed))
+    usual = Recommender(bundle, open_store(toy_store)).recommend(LOUD)
+    answer = recommender.recommend(LOUD)
+    assert answer.items[:2] == usual.items[:2]
+    novel, instead = (STATISTICS.code_of[one.items[2].item_id] for one in (answer, usual))
+    assert STATISTICS.basket_count[novel] < STATISTICS.basket_count[instead]
+    told = [one.reason.endswith("; a place for what is seldom bought") for one in answer.items]
+    assert told == [slot in (3, 8) for slot in range(1, 11)]
+    rank = Counting()
+    first, again = ask_all(recommender, rank, LOUD, LOUD)
+    assert shown(first) == shown(again) == shown(answer)
+    assert len(rank.turns) == 1
