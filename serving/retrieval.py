@@ -80,3 +80,12 @@ def retrieve(
         quotas.total,
     )
     return Candidates(*found)
+
+
+def thin(candidates: Candidates, most: int) -> Candidates:
+    """Return `most` of the candidates in their order: of each source the same share, those it named first."""
+    sources = candidates.source
+    sizes = np.bincount(sources, minlength=len(SOURCES))
+    place = np.arange(len(sources)) - (np.cumsum(sizes) - sizes)[sources]  # each source's stand together
+    kept = np.sort(np.argsort((place + 0.5) / sizes[sources], kind="stable")[:most])
+    return Candidates(candidates.codes[kept], sources[kept])
