@@ -334,7 +334,7 @@ def test_reads_are_counted_by_outcome(guarded: GuardedStore, failing: FailingSto
     guarded.read("42")
     guarded.read("43")
     for error in (RowInvalid("torn"), FeaturesLate("in a hurry")):
-        failing.failure = lambda error=error: error  # type: ignore[misc]
+        failing.failure = lambda error=error: error
         fail(guarded, 1)
     failing.failure = down
     fail(guarded, 4)

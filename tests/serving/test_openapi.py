@@ -123,7 +123,8 @@ def test_the_document_names_every_rung_and_reason() -> None:
     response = SCHEMAS["Response"]["properties"]
     assert response["rung"]["enum"] == ["full", "fewer", "cached", "segment", "popular", "empty"]
     assert set(response["degraded_reason"]["enum"]) == {*REASONS, None}
-    told = {kind.reason for kind in (RankingFailed, *RankingFailed.__subclasses__())}
+    kinds: list[type[RankingFailed]] = [RankingFailed, *RankingFailed.__subclasses__()]
+    told = {kind.reason for kind in kinds}
     for module in (checkout, recommender, freshness):
         told |= set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', inspect.getsource(module))) & set(REASONS)
     assert told == set(REASONS)
