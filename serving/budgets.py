@@ -78,8 +78,13 @@ class Budget:
             self._quick += 1
             step_s = -(FALL if self._quick > QUICK else STEP * (1 - QUANTILE)) * budget_s
         part_s = step_s / (1 + scaled * scaled)
-        self._fixed_s = max(self._fixed_s + part_s, 0.0)
-        self._each_s = max(self._each_s + part_s * scaled, 0.0)
+        fixed_s, each_s = self._fixed_s + part_s, self._each_s + part_s * scaled
+        # Neither is below 0: what one lacks is taken from the other, so that the step is as long as it should be.
+        if fixed_s < 0 < scaled:
+            fixed_s, each_s = 0.0, each_s + fixed_s / scaled
+        elif each_s < 0:
+            fixed_s, each_s = fixed_s + each_s * scaled, 0.0
+        self._fixed_s, self._each_s = max(fixed_s, 0.0), max(each_s, 0.0)
         self._to_show -= 1
         if not self._to_show:
             self._to_show = SHOWN_EVERY
