@@ -79,7 +79,7 @@ class Budget:
             step_s = -(FALL if self._quick > QUICK else STEP * (1 - QUANTILE)) * budget_s
         part_s = step_s / (1 + scaled * scaled)
         fixed_s, each_s = self._fixed_s + part_s, self._each_s + part_s * scaled
-        # Neither is below 0: what one lacks is taken from the other, so that the step is as long as it should be.
+        # Neither is below 0: what one lacks is taken from the other, so that the step keeps its length.
         if fixed_s < 0 < scaled:
             fixed_s, each_s = 0.0, each_s + fixed_s / scaled
         elif each_s < 0:
