@@ -429,7 +429,7 @@ def _step_down(turn: Turn, reason: str) -> Response:
     """Answer from the next rung that has something: a list that was kept, best sellers, nothing."""
     recommender, request = turn.recommender, turn.request
     try:
-        kept = recommender.last_kept(request, turn.known or Known(), reason, turn.began)
+        kept = recommender.last_kept(request, turn.known, reason, turn.began)
         if kept is not None:
             return kept
     except Exception:  # noqa: BLE001 - likewise

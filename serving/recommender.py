@@ -239,7 +239,7 @@ class Recommender:
             made: what the list was made of if this request made it; without, its log record has no features.
         """
         began = time.perf_counter()
-        ranked = kept.without(self._hidden(request))
+        ranked = self._left_of(kept, request)
         if not ranked.suffices(request.k):
             return None
         response, shown = self._respond(request, known, ranked, stage_ms, began)
@@ -312,7 +312,9 @@ class Recommender:
         )
         return tuple(items), codes
 
-    def last_kept(self, request: Request, known: Known, reason: str, asked_at: float) -> Response | None:
+    def last_kept(
+        self, request: Request, known: Known | None, reason: str, asked_at: float
+    ) -> Response | None:
         """Answer with a list that was kept for the same question, however long ago; None if there is none.
 
         The user's own list of this hour or the one before, else that of nobody with this basket. What is sold
@@ -320,21 +322,23 @@ class Recommender:
 
         Args:
             request: what is asked.
-            known: of its user, as far as it was read.
+            known: of its user; None: it was not read.
             reason: why there is no better answer.
             asked_at: perf_counter since which the total counts.
         """
         if self.answers is None:
             return None
         began = time.perf_counter()
-        questions = (request, known), (replace(request, at=request.at - HOUR_S), known), (request, Known())
+        nobody = Known()
+        known = nobody if known is None else known
+        questions = (request, known), (replace(request, at=request.at - HOUR_S), known), (request, nobody)
         for question in questions if known.events is not None else questions[-1:]:
             key = self.key(*question)
             if key is None:
                 return None
             if (kept := self.answers.last_kept(key)) is None:
                 continue
-            ranked = kept.without(self._hidden(request))
+            ranked = self._left_of(kept, request)
             if len(ranked.codes) < request.k and not ranked.whole:
                 continue
             found = time.perf_counter()
@@ -389,6 +393,10 @@ class Recommender:
         if self._log is not None:
             self._record(request, Known(), response, _NO_FEATURES)
         return response
+
+    def _left_of(self, kept: Ranked, request: Request) -> Ranked:
+        """Return what may be offered now of a list that is kept."""
+        return kept.without(self._hidden(request))
 
     def _hidden(self, request: Request) -> np.ndarray:
         """Return codes that must not be offered by what holds now."""

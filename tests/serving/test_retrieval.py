@@ -153,3 +153,8 @@ def test_of_fewer_candidates_each_source_keeps_its_share_the_best_first() -> Non
     assert thin(found, 40).codes.tolist() == found.codes.tolist()
     assert len(thin(found, 1).codes) == 1
     assert len(thin(Candidates(found.codes[:0], source[:0]), 0).codes) == 0
+
+
+def test_sources_need_not_stand_together() -> None:
+    mixed = Candidates(np.arange(8), np.array([0, 1, 0, 1, 0, 1, 0, 0], np.int8))
+    assert thin(mixed, 4).codes.tolist() == [0, 1, 2, 4]
