@@ -356,7 +356,8 @@ class Checkout:
         key = recommender.key(request, known)
         if key is None:
             return
-        if admitted and not recommender.answers.is_kept(key):
+        waits = recommender.answers.is_being_made(key)
+        if admitted and not waits and not recommender.answers.is_kept(key):
             total = recommender.bundle.profiles[request.profile].quotas.total
             if not budgets.has_room(turn.call.deadline - read, total):
                 return  # what is made for others is made of all candidates: this one has no time for them
@@ -374,7 +375,6 @@ class Checkout:
             self._admission.served(turn.began_s, time.thread_time())
             return best_of(prepared.query, prepared.candidates, own.scores)
 
-        waits = recommender.answers.is_being_made(key)
         try:
             with contextlib.nullcontext() if waits else self._admission.computing():
                 turn.until = turn.call.deadline - budgets.reranking.of()

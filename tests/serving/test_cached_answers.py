@@ -510,3 +510,18 @@ def test_a_list_is_made_of_all_candidates_or_not_at_all(cached: Recommender) -> 
     now = time.perf_counter()
     asyncio.run(checkout.answer(NOBODY, Call(now, now + 200, "h")))
     assert len(cached.answers or ()) == 0
+
+
+def test_a_herd_without_time_for_all_candidates_waits_for_the_list_all_the_same(cached: Recommender) -> None:
+    rank = Counting(wait_s=0.2)
+
+    async def ask() -> list[Response]:
+        checkout = Checkout(cached, 1e9, rank)
+        for _ in range(FIRST):
+            checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+        now = time.perf_counter()
+        calls = [Call(now, now + 2_000, "p"), *[Call(now, now + 200, "h")] * 20]
+        return await asyncio.gather(*(checkout.answer(NOBODY, call) for call in calls))
+
+    assert {answer.rung for answer in asyncio.run(ask())} == {"full"}
+    assert len(rank.turns) == 1
