@@ -11,6 +11,7 @@ import contextlib
 import gc
 import importlib
 import json
+import math
 import socket
 import sys
 import threading
@@ -70,8 +71,8 @@ class FeastRows:
         with quiet_feast():
             self._feast = feature_store(home, url)
 
-    def read(self, user_id: str) -> UserRow | None:
-        """Return the user's row, or None for a user the store does not know."""
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row, or None for a user the store does not know; Feast keeps no deadline."""
         if user_id == HEARTBEAT:
             return self._plain.read(user_id)  # the stream's pulse, in a thread of its own, each second
         found = self._feast.get_online_features([f"{USER_VIEW}:{HISTORY}"], [{"user_id": user_id}])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import struct
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -87,7 +88,8 @@ class AnswerCache:
     """Ranked lists of one bundle: in this process, and beyond it those that no known user had a part in.
 
     Lists of known users stay in this process. So whoever asks to be forgotten has nothing in Redis; what is
-    here can no longer be found once the row is gone, names nobody, and is dead within three hours.
+    here can no longer be found once the row is gone and names nobody; after three hours it is an answer only
+    where there is no better one.
     """
 
     def __init__(self, bundle_id: str, items: int, redis: RedisAnswers | None = None) -> None:
@@ -105,23 +107,35 @@ class AnswerCache:
         """Say in the metrics what is kept in this process, when this cache begins to answer."""
         self._cache.show()
 
+    def is_kept(self, key: AnswerKey) -> bool:
+        """Say whether this process has the list of a key, so that nobody would wait for it."""
+        return self._cache.is_alive(key.digest)
+
+    def last_kept(self, key: AnswerKey) -> Ranked | None:
+        """Return the list of a key from this process even if its life is over; None if there is none."""
+        found = self._cache.last_kept(key.digest)
+        return None if found is None else Ranked.from_bytes(found, self._items)
+
     def is_being_made(self, key: AnswerKey) -> bool:
         """Say whether somebody computes the list of a key just now."""
         return self._cache.is_being_made(key.digest)
 
-    async def get_or_make(self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]]) -> Ranked:
+    async def get_or_make(
+        self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]], deadline: float = math.inf
+    ) -> Ranked:
         """Return the ranked list of a key; `make` computes it if no level has it, once for all who ask now.
 
         Args:
             key: of `answer_key`.
             make: computes the list. It must not leave out what is sold out now: the list outlives that.
+            deadline: perf_counter after which Redis is not waited for.
 
         Raises:
             Exception: what `make` raised.
         """
 
         async def make_bytes() -> bytes:
-            return await self._through_redis(key, make)
+            return await self._through_redis(key, make, deadline)
 
         found = await self._cache.get_or_make(key.digest, make_bytes, SHARED if key.shared else KNOWN)
         return Ranked.from_bytes(found, self._items)
@@ -136,17 +150,19 @@ class AnswerCache:
             self._to_redis(key, value)
         self._cache.put(key.digest, value, SHARED if key.shared else KNOWN)
 
-    async def _through_redis(self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]]) -> bytes:
-        if (found := self._in_redis(key)) is not None:
+    async def _through_redis(
+        self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]], deadline: float
+    ) -> bytes:
+        if (found := self._in_redis(key, deadline)) is not None:
             return found
         made = (await make()).to_bytes()
         self._to_redis(key, made)
         return made
 
-    def _in_redis(self, key: AnswerKey) -> bytes | None:
+    def _in_redis(self, key: AnswerKey, deadline: float = math.inf) -> bytes | None:
         if self._redis is None or not key.shared:
             return None
-        found = self._redis.get(self._place + key.digest)
+        found = self._redis.get(self._place + key.digest, deadline)
         if found is not None:
             try:
                 Ranked.from_bytes(found, self._items)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from serving.circuit_breaker import CircuitBreaker
 from serving.errors import FeaturesUnavailable
+from serving.online_features import GuardedStore
 from serving.redis_store import TIMEOUT_MS, RedisStore
 
 START_S = 10.0  # for a server to answer
@@ -51,7 +51,7 @@ def frozen_under_load(
         percentile of the wait in milliseconds; `open_ms` from the freeze until reads no longer ask the
         server, `close_ms` from its end until they do again, None where that did not happen.
     """
-    store = CircuitBreaker(RedisStore(url))
+    store = GuardedStore(RedisStore(url))
     phases: dict[str, list[tuple[float, str]]] = {"healthy": [], "frozen": [], "recovered": []}
     ends = np.cumsum([healthy_s, frozen_s, recovered_s]).tolist()
     turned: dict[str, float] = {}
@@ -120,7 +120,7 @@ def local_server() -> Iterator[tuple[str, int]]:
             server.wait()
 
 
-def _outcome(store: CircuitBreaker, user_id: str) -> str:
+def _outcome(store: GuardedStore, user_id: str) -> str:
     try:
         store.read(user_id)
     except FeaturesUnavailable:

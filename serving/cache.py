@@ -91,7 +91,7 @@ class Entry:
     def __init__(self, value: bytes, stale_at: float, dead_at: float, size_bytes: int) -> None:
         self.value = value
         self.stale_at = stale_at  # from then on it is answered once more, and made anew
-        self.dead_at = dead_at  # from then on it is no answer
+        self.dead_at = dead_at  # from then on it is no answer but for want of a better one
         self.size_bytes = size_bytes
         # A number, not the part: that would be a cycle, and one that was frozen (`gc.freeze`) stays for ever.
         self.part = _WINDOW
@@ -189,13 +189,22 @@ class Cache:
             return None
         now = self._clock()
         if now >= entry.dead_at:
-            self._drop(key)
-            return None
+            return None  # it stays for `last_kept` until its room is needed
         if entry.part == _PROBATION:
             self._promote(key)
         else:
             self._parts[entry.part].entries.move_to_end(key)
         return entry.value, now < entry.stale_at
+
+    def last_kept(self, key: bytes) -> bytes | None:
+        """Return a value even if it is dead, without counting that somebody asked; None if there is none."""
+        entry = self._all.get(key)
+        return None if entry is None else entry.value
+
+    def is_alive(self, key: bytes) -> bool:
+        """Say whether there is a value that is not dead, likewise."""
+        entry = self._all.get(key)
+        return entry is not None and self._clock() < entry.dead_at
 
     def put(self, key: bytes, value: bytes, life: Life) -> bool:
         """Keep a value under a key; return whether there was room for it.

@@ -1,10 +1,11 @@
-"""A request and its call -> a response: the path every protocol takes, with deadline and fallback.
+"""A request and its call -> a response: the path every protocol takes, with deadline and ladder.
 
     prepare   the user's features are read, candidates are retrieved; or a cached list is found
     rank      the candidates are scored, in this process or elsewhere
-    finish    the list is made, or the fallback's is taken; the observers see it
+    finish    the list is made, unless a lower rung has answered; the observers see it
 
-Whatever breaks on the way, the checkout gets an answer.
+Whatever breaks on the way, the checkout gets an answer: out of all candidates, out of as many as there is
+time for (`serving.budgets`), from a list that was kept, from best sellers of store or chain, or an empty one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from serving import metrics
 from serving.admission import Admission
 from serving.batch_steering import Steering
 from serving.batching import Batcher, Priority
+from serving.budgets import Budgets
 from serving.calls import PRIORITIES, Call
-from serving.errors import ClientGone, DeadlineExceeded, Overloaded, RankingFailed
+from serving.errors import ClientGone, DeadlineExceeded, DeadlineNear, Overloaded, RankingFailed
 from serving.ranked import Ranked
 from serving.ranking import rank_joined
 from serving.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, Recommender
+from serving.reranking import POOL
 from serving.schemas import Request, Response
+
+FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +51,9 @@ class Turn:
     asked: Asked | None = None
     prepared: Prepared | None = None
     scores: np.ndarray | None = None
-    response: Response | None = None  # set early when the cache or a fallback answers
+    response: Response | None = None  # set early when the cache or a lower rung answers
+    # perf_counter when the stage that is waited for must be over, so that what comes after it is in time
+    until: float = math.inf
     stages: list[tuple[str, float, float]] = field(default_factory=list)  # name, begin and end, perf_counter
 
 
@@ -120,7 +127,7 @@ async def _join(batcher: Batcher[Turn, np.ndarray], turn: Turn, rows: int, profi
         rows=rows,
         bundle_id=turn.recommender.bundle.bundle_id + profile,
         priority=Priority[turn.call.priority.upper()],
-        deadline=turn.call.deadline,
+        deadline=turn.until,
     )
 
 
@@ -148,7 +155,7 @@ class Checkout:
         self.limit_s = deadline_ms / 1e3
         self._rank, self._find = rank, find
         self._observers = observers
-        self._admission = Admission(self.limit_s)
+        self._admission, self._budgets = Admission(self.limit_s), Budgets()
 
     async def answer(self, request: Request, call: Call) -> Response:
         """Answer one request.
@@ -201,18 +208,18 @@ class Checkout:
             if self._is_late(turn):
                 return
         if not admitted:
-            turn.response = _fallback(turn, Overloaded.reason)
+            turn.response = _step_down(turn, Overloaded.reason)
             return
         began = time.perf_counter()
         try:
             with self._admission.computing():
                 turn.prepared = await self._gather(turn)
         except RankingFailed as error:
-            _log.warning("answered by the fallback: %s", error)
-            turn.response = _fallback(turn, error.reason)
+            _log.warning("answered from a lower rung: %s", error)
+            turn.response = _step_down(turn, error.reason)
         except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
-            _log.exception("preprocess failed; answered by the fallback")
-            turn.response = _fallback(turn, "preprocess_error")
+            _log.exception("preprocess failed; answered from a lower rung")
+            turn.response = _step_down(turn, "preprocess_error")
         turn.stages.append(("preprocess", began, time.perf_counter()))
 
     async def rank(self, turn: Turn) -> None:
@@ -226,17 +233,17 @@ class Checkout:
         began = time.perf_counter()
         try:
             with self._admission.computing():
-                turn.scores = _checked(await self._rank(turn), turn)
+                turn.scores = await self._score(turn)
         except RankingFailed as error:
-            _log.warning("answered by the fallback: %s", error)
-            turn.response = _fallback(turn, error.reason)
+            _log.warning("answered from a lower rung: %s", error)
+            turn.response = _step_down(turn, error.reason)
         except Exception:  # noqa: BLE001 - likewise
-            _log.exception("predict failed; answered by the fallback")
-            turn.response = _fallback(turn, "predict_error")
+            _log.exception("predict failed; answered from a lower rung")
+            turn.response = _step_down(turn, "predict_error")
         turn.stages.append(("predict", began, time.perf_counter()))
 
     def finish(self, turn: Turn) -> Response:
-        """Make the list, if no fallback has, and show it to the observers."""
+        """Make the list, unless a lower rung has answered, and show it to the observers."""
         began = time.perf_counter()
         if turn.response is None:
             try:
@@ -244,9 +251,11 @@ class Checkout:
                 assert turn.scores is not None
                 turn.response = turn.recommender.finish(turn.prepared, turn.scores)
                 self._admission.served(turn.began_s, time.thread_time())
+                now = time.perf_counter()
+                self._budgets.reranking.learn(now - began, now)
             except Exception:  # noqa: BLE001 - likewise
-                _log.exception("postprocess failed; answered by the fallback")
-                turn.response = _fallback(turn, "postprocess_error")
+                _log.exception("postprocess failed; answered from a lower rung")
+                turn.response = _step_down(turn, "postprocess_error")
         turn.stages.append(("postprocess", began, time.perf_counter()))
         for observe in self._observers:
             try:
@@ -258,17 +267,74 @@ class Checkout:
     @contextlib.contextmanager
     def rehearsing(self, recommender: Recommender) -> Iterator[None]:
         """Answer with this recommender and its ranker, in any time, unobserved, until the block ends."""
-        kept = self.recommender, self.limit_s, self._rank, self._find, self._observers, self._admission
+        kept = self.recommender, self.limit_s, self._rank, self._find, self._observers
+        learnt = self._admission, self._budgets
         self.recommender, self.limit_s, self._observers = recommender, math.inf, ()
-        self._rank, self._find, self._admission = rank_here, find_here, Admission(math.inf)
+        self._rank, self._find = rank_here, find_here
+        self._admission, self._budgets = Admission(math.inf), Budgets()
         try:
             yield
         finally:
-            self.recommender, self.limit_s, self._rank, self._find, self._observers, self._admission = kept
+            self.recommender, self.limit_s, self._rank, self._find, self._observers = kept
+            self._admission, self._budgets = learnt
 
-    async def _gather(self, turn: Turn, hidden: np.ndarray | None = None) -> Prepared:
-        turn.asked = turn.recommender.ask(turn.request, turn.known)
-        return turn.recommender.gather(turn.asked, await self._find(turn), hidden)
+    async def _gather(self, turn: Turn, hidden: np.ndarray | None = None, whole: bool = False) -> Prepared:
+        """Retrieve as many candidates as there is time to rank; none but all if it is to be the `whole`.
+
+        Raises:
+            DeadlineNear: the time is too short.
+        """
+        budgets, deadline, fewest = self._budgets, turn.call.deadline, _fewest(turn)
+        began = time.perf_counter()
+        if not budgets.has_room(deadline - began, fewest):
+            budgets.believe_less(began)
+            raise DeadlineNear(f"{(deadline - began) * 1e3:.1f} ms are left: too few to begin")
+
+        def most(found: int) -> int:
+            now = time.perf_counter()
+            count = budgets.most(deadline - now, found, found if whole else min(fewest, found), now)
+            if count or not found:
+                return count
+            raise DeadlineNear(f"{(deadline - now) * 1e3:.1f} ms are left: too few for {found} candidates")
+
+        turn.asked = asked = turn.recommender.ask(
+            turn.request, turn.known, deadline - budgets.after_features_s(fewest)
+        )
+        since = asked.began
+        if turn.known is None:
+            since = asked.ready_at
+            budgets.features.learn(since - asked.began, since)
+        turn.known = asked.known
+        turn.until = deadline - budgets.after_retrieval_s(fewest)
+        prepared = turn.recommender.gather(asked, await self._find(turn), hidden, most)
+        budgets.retrieval.learn(prepared.retrieved_at - since, prepared.retrieved_at)
+        return prepared
+
+    async def _score(self, turn: Turn) -> np.ndarray:
+        """Return one score per candidate, (n,) float32.
+
+        Raises:
+            RankingFailed: naming the reason; DeadlineExceeded at the deadline, whatever the ranker does.
+        """
+        prepared, deadline = turn.prepared, turn.call.deadline
+        assert prepared is not None
+        turn.until = deadline - self._budgets.reranking.of()
+        try:
+            async with _until(deadline) as limit:
+                scores = await self._rank(turn)
+        except TimeoutError as error:
+            if limit.expired() or isinstance(error, DeadlineExceeded):
+                self._learn_ranking(prepared)  # that it takes so long at least
+            if limit.expired():
+                raise DeadlineExceeded("the scores did not come in time") from error
+            raise
+        self._learn_ranking(prepared)
+        return _checked(scores, turn)
+
+    def _learn_ranking(self, prepared: Prepared) -> None:
+        if candidates := len(prepared.dense):
+            now = time.perf_counter()
+            self._budgets.ranking.learn(now - prepared.retrieved_at, now, candidates)
 
     async def _look(self, turn: Turn, admitted: bool) -> None:
         """Answer with a list that is cached, or is made now and will be; if that fails, no harm is done."""
@@ -281,13 +347,20 @@ class Checkout:
 
     async def _answer_from_cache(self, turn: Turn, began: float, admitted: bool) -> None:
         """Set the turn's response, unless the turn is better computed by itself."""
-        recommender, request = turn.recommender, turn.request
+        recommender, request, budgets = turn.recommender, turn.request, self._budgets
         assert recommender.answers is not None
-        known = turn.known = recommender.read(request)
+        read_by = turn.call.deadline - budgets.after_features_s(_fewest(turn))
+        known = turn.known = recommender.read(request, read_by)
         read = time.perf_counter()
+        budgets.features.learn(read - began, read)
         key = recommender.key(request, known)
         if key is None:
             return
+        waits = recommender.answers.is_being_made(key)
+        if admitted and not waits and not recommender.answers.is_kept(key):
+            total = recommender.bundle.profiles[request.profile].quotas.total
+            if not budgets.has_room(turn.call.deadline - read, total):
+                return  # what is made for others is made of all candidates: this one has no time for them
         own = replace(turn)
 
         async def make() -> Ranked:
@@ -296,27 +369,28 @@ class Checkout:
             # For all who ask meanwhile: the time that the first of them has, and its priority, are its own.
             now = time.perf_counter()
             own.call = Call(now, now + self.limit_s, turn.call.request_id)
-            prepared = await self._gather(own, NOTHING_HIDDEN)
-            own.prepared = prepared
-            own.scores = _checked(await self._rank(own), own)
+            prepared = own.prepared = await self._gather(own, NOTHING_HIDDEN, whole=True)
+            own.scores = await self._score(own)
             prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
             self._admission.served(turn.began_s, time.thread_time())
             return own.recommender.best(prepared, own.scores)
 
-        waits = recommender.answers.is_being_made(key)
         try:
             with contextlib.nullcontext() if waits else self._admission.computing():
-                async with asyncio.timeout(max(turn.call.deadline - read, 0.0)) as limit:
-                    kept = await recommender.answers.get_or_make(key, make)
+                turn.until = turn.call.deadline - budgets.reranking.of()
+                async with _until(turn.until) as limit:
+                    kept = await recommender.answers.get_or_make(key, make, turn.until)
         except RankingFailed as error:
+            if isinstance(error, DeadlineNear):
+                return  # for all candidates, there may be enough for some
             if own.asked is None and isinstance(error, DeadlineExceeded | Overloaded):
                 return  # it was another one who came too late; this one may have time left
-            _log.warning("answered by the fallback: %s", error)
-            turn.response = _fallback(turn, error.reason)
+            _log.warning("answered from a lower rung: %s", error)
+            turn.response = _step_down(turn, error.reason)
         except TimeoutError:
             if not limit.expired():
                 raise
-            turn.response = _fallback(turn, DeadlineExceeded.reason)
+            turn.response = _step_down(turn, DeadlineExceeded.reason)
         else:
             made = own.prepared if own.scores is not None else None
             stage_ms = {} if made is None else dict(made.stage_ms)
@@ -325,11 +399,11 @@ class Checkout:
             turn.response = recommender.finish_cached(request, known, kept, stage_ms, made)
 
     def _is_late(self, turn: Turn) -> bool:
-        """Say whether there is nothing to do any more: cache or fallback has answered, now or before."""
+        """Say whether there is nothing to do any more: cache or lower rung has answered, now or before."""
         if turn.call.gone():
             raise ClientGone
         if turn.response is None and time.perf_counter() > turn.call.deadline:
-            turn.response = _fallback(turn, DeadlineExceeded.reason)
+            turn.response = _step_down(turn, DeadlineExceeded.reason)
         return turn.response is not None
 
 
@@ -342,12 +416,27 @@ def _checked(scores: np.ndarray, turn: Turn) -> np.ndarray:
     return scores
 
 
-def _fallback(turn: Turn, reason: str) -> Response:
+def _fewest(turn: Turn) -> int:
+    return max(POOL * turn.request.k, FEWEST)
+
+
+def _until(moment: float) -> asyncio.Timeout:
+    """Return the time-out that comes at a moment of perf_counter."""
+    return asyncio.timeout(None if moment == math.inf else max(moment - time.perf_counter(), 0.0))
+
+
+def _step_down(turn: Turn, reason: str) -> Response:
+    """Answer from the next rung that has something: a list that was kept, best sellers, nothing."""
+    recommender, request = turn.recommender, turn.request
     try:
-        return turn.recommender.fallback(turn.request, reason, turn.began)
+        kept = recommender.last_kept(request, turn.known, reason, turn.began)
+        if kept is not None:
+            return kept
+    except Exception:  # noqa: BLE001 - likewise
+        _log.exception("a kept list cannot be used; answered by best sellers")
+    try:
+        return recommender.fallback(request, reason, turn.began)
     except Exception:  # noqa: BLE001 - likewise
         _log.exception("the fallback failed; answered with an empty list")
-        bundle_id = turn.recommender.bundle.bundle_id
-        return Response(
-            turn.request.request_id, (), bundle_id, rung="empty", degraded=True, degraded_reason=reason
-        )
+        bundle_id = recommender.bundle.bundle_id
+        return Response(request.request_id, (), bundle_id, "empty", degraded=True, degraded_reason=reason)

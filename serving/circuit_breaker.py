@@ -1,110 +1,109 @@
-"""An online store that fails again and again -> no more reads of it, until one in the background succeeds."""
+"""Something that answers need and that fails again and again -> not asked, until a probe finds it well."""
 
 from __future__ import annotations
 
 import logging
 import random
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from serving.errors import FeaturesUnavailable, RowInvalid
-from serving.feast_layout import UserRow
-from serving.metrics import STORE_BREAKER_OPEN, STORE_READS
-
-if TYPE_CHECKING:
-    from serving.online_features import OnlineStore
+from serving.metrics import BREAKER_OPEN
 
 FAILURES = 3  # in a row, until the breaker opens
-PROBE_S = 0.5  # between two reads in the background while it is open
-_PROBE_USER = ""  # of whom the store holds nothing
+# Of the latest calls: it opens as well when so many of them failed, however many between them did not.
+LATEST, MOST_FAILED = 20, 8
+PROBE_S = 0.5  # between two probes while it is open
 
 _log = logging.getLogger(__name__)
-_reads = {name: STORE_READS.labels(name) for name in ("found", "absent", "invalid", "failed", "refused")}
 
 
 class CircuitBreaker:
-    """Reads through to a store while it is well, and fails at once while it is not; threads may share it.
+    """Says whether to ask, from how the latest calls went; threads may share it.
 
-    A row that is broken is no failure of the store: one bad row must not take everybody's away.
+    It probes in the background, with a thread that lives as long as it is open: no request is spent on it.
     """
 
-    def __init__(self, store: OnlineStore, *, failures: int = FAILURES, probe_s: float = PROBE_S) -> None:
-        self._store = store
-        self._limit = failures
-        self._probe_s = probe_s
+    def __init__(
+        self, dependency: str, probe: Callable[[], str], *, is_open: bool = False, probe_s: float = PROBE_S
+    ) -> None:
+        """Take what is asked and how to find out whether it is well.
+
+        Args:
+            dependency: its name, a label of the metrics.
+            probe: asks it once and returns what is wrong, nothing if it is well.
+            is_open: it is not asked before the first probe has found it well, which is begun now.
+            probe_s: seconds between two probes.
+        """
+        self._dependency, self._probe, self._probe_s = dependency, probe, probe_s
+        self._gauge = BREAKER_OPEN.labels(dependency)
         self._lock = threading.Lock()
         self._failures = 0  # in a row
+        self._latest = 0  # a bit for each of the latest calls, the newest the lowest; set where it failed
         self._opened: threading.Event | None = None  # set to end the probing; none while closed
         self._probing: threading.Thread | None = None
+        if is_open:
+            with self._lock:
+                self._open(at_once=True)
 
     @property
     def is_open(self) -> bool:
-        """Whether reads fail without asking the store."""
+        """Whether it is not to be asked."""
         return self._opened is not None
 
-    def read(self, user_id: str) -> UserRow | None:
-        """Return the user's row, or None for a user the store does not know.
-
-        Raises:
-            RowInvalid: the user's row cannot be read.
-            FeaturesUnavailable: the store failed, now or a few times before.
-        """
-        if self._opened is not None:
-            _reads["refused"].inc()
-            raise FeaturesUnavailable("the online store failed repeatedly and is not asked until it is back")
-        try:
-            row = self._store.read(user_id)
-        except RowInvalid:
-            self._failures = 0
-            _reads["invalid"].inc()
-            raise
-        except FeaturesUnavailable as error:
-            _reads["failed"].inc()
-            self._failed(error)
-            raise
+    def succeeded(self) -> None:
+        """Take an answer, of whatever kind."""
         self._failures = 0
-        _reads["absent" if row is None else "found"].inc()
-        return row
+        self._latest = self._latest << 1 & _MASK
+
+    def failed(self, why: object) -> None:
+        """Take a failure: no answer, one that came too late, or one that is none."""
+        with self._lock:
+            self._failures += 1
+            self._latest = self._latest << 1 & _MASK | 1
+            failed = self._latest.bit_count()
+            if self._opened is not None or (self._failures < FAILURES and failed < MOST_FAILED):
+                return
+            _log.warning(
+                "%s failed %d times in a row, in %d of the latest %d calls, and is not asked for now: %s",
+                *(self._dependency, self._failures, failed, LATEST, why),
+            )
+            self._open(at_once=False)
 
     def close(self) -> None:
-        """Stop probing and let go of the store's connections; a later read opens them again."""
+        """Stop probing, and let calls through again."""
         with self._lock:
             self._shut(self._opened)
             probing, self._probing = self._probing, None
         if probing is not None:
-            probing.join()  # a read that is under way would open connections again
-        self._store.close()
+            probing.join()
 
-    def _failed(self, error: FeaturesUnavailable) -> None:
-        with self._lock:
-            self._failures += 1
-            if self._failures < self._limit or self._opened is not None:
-                return
-            self._opened = threading.Event()
-            STORE_BREAKER_OPEN.set(1)
-            _log.warning("the online store failed %d times in a row, reads pause: %s", self._failures, error)
-            probing = threading.Thread(
-                target=self._probe, args=(self._opened,), name="store-probe", daemon=True
-            )
-            try:
-                probing.start()
-                self._probing = probing
-            except RuntimeError:  # no more threads: nothing could ever close it again
-                self._shut(self._opened)
+    def _open(self, at_once: bool) -> None:
+        """Open it and start to probe; the lock is held."""
+        self._opened = over = threading.Event()
+        self._gauge.set(1)
+        name = f"{self._dependency.replace('_', '-')}-probe"
+        probing = threading.Thread(target=self._watch, args=(over, at_once), name=name, daemon=True)
+        try:
+            probing.start()
+            self._probing = probing
+        except RuntimeError:  # no more threads: nothing could ever close it again
+            self._shut(over)
 
-    def _probe(self, over: threading.Event) -> None:
-        """Read until the store answers, then close the breaker."""
+    def _watch(self, over: threading.Event, at_once: bool) -> None:
+        """Probe until it is well, then close the breaker."""
+        told = not at_once  # why it opened
         try:
             # Not all replicas of the endpoint at once.
-            while not over.wait(self._probe_s * random.uniform(0.8, 1.2)):
-                try:
-                    self._store.read(_PROBE_USER)
-                except RowInvalid:
-                    pass  # an answer, too
-                except FeaturesUnavailable:
-                    continue
-                _log.info("the online store is back")
-                return
+            while at_once or not over.wait(self._probe_s * random.uniform(0.8, 1.2)):
+                at_once = False
+                why = self._probe()
+                if not why:
+                    if told:
+                        _log.warning("%s is back", self._dependency)
+                    return
+                if not told:
+                    _log.warning("%s is not asked until it answers: %s", self._dependency, why)
+                    told = True
         finally:
             with self._lock:
                 self._shut(over)
@@ -114,5 +113,8 @@ class CircuitBreaker:
         if opened is not None and self._opened is opened:
             opened.set()
             self._opened = None
-            self._failures = 0
-            STORE_BREAKER_OPEN.set(0)
+            self._failures = self._latest = 0
+            self._gauge.set(0)
+
+
+_MASK = (1 << LATEST) - 1

@@ -3,13 +3,15 @@
 RecommendError
  ├─ InvalidRequest        the caller must fix the request: 400, or INVALID_ARGUMENT over gRPC
  ├─ FeaturesUnavailable   answered from defaults, degraded
+ │   ├─ FeaturesLate      the same, but the request had too little time for the store to be at fault
  │   └─ RowInvalid        the same, but only this user's row is at fault, not the store
  ├─ FactsUnavailable      answered with the facts last read
- ├─ RankingFailed         answered by the fallback; `reason` is told as degraded_reason
+ ├─ RankingFailed         answered from a lower rung; `reason` is told as degraded_reason
  │   ├─ RankerUnavailable     the remote ranker is not there or refuses
  │   ├─ RankerMismatch        the remote ranker has another bundle
  │   ├─ Overloaded            too many wait for the model, or for their turn; a prefetch gets 429
  │   ├─ ScoresInvalid         the scores of this request are no numbers
+ │   ├─ DeadlineNear          too little time is left to begin
  │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time
  ├─ ClientGone            nobody waits for the answer: none is made
  ├─ BundleInvalid         a half-read bundle never serves: no start, or the one before goes on answering
@@ -27,6 +29,10 @@ class InvalidRequest(RecommendError):
 
 class FeaturesUnavailable(RecommendError):
     """The online store did not give the user's row in time."""
+
+
+class FeaturesLate(FeaturesUnavailable):
+    """The request's own time was over before the store had the time that it may take."""
 
 
 class RowInvalid(FeaturesUnavailable):
@@ -65,6 +71,12 @@ class ScoresInvalid(RankingFailed):
     """The model gave scores that are not finite for this request's rows, whatever it was joined with."""
 
     reason = "scores_invalid"
+
+
+class DeadlineNear(RankingFailed):
+    """What is left of the request's time is less than what the candidates would take, as learnt."""
+
+    reason = "deadline_near"
 
 
 class DeadlineExceeded(RankingFailed, TimeoutError):

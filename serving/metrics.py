@@ -27,6 +27,12 @@ ANSWER_SECONDS = Histogram(
 QUEUE_SECONDS = Histogram(
     "reco_queue_seconds", "Time that a request waited for others before its turn came", buckets=BUCKETS_S
 )
+STAGE_BUDGET_SECONDS = Gauge(
+    "reco_stage_budget_seconds",
+    "What a stage keeps to nineteen times in twenty, as learnt, with the candidates of an answer of late",
+    ["stage"],
+    multiprocess_mode="livemax",
+)
 RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["rung", "degraded_reason"])
 REJECTED = Counter("reco_rejected", "Requests refused because of what the caller sent", ["reason"])
 LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by what became of them", ["outcome"])
@@ -40,8 +46,12 @@ FEATURES_AGE = Gauge(
 STORE_READS = Counter(
     "reco_store_reads", "Reads of a user's row in the online store, by outcome", ["outcome"]
 )
-STORE_BREAKER_OPEN = Gauge(
-    "reco_store_breaker_open", "1 while the online store fails and is not asked", multiprocess_mode="livemax"
+RANKER_CALLS = Counter("reco_ranker_calls", "Questions to the remote ranker, by outcome", ["outcome"])
+BREAKER_OPEN = Gauge(
+    "reco_breaker_open",
+    "1 while something else that answers need (online_store, ranker, answer_cache) fails and is not asked",
+    ["dependency"],
+    multiprocess_mode="livemax",
 )
 BUNDLE = Gauge("reco_bundle_info", "1 for a bundle that answers", ["bundle_id"], multiprocess_mode="livemax")
 BUNDLE_UPDATES = Counter("reco_bundle_updates", "Changes of champion, by what became of them", ["outcome"])

@@ -7,16 +7,19 @@ and the tests hold the two byte-equal.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from serving.circuit_breaker import CircuitBreaker
-from serving.errors import FeaturesUnavailable, RowInvalid
+from serving.circuit_breaker import PROBE_S, CircuitBreaker
+from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.feast_layout import HISTORY, JOIN_KEY, PROJECT, VIEW, UserRow, bytes_value, entity_key
+from serving.metrics import STORE_READS
 from serving.redis_address import is_redis_url
 from serving.redis_store import TIMEOUT_MS, RedisStore
 
@@ -26,6 +29,7 @@ __all__ = [
     "PROJECT",
     "TIMEOUT_MS",
     "VIEW",
+    "GuardedStore",
     "MemoryStore",
     "OnlineStore",
     "RedisStore",
@@ -36,14 +40,26 @@ __all__ = [
 ]
 
 
+_PROBE_USER = ""  # of whom a store holds nothing
+_reads = {
+    name: STORE_READS.labels(name) for name in ("found", "absent", "invalid", "failed", "late", "refused")
+}
+
+
 class OnlineStore(Protocol):
     """Where the request path reads a user's row."""
 
-    def read(self, user_id: str) -> UserRow | None:
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know.
+
+        Args:
+            user_id: whose.
+            deadline: the moment of `time.perf_counter()` when the row is of no use any more; a store may give
+                up before.
 
         Raises:
             RowInvalid: the store is well, but what it holds of this user is no row.
+            FeaturesLate: the deadline came first, and too early for the store to be at fault.
             FeaturesUnavailable: the store is broken, or did not answer in time.
         """
 
@@ -61,7 +77,7 @@ class MemoryStore:
         """Keep the row as the user's latest."""
         self._rows[user_id] = row
 
-    def read(self, user_id: str) -> UserRow | None:
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know."""
         return self._rows.get(user_id)
 
@@ -85,9 +101,15 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         self._opened = (0, 0)  # device and inode
 
-    def read(self, user_id: str) -> UserRow | None:
-        """Return the user's row; raises `FeaturesUnavailable` when the file is missing, locked or broken."""
-        if not self._lock.acquire(timeout=self._timeout_s):
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row; raises `FeaturesUnavailable` when the file is missing, locked or broken.
+
+        A lock of the file itself may hold it for the time-out, whatever the deadline.
+        """
+        patience_s = min(self._timeout_s, deadline - time.perf_counter())
+        if patience_s <= 0:
+            raise FeaturesLate("no time is left to read the online store")
+        if not self._lock.acquire(timeout=patience_s):
             raise FeaturesUnavailable(f"online store {self._path} is busy")
         try:
             found = self._current().execute(self._query, (entity_key(user_id), HISTORY)).fetchone()
@@ -125,6 +147,65 @@ class SqliteStore:
             self._close()
 
 
+class GuardedStore:
+    """Reads through to a store while it is well, and fails at once while it is not; threads may share it.
+
+    A row that is broken is no failure of the store: one bad row must not take everybody's away. Nor is a
+    caller's hurry.
+    """
+
+    def __init__(self, store: OnlineStore, *, probe_s: float = PROBE_S) -> None:
+        self._store = store
+        self._breaker = CircuitBreaker("online_store", self._ask, probe_s=probe_s)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether reads fail without asking the store."""
+        return self._breaker.is_open
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row, or None for a user the store does not know.
+
+        Raises:
+            RowInvalid: the user's row cannot be read.
+            FeaturesLate: the deadline came before the store could be at fault.
+            FeaturesUnavailable: the store failed, now or a few times before.
+        """
+        if self._breaker.is_open:
+            _reads["refused"].inc()
+            raise FeaturesUnavailable("the online store failed repeatedly and is not asked until it is back")
+        try:
+            row = self._store.read(user_id, deadline)
+        except RowInvalid:
+            self._breaker.succeeded()
+            _reads["invalid"].inc()
+            raise
+        except FeaturesLate:
+            _reads["late"].inc()
+            raise
+        except FeaturesUnavailable as error:
+            _reads["failed"].inc()
+            self._breaker.failed(error)
+            raise
+        self._breaker.succeeded()
+        _reads["absent" if row is None else "found"].inc()
+        return row
+
+    def close(self) -> None:
+        """Stop probing and let go of the store's connections; a later read opens them again."""
+        self._breaker.close()  # first: a read that is under way would open connections again
+        self._store.close()
+
+    def _ask(self) -> str:
+        try:
+            self._store.read(_PROBE_USER)
+        except RowInvalid:
+            pass  # an answer, too
+        except FeaturesUnavailable as error:
+            return str(error)
+        return ""
+
+
 def open_store(url: str) -> OnlineStore:
     """Return the store behind a URL: sqlite:///relative, sqlite:////absolute, one of Redis', or memory:.
 
@@ -136,7 +217,7 @@ def open_store(url: str) -> OnlineStore:
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteStore(Path(url.removeprefix("sqlite:///")))
     if is_redis_url(url):
-        return CircuitBreaker(RedisStore(url))
+        return GuardedStore(RedisStore(url))
     if url == "memory:":
         return MemoryStore()
     # The URL itself may hold a password: only its scheme is named.

@@ -12,7 +12,7 @@ from typing import Any
 from feature_repo.ids import MAX_ID_LENGTH
 from serving.calls import PRIORITIES
 from serving.http_routes import PREDICT, RECOMMENDATIONS
-from serving.schemas import DEFAULT_K, MAX_BASKET, MAX_INSTANCES, MAX_K
+from serving.schemas import DEFAULT_K, MAX_BASKET, MAX_INSTANCES, MAX_K, REASONS, RUNGS
 from serving.settings import Settings
 
 _REQUEST = {
@@ -230,8 +230,12 @@ def _schemas() -> dict[str, Any]:
                 "items": {"type": "array", "items": _ref("Recommendation"), "maxItems": MAX_K},
                 "bundle_id": {"type": "string", "description": "The released model that answered"},
                 "degraded": {"type": "boolean", "description": "Something was missing or late"},
-                "degraded_reason": {"type": ["string", "null"]},
-                "rung": {"type": "string", "description": "Of the ladder: full, segment, popular, empty"},
+                "degraded_reason": {"enum": [*REASONS, None]},
+                "rung": {
+                    "enum": list(RUNGS),
+                    "description": "Of the ladder: all candidates ranked, fewer of them, a kept list, "
+                    "best sellers of the store, of the chain, nothing",
+                },
                 "stage_ms": {
                     "type": "object",
                     "additionalProperties": {"type": "number", "minimum": 0},

@@ -16,9 +16,10 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ from feature_repo.aggregates import DAY_S, UserEvents, no_events, unpack
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
 from feature_repo.transforms import Query, Rows, User, strongest_partners
-from serving.answer_cache import AnswerCache, AnswerKey, answer_key
+from serving.answer_cache import HOUR_S, AnswerCache, AnswerKey, answer_key
 from serving.availability import AvailabilityFile
 from serving.bundle import Bundle, load_bundle
-from serving.errors import BundleInvalid, FeaturesUnavailable
+from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable
 from serving.fact_store import FactStore
 from serving.facts import LiveFacts
 from serving.freshness import Freshness
@@ -40,7 +41,7 @@ from serving.prediction_log import Record, RecordSink
 from serving.ranked import KEPT, Ranked, best_of
 from serving.ranking import rank
 from serving.reranking import POOL, fill_slots
-from serving.retrieval import SOURCES, Candidates, retrieve
+from serving.retrieval import SOURCES, Candidates, retrieve, thin
 from serving.rules import NO_PLAN, Plan, RulesFile
 from serving.schemas import DEFAULT_PROFILE, Recommendation, Request, Response, parse_request
 
@@ -83,7 +84,9 @@ class Prepared:
     dense: np.ndarray  # (n, features) float32
     categorical: np.ndarray  # (n, 4) int64
     stage_ms: dict[str, float]
-    ready_at: float  # perf_counter when the ranker may start
+    retrieved_at: float  # perf_counter when the candidates were found
+    ready_at: float  # likewise, when the ranker may start
+    is_thinned: bool  # there was no time to rank all that was retrieved
 
 
 class Recommender:
@@ -116,10 +119,16 @@ class Recommender:
         asked = self.ask(request)
         return self.gather(asked, self.near([asked])[0])
 
-    def ask(self, request: Request, known: Known | None = None) -> Asked:
-        """Return what is known of a request before any candidate; read the row unless it is known."""
+    def ask(self, request: Request, known: Known | None = None, read_by: float = math.inf) -> Asked:
+        """Return what is known of a request before any candidate.
+
+        Args:
+            request: what is asked.
+            known: of `read`; None: it is read now.
+            read_by: perf_counter when the read is given up.
+        """
         began = time.perf_counter()
-        known = self.read(request) if known is None else known
+        known = self.read(request, read_by) if known is None else known
         statistics, at = self.bundle.statistics, request.at
         user = User(no_events(np.int64) if known.events is None else known.events, at)
         query = Query(statistics, at, statistics.codes(request.basket), len(request.basket), user)
@@ -130,13 +139,20 @@ class Recommender:
         profile = self.bundle.profiles[asked[0].request.profile]
         return profile.tower.search([one.query for one in asked], profile.quotas.tower)
 
-    def gather(self, asked: Asked, near: np.ndarray, hidden: np.ndarray | None = None) -> Prepared:
+    def gather(
+        self,
+        asked: Asked,
+        near: np.ndarray,
+        hidden: np.ndarray | None = None,
+        most: Callable[[int], int] | None = None,
+    ) -> Prepared:
         """Return the candidates of a request, those that `near` found among them, and their features.
 
         Args:
             asked: of `ask`.
             near: of `near`.
             hidden: codes that must not be offered; None: what holds now.
+            most: how many of as many candidates as were found there is time to rank; None: all.
         """
         request, query, statistics = asked.request, asked.query, self.bundle.statistics
         plan = asked.known.plan
@@ -147,27 +163,41 @@ class Recommender:
         profile = self.bundle.profiles[request.profile]
         barred = np.concatenate([hidden, profile.barred])
         candidates = retrieve(query, store, profile.quotas, near, barred)
+        retrieved, found = time.perf_counter(), len(candidates.codes)
+        if most is not None and (kept := most(found)) < found:
+            candidates = thin(candidates, kept)
+        is_thinned = len(candidates.codes) < found
         if len(plan.pins):
             candidates = _with_pinned(candidates, plan, np.concatenate([query.basket, barred]))
         if for_now and plan.minimums:
-            kept = self.below_minimum(candidates.codes, request, plan) < 0
-            candidates = Candidates(candidates.codes[kept], candidates.source[kept])
-        retrieved = time.perf_counter()
+            enough = self.below_minimum(candidates.codes, request, plan) < 0
+            candidates = Candidates(candidates.codes[enough], candidates.source[enough])
         dense, categorical = model_inputs(Rows(query, candidates.codes))
         ready = time.perf_counter()
         stage_ms = {
             "features": (asked.ready_at - asked.began + ready - retrieved) * 1e3,
             "retrieval": (retrieved - asked.ready_at) * 1e3,
         }
-        return Prepared(request, asked.known, query, candidates, dense, categorical, stage_ms, ready)
+        return Prepared(
+            request,
+            asked.known,
+            query,
+            candidates,
+            dense,
+            categorical,
+            stage_ms,
+            retrieved,
+            ready,
+            is_thinned,
+        )
 
-    def read(self, request: Request) -> Known:
-        """Return what the store says of the user, what is wrong with it, and the rules that hold."""
+    def read(self, request: Request, by: float = math.inf) -> Known:
+        """Return what the store says of the user by a moment of perf_counter, what is wrong, and the rules."""
         plan = self.facts.rules.plan(request.at, request.store_id)
         if request.user_id is None:
             return Known(plan=plan)
         try:
-            row = self._store.read(request.user_id)
+            row = self._store.read(request.user_id, by)
             if row is None:
                 return Known(degraded_reason=self._freshness.reason, plan=plan)
             if request.at - row.written_at > USER_TTL_DAYS * DAY_S:
@@ -191,7 +221,8 @@ class Recommender:
         request = prepared.request
         best = self.best(prepared, scores, max(POOL * request.k, 1))
         stage_ms = {**prepared.stage_ms, "ranking": (ranked - prepared.ready_at) * 1e3}
-        response, shown = self._respond(request, prepared.known, best, stage_ms, ranked)
+        rung, reason = ("fewer", DeadlineNear.reason) if prepared.is_thinned else ("full", None)
+        response, shown = self._respond(request, prepared.known, best, stage_ms, ranked, rung, reason)
         if self._log is not None:
             self._record(request, prepared.known, response, self._features(prepared, shown))
         return response
@@ -219,11 +250,7 @@ class Recommender:
             made: what the list was made of if this request made it; without, its log record has no features.
         """
         began = time.perf_counter()
-        hidden = self._hidden(request, known.plan)
-        if known.plan.minimums:
-            low = self.below_minimum(kept.codes.astype(np.int64), request, known.plan) >= 0
-            hidden = np.concatenate([hidden, kept.codes[low]])
-        ranked = kept.without(hidden)
+        ranked = self._left_of(kept, request, known.plan)
         if not ranked.suffices(request.k):
             return None
         response, shown = self._respond(request, known, ranked, stage_ms, began)
@@ -246,9 +273,17 @@ class Recommender:
         self.answers.warm(self.key(request, known), make)
 
     def _respond(
-        self, request: Request, known: Known, ranked: Ranked, stage_ms: dict[str, float], began: float
+        self,
+        request: Request,
+        known: Known,
+        ranked: Ranked,
+        stage_ms: dict[str, float],
+        began: float,
+        rung: str = "full",
+        reason: str | None = None,
     ) -> tuple[Response, np.ndarray]:
         """Return the answer and the codes of its items; `began` is when its last stage did."""
+        reason = reason or known.degraded_reason
         items, shown = self.present(request, known, ranked)
         stage_ms["reranking"] = (time.perf_counter() - began) * 1e3
         stage_ms["total"] = sum(stage_ms.values())
@@ -256,9 +291,9 @@ class Recommender:
             request_id=request.request_id,
             items=items,
             bundle_id=self.bundle.bundle_id,
-            rung="full" if items or request.k == 0 else "empty",
-            degraded=known.degraded_reason is not None,
-            degraded_reason=known.degraded_reason,
+            rung=rung if items or request.k == 0 else "empty",
+            degraded=reason is not None,
+            degraded_reason=reason,
             stage_ms=stage_ms,
         )
         return response, shown
@@ -307,6 +342,44 @@ class Recommender:
             *self._terms(codes, request),
         )
         return tuple(items), codes
+
+    def last_kept(
+        self, request: Request, known: Known | None, reason: str, asked_at: float
+    ) -> Response | None:
+        """Answer with a list that was kept for the same question, however long ago; None if there is none.
+
+        The user's own list of this hour or the one before, else that of nobody with this basket. What is sold
+        out now is taken out, prices are those of now; what is left is to be as long as what is asked for.
+
+        Args:
+            request: what is asked.
+            known: of its user; None: it was not read.
+            reason: why there is no better answer.
+            asked_at: perf_counter since which the total counts.
+        """
+        if self.answers is None:
+            return None
+        began = time.perf_counter()
+        nobody = Known(plan=self.facts.rules.plan(request.at, request.store_id) if known is None else known.plan)
+        known = nobody if known is None else known
+        questions = (request, known), (replace(request, at=request.at - HOUR_S), known), (request, nobody)
+        for question in questions if known.events is not None else questions[-1:]:
+            key = self.key(*question)
+            if key is None:
+                return None
+            if (kept := self.answers.last_kept(key)) is None:
+                continue
+            ranked = self._left_of(kept, request, known.plan)
+            if len(ranked.codes) < request.k and not ranked.whole:
+                continue
+            found = time.perf_counter()
+            stage_ms = {"cache": (found - began) * 1e3}
+            response, _ = self._respond(request, known, ranked, stage_ms, found, "cached", reason)
+            stage_ms["total"] = (time.perf_counter() - asked_at) * 1e3
+            if self._log is not None:
+                self._record(request, known, response, _NO_FEATURES)
+            return response
+        return None
 
     def fallback(self, request: Request, reason: str, asked_at: float | None = None) -> Response:
         """Answer from best sellers alone, needing neither store nor models: the last rungs of the ladder.
@@ -381,6 +454,14 @@ class Recommender:
             if code in codes and slot < request.k:
                 shown.insert(slot, code)
         return np.array(shown[: request.k], np.int64)
+
+    def _left_of(self, kept: Ranked, request: Request, plan: Plan) -> Ranked:
+        """Return what may be offered now of a list that is kept."""
+        hidden = self._hidden(request, plan)
+        if plan.minimums:
+            low = self.below_minimum(kept.codes.astype(np.int64), request, plan) >= 0
+            hidden = np.concatenate([hidden, kept.codes[low]])
+        return kept.without(hidden)
 
     def _hidden(self, request: Request, plan: Plan) -> np.ndarray:
         """Return codes that must not be offered by what holds now."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import random
 import threading
 import time
-from collections import deque
 
 from serving.cache import JITTER_RATIO
-from serving.circuit_breaker import FAILURES, PROBE_S
+from serving.circuit_breaker import PROBE_S, CircuitBreaker
 from serving.metrics import CACHE_LOOKUPS, CACHE_WRITES
 from serving.redis_address import parse_redis_url
 from serving.redis_commands import RedisCommands
@@ -25,8 +25,6 @@ from serving.redis_pool import CONNECT_S
 TIMEOUT_MS = 2.0  # an answer is computed anew in about that time
 PREFIX = b"reco:answer:"
 MAX_WAITING = 1_000  # lists that wait to be written; more are not kept
-# Of the latest look-ups: the breaker opens when so many of them failed, however many did not.
-LATEST, MOST_FAILED = 20, 8
 _PROBE = PREFIX + b"probe"  # which nobody writes
 
 _log = logging.getLogger(__name__)
@@ -37,7 +35,9 @@ _writes = {name: CACHE_WRITES.labels(name) for name in ("written", "failed", "dr
 class RedisAnswers:
     """Lists under keys, each for a time; a thread writes them, so that no answer waits for that."""
 
-    def __init__(self, url: str, keep_s: float, timeout_ms: float = TIMEOUT_MS) -> None:
+    def __init__(
+        self, url: str, keep_s: float, timeout_ms: float = TIMEOUT_MS, *, probe_s: float = PROBE_S
+    ) -> None:
         """Take the address and how long a list is kept; the first connection is opened in the background.
 
         Raises:
@@ -48,10 +48,7 @@ class RedisAnswers:
         self._commands = RedisCommands(address)
         self._keep_s, self._timeout_s = keep_s, timeout_ms / 1e3
         self._waiting: queue.Queue[tuple[bytes, bytes]] = queue.Queue(MAX_WAITING)
-        self._failures = 0  # in a row
-        self._latest: deque[bool] = deque(maxlen=LATEST)  # look-ups: whether each failed
-        self._open = True  # it is not asked before it has answered a first time
-        self._unwell = False  # it has failed since, and that was told
+        self._breaker = CircuitBreaker("answer_cache", self._ask, is_open=True, probe_s=probe_s)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write, name="answer-writer", daemon=True)
         self._thread.start()
@@ -59,22 +56,30 @@ class RedisAnswers:
     @property
     def is_open(self) -> bool:
         """Whether the breaker is: look-ups miss without asking Redis."""
-        return self._open
+        return self._breaker.is_open
 
-    def get(self, key: bytes) -> bytes | None:
-        """Return what stands under a key; None if nothing does, or Redis does not say in time."""
-        if self.is_open:
+    def get(self, key: bytes, deadline: float = math.inf) -> bytes | None:
+        """Return what stands under a key; None if nothing does, or Redis does not say in time.
+
+        Args:
+            key: of the list.
+            deadline: the moment of `time.perf_counter()` when it is of no use; the time-out may be before.
+        """
+        if self._breaker.is_open:
+            _outcomes["refused"].inc()
+            return None
+        now = time.perf_counter()
+        if deadline <= now:
             _outcomes["refused"].inc()
             return None
         try:
-            reply = self._commands.ask(time.perf_counter() + self._timeout_s, b"GET", PREFIX + key)
+            reply = self._commands.ask(min(now + self._timeout_s, deadline), b"GET", PREFIX + key)
         except (OSError, ReplyError, ValueError) as error:
-            self._latest.append(True)
-            self._failed(error)
+            if not isinstance(error, TimeoutError) or now + self._timeout_s <= deadline:
+                self._failed(error)  # else it is the caller's hurry
             _outcomes["failed"].inc()
             return None
-        self._latest.append(False)
-        self._failures = 0
+        self._breaker.succeeded()
         found = reply if isinstance(reply, bytes) else None
         _outcomes["miss" if found is None else "hit"].inc()
         return found
@@ -82,7 +87,7 @@ class RedisAnswers:
     def put(self, key: bytes, value: bytes) -> None:
         """Have a value written under a key, unless Redis is not well or too many wait."""
         try:
-            if self.is_open:
+            if self._breaker.is_open:
                 raise queue.Full
             self._waiting.put_nowait((key, value))
         except queue.Full:
@@ -98,15 +103,14 @@ class RedisAnswers:
     def close(self) -> None:
         """Stop writing and close the connections; what still waits is not written."""
         self._closing.set()
+        self._breaker.close()
         self._thread.join()
         self._commands.close()
 
     def _write(self) -> None:
         while not self._closing.is_set():
-            if self.is_open:
-                if self._unwell:
-                    self._closing.wait(PROBE_S * random.uniform(0.8, 1.2))  # not all replicas at once
-                self._probe()
+            if self._breaker.is_open:
+                self._closing.wait(PROBE_S)
                 continue
             with contextlib.suppress(queue.Empty):
                 self._write_one(*self._waiting.get(timeout=PROBE_S))  # not for ever: the breaker may open
@@ -118,32 +122,24 @@ class RedisAnswers:
         try:
             self._commands.ask(time.perf_counter() + CONNECT_S, b"SET", PREFIX + key, value, b"PX", keep_ms)
         except (OSError, ReplyError, ValueError) as error:
-            self._failed(error)
+            if isinstance(error, ReplyError):  # it is full, or read only: what it has can still be read
+                _log.warning("a cached answer could not be written into Redis at %s: %s", self._name, error)
+            else:
+                self._failed(error)
             _writes["failed"].inc()
             return
         _writes["written"].inc()
 
-    def _probe(self) -> None:
-        """Ask, patiently; close the breaker if an answer comes."""
+    def _ask(self) -> str:
+        """Look up what nobody writes, patiently; return what is wrong."""
         try:
             self._commands.ask(time.perf_counter() + CONNECT_S, b"GET", _PROBE)
         except (OSError, ReplyError, ValueError) as error:
-            if not self._unwell:
-                _log.warning("Redis at %s does not answer, so no cached answer comes from there: %s: %s",
-                             self._name, type(error).__name__, error)  # fmt: skip
-            self._unwell = True
-            return
-        if self._unwell:
-            _log.warning("cached answers are read from Redis at %s again", self._name)
-        self._latest.clear()
-        self._failures = 0
-        self._unwell = self._open = False
+            return self._describe(error)
+        return ""
 
     def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        failed = sum(self._latest)
-        if not self._open and (self._failures >= FAILURES or failed >= MOST_FAILED):
-            self._unwell = self._open = True
-            counts = f"{self._failures} times in a row, in {failed} of {len(self._latest)} look-ups"
-            _log.warning("Redis at %s failed %s; cached answers pause: %s: %s",
-                         self._name, counts, type(error).__name__, error)  # fmt: skip
+        self._breaker.failed(self._describe(error))
+
+    def _describe(self, error: Exception) -> str:
+        return f"Redis at {self._name}: {type(error).__name__}: {error}"

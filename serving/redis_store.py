@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
-from serving.errors import FeaturesUnavailable, RowInvalid
+from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.feast_layout import (
     HISTORY_FIELD,
     PROJECT,
@@ -21,13 +22,14 @@ from serving.redis_connection import ReplyError
 from serving.redis_pool import CONNECT_S
 
 TIMEOUT_MS = 5.0
+FAIR = 0.5  # of the time-out: a store that had less of a hurried request's time is not at fault
 
 
 class RedisStore:
     """A server, a cluster, or the master that sentinels name; safe to share between threads.
 
     The first read may take CONNECT_S seconds: it is the warm-up, before which no endpoint is ready. Each
-    later one takes at most the time-out, whatever the server does.
+    later one takes at most the time-out, or what its request has left, whatever the server does.
     """
 
     def __init__(
@@ -44,25 +46,31 @@ class RedisStore:
         self._warm = threading.Event()
         self._commands = RedisCommands(address)
 
-    def read(self, user_id: str) -> UserRow | None:
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know.
 
         Raises:
             RowInvalid: what stands there is not Feast's.
+            FeaturesLate: the deadline came before FAIR of the time-out.
             FeaturesUnavailable: Redis is gone, late, or refuses the user.
         """
+        now = time.perf_counter()
         patience_s = self._timeout_ms / 1e3 if self._warm.is_set() else CONNECT_S
+        given_s = min(patience_s, deadline - now)
+        if given_s <= 0:
+            raise FeaturesLate("no time is left to read the online store")
         self._warm.set()
         try:
             key = entity_key(user_id) + self._project
-            deadline = time.perf_counter() + patience_s
-            reply = self._commands.ask(deadline, b"HMGET", key, HISTORY_FIELD, WRITTEN_FIELD)
+            reply = self._commands.ask(now + given_s, b"HMGET", key, HISTORY_FIELD, WRITTEN_FIELD)
         except ReplyError as error:
             if error.code == "WRONGTYPE":
                 raise RowInvalid("the online store holds no hash under a user's key") from error
             raise self._unavailable(error) from error
         except TimeoutError as error:
-            raise self._unavailable(f"no answer in {patience_s * 1e3:g} ms") from error
+            if given_s < FAIR * patience_s:
+                raise FeaturesLate("the online store did not answer in the little time left") from error
+            raise self._unavailable(f"no answer in {given_s * 1e3:g} ms") from error
         except (OSError, ValueError) as error:
             raise self._unavailable(error) from error
         match reply:

@@ -80,3 +80,14 @@ def retrieve(
         quotas.total,
     )
     return Candidates(*found)
+
+
+def thin(candidates: Candidates, most: int) -> Candidates:
+    """Return `most` of the candidates in their order: of each source the same share, those it named first."""
+    sources = candidates.source
+    sizes = np.bincount(sources, minlength=len(SOURCES))
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place = np.empty(len(sources), np.int64)  # of each among those of its source
+    place[np.argsort(sources, kind="stable")] = np.arange(len(sources)) - first
+    kept = np.sort(np.argsort((place + 0.5) / sizes[sources], kind="stable")[:most])
+    return Candidates(candidates.codes[kept], sources[kept])

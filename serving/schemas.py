@@ -16,6 +16,23 @@ MAX_K = 100  # items in one answer; a larger k is cut to this
 DEFAULT_K = 10
 DEFAULT_PROFILE = "default"
 MAX_INSTANCES = 64  # requests in one V1 body
+# The ladder, from the best answer down: all candidates ranked, as many as there was time for, a list that was
+# kept, best sellers of the store, of the chain, nothing.
+RUNGS = ("full", "fewer", "cached", "segment", "popular", "empty")
+REASONS = (
+    "features_unavailable",  # the shopper's history could not be read in time
+    "features_invalid",  # what is stored of the shopper cannot be read
+    "stale_features",  # it may be old
+    "deadline_near",  # too little time was left to rank all candidates, or any
+    "deadline_exceeded",  # the time was over
+    "overloaded",  # too many requests wait
+    "ranker_unavailable",
+    "ranker_mismatch",  # the ranker has another bundle
+    "scores_invalid",  # the ranker gave no numbers
+    "preprocess_error",  # a fault of ours, in reading and retrieval; the log has it
+    "predict_error",  # likewise, in ranking
+    "postprocess_error",  # likewise, in making the list
+)
 FIELDS = frozenset({"request_id", "user_id", "basket", "store_id", "at", "k", "profile"})
 
 
@@ -67,7 +84,10 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The answer: items best first, the bundle that gave it, and the rung of the ladder it came from."""
+    """The answer: items best first, the bundle that gave it, and which of RUNGS it came from.
+
+    `degraded` is true where the answer is less than it should be; `degraded_reason` then is one of REASONS.
+    """
 
     request_id: str
     items: tuple[Recommendation, ...]

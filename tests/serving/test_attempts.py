@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from serving import attempts
 from serving.attempts import Breaker, Budget, NotAnswered, read_answer
 from serving.http_routes import RECOMMENDATIONS
+from serving.schemas import REASONS, RUNGS
 
 
 def test_the_path_is_the_endpoints() -> None:
@@ -79,3 +81,10 @@ def test_the_breaker_tries_one_call_after_a_pause() -> None:
     assert breaker.lets_through(2 * attempts.PAUSE_S)
     breaker.well()
     assert all(breaker.lets_through(2 * attempts.PAUSE_S) for _ in range(3))
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_each_rung_and_its_reason_reach_the_caller(rung: str) -> None:
+    said = {"items": [], "rung": rung, "degraded": rung != "full", "degraded_reason": REASONS[0]}
+    answer = read_answer(json.dumps(said).encode(), "r1")
+    assert (answer.rung, answer.degraded, answer.degraded_reason) == (rung, rung != "full", REASONS[0])

@@ -205,8 +205,11 @@ def test_a_dead_value_is_no_answer() -> None:
     assert found[0] == b"value"
     clock.now = DEAD_S * (1 + JITTER_RATIO)
     assert cache.get(b"key") is None
-    assert len(cache) == 0
-    assert cache.size_bytes == 0
+    assert not cache.is_alive(b"key")
+    assert cache.last_kept(b"key") == b"value", "for want of a better one"
+    assert cache.last_kept(b"other") is None
+    cache.put(b"key", b"another", LIFE)
+    assert (len(cache), cache.last_kept(b"key"), cache.is_alive(b"key")) == (1, b"another", True)
 
 
 def test_what_was_written_at_once_is_not_made_anew_at_once() -> None:

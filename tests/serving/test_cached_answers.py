@@ -18,10 +18,11 @@ from prometheus_client import REGISTRY
 from feature_repo.facts import Fact
 from feature_repo.schema import DENSE_NAMES
 from serving.answer_cache import AnswerCache
+from serving.budgets import FIRST
 from serving.bundle import WARMING, Bundle
 from serving.calls import Call
 from serving.checkout import Checkout, Rank, Turn, rank_here
-from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable
+from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable, RankingFailed
 from serving.fact_store import open_fact_store
 from serving.online_features import open_store
 from serving.prediction_log import PredictionLog, feature_rows, read_log
@@ -31,6 +32,7 @@ from serving.retrieval import Quotas
 from serving.schemas import Request, Response
 from serving.settings import Settings
 from serving.warming import warm_up
+from tests.chaos.procs import eventually
 
 AT = 1_512_498_600.0
 KNOWN = Request(("1000005",), AT, "u1", None, 4, "r1")
@@ -373,3 +375,153 @@ def test_the_endpoint_caches_if_it_is_told_to(
     assert ids == [item["item_id"] for item in answers[0]["items"]]
     assert 'reco_cache_lookups_total{level="process",outcome="hit"} 3.0' in metrics
     assert "reco_cache_entries 1.0" in metrics
+
+
+# ----------------------------------------------------------------------------------- the rung `cached`
+
+
+def kill_all(recommender: Recommender) -> None:
+    """Let the life of every list be over."""
+    for entry in recommender.answers._cache._all.values():  # type: ignore[union-attr]
+        entry.stale_at = entry.dead_at = 0.0
+
+
+@pytest.mark.parametrize("request_", [KNOWN, NOBODY], ids=["a known user", "nobody"])
+@pytest.mark.parametrize("error", [RankerUnavailable("gone"), DeadlineExceeded("late"), Overloaded("full")])
+def test_a_list_whose_life_is_over_is_better_than_best_sellers(
+    cached: Recommender, request_: Request, error: RankingFailed
+) -> None:
+    (full,) = ask_all(cached, Counting(), request_)
+    kill_all(cached)
+    (answer,) = ask_all(cached, Counting(error), replace(request_, request_id="r9"))
+    assert (answer.rung, answer.degraded, answer.degraded_reason) == ("cached", True, error.reason)
+    assert (shown(answer), answer.request_id) == (shown(full), "r9")
+    assert answer.stage_ms["total"] >= answer.stage_ms["cache"] + answer.stage_ms["reranking"]
+    (again,) = ask_all(cached, Counting(), request_)
+    assert (again.rung, shown(again)) == ("full", shown(full)), "it was made anew"
+
+
+def test_the_list_of_the_hour_before_or_of_nobody_with_this_basket_will_do(cached: Recommender) -> None:
+    broken = Counting(RankerUnavailable("gone"))
+    ask_all(cached, Counting(), KNOWN)
+    (later,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3_600))
+    assert later.rung == "cached"
+    assert "history" in {item.source for item in later.items}
+    (much_later,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3 * 3_600))
+    assert much_later.rung == "popular"
+    (nobody,) = ask_all(cached, Counting(), replace(KNOWN, user_id=None))
+    (as_nobody,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3 * 3_600))
+    assert (as_nobody.rung, shown(as_nobody)) == ("cached", shown(nobody))
+
+
+def test_a_list_of_another_question_is_no_answer(cached: Recommender) -> None:
+    ask_all(cached, Counting(), NOBODY, KNOWN)
+    broken = Counting(RankerUnavailable("gone"))
+    for other in (replace(NOBODY, basket=("1000006",)), replace(NOBODY, store_id="store-2"),
+                  replace(KNOWN, user_id="u2"), replace(NOBODY, k=16)):  # fmt: skip
+        (answer,) = ask_all(cached, broken, other)
+        assert answer.rung in ("segment", "popular")
+
+
+def test_without_a_cache_there_is_no_such_rung(toy_bundle: Path) -> None:
+    recommender = open_recommender(toy_bundle, open_store("memory:"))
+    ask_all(recommender, Counting(), NOBODY)
+    (answer,) = ask_all(recommender, Counting(RankerUnavailable("gone")), NOBODY)
+    assert answer.rung == "segment"
+
+
+def test_of_a_kept_list_is_told_what_holds_now(toy_bundle: Path, tmp_path: Path) -> None:
+    facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
+    log = PredictionLog(tmp_path / "log", DENSE_NAMES)
+    recommender = open_recommender(toy_bundle, open_store("memory:"), log, facts=facts, new_cache=cache_of)
+    (before,) = ask_all(recommender, Counting(), NOBODY)
+    gone, cheaper = (item.item_id for item in before.items[:2])
+    facts.write([Fact("f1", "stock", gone, 0.0, AT - 60), Fact("f2", "price", cheaper, 0.99, AT - 60)])
+    eventually(lambda: len(recommender.facts.excluded(AT, None)) > 0)
+    kill_all(recommender)
+    (after,) = ask_all(recommender, Counting(RankerUnavailable("gone")), NOBODY)
+    recommender.facts.close()
+    log.close()
+    assert after.rung == "cached"
+    assert len(after.items) == NOBODY.k
+    assert gone not in [item.item_id for item in after.items]
+    assert [item.price for item in after.items if item.item_id == cheaper] == [0.99]
+    record = read_log(tmp_path / "log").to_pylist()[-1]
+    assert (record["rung"], record["degraded_reason"]) == ("cached", "ranker_unavailable")
+    assert not record["features"]
+
+
+def test_a_kept_list_of_which_too_little_is_left_gives_way_to_best_sellers(cached: Recommender) -> None:
+    ask_all(cached, Counting(), NOBODY)
+    (found,) = cached.answers._cache._all.values()  # type: ignore[union-attr]
+    kept = Ranked.from_bytes(found.value, len(cached.bundle.statistics.item_ids))
+    cached.facts._listed = kept.codes[NOBODY.k - 1 :].astype(np.int64)
+    (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
+    assert (answer.rung, len(answer.items)) == ("segment", NOBODY.k)
+
+
+def test_a_fault_in_the_kept_lists_costs_no_answer(
+    cached: Recommender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(cached, "last_kept", broken)
+    (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
+    assert (answer.rung, answer.degraded_reason) == ("segment", "ranker_unavailable")
+    assert "a kept list cannot be used" in caplog.text
+
+
+def test_who_is_too_late_for_anything_takes_a_kept_list(cached: Recommender) -> None:
+    rank = Counting()
+    ask_all(cached, rank, NOBODY)
+    (answer,) = ask_all(cached, rank, NOBODY, limit_s=-1.0)
+    assert (answer.rung, answer.degraded_reason) == ("cached", "deadline_exceeded")
+    (known,) = ask_all(cached, rank, replace(NOBODY, user_id="u1"), limit_s=-1.0)
+    assert known.rung == "cached", "the list of nobody: there was no time to read who it is"
+    assert len(rank.turns) == 1
+
+
+def test_who_has_no_time_for_all_candidates_makes_no_list_for_others(cached: Recommender) -> None:
+    rank = Counting()
+
+    async def ask() -> tuple[Response, Response, Response]:
+        checkout = Checkout(cached, 1e9, rank)
+        for _ in range(FIRST):
+            checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+        now = time.perf_counter()
+        hurried, patient = Call(now, now + 200, "h"), Call(now, now + 2_000, "p")
+        first = await checkout.answer(NOBODY, hurried)
+        assert len(cached.answers or ()) == 0
+        return first, await checkout.answer(NOBODY, patient), await checkout.answer(NOBODY, hurried)
+
+    first, whole, again = asyncio.run(ask())
+    assert (first.rung, first.degraded_reason) == ("fewer", "deadline_near")
+    assert (whole.rung, again.rung, shown(again)) == ("full", "full", shown(whole))
+    few, every = (len(turn.prepared.dense) for turn in rank.turns)  # type: ignore[union-attr]
+    assert 90 < few <= 100 < every
+
+
+def test_a_list_is_made_of_all_candidates_or_not_at_all(cached: Recommender) -> None:
+    rank = Counting()
+    checkout = Checkout(cached, 200e3, rank)
+    for _ in range(FIRST):
+        checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+    now = time.perf_counter()
+    asyncio.run(checkout.answer(NOBODY, Call(now, now + 200, "h")))
+    assert len(cached.answers or ()) == 0
+
+
+def test_a_herd_without_time_for_all_candidates_waits_for_the_list_all_the_same(cached: Recommender) -> None:
+    rank = Counting(wait_s=0.2)
+
+    async def ask() -> list[Response]:
+        checkout = Checkout(cached, 1e9, rank)
+        for _ in range(FIRST):
+            checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+        now = time.perf_counter()
+        calls = [Call(now, now + 2_000, "p"), *[Call(now, now + 200, "h")] * 20]
+        return await asyncio.gather(*(checkout.answer(NOBODY, call) for call in calls))
+
+    assert {answer.rung for answer in asyncio.run(ask())} == {"full"}
+    assert len(rank.turns) == 1

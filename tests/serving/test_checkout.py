@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,12 +13,23 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
+from serving.budgets import FIRST, QUICK
 from serving.calls import Call
-from serving.checkout import Checkout, Rank, Turn, find_together, rank_here, rank_together
+from serving.checkout import (
+    FEWEST,
+    Checkout,
+    Rank,
+    Turn,
+    find_here,
+    find_together,
+    rank_here,
+    rank_together,
+)
 from serving.errors import ClientGone, Overloaded, RankerMismatch, RankerUnavailable
-from serving.online_features import open_store
+from serving.online_features import MemoryStore, open_store
 from serving.prediction_log import PredictionLog, read_log
 from serving.recommender import Recommender, open_recommender
+from serving.retrieval import thin
 from serving.schemas import Request, Response
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
@@ -253,3 +265,149 @@ def test_the_wait_for_others_is_measured(recommender: Recommender) -> None:
     before, arrived = waited_s(), time.perf_counter() - 5.0
     asyncio.run(Checkout(recommender, 1e6).answer(REQUEST, Call(arrived, arrived + 1e6, "given")))
     assert waited_s() - before >= 5.0
+
+
+# ----------------------------------------------------------------------------------------- the ladder
+
+
+def experienced(
+    checkout: Checkout, retrieval_s: float = 0.0, ranking_s: float = 0.0, reranking_s: float = 0.0
+) -> Checkout:
+    """Let it have seen stages that took so long; the ranking's is of 200 candidates."""
+    budgets = checkout._budgets
+    for _ in range(FIRST):
+        budgets.features.learn(0.0, math.inf)  # never doubted
+        budgets.retrieval.learn(retrieval_s, math.inf)
+        budgets.ranking.learn(ranking_s, math.inf, 200)
+        budgets.reranking.learn(reranking_s, math.inf)
+    return checkout
+
+
+def test_with_time_for_some_candidates_these_are_ranked_as_if_they_were_all(recommender: Recommender) -> None:
+    turns: list[Turn] = []
+    checkout = experienced(Checkout(recommender, 1e6, observers=(turns.append,)), ranking_s=1_000.0)
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
+    prepared = turns[0].prepared
+    assert prepared is not None
+    every = recommender.prepare(REQUEST)
+    assert 100 < len(prepared.candidates.codes) < 120 < len(every.candidates.codes), "600 of 1,000 s for 200"
+    some = thin(every.candidates, len(prepared.candidates.codes))
+    np.testing.assert_array_equal(prepared.candidates.codes, some.codes)
+    rows = recommender.bundle.statistics.find(every.candidates.codes, some.codes)
+    np.testing.assert_array_equal(prepared.dense, every.dense[rows])
+    by_hand = replace(every, candidates=some, dense=every.dense[rows], categorical=every.categorical[rows])
+    expected = recommender.finish(by_hand, recommender.rank(by_hand.dense, by_hand.categorical))
+    assert answer.items == expected.items
+    assert (answer.rung, answer.degraded, answer.degraded_reason) == ("fewer", True, "deadline_near")
+
+
+def test_with_time_for_all_the_answer_is_what_it_always_was(recommender: Recommender) -> None:
+    checkout = experienced(Checkout(recommender, 1e6), 1.0, 10.0, 1.0)
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
+    assert replace(answer, stage_ms={}) == replace(recommender.recommend(REQUEST), stage_ms={})
+
+
+@pytest.mark.parametrize("slow", ["retrieval_s", "ranking_s", "reranking_s"])
+def test_what_would_not_end_in_time_is_not_begun(recommender: Recommender, slow: str) -> None:
+    begun: list[Turn] = []
+
+    async def find(turn: Turn) -> np.ndarray:
+        begun.append(turn)
+        return await find_here(turn)
+
+    checkout = experienced(Checkout(recommender, 1e6, find=find), **{slow: 10_000.0})
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
+    assert (answer.rung, answer.degraded_reason) == ("popular", "deadline_near")
+    assert not begun
+
+
+def test_time_that_retrieval_took_is_missing_for_the_ranking(recommender: Recommender) -> None:
+    async def find(turn: Turn) -> np.ndarray:
+        await asyncio.sleep(0.5)
+        return await find_here(turn)
+
+    turns: list[Turn] = []
+    checkout = experienced(Checkout(recommender, 1e6, find=find, observers=(turns.append,)), ranking_s=2.0)
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=1.7)))
+    assert answer.rung == "fewer"
+    assert FEWEST <= len(turns[0].prepared.dense) <= 120  # type: ignore[union-attr]
+
+
+def test_a_ranker_that_never_answers_holds_nobody_past_the_deadline(recommender: Recommender) -> None:
+    async def hangs(turn: Turn) -> np.ndarray:
+        await asyncio.sleep(3_600)
+        raise AssertionError("nobody waits so long")
+
+    answer = ask(recommender, rank=hangs, limit_s=0.3)
+    assert (answer.rung, answer.degraded_reason) == ("popular", "deadline_exceeded")
+
+
+def test_a_time_out_of_the_ranker_s_own_is_a_fault_of_ours(recommender: Recommender) -> None:
+    async def raises(turn: Turn) -> np.ndarray:
+        raise TimeoutError
+
+    assert ask(recommender, rank=raises).degraded_reason == "predict_error"
+
+
+@pytest.mark.slow
+def test_a_ranker_that_is_too_slow_gets_fewer_candidates_and_all_when_it_is_quick_again(
+    recommender: Recommender,
+) -> None:
+    each_s = 1e-3
+    asked: list[int] = []
+
+    async def rank(turn: Turn) -> np.ndarray:
+        asked.append(len(turn.prepared.dense))  # type: ignore[union-attr]
+        await asyncio.sleep(0.02 + each_s * asked[-1])
+        return await rank_here(turn)
+
+    async def rungs(checkout: Checkout, count: int, limit_s: float) -> list[str]:
+        return [(await checkout.answer(REQUEST, call(limit_s=limit_s))).rung for _ in range(count)]
+
+    async def run() -> None:
+        nonlocal each_s
+        checkout = Checkout(recommender, 1e6, rank)
+        assert set(await rungs(checkout, FIRST, 60.0)) == {"full"}
+        every = asked[-1]
+        hurried = await rungs(checkout, 30, (0.02 + each_s * every) * 0.7)
+        assert hurried.count("fewer") > 15
+        assert "full" not in hurried
+        each_s = 0.0
+        await rungs(checkout, 2 * QUICK, 60.0)
+        assert set(await rungs(checkout, 20, 60.0)) == {"full"}
+        assert checkout._budgets.ranking.of(every) < 0.1
+
+    asyncio.run(run())
+
+
+def test_every_stage_is_learnt_from_and_a_rehearsal_is_not(recommender: Recommender) -> None:
+    checkout = Checkout(recommender, 1e6)
+
+    async def ask_often() -> None:
+        with checkout.rehearsing(recommender):
+            for _ in range(2 * FIRST):
+                await checkout.answer(REQUEST, call(math.inf))
+        assert checkout._budgets.ranking.of(100) == 0
+        for _ in range(FIRST):
+            await checkout.answer(REQUEST, call())
+
+    asyncio.run(ask_often())
+    budgets = checkout._budgets
+    for budget in (budgets.features, budgets.retrieval, budgets.reranking):
+        assert 0 < budget.of() < 1
+    assert 0 < budgets.ranking.of(100) < 1
+
+
+def test_a_read_of_the_store_gets_the_time_that_the_rest_does_not_need(recommender: Recommender) -> None:
+    read_by: list[float] = []
+
+    class Asked(MemoryStore):
+        def read(self, user_id: str, deadline: float = math.inf) -> None:
+            read_by.append(deadline)
+
+    hurried = Recommender(recommender.bundle, Asked())
+    checkout = experienced(Checkout(hurried, 1e6), 10.0, 40.0, 1.0)
+    asked = call(limit_s=100.0)
+    asyncio.run(checkout.answer(REQUEST, asked))
+    fewest_s = 40.0 * FEWEST / 200
+    assert read_by == [pytest.approx(asked.deadline - 10.0 - fewest_s - 1.0, abs=0.01)]

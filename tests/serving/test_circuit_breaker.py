@@ -1,169 +1,162 @@
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client import REGISTRY
 
-from serving.circuit_breaker import CircuitBreaker
-from serving.errors import FeaturesUnavailable, RowInvalid
-from serving.online_features import UserRow
+from serving.circuit_breaker import FAILURES, LATEST, MOST_FAILED, CircuitBreaker
 from tests.chaos.procs import eventually
 
-ROW = UserRow(b"row", 1.0)
 
-
-class Store:
-    """Knows user 42; fails as long as it is told to."""
+class Dependency:
+    """Is well until something is wrong with it, or its probe is broken."""
 
     def __init__(self) -> None:
-        self.failure: Callable[[], Exception] | None = None
-        self.reads = 0
-        self.closed = False
+        self.wrong = ""
+        self.defect: Exception | None = None
+        self.probes = 0
 
-    def read(self, user_id: str) -> UserRow | None:
-        self.reads += 1
-        if self.failure:
-            raise self.failure()
-        return ROW if user_id == "42" else None
-
-    def close(self) -> None:
-        self.closed = True
+    def probe(self) -> str:
+        self.probes += 1
+        if self.defect:
+            raise self.defect
+        return self.wrong
 
 
-def down() -> Exception:
-    return FeaturesUnavailable("down")
+def probing() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "some-thing-probe"]
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def dependency() -> Dependency:
+    return Dependency()
 
 
 @pytest.fixture
-def breaker(store: Store) -> Iterator[CircuitBreaker]:
-    breaker = CircuitBreaker(store, probe_s=0.02)
+def breaker(dependency: Dependency) -> Iterator[CircuitBreaker]:
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
     yield breaker
     breaker.close()
-    assert store.closed
-    assert not [one for one in threading.enumerate() if one.name == "store-probe"]
+    assert not probing()
 
 
 def fail(breaker: CircuitBreaker, times: int) -> None:
     for _ in range(times):
-        with pytest.raises(FeaturesUnavailable):
-            breaker.read("42")
+        breaker.failed("down")
 
 
-def sample(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
+def test_a_few_failures_in_a_row_open_it(breaker: CircuitBreaker, dependency: Dependency) -> None:
+    dependency.wrong = "down"
+    for _ in range(2):
+        fail(breaker, FAILURES - 1)
+        breaker.succeeded()
+        assert not breaker.is_open
+    fail(breaker, FAILURES)
+    assert breaker.is_open
 
 
-def test_it_reads_through(breaker: CircuitBreaker) -> None:
-    assert breaker.read("42") == ROW
-    assert breaker.read("43") is None
-
-
-def test_three_failures_in_a_row_open_it_and_a_success_between_does_not(
-    breaker: CircuitBreaker, store: Store
+def test_many_failures_among_the_latest_calls_open_it_whatever_succeeds_between(
+    breaker: CircuitBreaker, dependency: Dependency
 ) -> None:
-    for _ in range(5):
-        store.failure = down
-        fail(breaker, 2)
-        store.failure = None
-        assert breaker.read("42") == ROW
-    store.failure = down
-    fail(breaker, 3)
-    assert breaker.is_open
+    dependency.wrong = "down"
+    calls = 0
+    while not breaker.is_open:
+        fail(breaker, 1)
+        breaker.succeeded()
+        calls += 2
+    assert calls == 2 * MOST_FAILED <= LATEST
 
 
-def test_an_open_one_does_not_ask_and_closes_when_the_store_is_back(store: Store) -> None:
-    breaker = CircuitBreaker(store, probe_s=0.2)
-    store.failure = down
-    fail(breaker, 3)
-    asked = store.reads
-    fail(breaker, 50)
-    assert store.reads - asked <= 1, "only the one in the background"
-    eventually(lambda: store.reads > asked + 1)  # it goes on trying
+def test_rare_failures_never_open_it(breaker: CircuitBreaker) -> None:
+    for _ in range(1_000):
+        fail(breaker, 1)
+        for _ in range(LATEST // MOST_FAILED):
+            breaker.succeeded()
+    assert not breaker.is_open
+
+
+def test_it_probes_until_all_is_well_and_no_longer(dependency: Dependency) -> None:
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
+    dependency.wrong = "still down"
+    fail(breaker, FAILURES)
+    eventually(lambda: dependency.probes > 3)
     assert breaker.is_open
-    store.failure = None
-    assert eventually(lambda: not breaker.is_open) < 2
-    assert breaker.read("42") == ROW
+    dependency.wrong = ""
+    eventually(lambda: not breaker.is_open)
+    eventually(lambda: not probing())
+    fail(breaker, FAILURES - 1)
+    assert not breaker.is_open, "what failed before is forgotten"
     breaker.close()
 
 
-def test_a_bad_row_of_one_user_takes_nobody_elses_away(breaker: CircuitBreaker, store: Store) -> None:
-    store.failure = lambda: RowInvalid("torn")
-    fail(breaker, 10)
-    assert not breaker.is_open
-    store.failure = None
-    assert breaker.read("42") == ROW
-
-
-def test_an_answer_of_any_kind_closes_it(breaker: CircuitBreaker, store: Store) -> None:
-    store.failure = down
-    fail(breaker, 3)
-    store.failure = lambda: RowInvalid("torn")
+def test_one_that_begins_open_probes_at_once_and_tells_once_what_is_wrong(
+    dependency: Dependency, caplog: pytest.LogCaptureFixture
+) -> None:
+    dependency.wrong = "nobody listens"
+    breaker = CircuitBreaker("some_thing", dependency.probe, is_open=True, probe_s=0.01)
+    assert breaker.is_open
+    eventually(lambda: dependency.probes > 3)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == "some_thing is not asked until it answers: nobody listens"
+    dependency.wrong = ""
     eventually(lambda: not breaker.is_open)
+    breaker.close()
+
+
+def test_one_that_begins_open_and_is_well_says_nothing(
+    dependency: Dependency, caplog: pytest.LogCaptureFixture
+) -> None:
+    breaker = CircuitBreaker("some_thing", dependency.probe, is_open=True)
+    eventually(lambda: not breaker.is_open)
+    breaker.close()
+    assert not caplog.records
+    assert dependency.probes == 1
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_defect_while_probing_does_not_leave_it_open_for_ever(
-    breaker: CircuitBreaker, store: Store
+    breaker: CircuitBreaker, dependency: Dependency
 ) -> None:
-    store.failure = down
-    fail(breaker, 3)
-    store.failure = lambda: ZeroDivisionError("a defect")
+    dependency.defect = ZeroDivisionError("a defect")
+    fail(breaker, FAILURES)
     eventually(lambda: not breaker.is_open)
 
 
-def test_closing_ends_the_probing_and_a_later_read_asks_again(breaker: CircuitBreaker, store: Store) -> None:
-    store.failure = down
-    fail(breaker, 3)
+def test_closing_ends_the_probing(dependency: Dependency) -> None:
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
+    dependency.wrong = "down"
+    fail(breaker, FAILURES)
     breaker.close()
-    asked = store.reads
+    assert not breaker.is_open
+    probes = dependency.probes
     time.sleep(0.1)
-    assert store.reads == asked
-    store.failure = None
-    assert breaker.read("42") == ROW
+    assert dependency.probes == probes
 
 
-def test_many_threads_open_it_once_and_all_are_answered(breaker: CircuitBreaker, store: Store) -> None:
-    store.failure = down
-    outcomes: list[str] = []
-
-    def ask() -> None:
-        for _ in range(50):
-            try:
-                breaker.read("42")
-                outcomes.append("row")
-            except FeaturesUnavailable:
-                outcomes.append("unavailable")
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+def test_many_threads_open_it_once(dependency: Dependency, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=60.0)
+    threads = [threading.Thread(target=fail, args=(breaker, 50)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert outcomes == ["unavailable"] * 400
-    assert len([one for one in threading.enumerate() if one.name == "store-probe"]) == 1
+    assert breaker.is_open
+    assert len(probing()) == 1
+    assert len(caplog.records) == 1
+    assert "some_thing failed 3 times in a row, in 3 of the latest 20 calls" in caplog.text
+    breaker.close()
 
 
-def test_reads_are_counted_by_outcome_and_the_gauge_tells(breaker: CircuitBreaker, store: Store) -> None:
-    def counted() -> dict[str, float]:
-        names = ("found", "absent", "invalid", "failed", "refused")
-        return {name: sample("reco_store_reads_total", outcome=name) for name in names}
+def test_the_gauge_tells_which_one_is_open(breaker: CircuitBreaker, dependency: Dependency) -> None:
+    def shown() -> float | None:
+        return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "some_thing"})
 
-    before = counted()
-    breaker.read("42")
-    breaker.read("43")
-    store.failure = lambda: RowInvalid("torn")
-    fail(breaker, 1)
-    store.failure = down
-    fail(breaker, 4)
-    assert sample("reco_store_breaker_open") == 1
-    store.failure = None
+    dependency.wrong = "down"
+    fail(breaker, FAILURES)
+    assert shown() == 1
+    dependency.wrong = ""
     eventually(lambda: not breaker.is_open)
-    assert sample("reco_store_breaker_open") == 0
-    gained = {name: value - before[name] for name, value in counted().items()}
-    assert gained == {"found": 1, "absent": 1, "invalid": 1, "failed": 3, "refused": 1}
+    eventually(lambda: shown() == 0)

@@ -1,5 +1,6 @@
 """A stream that falls silent makes answers say so; a store without a stream never ages."""
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ def recommender(toy_line: Path) -> Recommender:
 class Broken(MemoryStore):
     """A store that is away."""
 
-    def read(self, user_id: str) -> UserRow | None:
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         raise FeaturesUnavailable("away")
 
 

@@ -1,17 +1,27 @@
+import math
 import os
 import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from feature_repo.aggregates import unpack
-from serving.circuit_breaker import CircuitBreaker
-from serving.errors import FeaturesUnavailable, RowInvalid
-from serving.online_features import MemoryStore, OnlineStore, SqliteStore, UserRow, entity_key, open_store
+from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
+from serving.online_features import (
+    GuardedStore,
+    MemoryStore,
+    OnlineStore,
+    SqliteStore,
+    UserRow,
+    entity_key,
+    open_store,
+)
+from tests.chaos.procs import eventually
 from tests.chaos.rows import AT, packed, proto
 
 
@@ -53,9 +63,9 @@ def test_memory_store_returns_what_was_written() -> None:
         ("memory:", MemoryStore),
         ("sqlite:////var/lib/store.db", SqliteStore),
         ("sqlite:///store.db", SqliteStore),
-        ("redis://localhost:6379/0", CircuitBreaker),
-        ("rediss+cluster://u:p@a:1,b:2", CircuitBreaker),
-        ("redis+sentinel://a:1,b:2/shop", CircuitBreaker),
+        ("redis://localhost:6379/0", GuardedStore),
+        ("rediss+cluster://u:p@a:1,b:2", GuardedStore),
+        ("redis+sentinel://a:1,b:2/shop", GuardedStore),
     ],
 )
 def test_open_store_knows_its_urls(url: str, kind: type[OnlineStore]) -> None:
@@ -208,3 +218,125 @@ def test_threads_share_one_sqlite_store_while_its_file_is_replaced(database: Pat
         thread.join()
     store.close()
     assert wrong == []
+
+
+def test_sqlite_is_not_read_without_time(database: Path) -> None:
+    store = SqliteStore(database)
+    with pytest.raises(FeaturesLate):
+        store.read("42", time.perf_counter() - 1)
+    assert store.read("42", time.perf_counter() + 60) is not None
+    store.close()
+
+
+# ------------------------------------------------------------------------------------- behind a breaker
+
+
+class FailingStore:
+    """Knows user 42; fails as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.failure: Callable[[], Exception] | None = None
+        self.reads = 0
+        self.closed = False
+        self.deadline = 0.0
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        self.reads += 1
+        self.deadline = deadline
+        if self.failure:
+            raise self.failure()
+        return UserRow(b"row", 1.0) if user_id == "42" else None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def down() -> Exception:
+    return FeaturesUnavailable("down")
+
+
+@pytest.fixture
+def failing() -> FailingStore:
+    return FailingStore()
+
+
+@pytest.fixture
+def guarded(failing: FailingStore) -> Iterator[GuardedStore]:
+    store = GuardedStore(failing, probe_s=0.02)
+    yield store
+    store.close()
+    assert failing.closed
+    assert not [one for one in threading.enumerate() if one.name == "online-store-probe"]
+
+
+def fail(store: GuardedStore, times: int) -> None:
+    for _ in range(times):
+        with pytest.raises(FeaturesUnavailable):
+            store.read("42")
+
+
+def test_a_guarded_store_reads_through(guarded: GuardedStore, failing: FailingStore) -> None:
+    assert guarded.read("42", 7.0) == UserRow(b"row", 1.0)
+    assert failing.deadline == 7.0
+    assert guarded.read("43") is None
+
+
+def test_a_store_that_fails_is_not_asked_until_it_is_back(failing: FailingStore) -> None:
+    guarded = GuardedStore(failing, probe_s=0.2)
+    failing.failure = down
+    fail(guarded, 3)
+    asked = failing.reads
+    fail(guarded, 50)
+    assert failing.reads - asked <= 1, "only the one in the background"
+    eventually(lambda: failing.reads > asked + 1)  # it goes on trying
+    assert guarded.is_open
+    failing.failure = None
+    eventually(lambda: not guarded.is_open)
+    assert guarded.read("42") == UserRow(b"row", 1.0)
+    guarded.close()
+
+
+@pytest.mark.parametrize("error", [RowInvalid("torn"), FeaturesLate("in a hurry")])
+def test_a_bad_row_or_a_hurried_request_takes_nobody_elses_row_away(
+    guarded: GuardedStore, failing: FailingStore, error: Exception
+) -> None:
+    failing.failure = lambda: error
+    fail(guarded, 10)
+    assert not guarded.is_open
+    failing.failure = None
+    assert guarded.read("42") == UserRow(b"row", 1.0)
+
+
+def test_an_answer_of_any_kind_means_that_the_store_is_back(
+    guarded: GuardedStore, failing: FailingStore
+) -> None:
+    failing.failure = down
+    fail(guarded, 3)
+    failing.failure = lambda: RowInvalid("torn")
+    eventually(lambda: not guarded.is_open)
+
+
+def test_a_later_read_asks_a_closed_store_again(guarded: GuardedStore, failing: FailingStore) -> None:
+    failing.failure = down
+    fail(guarded, 3)
+    guarded.close()
+    failing.failure = None
+    assert guarded.read("42") == UserRow(b"row", 1.0)
+
+
+def test_reads_are_counted_by_outcome(guarded: GuardedStore, failing: FailingStore) -> None:
+    names = ("found", "absent", "invalid", "late", "failed", "refused")
+
+    def counted() -> dict[str, float]:
+        return {n: REGISTRY.get_sample_value("reco_store_reads_total", {"outcome": n}) or 0.0 for n in names}
+
+    before = counted()
+    guarded.read("42")
+    guarded.read("43")
+    for error in (RowInvalid("torn"), FeaturesLate("in a hurry")):
+        failing.failure = lambda error=error: error
+        fail(guarded, 1)
+    failing.failure = down
+    fail(guarded, 4)
+    gained = {name: value - before[name] for name, value in counted().items()}
+    assert gained == {"found": 1, "absent": 1, "invalid": 1, "late": 1, "failed": 3, "refused": 1}

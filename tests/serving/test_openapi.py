@@ -1,6 +1,8 @@
 """The document against the endpoint's own checks: both allow and refuse the same."""
 
+import inspect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest
+from serving import checkout, freshness, recommender
+from serving.errors import InvalidRequest, RankingFailed
 from serving.openapi import openapi
-from serving.schemas import MAX_BASKET, parse_request
+from serving.schemas import MAX_BASKET, REASONS, parse_request
 from serving.settings import Settings
 
 DOCUMENT = openapi(Settings())
@@ -114,3 +117,14 @@ def test_real_answers_and_refusals_are_as_the_document_says(client: httpx.Client
             assert answer.headers["content-type"] == "application/json"
     ready = document["paths"]["/healthz"]["get"]["responses"]["200"]["content"]["application/json"]
     assert client.get("/healthz").json() == ready["example"]
+
+
+def test_the_document_names_every_rung_and_reason() -> None:
+    response = SCHEMAS["Response"]["properties"]
+    assert response["rung"]["enum"] == ["full", "fewer", "cached", "segment", "popular", "empty"]
+    assert set(response["degraded_reason"]["enum"]) == {*REASONS, None}
+    kinds: list[type[RankingFailed]] = [RankingFailed, *RankingFailed.__subclasses__()]
+    told = {kind.reason for kind in kinds}
+    for module in (checkout, recommender, freshness):
+        told |= set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', inspect.getsource(module))) & set(REASONS)
+    assert told == set(REASONS)

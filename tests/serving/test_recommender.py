@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,14 +30,14 @@ ITEMS = [f"item-{n:03d}" for n in range(80)]
 class BrokenStore(MemoryStore):
     """A store that never answers."""
 
-    def read(self, user_id: str) -> UserRow | None:
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         raise FeaturesUnavailable("the store is down")
 
 
 class GarbageStore(MemoryStore):
     """A store with a row that is no history."""
 
-    def read(self, user_id: str) -> UserRow | None:
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         return UserRow(b"\x00" * 7, AT)
 
 

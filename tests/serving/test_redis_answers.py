@@ -4,14 +4,15 @@ import itertools
 import signal
 import socket
 import subprocess
+import time
 from contextlib import closing
 from typing import Any
 
 import pytest
 import redis
 
-from serving.circuit_breaker import FAILURES
-from serving.redis_answers import LATEST, MAX_WAITING, PREFIX, RedisAnswers
+from serving.circuit_breaker import FAILURES, LATEST
+from serving.redis_answers import MAX_WAITING, PREFIX, RedisAnswers
 from serving.redis_commands import RedisCommands
 from tests.chaos.procs import eventually, free_port
 from tests.chaos.proxy import listening
@@ -38,8 +39,6 @@ def test_a_redis_that_is_not_there_is_a_miss_and_what_is_put_is_dropped() -> Non
 def test_a_redis_that_never_answers_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.redis_answers.PROBE_S", 0.001)
-
     class Counted(RedisCommands):
         asked = 0
 
@@ -48,11 +47,12 @@ def test_a_redis_that_never_answers_is_told_once(
             return super().ask(*question)
 
     monkeypatch.setattr("serving.redis_answers.RedisCommands", Counted)
-    with closing(RedisAnswers(f"redis://:hunter2@127.0.0.1:{(port := free_port())}", keep_s=60.0)) as answers:
+    url = f"redis://:hunter2@127.0.0.1:{(port := free_port())}"
+    with closing(RedisAnswers(url, keep_s=60.0, probe_s=0.001)) as answers:
         commands: Any = answers._commands
         eventually(lambda: commands.asked > 3)
     (told,) = caplog.records
-    assert f"Redis at 127.0.0.1:{port} does not answer" in told.getMessage()
+    assert f"answer_cache is not asked until it answers: Redis at 127.0.0.1:{port}" in told.getMessage()
     assert "hunter2" not in caplog.text
 
 
@@ -75,7 +75,7 @@ def test_one_that_fails_every_second_time_is_not_asked_for_long(caplog: pytest.L
                 answers.get(b"key")
                 asked += 1
             assert FAILURES < asked <= 2 * LATEST
-            assert len([record for record in caplog.records if "cached answers pause" in record.message]) == 1
+            assert len([record for record in caplog.records if "answer_cache failed" in record.message]) == 1
         finally:
             answers.close()
 
@@ -134,3 +134,37 @@ def test_a_closed_one_leaves_no_thread_waiting(valkey: Server) -> None:
     answers = ready(RedisAnswers(valkey[0], keep_s=60.0))
     answers.close()
     assert not answers._thread.is_alive()
+
+
+def test_a_hurried_request_waits_no_longer_and_is_no_failure_of_redis() -> None:
+    def serve(connection: socket.socket) -> None:
+        while asked := connection.recv(4_096):
+            if b"GET" not in asked:
+                connection.sendall(b"+PONG\r\n")
+            elif b":probe" in asked:
+                connection.sendall(b"$-1\r\n")
+
+    with listening(serve) as (host, port):
+        answers = ready(RedisAnswers(f"redis://{host}:{port}", keep_s=60.0, timeout_ms=PATIENT_MS))
+        began = time.perf_counter()
+        for _ in range(2 * FAILURES):
+            assert answers.get(b"key", time.perf_counter() + 0.01) is None
+            assert answers.get(b"key", time.perf_counter() - 1) is None
+        assert time.perf_counter() - began < PATIENT_MS / 1e3 / 2
+        assert not answers.is_open
+        answers.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_refuses_to_write_is_still_read(valkey: Server) -> None:
+    with closing(ready(RedisAnswers(valkey[0], keep_s=60.0, timeout_ms=PATIENT_MS))) as answers:
+        answers.put(b"before", b"value")
+        assert answers.flush(30)
+        with redis.Redis.from_url(valkey[0]) as client:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "1")
+        for number in range(20):
+            answers.put(b"%d" % number, b"value")
+        assert answers.flush(30)
+        assert not answers.is_open
+        assert answers.get(b"before") == b"value"

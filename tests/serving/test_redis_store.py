@@ -17,14 +17,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from serving.errors import FeaturesUnavailable, RowInvalid
+from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.feast_layout import entity_key
 from serving.online_features import OnlineStore, UserRow, open_store
 from serving.redis_address import parse_redis_url
 from serving.redis_connection import connect
-from serving.redis_store import RedisStore
+from serving.redis_store import FAIR, RedisStore
 from tests.chaos.procs import Valkey, eventually, free_port, valkey_server
-from tests.chaos.proxy import Proxy
+from tests.chaos.proxy import Proxy, listening
 from tests.chaos.rows import HISTORY_FIELD, ROW_42, TIMESTAMP, proto, put_row
 
 PASSWORD = "p@ss,w/örd"
@@ -86,6 +86,28 @@ def test_a_redis_that_is_not_there_is_unavailable() -> None:
     assert rows == ["unavailable"] * 5
     assert max(took) < 500
     store.close()
+
+
+def test_a_read_ends_with_the_time_of_its_request_and_blames_the_store_only_for_enough_of_it() -> None:
+    def serve(connection: socket.socket) -> None:
+        while asked := connection.recv(4_096):
+            if b"HMGET" not in asked:
+                connection.sendall(b"+PONG\r\n")
+            elif b"warm" in asked:
+                connection.sendall(b"*2\r\n$-1\r\n$-1\r\n")
+
+    with listening(serve) as (host, port):
+        store = RedisStore(f"redis://{host}:{port}", timeout_ms=400.0)
+        for given_s, kind in ((0.4 * FAIR / 4, FeaturesLate), (0.4 * FAIR * 1.5, FeaturesUnavailable)):
+            eventually(lambda: store.read("warm") is None)
+            began = time.perf_counter()
+            with pytest.raises(FeaturesUnavailable) as caught:
+                store.read("42", began + given_s)
+            assert type(caught.value) is kind
+            assert time.perf_counter() - began >= given_s
+        with pytest.raises(FeaturesLate, match="no time is left"):
+            store.read("42", time.perf_counter() - 1)
+        store.close()
 
 
 @pytest.mark.slow

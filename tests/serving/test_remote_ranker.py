@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
 from serving.calls import Call
 from serving.checkout import Checkout, Turn
+from serving.circuit_breaker import FAILURES
 from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable, RankingFailed
 from serving.online_features import open_store
 from serving.recommender import Recommender, open_recommender
-from serving.schemas import Request
+from serving.schemas import Request, Response
 from serving.settings import Settings
 
 pytestmark = pytest.mark.slow  # importing kserve takes seconds
@@ -181,3 +184,230 @@ def test_an_endpoint_that_ranks_elsewhere_gives_the_same_answers(
     assert elsewhere == own
     assert elsewhere["rung"] == "full"
     front.process.kill()
+
+
+# ---------------------------------------------------------------------------------------- the breaker
+
+
+class Ranker:
+    """A gRPC server that ranks as the recommender does, and can be late, wrong, or gone."""
+
+    def __init__(self, recommender: Recommender) -> None:
+        self.recommender = recommender
+        self.port = 0
+        self.asked = 0
+        self.wait_s = 0.0
+        self.ready = True
+        self._server: Any = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen, on the same port as before."""
+        import grpc
+        from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+
+        async def infer(request: Any, context: Any) -> Any:
+            self.asked += 1
+            await asyncio.sleep(self.wait_s)
+            dense, categorical = request.raw_input_contents
+            rows = request.inputs[0].shape[0]
+            scores = self.recommender.rank(
+                np.frombuffer(dense, "<f4").reshape(rows, -1),
+                np.frombuffer(categorical, "<i8").reshape(rows, -1),
+            )
+            response = pb.ModelInferResponse(model_name=request.model_name)
+            response.outputs.add(name="score", datatype="FP32", shape=[rows])
+            response.raw_output_contents.append(scores.tobytes())
+            response.parameters["bundle_id"].string_param = self.recommender.bundle.bundle_id
+            return response
+
+        async def is_ready(request: Any, context: Any) -> Any:
+            await asyncio.sleep(self.wait_s)
+            return pb.ModelReadyResponse(ready=self.ready)
+
+        methods = {
+            "ModelInfer": grpc.unary_unary_rpc_method_handler(
+                infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+            ),
+            "ModelReady": grpc.unary_unary_rpc_method_handler(
+                is_ready, pb.ModelReadyRequest.FromString, pb.ModelReadyResponse.SerializeToString
+            ),
+        }
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),)
+        )
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def kill(self) -> None:
+        await self._server.stop(None)
+
+
+async def within(condition: Callable[[], bool], seconds: float = 20.0) -> float:
+    """Wait until the condition holds, and return how long that took."""
+    began = time.perf_counter()
+    while not condition():
+        assert time.perf_counter() - began < seconds
+        await asyncio.sleep(0.01)
+    return time.perf_counter() - began
+
+
+def test_a_ranker_that_is_killed_is_not_asked_for_long_and_found_when_it_is_back(
+    recommender: Recommender,
+) -> None:
+    from serving.remote_ranker import RemoteRanker
+
+    def opened() -> float | None:
+        return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "ranker"})
+
+    async def run() -> None:
+        elsewhere = Ranker(recommender)
+        await elsewhere.start()
+        ranker = RemoteRanker(elsewhere.address, probe_s=0.1)
+        checkout = Checkout(recommender, 60_000, ranker.rank)
+
+        async def ask() -> Response:
+            now = time.perf_counter()
+            return await checkout.answer(REQUEST, Call(now, now + 60, "given"))
+
+        assert (await ask()).rung == "full"
+        await elsewhere.kill()
+        answers = [await ask() for _ in range(20)]
+        assert {(answer.rung, answer.degraded_reason) for answer in answers} == {
+            ("popular", "ranker_unavailable")
+        }
+        assert (ranker.is_open, opened()) == (True, 1)
+        await asyncio.sleep(0.5)
+        assert ranker.is_open, "nobody is there"
+        await elsewhere.start()
+        await within(lambda: not ranker.is_open)
+        assert opened() == 0
+        again = await ask()
+        assert (again.rung, again.items) == ("full", recommender.recommend(REQUEST).items)
+        await ranker.close()
+        await elsewhere.kill()
+
+    asyncio.run(run())
+
+
+def test_a_ranker_that_hangs_is_given_up_after_a_few_calls_and_asked_when_it_answers(
+    recommender: Recommender,
+) -> None:
+    from serving.remote_ranker import RemoteRanker
+
+    async def run() -> None:
+        elsewhere = Ranker(recommender)
+        await elsewhere.start()
+        ranker = RemoteRanker(elsewhere.address, probe_s=0.1)
+        await ranker.rank(turn(recommender))
+        elsewhere.wait_s = 30.0
+        for _ in range(FAILURES):
+            assert not ranker.is_open
+            with pytest.raises(DeadlineExceeded):
+                await ranker.rank(turn(recommender, limit_s=0.1))
+        asked = elsewhere.asked
+        with pytest.raises(RankerUnavailable, match="is not asked until it is ready"):
+            await ranker.rank(turn(recommender))
+        await asyncio.sleep(1.5)  # a probe hangs as well
+        assert ranker.is_open
+        assert elsewhere.asked == asked
+        elsewhere.wait_s = 0.0
+        await within(lambda: not ranker.is_open)
+        assert len(await ranker.rank(turn(recommender))) > 50
+        await ranker.close()
+        await elsewhere.kill()
+
+    asyncio.run(run())
+
+
+def test_hurried_requests_and_another_bundle_do_not_take_the_ranker_from_others(
+    recommender: Recommender,
+) -> None:
+    from serving.remote_ranker import FAIR_S, MARGIN_S, RemoteRanker
+
+    async def run() -> None:
+        other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
+        elsewhere = Ranker(recommender)
+        await elsewhere.start()
+        ranker = RemoteRanker(elsewhere.address)
+        for _ in range(2 * FAILURES):
+            with pytest.raises(RankerMismatch):
+                await ranker.rank(turn(other))
+        elsewhere.wait_s = 0.1
+        for _ in range(2 * FAILURES):
+            with pytest.raises(DeadlineExceeded):
+                await ranker.rank(turn(recommender, limit_s=MARGIN_S + FAIR_S / 2))
+        assert not ranker.is_open
+        await ranker.close()
+        await elsewhere.kill()
+
+    asyncio.run(run())
+
+
+def test_a_model_that_is_not_ready_is_not_asked(recommender: Recommender) -> None:
+    from serving.remote_ranker import RemoteRanker
+
+    async def run() -> None:
+        elsewhere = Ranker(recommender)
+        await elsewhere.start()
+        ranker = RemoteRanker(elsewhere.address, probe_s=0.05)
+        await ranker.rank(turn(recommender))
+        await elsewhere.kill()
+        for _ in range(FAILURES):
+            with pytest.raises(RankerUnavailable):
+                await ranker.rank(turn(recommender))
+        elsewhere.ready = False
+        await elsewhere.start()
+        await asyncio.sleep(0.5)
+        assert ranker.is_open
+        elsewhere.ready = True
+        await within(lambda: not ranker.is_open)
+        await ranker.close()
+        await elsewhere.kill()
+
+    asyncio.run(run())
+
+
+def test_a_call_ends_when_what_comes_after_it_would_be_late(recommender: Recommender) -> None:
+    from serving.remote_ranker import RemoteRanker
+
+    async def run() -> float:
+        elsewhere = Ranker(recommender)
+        await elsewhere.start()
+        ranker = RemoteRanker(elsewhere.address)
+        await ranker.rank(turn(recommender))
+        elsewhere.wait_s = 30.0
+        late = turn(recommender, limit_s=60.0)
+        late.until = time.perf_counter() + 0.2
+        began = time.perf_counter()
+        with pytest.raises(DeadlineExceeded):
+            await ranker.rank(late)
+        took_s = time.perf_counter() - began
+        await ranker.close()
+        await elsewhere.kill()
+        return took_s
+
+    assert 0.1 < asyncio.run(run()) < 20
+
+
+def test_who_waits_when_the_connection_is_closed_is_answered(recommender: Recommender) -> None:
+    from serving.remote_ranker import RemoteRanker
+
+    async def run() -> None:
+        elsewhere = Ranker(recommender)
+        await elsewhere.start()
+        ranker = RemoteRanker(elsewhere.address)
+        await ranker.rank(turn(recommender))
+        elsewhere.wait_s = 30.0
+        waiting = asyncio.create_task(ranker.rank(turn(recommender)))
+        await within(lambda: elsewhere.asked == 2)
+        await ranker.close()
+        with pytest.raises(RankerUnavailable, match="was closed"):
+            await waiting
+        await elsewhere.kill()
+
+    asyncio.run(run())

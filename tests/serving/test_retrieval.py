@@ -9,7 +9,7 @@ import pytest
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, no_events
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Query
-from serving.retrieval import SOURCES, Quotas, build_query, retrieve
+from serving.retrieval import SOURCES, Candidates, Quotas, build_query, retrieve, thin
 
 NOW = 1_511_740_800
 ITEMS = 12
@@ -142,3 +142,19 @@ def test_replacing_statistics_does_not_share_its_cached_lookups(statistics: Stat
     assert statistics.codes(["i03"]).tolist() == [3]
     renamed = replace(statistics, item_ids=np.array([f"j{n:02d}" for n in range(ITEMS)]))
     assert renamed.codes(["i03"]).tolist() == []
+
+
+def test_of_fewer_candidates_each_source_keeps_its_share_the_best_first() -> None:
+    source = np.repeat(np.arange(5, dtype=np.int8), [20, 10, 0, 6, 4])
+    found = Candidates(np.arange(40), source)
+    fewer = thin(found, 20)
+    assert fewer.codes.tolist() == [*range(10), *range(20, 25), *range(30, 33), *range(36, 38)]
+    assert fewer.source.tolist() == source[fewer.codes].tolist()
+    assert thin(found, 40).codes.tolist() == found.codes.tolist()
+    assert len(thin(found, 1).codes) == 1
+    assert len(thin(Candidates(found.codes[:0], source[:0]), 0).codes) == 0
+
+
+def test_sources_need_not_stand_together() -> None:
+    mixed = Candidates(np.arange(8), np.array([0, 1, 0, 1, 0, 1, 0, 0], np.int8))
+    assert thin(mixed, 4).codes.tolist() == [0, 1, 2, 4]

@@ -1,5 +1,6 @@
 """The process: it starts with a good bundle or says why not, and stops without losing a request."""
 
+import contextlib
 import json
 import logging
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,13 @@ import httpx
 import numpy as np
 import pytest
 
+from components.home import Champion, write_champion
 from feature_repo.schema import DENSE_NAMES
+from serving.bundle import read_manifest
 from serving.prediction_log import feature_names, feature_rows, read_log
 from serving.server import Seldom, end_with
 from serving.settings import Settings
+from tests.chaos.proxy import listening
 
 V1 = "/v1/models/checkout:predict"
 AT = "2017-12-05T18:30:00Z"
@@ -243,3 +248,51 @@ def test_what_is_banned_while_requests_come_is_gone_within_two_seconds(
         time.sleep(0.7)
     assert not any(late)
     assert gone & shown()
+
+
+@pytest.mark.slow
+def test_a_start_and_its_answers_need_nothing_but_the_local_copy(
+    toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow, the broker and the collector hang, then are gone; no Feast registry, no Prometheus anywhere."""
+    champion = read_manifest(toy_bundle)["bundle_id"]
+    shutil.copytree(toy_bundle, tmp_path / "bundles" / champion)
+    pointer = Champion(champion, "1", "reco", f"bundles/{champion}", "2024-01-01", "2024-01-02")
+    write_champion(tmp_path, pointer)
+    connected: set[str] = set()
+
+    def silent(name: str) -> Callable[[socket.socket], None]:
+        def serve(connection: socket.socket) -> None:
+            connected.add(name)
+            while connection.recv(4_096):
+                pass
+
+        return serve
+
+    def ask_all() -> None:
+        settings = Settings(
+            home=tmp_path,
+            store_url=toy_store,
+            deadline_ms=30_000.0,
+            answer_cache="memory:",
+            trace_url=f"http://{addresses['collector']}/v1/traces",
+        )
+        running = start_endpoint(None, settings)
+        with httpx.Client(base_url=running.http) as client:
+            baskets = [[f"10000{number}"] for number in range(10, 60)]
+            answers = [ask(client, {"user_id": "u1", "basket": basket, "at": AT}) for basket in baskets]
+            assert client.get("/healthz").status_code == 200
+        assert {(answer["rung"], answer["degraded_reason"]) for answer in answers} == {("full", None)}
+        running.process.kill()
+        running.process.wait()
+
+    with contextlib.ExitStack() as hanging:
+        addresses = {}
+        for name in ("mlflow", "broker", "collector"):
+            host, port = hanging.enter_context(listening(silent(name)))
+            addresses[name] = f"{host}:{port}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{addresses['mlflow']}")
+        monkeypatch.setenv("RECO_KAFKA_BOOTSTRAP", addresses["broker"])
+        ask_all()
+    ask_all()  # the restart: now they refuse
+    assert connected <= {"collector"}
