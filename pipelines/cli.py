@@ -890,7 +890,7 @@ def why(
     request = parse_request(line, now=time.time(), default_id="why", profiles=profiles)
     verdict, answer = explain(recommender, request, item)
     recommender.facts.close()
-    document = {"verdict": verdict.to_dict(), "answer": answer.to_dict()}
+    document: dict[str, Any] = {"verdict": verdict.to_dict(), "answer": answer.to_dict()}
     lines = [
         f"{item}: "
         + (f"number {verdict.slot}: " if verdict.slot else f"lost in {verdict.step}: ")
@@ -899,7 +899,8 @@ def why(
     if verdict.rank is not None:
         lines.append(f"score {verdict.score}, number {verdict.rank} of {verdict.candidates} candidates")
     if record is not None:
-        lines.append(document.setdefault("served", served(record, item, recommender.bundle.bundle_id)))
+        document["served"] = served(record, item, recommender.bundle.bundle_id)
+        lines.append(document["served"])
     if answer.degraded:
         lines.append(f"answered without what usually is known: {answer.degraded_reason}")
     if verdict.places:

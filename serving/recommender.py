@@ -192,7 +192,7 @@ class Recommender:
         )
 
     def read(self, request: Request, by: float = math.inf) -> Known:
-        """Return what the store says of the user by a moment of perf_counter, what is wrong, and the rules."""
+        """Return what the store says of the user by a moment of perf_counter, what is wrong, and rules."""
         plan = self.facts.rules.plan(request.at, request.store_id)
         if request.user_id is None:
             return Known(plan=plan)
@@ -360,7 +360,8 @@ class Recommender:
         if self.answers is None:
             return None
         began = time.perf_counter()
-        nobody = Known(plan=self.facts.rules.plan(request.at, request.store_id) if known is None else known.plan)
+        plan = self.facts.rules.plan(request.at, request.store_id) if known is None else known.plan
+        nobody = Known(plan=plan)
         known = nobody if known is None else known
         questions = (request, known), (replace(request, at=request.at - HOUR_S), known), (request, nobody)
         for question in questions if known.events is not None else questions[-1:]:
@@ -369,7 +370,7 @@ class Recommender:
                 return None
             if (kept := self.answers.last_kept(key)) is None:
                 continue
-            ranked = self._left_of(kept, request, known.plan)
+            ranked = self._left_of(kept, request, plan)
             if len(ranked.codes) < request.k and not ranked.whole:
                 continue
             found = time.perf_counter()

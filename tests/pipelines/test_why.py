@@ -54,7 +54,7 @@ def narrowed(recommender: Recommender, finder: Any = None, **quotas: int) -> Rec
     return recommender
 
 
-def settled(recommender: Recommender, **settings: float) -> Recommender:
+def settled(recommender: Recommender, **settings: Any) -> Recommender:
     bundle = recommender.bundle
     recommender.bundle = replace(bundle, settings=replace(bundle.settings, **settings))
     return recommender
