@@ -474,6 +474,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
         if metric == "coverage":
             _line(axes, results["frontier"], metric, "together", "--")
         _line(axes, [results["chosen"]], metric, "chosen", "k*")
+        axes.set_xlim(-400 * MOST_LOST, 30 * MOST_LOST)
         axes.axvline(-100 * MOST_LOST, color="#999", linewidth=0.8, linestyle=":")
         axes.set_xlabel("NDCG@10, %")
         axes.set_ylabel(f"{metric.replace('_', ' ')}, %")
