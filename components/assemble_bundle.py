@@ -45,8 +45,8 @@ class BundleParams:
     store: int = Quotas.store
     candidates: int = Quotas.total
     type_penalty: float = 0.95
-    # The cheapest that show a fifth more of the catalogue and new manufacturers a third more often; `reco bench
-    # rerank` measures what they cost.
+    # The cheapest that show a fifth more of the catalogue, and new manufacturers a third more often;
+    # `reco bench rerank` measures what they cost.
     exposure: float = 0.5
     novelty: float = 0.3
     novel_slots: tuple[int, ...] = (9, 10)

@@ -47,7 +47,7 @@ TIMED, REPEATS = 100, 30  # requests, and how often each
 EXPOSURES = (0.25, 0.5, 1.0, 2.0, 4.0)
 PENALTIES = (0.95, 0.9, 0.85, 0.8, 0.7)
 NOVELTIES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)
-SLOTS = ((10,), (9, 10), (8, 9, 10), tuple(range(1, 11)))
+SLOTS: tuple[tuple[int, ...], ...] = ((10,), (9, 10), (8, 9, 10), tuple(range(1, 11)))
 METRICS = (
     "ndcg_at_10",
     "recall_at_10",
@@ -191,7 +191,7 @@ def curves() -> dict[str, list[Weights]]:
 
 def grid(type_penalty: float) -> list[Weights]:
     """Return the combinations that are tried beside none at all."""
-    novel = [(0.0, ()), *itertools.product(NOVELTIES, SLOTS)]
+    novel: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *itertools.product(NOVELTIES, SLOTS)]
     tried = itertools.product((0.0, *EXPOSURES), novel)
     return [Weights(), *(Weights(type_penalty, exposure, *how) for exposure, how in tried)]
 
@@ -474,6 +474,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
         if metric == "coverage":
             _line(axes, results["frontier"], metric, "together", "--")
         _line(axes, [results["chosen"]], metric, "chosen", "k*")
+        axes.set_xlim(-400 * MOST_LOST, 30 * MOST_LOST)
         axes.axvline(-100 * MOST_LOST, color="#999", linewidth=0.8, linestyle=":")
         axes.set_xlabel("NDCG@10, %")
         axes.set_ylabel(f"{metric.replace('_', ' ')}, %")

@@ -53,9 +53,8 @@ class Plan:
     weighed: np.ndarray = field(default_factory=lambda: _NOTHING)  # (w,) codes that a factor is for, sorted
     factors: np.ndarray = field(default_factory=lambda: np.empty(0))  # (w,) float64
     raised_by: tuple[str, ...] = ()  # (w,) the rule that raises it most; "" where none does
-    pins: np.ndarray = field(
-        default_factory=lambda: _NOTHING
-    )  # (s,) code of each slot, NO_ITEM of the others
+    # (s,) the code of each slot, NO_ITEM of the others
+    pins: np.ndarray = field(default_factory=lambda: _NOTHING)
     pinned_by: tuple[str, ...] = ()  # (s,)
     reserved: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))  # (r,) ANY, REPEAT or NEW
     reserved_by: tuple[str, ...] = ()  # (r,)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -201,7 +201,7 @@ def _read_yaml(text: str) -> Node | None:
     return root
 
 
-def _refuse(line: int, text: str) -> None:
+def _refuse(line: int, text: str) -> NoReturn:
     raise RulesInvalid([Problem(line, text, True)])
 
 

@@ -323,7 +323,10 @@ def test_re_ranking_in_the_readme_was_measured() -> None:
         f"[{low:+.2%}, {high:+.2%}]"
     )
     default, chosen = BundleParams(), found["chosen"]["weights"]
-    assert {name: getattr(default, name) for name in chosen} == {**chosen, "novel_slots": (*chosen["novel_slots"],)}
+    assert {name: getattr(default, name) for name in chosen} == {
+        **chosen,
+        "novel_slots": (*chosen["novel_slots"],),
+    }
 
 
 def test_the_retrieval_in_the_readme_was_measured() -> None:
