@@ -136,7 +136,7 @@ class RemoteRanker:
         return asyncio.run_coroutine_threadsafe(self._connect_anew(), self._loop).result()
 
     async def _connect_anew(self) -> str:
-        """Return what is wrong; if nothing is, what was asked by a new connection goes on with that one.
+        """Ask by a new connection and return what is wrong; if nothing is, it takes the old one's place.
 
         The old one may lead to a machine that is gone without a word, or pause before it tries again.
         """
