@@ -91,7 +91,11 @@ class RemoteRanker:
                 raise DeadlineExceeded(f"{self._target} did not answer in time") from error
             # The details of an answer that we did not write do not belong in our log.
             why = f"{self._target} says {error.code().name}"
-            self._failed(why)
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                _calls["failed"].inc()
+                self._breaker.succeeded()  # it is well: something is wrong with this request
+            else:
+                self._failed(why)
             raise RankerUnavailable(why) from error
         except RankerUnavailable as error:
             self._failed(error)
@@ -132,7 +136,7 @@ class RemoteRanker:
         return asyncio.run_coroutine_threadsafe(self._connect_anew(), self._loop).result()
 
     async def _connect_anew(self) -> str:
-        """Return what is wrong; if nothing is, what was asked by a new connection goes on with that one.
+        """Ask by a new connection and return what is wrong; if nothing is, it takes the old one's place.
 
         The old one may lead to a machine that is gone without a word, or pause before it tries again.
         """

@@ -198,6 +198,7 @@ class Ranker:
         self.asked = 0
         self.wait_s = 0.0
         self.ready = True
+        self.refuses = False
         self._server: Any = None
 
     @property
@@ -212,6 +213,8 @@ class Ranker:
         async def infer(request: Any, context: Any) -> Any:
             self.asked += 1
             await asyncio.sleep(self.wait_s)
+            if self.refuses:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not these rows")
             dense, categorical = request.raw_input_contents
             rows = request.inputs[0].shape[0]
             scores = self.recommender.rank(
@@ -324,7 +327,7 @@ def test_a_ranker_that_hangs_is_given_up_after_a_few_calls_and_asked_when_it_ans
     asyncio.run(run())
 
 
-def test_hurried_requests_and_another_bundle_do_not_take_the_ranker_from_others(
+def test_what_is_wrong_with_a_request_does_not_take_the_ranker_from_others(
     recommender: Recommender,
 ) -> None:
     from serving.remote_ranker import FAIR_S, MARGIN_S, RemoteRanker
@@ -337,7 +340,11 @@ def test_hurried_requests_and_another_bundle_do_not_take_the_ranker_from_others(
         for _ in range(2 * FAILURES):
             with pytest.raises(RankerMismatch):
                 await ranker.rank(turn(other))
-        elsewhere.wait_s = 0.1
+        elsewhere.refuses = True
+        for _ in range(2 * FAILURES):
+            with pytest.raises(RankerUnavailable, match="INVALID_ARGUMENT"):
+                await ranker.rank(turn(recommender))
+        elsewhere.refuses, elsewhere.wait_s = False, 0.1
         for _ in range(2 * FAILURES):
             with pytest.raises(DeadlineExceeded):
                 await ranker.rank(turn(recommender, limit_s=MARGIN_S + FAIR_S / 2))
