@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feature_repo.ids import is_name
+
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 CHALLENGER, CHAMPION = "challenger", "champion"
 ARTIFACT = "bundle"  # where a bundle lies among its run's artifacts
-MODEL_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 PROMOTION_TAG = "promotion."
 HEALTH_TIMEOUT_S = 5.0
 # MLflow is configured through its environment alone, and reads part of it while it is imported.
@@ -89,7 +90,7 @@ class Registry:
             RegistryRefused: the name or URI is not one we take.
             RegistryUnreachable: nothing answers there.
         """
-        if not MODEL_NAME.match(model_name):
+        if not is_name(model_name):
             raise RegistryRefused(
                 f"model name {model_name!r}: expected lower-case letters, digits and '-', at most 63"
             )
