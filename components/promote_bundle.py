@@ -185,7 +185,9 @@ def _fetch(registry: Registry, home: Path, version: Version) -> Path:
         BundleInvalid: what the registry holds is not the bundle that was registered.
     """
     if not is_name(version.bundle_id):  # the registry is not ours alone, and this becomes a folder
-        raise BundleInvalid(f"version {version.version} is no bundle's: its tag bundle_id is no id; register it again")
+        raise BundleInvalid(
+            f"version {version.version} is no bundle's: its tag bundle_id is no id; register it again"
+        )
     place = home / "bundles" / version.bundle_id
     try:
         _verify(place, version)

@@ -353,8 +353,8 @@ def unpack(row: bytes, to_codes: Callable[[bytes, int], np.ndarray] | None = Non
         start += columns[name].nbytes
     if not is_orderly(*(columns[name] for name in ("at", "kind", "paid", "discount")), len(KINDS)):
         raise ValueError(
-            f"packed row of {n} lines holds a time, a kind or an amount that there is none of, or lines out of "
-            "order: it is damaged"
+            f"packed row of {n} lines holds a time, a kind or an amount that is none, or lines out of order: "
+            "it is damaged"
         )
     items: np.ndarray = np.empty(0, "U1" if to_codes is None else np.int64)
     if m:

@@ -223,7 +223,7 @@ def rhythms(
 
 @compiled
 def is_orderly(at: np.ndarray, kind: np.ndarray, paid: np.ndarray, discount: np.ndarray, kinds: int) -> bool:
-    """Say whether lines follow each other in time since 1970, of kinds that there are, with finite amounts."""
+    """Say whether lines follow each other in time since 1970, of known kinds and with finite amounts."""
     before = 0.0
     for line in range(len(at)):
         if not before <= at[line] < np.inf or kind[line] >= kinds:

@@ -1,4 +1,4 @@
-"""Clients that send half a body, say nothing, or send 80 MB -> how much longer a healthy one waits meanwhile."""
+"""Clients that send half a body, nothing, or 80 MB -> how much longer a healthy one waits meanwhile."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def slow_clients(kind: str, url: str, count: int) -> Iterator[Callable[[], dict[
         count: how many at a time.
 
     Yields:
-        What ends them and returns `Seen` as a dict; it is called at the end of the block if it was not before.
+        What ends them and returns `Seen` as a dict; the end of the block calls it if nobody has.
 
     Raises:
         RuntimeError: they could not connect.
@@ -183,10 +183,7 @@ async def _run(kind: str, url: str, count: int) -> None:
     os.nice(19)  # it is the server that is measured
     target = urlsplit(url)
     seen, there = Seen(), asyncio.Semaphore(0)
-    clients = [
-        asyncio.create_task(_connect_on(kind, target, seen, there))
-        for _ in range(count)
-    ]
+    clients = [asyncio.create_task(_connect_on(kind, target, seen, there)) for _ in range(count)]
     async with asyncio.timeout(OPEN_S):
         for _ in range(count):
             await there.acquire()

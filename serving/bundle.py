@@ -56,11 +56,6 @@ REQUIRED = (
     "golden.jsonl",
     "certificates.json",
 )
-# What the readers of ONNX, Faiss, .npy and JSON raise for a file that is none.
-_UNREADABLE = (
-    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
-    *(OSError, RuntimeError, EOFError, MemoryError),
-)
 
 
 @dataclass(frozen=True)
@@ -231,7 +226,9 @@ def load_bundle(path: Path) -> Bundle:
             _change(index, path, statistics),
         )
         _check_shapes(bundle)
-    except _UNREADABLE as error:
+    except BundleInvalid:
+        raise
+    except Exception as error:  # readers of .npy, JSON, Faiss and ONNX raise what they like, SyntaxError too
         found = f"{error.__class__.__name__}: {error}"
         raise BundleInvalid(f"bundle {path} can't be read ({found[:300]})") from error
     return bundle
@@ -283,7 +280,9 @@ def _check_shapes(bundle: Bundle) -> None:
             raise BundleInvalid(f"{name} takes inputs {found}, expected {inputs}: export it again")
         gives = [(o.name, o.type, len(o.shape)) for o in session.get_outputs()]
         if gives != [output]:
-            raise BundleInvalid(f"{name} gives {gives}, expected {[output]} (name, type, axes): export it again")
+            raise BundleInvalid(
+                f"{name} gives {gives}, expected {[output]} (name, type, axes): export it again"
+            )
     width = bundle.query_tower.get_outputs()[0].shape[-1]
     if bundle.index.rows != known or bundle.index.dimension != width:
         raise BundleInvalid(
@@ -304,8 +303,8 @@ def _check_shapes(bundle: Bundle) -> None:
         most = int(statistics.categorical[:, column].max(initial=0))
         if most >= len(bundle.vocabulary[level]):
             raise BundleInvalid(
-                f"statistics/vocabulary.json names {len(bundle.vocabulary[level])} of level {level}, the items "
-                f"have codes up to {most}: fit it again"
+                f"statistics/vocabulary.json names {len(bundle.vocabulary[level])} of level {level}, "
+                f"the items have codes up to {most}: fit it again"
             )
     for name in ("basket_count", "together_count", "total_baskets"):
         if not np.isfinite(np.sum(getattr(statistics, name), dtype=np.float64)):
@@ -314,19 +313,18 @@ def _check_shapes(bundle: Bundle) -> None:
 
 
 def _check_reach(bundle: Bundle) -> None:
-    """Let both graphs look up the last code of each of their tables: a table that is too short says so now."""
+    """Let both graphs look up the last code of each table of theirs: one that is too short says so now."""
     last = [size - 1 for size in bundle.cardinality]
     history, basket = (np.full((1, n), last[0], np.int64) for n in (HISTORY_LENGTH, BASKET_LENGTH))
     weight = np.ones((1, HISTORY_LENGTH), np.float32)
     dense = np.zeros((1, len(DENSE_NAMES)), np.float32)
     try:
-        bundle.query_tower.run(
-            ["vector"], {"history": history, "history_weight": weight, "basket": basket}
-        )
+        bundle.query_tower.run(["vector"], {"history": history, "history_weight": weight, "basket": basket})
         bundle.ranker.run(["score"], {"dense": dense, "categorical": np.array([last], np.int64)})
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
         raise BundleInvalid(
-            f"a graph cannot look up what the item table holds ({str(error)[:200]}): assemble the bundle again"
+            f"a graph cannot look up all that the item table holds ({str(error)[:200]}): "
+            "assemble the bundle again"
         ) from error
 
 
@@ -346,7 +344,9 @@ def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:
     # A graph comes whole: weights in a file beside it would be read from wherever its author says.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     try:
-        return ort.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+        # Without a second attempt, of which ONNX Runtime would speak on stdout.
+        providers = ["CPUExecutionProvider"]
+        return ort.InferenceSession(file.read_bytes(), options, providers, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
         raise BundleInvalid(f"{file} is not a graph that ONNX Runtime can run: {str(error)[:200]}") from error
 

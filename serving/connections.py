@@ -1,5 +1,4 @@
-"""Connections of an HTTP server -> which of them have kept it waiting too long, and which goes when there are
-too many.
+"""Connections of a server -> which have kept it waiting too long, and which goes when there are too many.
 
 uvicorn waits for ever for a request's head and for a body that nobody reads, and takes any number of
 connections and any length of head. Here each connection that has something to do (send what it began, ask its
@@ -58,7 +57,7 @@ class Waits(Generic[Connection]):
 
 
 def room_for(connections: int) -> int:
-    """Let this process open files for so many connections of HTTP and as many of gRPC; return how many it may.
+    """Let this process open files for so many connections of HTTP, and of gRPC; return how many it may.
 
     That is less where the hard limit of open files (`ulimit -Hn`) is too low.
     """

@@ -35,7 +35,7 @@ _LONG_HEAD = f"the headers are longer than {MAX_HEAD_BYTES} bytes, or more than 
 
 
 def http_server(
-    app: App, arrival_s: float, keep_alive_s: int, grace_s: int, waits: Waits[HttpProtocol], shared: bool
+    app: App, arrival_s: float, keep_alive_s: int, grace_s: int, waits: Waits[_HttpProtocol], shared: bool
 ) -> HttpServer:
     """Return a server that has not started.
 
@@ -49,7 +49,7 @@ def http_server(
     """
     config = uvicorn.Config(
         app,
-        http=cast(Any, functools.partial(HttpProtocol, waits, arrival_s)),
+        http=cast(Any, functools.partial(_HttpProtocol, waits, arrival_s)),
         log_config=None,
         access_log=False,
         proxy_headers=False,  # nobody asks who the client is
@@ -89,10 +89,10 @@ class _Joined:
         return getattr(self._transport, name)
 
 
-class HttpProtocol(HttpToolsProtocol):
+class _HttpProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, waits: Waits[HttpProtocol], arrival_s: float, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, waits: Waits[_HttpProtocol], arrival_s: float, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._waits, self._arrival_s = waits, arrival_s
         self._in_head = False  # a request has begun, and its headers have not ended
@@ -124,7 +124,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def cut(self) -> None:
         """Hang up on a client that is too late; who sends a head is told."""
-        if self._is_answering():  # it sends the next request meanwhile: our answer comes first
+        if (
+            self._is_answering() and not self.flow.write_paused
+        ):  # it sends the next one meanwhile: ours comes first
             self._waits.expect(self, self._arrival_s)
         elif self._in_head and not self.transport.is_closing():
             self._hang_up(408, "head_timeout", f"the headers did not arrive within {self._arrival_s:g} s")
@@ -132,7 +134,9 @@ class HttpProtocol(HttpToolsProtocol):
             self.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._arriving and not self._in_head:  # no head is in it but the next one's, if the client is ahead
+        if (
+            self._arriving and not self._in_head
+        ):  # no head is in it but the next one's, if the client is ahead
             super().data_received(data)
             return
         for start in range(0, len(data), MAX_HEAD_BYTES):
@@ -173,9 +177,11 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         cast(_Joined, self.transport).flush()  # an answer without a body
         super().on_response_complete()
-        if self._is_answering():  # the next one, that was here already
+        if self.flow.write_paused or self.transport.is_closing():
+            self._waits.expect(self, self._arrival_s + MARGIN_S)  # until it has read
+        elif self._is_answering():  # the next one, that was here already
             self._waits.end(self)
-        elif self._arriving or self.flow.write_paused or self.transport.is_closing():
+        elif self._arriving:
             self._waits.expect(self, self._arrival_s + MARGIN_S)
         else:
             self._waits.expect(self, self.timeout_keep_alive + MARGIN_S)
@@ -219,12 +225,13 @@ async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
 class HttpServer(uvicorn.Server):
     """uvicorn's, leaving the signals to `Endpoint`."""
 
-    def __init__(self, config: uvicorn.Config, waits: Waits[HttpProtocol]) -> None:
+    def __init__(self, config: uvicorn.Config, waits: Waits[_HttpProtocol]) -> None:
         super().__init__(config)
         self._waits = waits
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
         yield
 
     async def on_tick(self, counter: int) -> bool:

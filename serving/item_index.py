@@ -15,8 +15,8 @@ from feature_repo.schema import tower_inputs
 from feature_repo.transforms import Query
 
 _faiss: Any = faiss  # its stubs know neither keyword parameters nor arrays where C++ takes pointers
-# A corrupt index may claim huge arrays and long loops. None of a sound one has more bytes or turns than its file
-# has bytes, twice over; small ones get this many.
+# A corrupt index may claim huge arrays and long loops. None of a sound one has more bytes or turns than twice
+# the bytes of its file; a small one may have this many.
 FAISS_LEAST = 16 << 20
 GPU_MOST_K = 2_048  # GPU Faiss finds no more neighbours at once
 HARDER = 4  # times as much is looked at when too few items came
@@ -226,6 +226,7 @@ def read_item_index(file: Path) -> ItemIndex:
     most = max(2 * file.stat().st_size, FAISS_LEAST)
     faiss.set_deserialization_vector_byte_limit(most)
     faiss.set_deserialization_loop_limit(most)
+    faiss.read_index(str(file))  # says where a file ends too soon; the reader below would crash
     return ItemIndex(faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC))
 
 

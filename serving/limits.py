@@ -1,9 +1,9 @@
 """An HTTP request as it arrives -> one whose body is short, complete and JSON, or a refusal.
 
 Stands in front of everything, so that nothing is parsed before its size is known, and hands what it has
-parsed to the routes that answer by themselves; the rest goes to the KServe application. What cannot be read is
-a 400, what can be read and is no request a 422. How long a request may take to come, and how many connections
-there may be, is the protocol's: `serving.connections`.
+parsed to the routes that answer by themselves; the rest goes to the KServe application. What cannot be read
+is a 400, what can be read and is no request a 422. How long a head may take to come, and how many connections
+there may be, is the protocol's: `serving.http_server`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Limits:
             return
         try:
             body = await self._read(scope, receive)
-            document = _parse(scope, body)
+            # A path that takes no body says so itself.
+            document = _parse(scope, body) if body or route is not None else None
             answer = None if route is None else await route(scope, document)
         except _Refused as refused:
             count_rejected(refused.reason)

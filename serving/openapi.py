@@ -203,7 +203,6 @@ def _schemas(profiles: Iterable[str]) -> dict[str, Any]:
                 "k": {
                     "type": "integer",
                     "minimum": 0,
-                    "maximum": 2**63 - 1,  # beyond, readers of JSON begin to see a float
                     "default": DEFAULT_K,
                     "description": f"Items wanted; more than {MAX_K} is {MAX_K}",
                 },

@@ -413,7 +413,7 @@ def verify_golden(bundle: Bundle) -> int:
         return _verify_golden(bundle)
     except BundleInvalid:
         raise
-    except Exception as error:  # noqa: BLE001 - the edge to files of others: whatever they raise, they are no bundle
+    except Exception as error:
         raise BundleInvalid(
             f"the golden requests of {bundle.path} can't be read or asked "
             f"({error.__class__.__name__}: {str(error)[:200]}): assemble the bundle again"

@@ -34,7 +34,9 @@ class Settings:
     http_port: int = 8080  # 0 lets the system choose; the start line tells which
     grpc_port: int = 8081  # likewise
     processes: int = 1  # that answer behind the two ports
-    metrics_address: str = ""  # HOST:PORT where metrics are shown, and nowhere else; empty: at HTTP's /metrics
+    metrics_address: str = (
+        ""  # HOST:PORT where metrics are shown, and nowhere else; empty: at HTTP's /metrics
+    )
     store_url: str = field(default="", repr=False)  # online store; empty means the SQLite file under home
     store_password: str = field(default="", repr=False)  # of the store's Redis, if its URL holds none
     availability_file: Path | None = (
@@ -50,7 +52,9 @@ class Settings:
     batch_max_rows: int = 8_192  # candidates of a call that several requests share
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
     body_timeout_ms: float = 1_000.0  # a head, or a body, that takes longer to arrive is refused with 408
-    max_connections: int = 4_096  # of HTTP, and of gRPC, to one process; the one that idles longest makes room
+    max_connections: int = (
+        4_096  # of HTTP, and of gRPC, to one process; the one that idles longest makes room
+    )
     drain_s: float = 0.5  # time between readiness off and the door shut, for load balancers to notice
     grace_s: float = 20.0  # time that requests in flight get to finish after that
     log: bool = True  # keep the prediction log

@@ -55,7 +55,9 @@ def read_pointer(home: Path) -> Pointer:
             "write it again with `reco promote champion`"
         ) from error
     if not is_path(path):
-        raise PointerInvalid(f"{file} names {str(path)!r:.200}, expected a directory under {home}: promote again")
+        raise PointerInvalid(
+            f"{file} names {str(path)!r:.200}, expected a directory under {home}: promote again"
+        )
     return Pointer(bundle_id, home / path)
 
 

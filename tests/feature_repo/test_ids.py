@@ -50,7 +50,19 @@ def test_what_is_a_path(value: str) -> None:
     "value",
     [
         *("", "/", "/etc", "..", "a/..", "a/../b", "./a", "a/", "a//b", "a/.b", ".hidden", "a\\b", "C:/a"),
-        *("a/b/c/d/e/f/g/h/i", "a" * 129, "a\n", "a\x00b", "~/a", "a/%2e%2e/b", "ａ/b", "a b", "a:b", None, 7),
+        *(
+            "a/b/c/d/e/f/g/h/i",
+            "a" * 129,
+            "a\n",
+            "a\x00b",
+            "~/a",
+            "a/%2e%2e/b",
+            "ａ/b",
+            "a b",
+            "a:b",
+            None,
+            7,
+        ),
         PurePosixPath("a"),
     ],
 )
@@ -60,9 +72,9 @@ def test_what_is_no_path(value: object) -> None:
 
 ATTEMPTS = st.one_of(
     st.text(max_size=80),
-    st.lists(st.sampled_from(["..", ".", "/", "//", "\\", "%2f", "a", "b7", "\x00", "\n", "~", "-", "_"])).map(
-        "".join
-    ),
+    st.lists(
+        st.sampled_from(["..", ".", "/", "//", "\\", "%2f", "a", "b7", "\x00", "\n", "~", "-", "_"])
+    ).map("".join),
     st.builds(lambda bad, other: bad + other, st.sampled_from(BAD), st.text(max_size=5)),
     st.text(alphabet="abc-._/", max_size=12),
     st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}"),

@@ -3,8 +3,8 @@
     python -m tests.fuzz.artefacts --cases 2000
 
 Half of the cases leave the manifest as it is: each must be refused. In the other half the manifest is sealed
-anew, as an attacker or a step with a fault would do it, so that the checks behind the hashes are reached: what
-is not refused then must have given the bundle's golden answers, and gives sound answers to others as well.
+anew, as an attacker or a step with a fault would do it, so that the checks behind the hashes are reached:
+what is not refused then has given the bundle's golden answers, and must give sound answers to others as well.
 """
 
 import argparse
@@ -45,7 +45,20 @@ INDEXES = {
 REFUSED, SOUND, UNSOUND, RAISED = "refused", "sound", "unsound", "raised"
 _CODES = {REFUSED: 10, SOUND: 11, UNSOUND: 12, RAISED: 13}
 _EXTREMES = (0, -1, 1, 2**15, 2**31 - 1, -(2**31), 2**40, 2**62)
-_VALUES: tuple[Any, ...] = (None, True, -1, 0, 1e308, 2**63, "", "x" * 1_000, "../../etc/passwd", [], {}, [[]])
+_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    2**63,
+    "",
+    "x" * 1_000,
+    "../../etc/passwd",
+    [],
+    {},
+    [[]],
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,7 @@ def spoil_json(content: bytes, rng: random.Random) -> tuple[str, bytes]:
     """Return likewise with one value in it replaced, taken out or nested deeply, still JSON."""
     lines = content.split(b"\n")
     filled = [number for number, line in enumerate(lines) if line.strip()]
-    whole = not filled or content.lstrip()[:1] in b"[{" and _is_json(content)
+    whole = not filled or (content.lstrip()[:1] in b"[{" and _is_json(content))
     number = None if whole else rng.choice(filled)
     document = json.loads(content if number is None else lines[number])
     places = list(_places(document))
@@ -254,11 +267,11 @@ def load(case: Path, history: bytes) -> tuple[str, str]:
         recommender = open_recommender(case, store)
     except BundleInvalid as error:
         return REFUSED, str(error)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, it is what we look for
         return RAISED, traceback.format_exc()
     try:
         wrong = is_sound(recommender)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - likewise
         return UNSOUND, traceback.format_exc()
     return (UNSOUND, wrong) if wrong else (SOUND, "")
 
@@ -270,6 +283,7 @@ def in_a_child(run: Callable[[], tuple[str, str]]) -> tuple[str, str, float, flo
     if (pid := os.fork()) == 0:
         os.close(reading)
         quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
         os.dup2(quiet, 2)
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now + (MEGABYTES << 20),) * 2)
@@ -334,10 +348,9 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def main() -> int:
     """Fuzz the toy bundle and print the summary; return 1 if a case went wrong."""
+    from feature_repo.aggregates import pack
     from tests.conftest import make_row
     from tests.serving.conftest import USERS, build_bundle, weekly
-
-    from feature_repo.aggregates import pack
 
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.artefacts")
     parser.add_argument("--cases", type=int, default=2_000)

@@ -95,7 +95,9 @@ def test_a_broken_row_costs_the_shopper_the_history_and_is_counted(bundle: Bundl
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_row_of_any_bytes_gives_a_sound_answer(bundle: Bundle, good: UserEvents, data: st.DataObject) -> None:
+def test_a_row_of_any_bytes_gives_a_sound_answer(
+    bundle: Bundle, good: UserEvents, data: st.DataObject
+) -> None:
     row = bytearray(pack(good))
     for _ in range(data.draw(st.integers(1, 6))):
         row[data.draw(st.integers(0, len(row) - 1))] = data.draw(st.integers(0, 255))
@@ -111,13 +113,19 @@ def test_a_row_of_any_bytes_gives_a_sound_answer(bundle: Bundle, good: UserEvent
         max_size=12,
     )
 )
-def test_absurd_numbers_of_the_item_table_stop_before_the_model(
-    bundle: Bundle, numbers: list[float]
-) -> None:
+def test_absurd_numbers_of_the_item_table_stop_before_the_model(bundle: Bundle, numbers: list[float]) -> None:
     """Of prices, counts and ages; what holds no number is 0, what is too large as large as may be."""
     with np.errstate(all="ignore"):
         broken = np.resize(np.array(numbers).astype(np.float32), len(bundle.statistics.item_ids))
-    names = ("price", "discount_ratio", "purchases_4w", "purchases_13w", "repeat_ratio", "interval_days", "age_days")
+    names = (
+        "price",
+        "discount_ratio",
+        "purchases_4w",
+        "purchases_13w",
+        "repeat_ratio",
+        "interval_days",
+        "age_days",
+    )
     fields = {name: getattr(bundle.statistics, name) for name in Statistics.__dataclass_fields__}
     statistics = Statistics(**fields | dict.fromkeys(names, broken))
     worse = replace(bundle, statistics=statistics)
@@ -143,7 +151,11 @@ def test_one_broken_shopper_moves_nobody_who_shares_the_call(bundle: Bundle, goo
     async def asked_together(who: list[str]) -> dict[str, Response]:
         turns: list[Turn] = []
         checkout = Checkout(
-            recommender, 60_000.0, rank_together(1e3, 5.0, 8_192), find_together(1e3, 5.0, 8_192), [turns.append]
+            recommender,
+            60_000.0,
+            rank_together(1e3, 5.0, 8_192),
+            find_together(1e3, 5.0, 8_192),
+            [turns.append],
         )
         requests = [Request(("1000031",), AT, user, None, 10, user) for user in who]
         answers = await asyncio.gather(*(checkout.answer(request, call()) for request in requests))

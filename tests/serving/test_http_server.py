@@ -15,7 +15,7 @@ from serving.settings import Settings
 
 ARRIVAL_S, BODY_LIMIT = 0.3, 4_096
 Ask = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
-GOOD = b'POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}'
+GOOD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 LONG = b"x" * 4_000_000
 
 

@@ -89,7 +89,12 @@ def refused_bodies(client: httpx.Client) -> Iterator[httpx.Response]:
     yield client.post(OWN, json=basket, headers={"x-deadline-ms": CANARY})
     yield client.post(OWN, json=basket, headers={"x-priority": CANARY})
     yield client.post(OWN, json=basket, headers={CANARY: "x" * 20_000})
-    for path in (f"/{CANARY}", f"/v1/models/{CANARY}", f"/v2/models/{CANARY}", f"/v1/models/{CANARY}:predict"):
+    for path in (
+        f"/{CANARY}",
+        f"/v1/models/{CANARY}",
+        f"/v2/models/{CANARY}",
+        f"/v1/models/{CANARY}:predict",
+    ):
         yield client.get(path)
         yield client.post(path, json={"inputs": [], "instances": []})
         yield client.put(f"{path}?{CANARY}={CANARY}", json={CANARY: 1})

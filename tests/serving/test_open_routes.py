@@ -53,10 +53,13 @@ REFUSED_CALLS = {"RepositoryModelLoad", "RepositoryModelUnload"}
 
 
 def routes_of(app: Any) -> dict[str, set[str]]:
-    """Path -> methods of each route of a FastAPI application."""
+    """Path -> methods of each route of a FastAPI application, those of its routers among them."""
     found: dict[str, set[str]] = {}
     for route in app.routes:
-        found.setdefault(route.path, set()).update(route.methods)
+        if hasattr(route, "original_router"):
+            found |= routes_of(route.original_router)
+        else:
+            found.setdefault(route.path, set()).update(route.methods)
     return found
 
 

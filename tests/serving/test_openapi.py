@@ -102,7 +102,11 @@ ASKED: list[tuple[object, int]] = [
 @pytest.mark.slow
 def test_real_answers_and_refusals_are_as_the_document_says(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
-    assert document["components"]["schemas"]["Request"]["properties"]["profile"]["enum"] == ["default", "premium", None]
+    assert document["components"]["schemas"]["Request"]["properties"]["profile"]["enum"] == [
+        "default",
+        "premium",
+        None,
+    ]
     assert document["paths"].keys() == DOCUMENT["paths"].keys()
     for path, operations in document["paths"].items():
         operation = operations.get("post")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,3 +143,9 @@ def test_replacing_statistics_does_not_share_its_cached_lookups(statistics: Stat
     assert statistics.codes(["i03"]).tolist() == [3]
     renamed = replace(statistics, item_ids=np.array([f"j{n:02d}" for n in range(ITEMS)]))
     assert renamed.codes(["i03"]).tolist() == []
+
+
+@pytest.mark.parametrize("quota", [-1, 2.5, True, None, "60", [], 10**9])
+def test_a_quota_that_is_no_number_of_candidates_is_named(quota: Any) -> None:
+    with pytest.raises(ValueError, match="quota tower is"):
+        Quotas(tower=quota)
