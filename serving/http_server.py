@@ -98,6 +98,7 @@ class _HttpProtocol(HttpToolsProtocol):
         self._in_head = False  # a request has begun, and its headers have not ended
         self._arriving = False  # a request has begun, and its body has not ended
         self._head_bytes = 0  # of a head that has not ended
+        self._may_be_long = False  # not all of the head came in one part of a bounded length
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(cast("asyncio.Transport", _Joined(transport)))
@@ -134,18 +135,17 @@ class _HttpProtocol(HttpToolsProtocol):
             self.abort()
 
     def data_received(self, data: bytes) -> None:
-        if (
-            self._arriving and not self._in_head
-        ):  # no head is in it but the next one's, if the client is ahead
+        if self._arriving and not self._in_head:  # of a body, and maybe of the next head
+            self._may_be_long = True
             super().data_received(data)
             return
         for start in range(0, len(data), MAX_HEAD_BYTES):
-            goes_on, part = self._in_head, data[start : start + MAX_HEAD_BYTES]
+            self._may_be_long, part = self._in_head, data[start : start + MAX_HEAD_BYTES]
             super().data_received(part)
             if self.transport.is_closing():
                 return
             if self._in_head:
-                self._head_bytes = self._head_bytes + len(part) if goes_on else 0
+                self._head_bytes = self._head_bytes + len(part) if self._may_be_long else 0
                 if self._head_bytes > MAX_HEAD_BYTES:
                     self._hang_up(431, "head_too_large", _LONG_HEAD)
                     return
@@ -157,7 +157,8 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self.app = self.config.loaded_app if len(self.headers) <= MAX_HEADERS else _refuse_head
+        long = len(self.headers) > MAX_HEADERS or (self._may_be_long and self._head_length() > MAX_HEAD_BYTES)
+        self.app = _refuse_head if long else self.config.loaded_app
         super().on_headers_complete()
         if self.pipeline:
             self._waits.end(self)  # its body is not read before its turn comes
@@ -203,6 +204,9 @@ class _HttpProtocol(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         """Say whether a request is here whole, or is read by the application, and has no answer yet."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _head_length(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _hang_up(self, status: int, reason: str, detail: str) -> None:
         count_rejected(reason)

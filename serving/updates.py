@@ -49,7 +49,7 @@ def read_pointer(home: Path) -> Pointer:
         raise PointerInvalid(
             f"{home} has no champion: train one with `reco run`, or name a bundle with --bundle"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise PointerInvalid(
             f"{file} is not a champion pointer ({error.__class__.__name__}: {error}): "
             "write it again with `reco promote champion`"

@@ -262,3 +262,16 @@ def test_requests_that_come_together_are_all_answered() -> None:
             assert json.loads(await reader.readexactly(len(body))) == json.loads(body)
 
     served(scenario)
+
+
+def test_a_head_that_is_a_little_too_long_is_refused_wherever_it_is_cut() -> None:
+    async def scenario(ask: Ask) -> None:
+        head = GOOD[:37] + b"a: " + b"x" * MAX_HEAD_BYTES + b"\r\n" + GOOD[37:]
+        for cut in (10, 5_000, MAX_HEAD_BYTES, len(head)):
+            reader, writer = await ask()
+            writer.write(head[:cut])
+            await asyncio.sleep(0.02)
+            writer.write(head[cut:])
+            assert refusal(await all_of(reader))[0] == 431
+
+    served(scenario)

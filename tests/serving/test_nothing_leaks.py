@@ -122,7 +122,12 @@ def test_what_was_sent_and_what_is_secret_is_written_nowhere(
             assert CANARY not in answer.text  # the store is not there: degraded, and it says so
             assert "features_unavailable" in answer.text
         refusals = list(refused_bodies(client))
-        assert all(400 <= answer.status_code < 500 for answer in refusals)
+        strange = [
+            (answer.status_code, str(answer.request.url))
+            for answer in refusals
+            if answer.status_code // 100 != 4
+        ]
+        assert not strange
         assert all(CANARY not in answer.text for answer in refusals)
         assert all(CANARY not in str(answer.headers) for answer in refusals)
         assert max(len(answer.content) for answer in refusals) < 2_048

@@ -160,7 +160,8 @@ def test_a_shopper_who_is_known_and_one_who_is_not_get_answers_of_one_shape(clie
     """Who asks cannot find out whether the shop knows somebody: not by status, fields or reason."""
     shapes = set()
     for user in ("u1", "nobody", None):
-        answer = client.post("/v1/recommendations", json={"basket": ["1000005"], "user_id": user, "k": 5})
+        asked = {"basket": ["1000005"], "user_id": user, "k": 5, "at": "2017-12-05T18:30:00Z"}
+        answer = client.post("/v1/recommendations", json=asked)
         document = answer.json()
         shapes.add(
             (
