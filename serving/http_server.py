@@ -95,6 +95,7 @@ class _HttpProtocol(HttpToolsProtocol):
     def __init__(self, waits: Waits[_HttpProtocol], arrival_s: float, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._waits, self._arrival_s = waits, arrival_s
+        self._gone = False
         self._in_head = False  # a request has begun, and its headers have not ended
         self._arriving = False  # a request has begun, and its body has not ended
         self._head_bytes = 0  # of a head that has not ended
@@ -106,9 +107,10 @@ class _HttpProtocol(HttpToolsProtocol):
             count_rejected("connections")
             (self._waits.longest() or self).abort()
         if not self.transport.is_closing():
-            self._waits.expect(self, FIRST_S)
+            self._expect(FIRST_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._gone = True
         self._waits.end(self)
         for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
@@ -128,7 +130,7 @@ class _HttpProtocol(HttpToolsProtocol):
         if (
             self._is_answering() and not self.flow.write_paused
         ):  # it sends the next one meanwhile: ours comes first
-            self._waits.expect(self, self._arrival_s)
+            self._expect(self._arrival_s)
         elif self._in_head and not self.transport.is_closing():
             self._hang_up(408, "head_timeout", f"the headers did not arrive within {self._arrival_s:g} s")
         else:
@@ -153,7 +155,7 @@ class _HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._arriving = True
-        self._waits.expect(self, self._arrival_s)
+        self._expect(self._arrival_s)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -163,7 +165,7 @@ class _HttpProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._waits.end(self)  # its body is not read before its turn comes
         else:
-            self._waits.expect(self, self._arrival_s + MARGIN_S)
+            self._expect(self._arrival_s + MARGIN_S)
 
     def on_message_complete(self) -> None:
         self._arriving = False
@@ -173,33 +175,38 @@ class _HttpProtocol(HttpToolsProtocol):
         if self._is_answering():
             self._waits.end(self)
         else:  # it was answered before it was here whole
-            self._waits.expect(self, self.timeout_keep_alive + MARGIN_S)
+            self._expect(self.timeout_keep_alive + MARGIN_S)
 
     def on_response_complete(self) -> None:
         cast(_Joined, self.transport).flush()  # an answer without a body
         super().on_response_complete()
         if self.flow.write_paused or self.transport.is_closing():
-            self._waits.expect(self, self._arrival_s + MARGIN_S)  # until it has read
+            self._expect(self._arrival_s + MARGIN_S)  # until it has read
         elif self._is_answering():  # the next one, that was here already
             self._waits.end(self)
         elif self._arriving:
-            self._waits.expect(self, self._arrival_s + MARGIN_S)
+            self._expect(self._arrival_s + MARGIN_S)
         else:
-            self._waits.expect(self, self.timeout_keep_alive + MARGIN_S)
+            self._expect(self.timeout_keep_alive + MARGIN_S)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._waits.expect(self, self._arrival_s + MARGIN_S)  # it does not read what we send
+        self._expect(self._arrival_s + MARGIN_S)  # it does not read what we send
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._is_answering():
             self._waits.end(self)
         else:
-            self._waits.expect(self, self.timeout_keep_alive + MARGIN_S)
+            self._expect(self.timeout_keep_alive + MARGIN_S)
 
     def send_400_response(self, msg: str) -> None:
         self._hang_up(400, "not_http", "the request is not HTTP/1.1")
+
+    def _expect(self, within_s: float) -> None:
+        """Wait for the client, unless it has gone: an answer may end, or its buffer empty, after that."""
+        if not self._gone:
+            self._waits.expect(self, within_s)
 
     def _is_answering(self) -> bool:
         """Say whether a request is here whole, or is read by the application, and has no answer yet."""
@@ -217,7 +224,7 @@ class _HttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
-        self._waits.expect(self, MARGIN_S)  # to take it
+        self._expect(MARGIN_S)  # to take it
 
 
 async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
