@@ -11,7 +11,7 @@ DEMO_HOME := .reco/demo
 # Workers of the test run; each one is a process with its own copy of the libraries.
 WORKERS ?= 2
 
-.PHONY: help setup run test check serve demo clean
+.PHONY: help setup run test check fuzz serve demo clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,10 @@ check: $(READY) ## format, lint, types, layers, workflows, fast tests
 	$(BIN)/actionlint
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+
+fuzz: $(READY) ## 2,000 spoilt bundles against the loader, 2,000 made-up requests against the endpoint
+	$(BIN)/python -m tests.fuzz.artefacts --cases 2000
+	$(BIN)/python -m tests.fuzz.requests --cases 2000
 
 serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
 	$(BIN)/reco serve

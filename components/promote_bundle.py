@@ -25,6 +25,7 @@ from components.home import Champion, Conflict, NoChampion, locked, read_champio
 from components.parameters import read_params
 from components.register_bundle import read_evaluation
 from components.registry import CHALLENGER, CHAMPION, Promotion, Registry, RegistryRefused, Version
+from feature_repo.ids import is_name
 from serving.bundle import read_manifest, verify_files
 from serving.errors import BundleInvalid
 
@@ -183,6 +184,10 @@ def _fetch(registry: Registry, home: Path, version: Version) -> Path:
     Raises:
         BundleInvalid: what the registry holds is not the bundle that was registered.
     """
+    if not is_name(version.bundle_id):  # the registry is not ours alone, and this becomes a folder
+        raise BundleInvalid(
+            f"version {version.version} is no bundle's: its tag bundle_id is no id; register it again"
+        )
     place = home / "bundles" / version.bundle_id
     try:
         _verify(place, version)

@@ -17,14 +17,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feature_repo.ids import is_name, is_path
+
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 CHALLENGER, CHAMPION = "challenger", "champion"
 ARTIFACT = "bundle"  # where a bundle lies among its run's artifacts
-MODEL_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 PROMOTION_TAG = "promotion."
 HEALTH_TIMEOUT_S = 5.0
+STORES = (
+    "mlflow-artifacts:/",
+    "s3://",
+    "gs://",
+)  # that a server may keep files in; the first is the server itself
 # MLflow is configured through its environment alone, and reads part of it while it is imported.
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -89,7 +95,7 @@ class Registry:
             RegistryRefused: the name or URI is not one we take.
             RegistryUnreachable: nothing answers there.
         """
-        if not MODEL_NAME.match(model_name):
+        if not is_name(model_name):
             raise RegistryRefused(
                 f"model name {model_name!r}: expected lower-case letters, digits and '-', at most 63"
             )
@@ -162,11 +168,19 @@ class Registry:
         """Copy a version's bundle, or one file of it, to `destination` and return where it lies.
 
         Raises:
+            RegistryRefused: the registry says that it lies somewhere else than its files do.
             RegistryUnreachable: the artifact store does not give it.
         """
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
 
+        with _reached(self.tracking_uri):
+            place = str(self._client.get_run(version.run_id).info.artifact_uri)
+        if not is_own_place(place, self._artifacts):
+            raise RegistryRefused(
+                f"the files of version {version.version} are said to lie outside the registry's own store: "
+                "nothing was fetched; register the bundle again"
+            )
         try:
             found = download_artifacts(
                 run_id=version.run_id,
@@ -264,6 +278,20 @@ class Registry:
             return str(found.experiment_id)
         # The default experiment of a fresh database points at the working directory of the moment.
         return str(self._client.create_experiment(self.model_name, artifact_location=self._artifacts))
+
+
+def is_own_place(uri: str, artifacts: str | None) -> bool:
+    """Say whether a run's files lie where its registry keeps files, before anything is opened.
+
+    A registry that others write to can name any file or host: `file:///etc`, the cloud's metadata service.
+
+    Args:
+        uri: of the run's artifacts, as the registry says.
+        artifacts: where this registry's own files lie; None: it is a server with a store behind it.
+    """
+    if artifacts is not None:
+        return uri.startswith(f"{artifacts}/") and is_path(uri.removeprefix(f"{artifacts}/"))
+    return any(uri.startswith(store) and is_path(uri.removeprefix(store)) for store in STORES)
 
 
 def _artifact_location(tracking_uri: str) -> str | None:

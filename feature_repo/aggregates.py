@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feature_repo.kernels import DAY_S as DAY_S
-from feature_repo.kernels import repeats, summarise
+from feature_repo.kernels import is_orderly, repeats, summarise
 
 DECAY_DAYS = (15.0, 60.0, 120.0)  # the second is half of the third, the first a quarter of the second
 SESSION_GAP_S = 30 * 60.0  # a session ends after so long without an event
@@ -335,7 +335,7 @@ def unpack(row: bytes, to_codes: Callable[[bytes, int], np.ndarray] | None = Non
             it the items are codes, -1 for an id that the catalogue lacks.
 
     Raises:
-        ValueError: the bytes are not a packed row of this format.
+        ValueError: the bytes are not a packed row of this format, or hold lines that no event makes.
     """
     if len(row) < _HEADER.size:
         raise ValueError(f"a packed row has at least {_HEADER.size} bytes, this one has {len(row)}")
@@ -351,6 +351,11 @@ def unpack(row: bytes, to_codes: Callable[[bytes, int], np.ndarray] | None = Non
     for name, dtype in _COLUMNS:
         columns[name] = np.frombuffer(row, dtype, n, start)
         start += columns[name].nbytes
+    if not is_orderly(*(columns[name] for name in ("at", "kind", "paid", "discount")), len(KINDS)):
+        raise ValueError(
+            f"packed row of {n} lines holds a time, a kind or an amount that is none, or lines out of order: "
+            "it is damaged"
+        )
     items: np.ndarray = np.empty(0, "U1" if to_codes is None else np.int64)
     if m:
         text = row[start:]

@@ -1,12 +1,30 @@
-"""CONTRACT the id: what users, items, baskets, stores, events, facts and requests may be called."""
+"""CONTRACT the id, the name and the path: what users, items, models, bundles and their files may be called.
+
+Ids come from the shop, in any script; nothing is ever made of one but a key. A name or a path that comes
+from outside may become a place on a disk: those are plain ASCII, so that no two of them look alike.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TypeGuard
 
 MAX_ID_LENGTH = 128  # characters
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"  # no leading dot: neither "..", nor a hidden file
+_PATH = re.compile(rf"{_PART}(/{_PART}){{0,7}}")
 
 
 def is_id(value: object) -> TypeGuard[str]:
     """Say whether a value is a text of 1 to MAX_ID_LENGTH printable characters."""
     return isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH and value.isprintable()
+
+
+def is_name(value: object) -> TypeGuard[str]:
+    """Say whether a value may name a model or a bundle: 1 to 63 of a-z, 0-9 and, but for the first, '-'."""
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def is_path(value: object) -> TypeGuard[str]:
+    """Say whether a value is a path that stays below where it begins, of at most 8 parts with plain names."""
+    return isinstance(value, str) and _PATH.fullmatch(value) is not None

@@ -222,6 +222,19 @@ def rhythms(
 
 
 @compiled
+def is_orderly(at: np.ndarray, kind: np.ndarray, paid: np.ndarray, discount: np.ndarray, kinds: int) -> bool:
+    """Say whether lines follow each other in time since 1970, of known kinds and with finite amounts."""
+    before = 0.0
+    for line in range(len(at)):
+        if not before <= at[line] < np.inf or kind[line] >= kinds:
+            return False
+        if not (np.isfinite(paid[line]) and np.isfinite(discount[line])):
+            return False
+        before = at[line]
+    return True
+
+
+@compiled
 def repeats(at: np.ndarray, basket: np.ndarray, item: np.ndarray) -> bool:
     """Say whether a line has the moment, the basket and the item of the line before it."""
     for line in range(1, len(at)):

@@ -137,26 +137,69 @@ def write_statistics(path: Path, statistics: Statistics, vocabulary: dict[str, l
     (path / "vocabulary.json").write_text(json.dumps(vocabulary))
 
 
+# What each array holds, and its axes: n items, 3 levels, k partners, t types, p best sellers of the chain, s
+# stores, b best sellers of each. One letter is one length. All others are float32 over the items.
+_LAYOUT = {
+    "item_ids": ("U", "n"),
+    "categorical": ("i4", "n3"),
+    "manufacturer": ("i4", "n"),
+    "neighbours": ("i4", "nk"),
+    "together_count": ("f4", "nk"),
+    "type_lift": ("f2", "tt"),
+    "popular": ("i4", "p"),
+    "store_ids": ("U", "s"),
+    "store_popular": ("i4", "sb"),
+    "total_baskets": ("f8", ""),
+}
+
+
 def read_statistics(path: Path) -> Statistics:
-    """Return the arrays that `write_statistics` wrote, memory-mapped."""
-    loaded = {}
+    """Return the arrays that `write_statistics` wrote, memory-mapped.
+
+    Raises:
+        ValueError: an array is not of its type or shape, or holds codes that there are none of: compiled
+            loops go through them without looking where they end.
+    """
+    loaded: dict[str, np.ndarray] = {}
+    lengths = {"3": 3}
     for name in ARRAYS:
         if name == "manufacturer" and not (path / f"{name}.npy").is_file():
             continue
         # A plain view of the mapped pages: indexing the memmap class itself costs microseconds a time.
-        loaded[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
-    n = len(loaded["item_ids"])
-    for name in ("categorical", "price", "neighbours", "basket_count", "manufacturer"):
-        if len(loaded.get(name, loaded["item_ids"])) != n:
-            raise ValueError(f"{path / name}.npy has {len(loaded[name])} rows, the catalogue has {n} items")
-    types, lift = loaded["categorical"][:, 0], loaded["type_lift"]
-    if lift.shape != (len(lift), len(lift)) or types.min(initial=0) < 0 or types.max(initial=0) >= len(lift):
+        array = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+        kind, axes = _LAYOUT.get(name, ("f4", "n"))
+        expected = [lengths.setdefault(*axis) for axis in zip(axes, array.shape, strict=False)]
+        if list(array.shape) != expected or len(axes) != array.ndim or not _is(array.dtype, kind):
+            raise ValueError(
+                f"{path / name}.npy holds {array.dtype} of the shape {array.shape}, "
+                f"expected {kind} of the axes {axes!r} with {lengths}"
+            )
+        loaded[name] = array
+    n, t = lengths["n"], lengths["t"]
+    for name, lowest, size in (
+        ("neighbours", NO_ITEM, n),
+        ("popular", NO_ITEM, n),
+        ("store_popular", NO_ITEM, n),
+        ("categorical", 0, np.iinfo(np.int32).max),
+    ):
+        _check_codes(path / f"{name}.npy", loaded[name], lowest, size)
+    _check_codes(path / "categorical.npy", loaded["categorical"][:, 0], 0, t)
+    file = path / NEW_ITEMS
+    new = int(file.read_text()) if file.is_file() else 0
+    if not 0 <= new <= n:
+        raise ValueError(f"{file} says that {new} items are new, expected 0 to {n}")
+    return Statistics(**loaded, new_items=new)
+
+
+def _is(dtype: np.dtype, kind: str) -> bool:
+    return dtype.kind == kind or dtype == np.dtype(kind)
+
+
+def _check_codes(file: Path, codes: np.ndarray, lowest: int, size: int) -> None:
+    if codes.size and (codes.min() < lowest or codes.max() >= size):
         raise ValueError(
-            f"{path / 'type_lift'}.npy is of the shape {lift.shape}, the items' types go from "
-            f"{types.min(initial=0)} to {types.max(initial=0)}: expected a row and a column for each type"
+            f"{file} holds codes from {codes.min()} to {codes.max()}, expected {lowest} to below {size}"
         )
-    new = path / NEW_ITEMS
-    return Statistics(**loaded, new_items=int(new.read_text()) if new.is_file() else 0)
 
 
 def read_vocabulary(path: Path) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from feature_repo.ids import is_id, is_path
 from feature_repo.schema import (
     BASKET_LENGTH,
     CATEGORICAL,
@@ -180,13 +182,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
         }
         found = _bundle_id(body)
         stated = manifest["bundle_id"]
-    except (ValueError, KeyError, TypeError) as error:
+        whole = isinstance(body["settings"], dict) and all(isinstance(v, str) for v in body["files"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleInvalid(
             f"{file} is not a bundle manifest ({error.__class__.__name__}: {error})"
         ) from error
-    if body["kind"] != "bundle" or found != stated:
+    if body["kind"] != "bundle" or found != stated or not whole:
         raise BundleInvalid(
-            f"{file} says it is bundle {stated}, its content is {found}: fetch the bundle again"
+            f"{file} says it is {str(body['kind'])!r:.40} {str(stated)!r:.40}, its content is {found}: "
+            "fetch the bundle again"
         )
     return manifest
 
@@ -201,10 +205,9 @@ def verify_files(path: Path, manifest: dict[str, Any]) -> None:
     for name, expected in files.items():
         parts = PurePosixPath(name)
         file = path / name
-        if (
-            parts.is_absolute()
-            or ".." in parts.parts
-            or any((path / p).is_symlink() for p in (parts, *parts.parents[:-1]))  # path itself may be one
+        if not is_path(name) or any(
+            (path / p).is_symlink()
+            for p in (parts, *parts.parents[:-1])  # path itself may be one
         ):
             raise BundleInvalid(
                 f"the manifest of {path} names {name!r}, a link or a file outside the bundle: refuse it"
@@ -240,26 +243,25 @@ def load_bundle(path: Path) -> Bundle:
     verify_files(path, manifest)
     try:
         statistics = read_statistics(path / "statistics")
-        vocabulary = read_vocabulary(path / "statistics")
-        tower, ranker = open_session(path / "query_tower.onnx"), open_session(path / "ranker.onnx")
         index = read_item_index(path / "index.faiss")
-        removed = _change(index, path, statistics)
-        settings = _read_settings(manifest["settings"])
-    except (ValueError, TypeError, KeyError, OSError, RuntimeError, EOFError) as error:
-        raise BundleInvalid(f"bundle {path} can't be read ({error.__class__.__name__}: {error})") from error
-    bundle = Bundle(
-        path,
-        manifest["bundle_id"],
-        manifest,
-        settings,
-        statistics,
-        vocabulary,
-        tower,
-        ranker,
-        index,
-        removed,
-    )
-    _check_shapes(bundle)
+        bundle = Bundle(
+            path,
+            manifest["bundle_id"],
+            manifest,
+            _read_settings(manifest["settings"]),
+            statistics,
+            read_vocabulary(path / "statistics"),
+            open_session(path / "query_tower.onnx"),
+            open_session(path / "ranker.onnx"),
+            index,
+            _change(index, path, statistics),
+        )
+        _check_shapes(bundle)
+    except BundleInvalid:
+        raise
+    except Exception as error:  # readers of .npy, JSON, Faiss and ONNX raise what they like, SyntaxError too
+        found = f"{error.__class__.__name__}: {error}"
+        raise BundleInvalid(f"bundle {path} can't be read ({found[:300]})") from error
     return bundle
 
 
@@ -285,19 +287,34 @@ def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
 
 
 def _check_shapes(bundle: Bundle) -> None:
-    items, known = len(bundle.statistics.item_ids), bundle.statistics.known_items
-    expected = {
-        "query_tower.onnx": {
-            "history": HISTORY_LENGTH,
-            "history_weight": HISTORY_LENGTH,
-            "basket": BASKET_LENGTH,
-        },
-        "ranker.onnx": {"dense": len(DENSE_NAMES), "categorical": len(CATEGORICAL)},
-    }
-    for session, (name, inputs) in zip((bundle.query_tower, bundle.ranker), expected.items(), strict=True):
-        found = {i.name: i.shape[-1] for i in session.get_inputs()}
+    known, statistics = bundle.statistics.known_items, bundle.statistics
+    longs, floats = "tensor(int64)", "tensor(float)"
+    for session, name, inputs, output in (
+        (
+            bundle.query_tower,
+            "query_tower.onnx",
+            {
+                "history": (longs, HISTORY_LENGTH),
+                "history_weight": (floats, HISTORY_LENGTH),
+                "basket": (longs, BASKET_LENGTH),
+            },
+            ("vector", floats, 2),
+        ),
+        (
+            bundle.ranker,
+            "ranker.onnx",
+            {"dense": (floats, len(DENSE_NAMES)), "categorical": (longs, len(CATEGORICAL))},
+            ("score", floats, 1),
+        ),
+    ):
+        found = {i.name: (i.type, *i.shape[1:]) for i in session.get_inputs()}
         if found != inputs:
             raise BundleInvalid(f"{name} takes inputs {found}, expected {inputs}: export it again")
+        gives = [(o.name, o.type, len(o.shape)) for o in session.get_outputs()]
+        if gives != [output]:
+            raise BundleInvalid(
+                f"{name} gives {gives}, expected {[output]} (name, type, axes): export it again"
+            )
     width = bundle.query_tower.get_outputs()[0].shape[-1]
     if bundle.index.rows != known or bundle.index.dimension != width:
         raise BundleInvalid(
@@ -311,12 +328,36 @@ def _check_shapes(bundle: Bundle) -> None:
             profile.tower.check()
         except ValueError as error:
             raise BundleInvalid(f"profile {name!r}: {error}; assemble the bundle again") from error
-    for name in ("neighbours", "popular", "store_popular"):
-        codes = np.asarray(getattr(bundle.statistics, name))
-        if codes.size and (codes.max() >= items or codes.min() < -1):
+    ids = statistics.code_of  # made now, and needed soon
+    if len(ids) != len(statistics.item_ids) or not all(map(is_id, ids)):
+        raise BundleInvalid("statistics/item_ids.npy holds an id twice, or one that is none: fit it again")
+    for column, level in enumerate(LEVELS):
+        most = int(statistics.categorical[:, column].max(initial=0))
+        if most >= len(bundle.vocabulary[level]):
             raise BundleInvalid(
-                f"statistics/{name}.npy names items outside the catalogue of {items}: fit it again"
+                f"statistics/vocabulary.json names {len(bundle.vocabulary[level])} of level {level}, "
+                f"the items have codes up to {most}: fit it again"
             )
+    for name in ("basket_count", "together_count", "total_baskets"):
+        if not np.isfinite(np.sum(getattr(statistics, name), dtype=np.float64)):
+            raise BundleInvalid(f"statistics/{name}.npy holds a number that is not finite: fit it again")
+    _check_reach(bundle)
+
+
+def _check_reach(bundle: Bundle) -> None:
+    """Let both graphs look up the last code of each table of theirs: one that is too short says so now."""
+    last = [size - 1 for size in bundle.cardinality]
+    history, basket = (np.full((1, n), last[0], np.int64) for n in (HISTORY_LENGTH, BASKET_LENGTH))
+    weight = np.ones((1, HISTORY_LENGTH), np.float32)
+    dense = np.zeros((1, len(DENSE_NAMES)), np.float32)
+    try:
+        bundle.query_tower.run(["vector"], {"history": history, "history_weight": weight, "basket": basket})
+        bundle.ranker.run(["score"], {"dense": dense, "categorical": np.array([last], np.int64)})
+    except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        raise BundleInvalid(
+            f"a graph cannot look up all that the item table holds ({str(error)[:200]}): "
+            "assemble the bundle again"
+        ) from error
 
 
 def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:
@@ -332,8 +373,12 @@ def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
+    # A graph comes whole: weights in a file beside it would be read from wherever its author says.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     try:
-        return ort.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+        # Without a second attempt, of which ONNX Runtime would speak on stdout.
+        providers = ["CPUExecutionProvider"]
+        return ort.InferenceSession(file.read_bytes(), options, providers, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
         raise BundleInvalid(f"{file} is not a graph that ONNX Runtime can run: {str(error)[:200]}") from error
 

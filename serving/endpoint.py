@@ -8,20 +8,16 @@ keeps its protocols and models and replaces just that.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import itertools
 import logging
 import signal
 import socket
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import orjson
-import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -33,16 +29,18 @@ from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import add_GRPCInferenceServi
 from kserve.protocol.grpc.servicer import InferenceServicer
 from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serving.checkout import Checkout
+from serving.connections import FIRST_S, Waits, room_for
 from serving.errors import InvalidRequest, Overloaded
 from serving.grpc_service import RecommendationsService, read_metadata
-from serving.http_routes import ARRIVED, GONE, RECOMMENDATIONS, TASK, routes
+from serving.http_routes import routes
+from serving.http_server import http_server
 from serving.limits import Limits
 from serving.metrics import count_rejected, exposition
 from serving.openapi import openapi
 from serving.predictor import Predictor
+from serving.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
 from serving.proto.recommendations_pb2_grpc import add_RecommendationsServicer_to_server
 from serving.rehearsal import rehearse
 from serving.settings import Settings
@@ -56,8 +54,8 @@ _HIDDEN = (
 )
 _FIELDS = frozenset({"id", "parameters", "inputs", "outputs", "name", "shape", "datatype", "data"})
 _REFUSALS: dict[type[Exception], tuple[int, grpc.StatusCode, str]] = {
-    InvalidInput: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
-    InvalidRequest: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
+    InvalidInput: (422, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
+    InvalidRequest: (422, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
     UnsupportedProtocol: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
     Overloaded: (429, grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded.reason),
     ModelNotFound: (404, grpc.StatusCode.NOT_FOUND, "unknown_model"),
@@ -70,10 +68,8 @@ _MESSAGES = {
     "not_ready": "not ready",
     "not_offered": "not offered here",
 }
-LAST_CALL_S = 0.5  # who connected just before the door shut gets this time to send its request
-# Among processes that accept on one socket, one waits this long per connection it has, so that the one with
-# the fewest is the quickest.
-SHY_S, SHYEST_S = 0.0005, 0.02
+MAX_CALLS = 256  # of one gRPC connection at a time
+GRPC_AGE_S = 300.0  # of a gRPC connection, give or take a tenth
 _log = logging.getLogger(__name__)
 
 
@@ -103,21 +99,18 @@ class Endpoint(ModelServer):
         """
         self._register_and_check_atleast_one_model_is_ready([Transformer(checkout), Predictor(checkout)])
         self._checkout = checkout
-        self._app = app = build_app(self.dataplane, self.model_repository_extension, checkout, self._settings)
-        config = uvicorn.Config(
+        settings = self._settings
+        self._most_connections = room_for(settings.max_connections)
+        self._app = app = build_app(self.dataplane, self.model_repository_extension, checkout, settings)
+        self._http = http_server(
             app,
-            http=_HttpProtocol,
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,  # nobody asks who the client is
-            ws="none",
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=self.grace_period,
-            timeout_keep_alive=self.timeout_keep_alive,
+            settings.body_timeout_ms / 1e3,
+            self.timeout_keep_alive,
+            self.grace_period,
+            Waits(self._most_connections),
+            shared=settings.processes > 1,
         )
-        self._http = (_SharedHttpServer if self._settings.processes > 1 else _HttpServer)(config)
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
             runner.run(self._run(app, on_ready, at_end))
 
     def stop(self, sig: int) -> None:
@@ -182,13 +175,20 @@ class Endpoint(ModelServer):
         await self._grpc.stop(self._settings.grace_s)
 
     def _make_grpc(self) -> grpc.aio.Server:
-        limit = self._settings.body_limit_bytes
+        settings = self._settings
         server = grpc.aio.server(
             interceptors=(_Statuses(),),
             options=[
-                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_receive_message_length", settings.body_limit_bytes),
                 # Of one endpoint only: else two could share the port by accident, each getting some requests.
-                ("grpc.so_reuseport", int(self._settings.processes > 1)),
+                ("grpc.so_reuseport", int(settings.processes > 1)),
+                ("grpc.max_allowed_incoming_connections", self._most_connections),
+                ("grpc.max_concurrent_streams", MAX_CALLS),
+                ("grpc.server_handshake_timeout_ms", int(FIRST_S * 1e3)),
+                ("grpc.max_connection_idle_ms", int(self.timeout_keep_alive * 1e3)),
+                # A message whose end never comes ends with its connection; callers are told to connect anew.
+                ("grpc.max_connection_age_ms", int(GRPC_AGE_S * 1e3)),
+                ("grpc.max_connection_age_grace_ms", int(settings.grace_s * 1e3)),
             ],
         )
         add_GRPCInferenceServiceServicer_to_server(
@@ -209,15 +209,15 @@ def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings
     )
     for path in _HIDDEN:
         app.add_api_route(path, _hidden, methods=["GET", "POST", "PUT", "DELETE"])
-    app.add_api_route(RECOMMENDATIONS, _hidden, methods=["POST"])  # never called: so that a GET is a 405
-    document = Response(orjson.dumps(openapi(settings)), media_type="application/json")
 
     async def openapi_json() -> Response:
-        return document
+        document = openapi(settings, checkout.recommender.bundle.profiles)
+        return Response(orjson.dumps(document), media_type="application/json")
 
     app.add_api_route("/openapi.json", openapi_json)
     app.add_api_route("/", dataplane.live)
-    app.add_api_route("/metrics", _metrics)
+    if not settings.metrics_address:
+        app.add_api_route("/metrics", _metrics)
     register_v1_endpoints(app, dataplane, extension)
     register_v2_endpoints(app, dataplane, extension)
 
@@ -251,131 +251,6 @@ class _DataPlane(DataPlane):
     async def ready(self) -> bool:
         models = self.model_registry.get_models().values()
         return not self.draining and bool(models) and all(model.ready for model in models)
-
-
-class _Joined:
-    """A transport that sends an answer's head with its body: one system call and one packet, not two."""
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        if not self._head and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
-            self._head = data
-        else:
-            self._transport.write(self._head + data)
-            self._head = b""
-
-    def flush(self) -> None:
-        if self._head:
-            self._transport.write(self._head)
-            self._head = b""
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-class _HttpProtocol(HttpToolsProtocol):
-    """uvicorn's, telling when a request was here whole and, at once, that its client has left."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(cast("asyncio.Transport", _Joined(transport)))
-
-    def on_response_complete(self) -> None:
-        cast(_Joined, self.transport).flush()  # an answer without a body
-        super().on_response_complete()
-
-    def on_message_complete(self) -> None:
-        scope: Any = self.scope
-        scope[ARRIVED] = time.perf_counter()
-        super().on_message_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
-            if cycle is not None and not cycle.response_complete:
-                scope: Any = cycle.scope
-                scope[GONE] = True
-                if TASK in scope:
-                    scope[TASK].cancel()
-        super().connection_lost(exc)
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn's, leaving the signals to `Endpoint`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut the door, but answer those who are through it: whom the kernel took in, and their requests."""
-        for listening in sockets or ():
-            for connection in _waiting(listening):
-                await self._take(connection)
-        for server in self.servers:
-            server.close()
-        for listening in sockets or ():
-            listening.close()
-        await asyncio.sleep(LAST_CALL_S)
-        await super().shutdown(sockets)
-
-    async def _take(self, connection: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # it went away again
-            await loop.connect_accepted_socket(self._protocol, connection)
-
-    def _protocol(self) -> asyncio.Protocol:
-        """Return what uvicorn makes for each connection."""
-        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
-
-class _SharedHttpServer(_HttpServer):
-    """One of several that accept on the same socket: the one with the fewest connections comes first.
-
-    Left to themselves, the process that wakes up first takes all who wait, and keeps them as long as
-    they keep their connections. What waits for a process that dies is taken by the others.
-    """
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept."""
-        await super().startup([])
-        assert sockets is not None
-        (self._listening,) = sockets
-        self._listening.setblocking(False)
-        self._listening.listen(self.config.backlog)
-        self._loop = asyncio.get_running_loop()
-        self._coming: set[asyncio.Task[None]] = set()
-        self._watch()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more."""
-        self._loop.remove_reader(self._listening)
-        await asyncio.gather(*self._coming)
-        await super().shutdown(sockets)
-
-    def _watch(self) -> None:
-        if not self.should_exit:
-            self._loop.add_reader(self._listening, self._seen)
-
-    def _seen(self) -> None:
-        self._loop.remove_reader(self._listening)
-        shy_s = min(len(self.server_state.connections) * SHY_S, SHYEST_S)
-        self._loop.call_later(shy_s, self._accept)
-
-    def _accept(self) -> None:
-        if self.should_exit:
-            return
-        for connection in itertools.islice(_waiting(self._listening), 1):
-            coming = self._loop.create_task(self._take(connection))
-            self._coming.add(coming)
-            coming.add_done_callback(self._coming.discard)
-        self._watch()
 
 
 class _Servicer(InferenceServicer):
@@ -417,7 +292,7 @@ class _Statuses(AsyncExceptionToStatusInterceptor):
         )
         if reason:
             count_rejected(reason)
-            await context.abort(status, _MESSAGES.get(reason, str(ex)))
+            await context.abort(status, _MESSAGES.get(reason, str(ex))[:MAX_DETAIL_LENGTH])
         _log.error("gRPC %s failed", method_name, exc_info=ex)
         await context.abort(status, "internal error")
         raise AssertionError("abort raises")
@@ -436,7 +311,7 @@ async def _hidden() -> None:
 async def _refuse(_: Request, error: Exception) -> _Json:
     status, _status, reason = next(r for kind, r in _REFUSALS.items() if isinstance(error, kind))
     count_rejected(reason)
-    return _Json({"error": _MESSAGES.get(reason, str(error))}, status)
+    return _problem(status, _MESSAGES.get(reason, str(error)))
 
 
 async def _refuse_schema(_: Request, error: Exception) -> _Json:
@@ -448,30 +323,22 @@ async def _refuse_schema(_: Request, error: Exception) -> _Json:
         for e in error.errors()
     }
     listed = ", ".join(sorted(places)[:5])
-    return _Json({"error": f"not an Open Inference Protocol request; look at: {listed}"}, 422)
+    return _problem(422, f"not an Open Inference Protocol request; look at: {listed}")
 
 
 async def _refuse_route(_: Request, error: Exception) -> _Json:
     status = getattr(error, "status_code", 404)
     count_rejected("route" if status in (404, 405) else "http")
     detail = {404: "no such path", 405: "method not allowed here"}.get(status, "bad request")
-    return _Json({"error": detail}, status, headers=getattr(error, "headers", None))
+    return _problem(status, detail, getattr(error, "headers", None))
 
 
 async def _broken(_: Request, error: Exception) -> _Json:
-    return _Json({"error": "internal error"}, 500)  # uvicorn logs the traceback
+    return _problem(500, "internal error")  # uvicorn logs the traceback
 
 
-def _waiting(listening: socket.socket) -> Iterator[socket.socket]:
-    """Yield the connections that nobody has accepted yet."""
-    listening.setblocking(False)
-    while True:
-        try:
-            connection, _ = listening.accept()
-        except OSError:  # none, or one that has gone
-            return
-        connection.setblocking(False)
-        yield connection
+def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> _Json:
+    return _Json(problem(status, detail), status, headers, MEDIA_TYPE)
 
 
 def _address(listening: socket.socket) -> str:

@@ -1,7 +1,7 @@
 """Every error the request path knows, and what each one means to the caller.
 
 RecommendError
- ├─ InvalidRequest        the caller must fix the request: 400, or INVALID_ARGUMENT over gRPC
+ ├─ InvalidRequest        the caller must fix the request: 422, or INVALID_ARGUMENT over gRPC
  ├─ FeaturesUnavailable   answered from defaults, degraded
  │   ├─ FeaturesLate      the same, but the request had too little time for the store to be at fault
  │   └─ RowInvalid        the same, but only this user's row is at fault, not the store

@@ -15,9 +15,9 @@ from feature_repo.schema import tower_inputs
 from feature_repo.transforms import Query
 
 _faiss: Any = faiss  # its stubs know neither keyword parameters nor arrays where C++ takes pointers
-# Corrupt indexes may claim huge arrays; these limits bound what Faiss allocates while reading one.
-FAISS_BYTE_LIMIT = 4 << 30
-FAISS_LOOP_LIMIT = 10**8
+# A corrupt index may claim huge arrays and long loops. None of a sound one has more bytes or turns than twice
+# the bytes of its file; a small one may have this many.
+FAISS_LEAST = 16 << 20
 GPU_MOST_K = 2_048  # GPU Faiss finds no more neighbours at once
 HARDER = 4  # times as much is looked at when too few items came
 
@@ -223,8 +223,10 @@ def read_item_index(file: Path) -> ItemIndex:
         ValueError: it is of a type that cannot be searched here.
     """
     faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
-    faiss.set_deserialization_vector_byte_limit(FAISS_BYTE_LIMIT)
-    faiss.set_deserialization_loop_limit(FAISS_LOOP_LIMIT)
+    most = max(2 * file.stat().st_size, FAISS_LEAST)
+    faiss.set_deserialization_vector_byte_limit(most)
+    faiss.set_deserialization_loop_limit(most)
+    faiss.read_index(str(file))  # says where a file ends too soon; the reader below would crash
     return ItemIndex(faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC))
 
 

@@ -1,7 +1,9 @@
 """An HTTP request as it arrives -> one whose body is short, complete and JSON, or a refusal.
 
 Stands in front of everything, so that nothing is parsed before its size is known, and hands what it has
-parsed to the routes that answer by themselves; the rest goes to the KServe application.
+parsed to the routes that answer by themselves; the rest goes to the KServe application. What cannot be read
+is a 400, what can be read and is no request a 422. How long a head may take to come, and how many connections
+there may be, is the protocol's: `serving.http_server`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import orjson
 from serving.errors import ClientGone, InvalidRequest, Overloaded
 from serving.http_routes import ARRIVED, Route, Scope
 from serving.metrics import count_rejected
+from serving.problems import MEDIA_TYPE, problem
 from serving.settings import Settings
 
 Message = MutableMapping[str, Any]
@@ -24,6 +27,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Ways to announce something else than one JSON document: CloudEvents, and V2's binary tensors.
 _DROPPED = (b"content-type", b"inference-header-content-length", b"content-encoding")
+_JSON, _PROBLEM = (b"content-type", b"application/json"), (b"content-type", MEDIA_TYPE.encode())
 
 
 class _Refused(Exception):
@@ -51,32 +55,40 @@ class Limits:
         """Pass the request on with its body read and checked, or answer it here."""
         if self.draining:
             send = _last(send)
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        route = self._routes.get(scope["path"]) if scope["method"] == "POST" else None
+        route = self._routes.get(scope["path"])
+        if scope["method"] != "POST":
+            if route is None:
+                await self._app(scope, receive, send)  # nothing there reads a body
+            else:
+                count_rejected("route")
+                await refuse(send, 405, "method not allowed here", (b"allow", b"POST"))
+            return
         try:
             body = await self._read(scope, receive)
-            document = _parse(scope, body)
+            # A path that takes no body says so itself.
+            document = _parse(scope, body) if body or route is not None else None
             answer = None if route is None else await route(scope, document)
         except _Refused as refused:
             count_rejected(refused.reason)
             # The rest of a body that did not come in time must not be read as the next request.
             late = refused.status == 408 and not self.draining
-            await _refuse(_last(send) if late else send, refused.status, str(refused))
+            await refuse(_last(send) if late else send, refused.status, str(refused))
         except InvalidRequest as error:
             count_rejected("invalid_input")
-            await _refuse(send, 400, str(error))
+            await refuse(send, 422, str(error))
         except Overloaded as error:
             count_rejected(error.reason)
-            await _refuse(send, 429, str(error))
+            await refuse(send, 429, str(error))
         except (_Gone, ClientGone):
             count_rejected("client_gone")
         else:
             if answer is None:
                 await self._app(_as_json(scope), _replay(body, receive), send)
             else:
-                await _answer(send, 200, answer)
+                await _answer(send, 200, answer, _JSON)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         if ARRIVED in scope:  # all of it is here: no clock need be set
@@ -154,11 +166,12 @@ def _last(send: Send) -> Send:
     return closing
 
 
-async def _refuse(send: Send, status: int, message: str) -> None:
-    await _answer(send, status, orjson.dumps({"error": message}))
+async def refuse(send: Send, status: int, detail: str, *headers: tuple[bytes, bytes]) -> None:
+    """Answer with a problem document, and with more headers if there are any."""
+    await _answer(send, status, orjson.dumps(problem(status, detail)), _PROBLEM, *headers)
 
 
-async def _answer(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    every = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": every})
     await send({"type": "http.response.body", "body": body})

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+    values,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -113,6 +122,30 @@ def exposition(accept: str = "") -> tuple[bytes, str]:
     if values.ValueClass is not values.MutexValue:  # then each process keeps its own in a shared folder
         MultiProcessCollector(registry := CollectorRegistry())
     return encoder(registry), content_type
+
+
+@contextlib.contextmanager
+def shown(address: str, folder: str | None = None) -> Iterator[None]:
+    """Show all metrics at an address of their own, from a thread, until the end of the block.
+
+    Args:
+        address: HOST:PORT; empty: nowhere.
+        folder: of the counters of several processes; None: this one's.
+    """
+    if not address:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    registry = REGISTRY
+    if folder is not None:
+        MultiProcessCollector(registry := CollectorRegistry(), folder)
+    server, thread = start_http_server(int(port), host.strip("[]"), registry)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def bounded(label: str, value: str) -> str:

@@ -6,13 +6,16 @@ answers and refusals are as it says.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
 from feature_repo.ids import MAX_ID_LENGTH
 from serving.calls import PRIORITIES
+from serving.connections import MAX_HEAD_BYTES
 from serving.http_routes import PREDICT, RECOMMENDATIONS
-from serving.schemas import DEFAULT_K, MAX_BASKET, MAX_INSTANCES, MAX_K, REASONS, RUNGS
+from serving.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
+from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, MAX_BASKET, MAX_INSTANCES, MAX_K, REASONS, RUNGS
 from serving.settings import Settings
 
 _REQUEST = {
@@ -42,10 +45,19 @@ _RESPONSE = {
     "rung": "full",
     "stage_ms": {"features": 0.9, "retrieval": 0.7, "ranking": 0.6, "reranking": 0.2, "total": 2.4},
 }
+_METRICS = {
+    "/metrics": {
+        "get": {
+            "operationId": "metrics",
+            "summary": "Counters and histograms, in Prometheus's text form",
+            "responses": {"200": {"description": "Metrics", "content": {"text/plain": {}}}},
+        }
+    }
+}
 
 
-def openapi(settings: Settings) -> dict[str, Any]:
-    """Return the document for an endpoint with these limits, as plain JSON types."""
+def openapi(settings: Settings, profiles: Iterable[str] = (DEFAULT_PROFILE,)) -> dict[str, Any]:
+    """Return the document for an endpoint with these limits and profiles, as plain JSON types."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -83,19 +95,13 @@ def openapi(settings: Settings) -> dict[str, Any]:
                     "summary": "Whether requests may come",
                     "responses": {
                         "200": _content("Ready", {"type": "object"}, {"status": "ready"}),
-                        "503": _refusal("Not ready, or about to stop", "not ready"),
+                        "503": _refusal(503, "Not ready, or about to stop", "not ready"),
                     },
                 }
             },
-            "/metrics": {
-                "get": {
-                    "operationId": "metrics",
-                    "summary": "Counters and histograms, in Prometheus's text form",
-                    "responses": {"200": {"description": "Metrics", "content": {"text/plain": {}}}},
-                }
-            },
+            **({} if settings.metrics_address else _METRICS),
         },
-        "components": {"schemas": _schemas()},
+        "components": {"schemas": _schemas(profiles)},
     }
 
 
@@ -135,12 +141,17 @@ def _operation(
             "200": _content(
                 "The answer; what fails in the server makes it `degraded`", _ref(answers), response
             ),
-            "400": _refusal("The body or a header is not as described here", "k must be 0 or more"),
-            "408": _refusal("The body took too long", f"the body did not arrive within {wait_s:g} s"),
-            "413": _refusal("The body is too long", f"the body is longer than {body_bytes} bytes"),
+            "400": _refusal(400, "The body is not JSON", "the body is not JSON"),
+            "408": _refusal(408, "The request took too long", f"the body did not arrive within {wait_s:g} s"),
+            "413": _refusal(413, "The body is too long", f"the body is longer than {body_bytes} bytes"),
+            "422": _refusal(422, "The body or a header is not as described here", "k must be 0 or more"),
             "429": _refusal(
+                429,
                 "There is no time for a prefetch",
                 "overloaded: there is no time for a prefetch now, ask later",
+            ),
+            "431": _refusal(
+                431, "The headers are too long", f"the headers are longer than {MAX_HEAD_BYTES} bytes"
             ),
         },
     }
@@ -150,26 +161,26 @@ def _header(name: str, description: str, schema: dict[str, Any]) -> dict[str, An
     return {"name": name, "in": "header", "description": description, "schema": schema}
 
 
-def _content(description: str, schema: dict[str, Any], example: object) -> dict[str, Any]:
-    return {
-        "description": description,
-        "content": {"application/json": {"schema": schema, "example": example}},
-    }
+def _content(
+    description: str, schema: dict[str, Any], example: object, media_type: str = "application/json"
+) -> dict[str, Any]:
+    return {"description": description, "content": {media_type: {"schema": schema, "example": example}}}
 
 
-def _refusal(description: str, example: str) -> dict[str, Any]:
-    return _content(description, _ref("Error"), {"error": example})
+def _refusal(status: int, description: str, detail: str) -> dict[str, Any]:
+    return _content(description, _ref("Problem"), problem(status, detail), MEDIA_TYPE)
 
 
 def _ref(schema: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{schema}"}
 
 
-def _schemas() -> dict[str, Any]:
+def _schemas(profiles: Iterable[str]) -> dict[str, Any]:
     optional_id = {"anyOf": [_ref("Id"), {"type": "null"}]}
     return {
         "Id": {
             "type": "string",
+            "format": "printable",  # no line ends and no control characters: what Python calls printable
             "description": "Printable characters, as in the data",
             "minLength": 1,
             "maxLength": MAX_ID_LENGTH,
@@ -196,8 +207,8 @@ def _schemas() -> dict[str, Any]:
                     "description": f"Items wanted; more than {MAX_K} is {MAX_K}",
                 },
                 "profile": {
-                    "type": ["string", "null"],
-                    "description": "How candidates are found, one of the bundle's profiles; absent: default",
+                    "enum": [*profiles, None],
+                    "description": "How candidates are found; absent: default",
                 },
                 "request_id": {**optional_id, "description": "Absent: one is made"},
             },
@@ -248,10 +259,23 @@ def _schemas() -> dict[str, Any]:
             {"predictions": {"type": "array", "items": _ref("Response"), "maxItems": MAX_INSTANCES}},
             required=["predictions"],
         ),
-        "Error": _object(
-            {"error": {"type": "string", "maxLength": 280, "description": "Never repeats what was sent"}},
-            required=["error"],
-        ),
+        "Problem": {
+            **_object(
+                {
+                    "type": {"const": "about:blank"},
+                    "title": {"type": "string"},
+                    "status": {"type": "integer", "minimum": 400, "maximum": 599},
+                    "detail": {"type": "string", "maxLength": MAX_DETAIL_LENGTH},
+                    "error": {
+                        "type": "string",
+                        "maxLength": MAX_DETAIL_LENGTH,
+                        "description": "The detail, where clients of KServe's V1 and V2 look for it",
+                    },
+                },
+                required=["type", "title", "status", "detail", "error"],
+            ),
+            "description": "RFC 9457; never repeats what was sent",
+        },
     }
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
-from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+from feature_repo.kernels import within
+from feature_repo.schema import CATEGORICAL, DENSE_NAMES, LIMIT
 from serving.checkout import Checkout
 
 MAX_ROWS = 4_096  # rows of one ranker call, and elements of one tensor's first dimension anywhere
@@ -56,8 +57,8 @@ class Predictor(Model):
         categorical = _rows(tensors, "categorical", len(CATEGORICAL))
         if len(dense) != len(categorical):
             raise InvalidInput(f"dense has {len(dense)} rows and categorical {len(categorical)}")
-        if not np.isfinite(dense).all():
-            raise InvalidInput("dense holds a number that is not finite")
+        if not within(dense, LIMIT):
+            raise InvalidInput(f"dense holds a number that is not from -{LIMIT:g} to {LIMIT:g}")
         recommender = self._checkout.recommender
         levels = np.array(recommender.bundle.cardinality, np.int64)
         # A code outside its table would fail the whole batch, or wrap around to another row.

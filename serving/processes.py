@@ -27,6 +27,7 @@ from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from serving.metrics import shown
 from serving.settings import Settings
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a child that died again and again is started
@@ -80,7 +81,7 @@ class Processes:
         Raises:
             NoneStarts: none of them can start.
         """
-        with metrics_folder() as folder:
+        with metrics_folder() as folder, shown(self._settings.metrics_address, folder):
             self._folder = folder
             asyncio.run(self._run())
         failures = [slot.failed for slot in self._slots if slot.failed]

@@ -109,6 +109,10 @@ class Ranked:
             raise ValueError(f"a ranked list names items outside the catalogue of {items}")
         if m and (source.min() < 0 or source.max() >= len(SOURCES)):
             raise ValueError("a ranked list names a source that there is none of")
+        if m and not (columns["scores"].min() >= 0 and columns["scores"].max() <= 1):  # NaN is neither
+            raise ValueError("a ranked list holds a score that is no probability")
+        if not np.isfinite(columns["last_at"]).all():
+            raise ValueError("a ranked list holds a time that is none")
         return cls(**columns, best=min(most, m), whole=bool(flags & _WHOLE))
 
 

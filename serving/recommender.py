@@ -567,8 +567,20 @@ def verify_golden(bundle: Bundle) -> int:
     """Ask the golden requests and compare; return how many there were.
 
     Raises:
-        BundleInvalid: naming the request, the answer and what was expected.
+        BundleInvalid: naming the request, the answer and what was expected; or they can't be read or asked.
     """
+    try:
+        return _verify_golden(bundle)
+    except BundleInvalid:
+        raise
+    except Exception as error:
+        raise BundleInvalid(
+            f"the golden requests of {bundle.path} can't be read or asked "
+            f"({error.__class__.__name__}: {str(error)[:200]}): assemble the bundle again"
+        ) from error
+
+
+def _verify_golden(bundle: Bundle) -> int:
     records = [json.loads(line) for line in (bundle.path / "golden.jsonl").read_text().splitlines()]
     if not records:
         raise BundleInvalid(f"{bundle.path / 'golden.jsonl'} holds no request: assemble the bundle again")

@@ -11,6 +11,7 @@ from feature_repo.kernels import choose
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Query, User
 
+MOST = 100_000  # candidates of one source, or in all
 SOURCES = ("history", "together", "tower", "store", "popular", "pinned")
 
 
@@ -23,6 +24,14 @@ class Quotas:
     tower: int = 60
     store: int = 40
     total: int = 500
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of candidates."""
+        for name, quota in vars(self).items():
+            if not isinstance(quota, int) or isinstance(quota, bool) or not 0 <= quota <= MOST:
+                raise ValueError(
+                    f"quota {name} is {str(quota)[:40]!r}: expected a whole number from 0 to {MOST}"
+                )
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,8 @@ def parse_request(
     for item in basket:
         _check_id("basket", item)
     k = raw.get("k", DEFAULT_K)
+    if isinstance(k, float) and k.is_integer():  # in JSON 7.0 is whole, and so is what is read as 1e300
+        k = int(k)
     if not isinstance(k, int) or isinstance(k, bool):
         raise InvalidRequest("k must be a whole number")
     if k < 0:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable, PointerInvalid
+from serving.metrics import shown
 from serving.processes import NoneStarts, Processes, memory_mb, say
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
 from serving.updates import Pointer, Updates, read_pointer
@@ -65,6 +66,9 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None) -> No
             f"{variable('http_port')} and {variable('grpc_port')} are both {settings.http_port}; "
             "expected two different ports"
         )
+    if settings.metrics_address:
+        host, _, port = settings.metrics_address.rpartition(":")
+        _bind(host.strip("[]"), int(port), "metrics_address", "metrics_address").close()  # to be told now
     with (
         _bind(settings.host, settings.http_port, "http_port") as http_socket,
         _bind(settings.host, settings.grpc_port, "grpc_port") as grpc_socket,
@@ -73,7 +77,8 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None) -> No
             Processes(settings, http_socket, grpc_socket, bundle_path, home).run()
         else:
             grpc_socket.close()
-            answer(bundle_path, settings, home, http_socket, say)
+            with shown(settings.metrics_address):
+                answer(bundle_path, settings, home, http_socket, say)
 
 
 def answer(
@@ -365,12 +370,12 @@ def _say(code: int, error: Exception) -> None:
     sys.stderr.write(f"reco serve: {error}\n")
 
 
-def _bind(host: str, port: int, field: str) -> socket.socket:
+def _bind(host: str, port: int, field: str, host_field: str = "host") -> socket.socket:
     """Return a socket bound but not yet listening, so that callers are refused until all is ready."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise _wrong_host(host) from error
+        raise _wrong_host(host, host_field) from error
     bound = socket.socket(family, kind)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -378,7 +383,7 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRNOTAVAIL:
-            raise _wrong_host(host) from error
+            raise _wrong_host(host, host_field) from error
         raise PortTaken(
             f"cannot listen on {host}:{port} ({error.strerror}): "
             f"stop what listens there, or set {variable(field)} to another port"
@@ -386,8 +391,8 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
     return bound
 
 
-def _wrong_host(host: str) -> SettingInvalid:
-    return SettingInvalid(f"{variable('host')} is {host!r}; expected an address of this machine")
+def _wrong_host(host: str, field: str) -> SettingInvalid:
+    return SettingInvalid(f"{variable(field)} is {host!r}; expected an address of this machine")
 
 
 if __name__ == "__main__":

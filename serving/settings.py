@@ -34,6 +34,9 @@ class Settings:
     http_port: int = 8080  # 0 lets the system choose; the start line tells which
     grpc_port: int = 8081  # likewise
     processes: int = 1  # that answer behind the two ports
+    metrics_address: str = (
+        ""  # HOST:PORT where metrics are shown, and nowhere else; empty: at HTTP's /metrics
+    )
     store_url: str = field(default="", repr=False)  # online store; empty means the SQLite file under home
     store_password: str = field(default="", repr=False)  # of the store's Redis, if its URL holds none
     availability_file: Path | None = (
@@ -49,7 +52,10 @@ class Settings:
     batch_max_wait_ms: float = 5.0  # that a request may wait for others to share a model call with; 0: never
     batch_max_rows: int = 8_192  # candidates of a call that several requests share
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
-    body_timeout_ms: float = 1_000.0  # a body that takes longer to arrive is refused with 408
+    body_timeout_ms: float = 1_000.0  # a head, or a body, that takes longer to arrive is refused with 408
+    max_connections: int = (
+        4_096  # of HTTP, and of gRPC, to one process; the one that idles longest makes room
+    )
     drain_s: float = 0.5  # time between readiness off and the door shut, for load balancers to notice
     grace_s: float = 20.0  # time that requests in flight get to finish after that
     log: bool = True  # keep the prediction log
@@ -191,10 +197,15 @@ def _cache_url(text: str) -> str:
     return text
 
 
-def _ranker_address(text: str) -> str:
-    host, _, port = text.partition("/")[0].rpartition(":")
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise ValueError
+    return text
+
+
+def _ranker_address(text: str) -> str:
+    _address(text.partition("/")[0])
     return text
 
 
@@ -210,6 +221,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "http_port": _whole(0, 65_535),
     "grpc_port": _whole(0, 65_535),
     "processes": _whole(1, 256),
+    "metrics_address": ("HOST:PORT", _address),
     "store_url": ("sqlite:///PATH, redis://HOST:PORT or memory:", _url),
     "store_password": ("text", str),
     "availability_file": ("a file", Path),
@@ -222,6 +234,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "batch_max_rows": _whole(1, 1 << 20),
     "body_limit_bytes": _whole(1_024, 64 << 20),
     "body_timeout_ms": _number(10, 600_000),
+    "max_connections": _whole(1, 1 << 20),
     "drain_s": _number(0, 600),
     "grace_s": _number(0, 600),
     "log": ("on or off", _switch),

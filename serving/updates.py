@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from feature_repo.ids import is_path
 from serving.errors import BundleInvalid, PointerInvalid
 from serving.metrics import BUNDLE_UPDATES
 
@@ -43,18 +44,20 @@ def read_pointer(home: Path) -> Pointer:
     file = home / "champion.json"
     try:
         content = json.loads(file.read_bytes())
-        bundle_id, path = str(content["bundle_id"]), PurePosixPath(content["path"])
+        bundle_id, path = str(content["bundle_id"]), content["path"]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise PointerInvalid(
             f"{home} has no champion: train one with `reco run`, or name a bundle with --bundle"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise PointerInvalid(
             f"{file} is not a champion pointer ({error.__class__.__name__}: {error}): "
             "write it again with `reco promote champion`"
         ) from error
-    if path.is_absolute() or ".." in path.parts:
-        raise PointerInvalid(f"{file} names {str(path)!r}, expected a directory under {home}: promote again")
+    if not is_path(path):
+        raise PointerInvalid(
+            f"{file} names {str(path)!r:.200}, expected a directory under {home}: promote again"
+        )
     return Pointer(bundle_id, home / path)
 
 

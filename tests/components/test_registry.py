@@ -15,6 +15,7 @@ from components.registry import (
     RegistryRefused,
     RegistryUnreachable,
     default_tracking_uri,
+    is_own_place,
 )
 
 # MLflow uses a loader of SQLAlchemy that is going to be removed.
@@ -121,3 +122,41 @@ def test_artifacts_lie_beside_the_database(registry: Registry, tmp_path: Path) -
     shutil.rmtree(database.parent / "mlflow")
     with pytest.raises(RegistryUnreachable, match="files of version 1 cannot be fetched"):
         registry.download(registry.version("1"), tmp_path / "copy")
+
+
+OURS = "file:///srv/home/mlflow"
+
+
+@pytest.mark.parametrize("uri", [f"{OURS}/0a1b2c/artifacts", f"{OURS}/7/0a1b2c/artifacts"])
+def test_files_beside_the_database_are_fetched(uri: str) -> None:
+    assert is_own_place(uri, OURS)
+
+
+@pytest.mark.parametrize("uri", ["mlflow-artifacts:/1/0a1b/artifacts", "s3://bucket-1/mlflow/0a1b/artifacts"])
+def test_files_of_a_server_s_own_store_are_fetched(uri: str) -> None:
+    assert is_own_place(uri, None)
+    assert not is_own_place(uri, OURS)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *(
+            "file:///etc",
+            "/etc/passwd",
+            "",
+            "file:/etc",
+            f"{OURS}/../../../etc",
+            f"{OURS}/%2e%2e/x",
+            f"{OURS}x/a",
+        ),
+        *("http://169.254.169.254/latest", "http:///#/../../../etc", "https://evil.example/a", "ftp://a/b"),
+        *("s3://user:pass@bucket/a", "s3://bucket/a?b", "s3://bucket/a#b", "s3://bucket/../a", "s3:bucket/a"),
+        *("mlflow-artifacts://evil/a", "mlflow-artifacts://169.254.169.254:80/a"),
+        *("mlflow-artifacts:/../a", "dbfs:/a", "S3://bucket/a\n"),
+        f"{OURS}/a//proc/self/root",
+    ],
+)
+def test_files_of_anywhere_else_are_not(uri: str) -> None:
+    assert not is_own_place(uri, OURS)
+    assert not is_own_place(uri, None)

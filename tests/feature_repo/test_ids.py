@@ -1,8 +1,21 @@
-"""One rule for every id, at its edges."""
+"""One rule for every id, every name and every path, at their edges and under 10,000 attempts."""
+
+import string
+from pathlib import Path, PurePosixPath
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from feature_repo.ids import MAX_ID_LENGTH, is_id
+from feature_repo.ids import MAX_ID_LENGTH, is_id, is_name, is_path
+
+ASCII = set(string.ascii_letters + string.digits + "_.-")
+BAD = [
+    *("", " ", "a b", "-a", "A", "a_b", "a.b", "a/b", "a\n", "\na", "a\r", "a\x00", "a%2f..", "a" * 64),
+    *("..", ".", "/", "~", "$HOME", "`id`", "a;rm -rf /", "x' OR '1'='1", 'x"', "a&&b", "{{7*7}}", "${7*7}"),
+    *("сheckout", "checkоut", "ⅽheckout", "ｃheckout", "check​out", "checkout‮", "ß", "ı", "K", "①", "a\u0300"),
+    *("../../etc/passwd", "..\\..\\x", "%2e%2e", "file:///etc", "a:b", "//x", "bundle​", "\ud800", "１"),
+]
 
 
 @pytest.mark.parametrize("value", ["1228", "x" * MAX_ID_LENGTH, "Käse 7", " "])
@@ -13,3 +26,72 @@ def test_what_is_an_id(value: str) -> None:
 @pytest.mark.parametrize("value", ["", "x" * (MAX_ID_LENGTH + 1), "a\nb", "\x00", 7, None, b"7", ["7"], True])
 def test_what_is_none(value: object) -> None:
     assert not is_id(value)
+
+
+@pytest.mark.parametrize("value", ["checkout", "792abe0b5ff7d8b4", "a", "0", "a-b-7", "x" * 63])
+def test_what_is_a_name(value: str) -> None:
+    assert is_name(value)
+    assert is_path(value)
+
+
+@pytest.mark.parametrize("value", [*BAD, None, 7, b"checkout", ["checkout"], True])
+def test_what_is_no_name(value: object) -> None:
+    assert not is_name(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["bundles/792abe0b5ff7d8b4", "statistics/item_ids.npy", "golden.jsonl", "a/b/c/d/e/f/g/h"]
+)
+def test_what_is_a_path(value: str) -> None:
+    assert is_path(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "/", "/etc", "..", "a/..", "a/../b", "./a", "a/", "a//b", "a/.b", ".hidden", "a\\b", "C:/a"),
+        *(
+            "a/b/c/d/e/f/g/h/i",
+            "a" * 129,
+            "a\n",
+            "a\x00b",
+            "~/a",
+            "a/%2e%2e/b",
+            "ａ/b",
+            "a b",
+            "a:b",
+            None,
+            7,
+        ),
+        PurePosixPath("a"),
+    ],
+)
+def test_what_is_no_path(value: object) -> None:
+    assert not is_path(value)
+
+
+ATTEMPTS = st.one_of(
+    st.text(max_size=80),
+    st.lists(
+        st.sampled_from(["..", ".", "/", "//", "\\", "%2f", "a", "b7", "\x00", "\n", "~", "-", "_"])
+    ).map("".join),
+    st.builds(lambda bad, other: bad + other, st.sampled_from(BAD), st.text(max_size=5)),
+    st.text(alphabet="abc-._/", max_size=12),
+    st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}"),
+)
+
+
+@settings(max_examples=10_000)
+@given(ATTEMPTS)
+def test_no_name_and_no_path_leads_anywhere_else(text: str) -> None:
+    root = Path("/srv/home")
+    if is_name(text):
+        assert set(text) <= ASCII - set("_.") - set(string.ascii_uppercase)
+        assert 0 < len(text) <= 63
+    if is_path(text):
+        assert set(text) <= ASCII | {"/"}
+        place = root / text
+        assert place.is_relative_to(root)
+        assert place != root
+        assert place.resolve(strict=False).is_relative_to(root.resolve())
+        assert len(place.relative_to(root).parts) == text.count("/") + 1

@@ -1,6 +1,7 @@
 """A bundle is what its manifest says, or it is refused with the reason."""
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,16 @@ import faiss
 import numpy as np
 import pytest
 
-from serving.bundle import RankingSettings, _read_settings, load_bundle, read_manifest, seal_bundle
+from serving.bundle import (
+    RankingSettings,
+    _bundle_id,
+    _read_settings,
+    _sha256,
+    load_bundle,
+    open_session,
+    read_manifest,
+    seal_bundle,
+)
 from serving.errors import BundleInvalid
 from serving.online_features import MemoryStore
 from serving.recommender import open_recommender
@@ -77,8 +87,6 @@ def test_a_spoilt_directory_is_refused(bundle: Path, spoil: Callable[[Path], obj
 def test_a_manifest_that_points_outside_is_refused(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     manifest = json.loads((bundle / "manifest.json").read_text())
-    from serving.bundle import _bundle_id, _sha256
-
     manifest["files"]["../secret"] = _sha256(tmp_path / "secret")
     body = {name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")}
     (bundle / "manifest.json").write_text(json.dumps({**body, "bundle_id": _bundle_id(body)}))
@@ -162,3 +170,128 @@ def test_a_bundle_from_before_the_weights_of_re_ranking_has_none(toy_bundle: Pat
     weighed = replace(bundle, settings=replace(settings, novelty=0.3, novel_slots=(10, 9)))
     assert weighed.novel.tolist() == [8, 9]
     assert len(weighed.rarity_of(codes)) == 2
+
+
+# ------------------------------------------------------------------------- true hashes, untrue content
+
+
+class Runs:
+    """A pickle that leaves a file behind where somebody reads it."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.write_text, (self.mark, "it ran")
+
+
+@pytest.mark.parametrize("name", ["ranker.onnx", "index.faiss", "statistics/price.npy", "golden.jsonl"])
+def test_a_pickle_is_refused_and_never_runs(bundle: Path, tmp_path: Path, name: str) -> None:
+    mark = tmp_path / "mark"
+    (bundle / name).write_bytes(pickle.dumps(Runs(mark)))
+    reseal(bundle)
+    with pytest.raises(BundleInvalid):
+        open_recommender(bundle, MemoryStore())
+    np.save(bundle / "statistics" / "price.npy", np.array([Runs(mark)], object), allow_pickle=True)
+    reseal(bundle)
+    with pytest.raises(BundleInvalid):
+        load_bundle(bundle)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "location", ["weights.bin", "../weights.bin", "/proc/self/environ", "link.bin", "./weights.bin"]
+)
+def test_a_graph_whose_weights_lie_in_another_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for place in (folder, tmp_path):
+        (place / "weights.bin").write_bytes(np.ones(4, np.float32).tobytes())
+    (folder / "link.bin").symlink_to("/etc/passwd")
+    monkeypatch.chdir(folder)
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4])
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+        weight.external_data.add(key=key, value=value)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "leaks",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    assert isinstance(model, onnx.ModelProto)
+    (folder / "ranker.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(BundleInvalid, match="not a graph that ONNX Runtime can run"):
+        open_session(folder / "ranker.onnx")
+
+
+def with_table(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None]:
+    def spoil(bundle: Path) -> None:
+        file = bundle / "statistics" / f"{name}.npy"
+        np.save(file, change(np.load(file)), allow_pickle=False)
+
+    return spoil
+
+
+def without_last_type(bundle: Path) -> None:
+    file = bundle / "statistics" / "vocabulary.json"
+    vocabulary = json.loads(file.read_text())
+    vocabulary["type"].pop()
+    file.write_text(json.dumps(vocabulary))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (with_table("price", lambda a: a.astype(np.float64)), "price.npy holds float64"),
+        (with_table("price", lambda a: a.astype(">f4")), "price.npy holds >f4"),
+        (with_table("price", lambda a: a[:-1]), "price.npy holds float32 of the shape"),
+        (with_table("together_count", lambda a: a[:, :-1]), "together_count.npy holds float32 of the shape"),
+        (with_table("neighbours", lambda a: a + len(a)), "neighbours.npy holds codes"),
+        (with_table("popular", lambda a: a - 2), "popular.npy holds codes from -2"),
+        (with_table("store_popular", lambda a: a[0]), "store_popular.npy holds int32 of the shape"),
+        (with_table("categorical", lambda a: a - a.max()), "categorical.npy holds codes from -"),
+        (
+            with_table("basket_count", lambda a: a * np.float32("nan")),
+            "basket_count.npy holds a number that is",
+        ),
+        (with_table("item_ids", lambda a: np.resize(a[:1], len(a))), "statistics/item_ids.npy"),
+        (with_table("item_ids", lambda a: np.char.add(a, "\n")), "statistics/item_ids.npy"),
+        (without_last_type, "vocabulary.json names"),
+    ],
+)
+def test_a_table_that_is_none_is_named(bundle: Path, spoil: Callable[[Path], None], message: str) -> None:
+    with np.errstate(all="ignore"):
+        spoil(bundle)
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match=message):
+        load_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "{}", '{"request": 1}', "[" * 5_000, '{"request": {"basket": 7}}']
+)
+def test_golden_requests_that_are_none_are_no_golden_requests(bundle: Path, line: str) -> None:
+    (bundle / "golden.jsonl").write_text(line + "\n")
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="golden requests of"):
+        open_recommender(bundle, MemoryStore())
+
+
+@pytest.mark.parametrize(
+    "files", [[], {"a": 1}, {"../x": "y"}, {"/etc/passwd": "y"}, {"a\n": "y"}, {"": "y"}]
+)
+def test_a_manifest_of_strange_files_is_refused(bundle: Path, files: object) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    body = {**manifest, "files": files}
+    del body["bundle_id"]
+    (bundle / "manifest.json").write_text(json.dumps({**body, "bundle_id": _bundle_id(body)}))
+    with pytest.raises(BundleInvalid, match=r"not a bundle manifest|outside the bundle|says it is"):
+        load_bundle(bundle)

@@ -265,3 +265,18 @@ def test_the_gpu_finds_what_the_cpu_finds(description: str) -> None:
     assert np.mean([np.isin(a, b).mean() for a, b in zip(found, expected, strict=True)]) > 0.95
     index.remove(found[0])
     assert not np.isin(index.search(queries, 20, search)[1][0], found[0]).any()
+
+
+@pytest.mark.parametrize("description", TYPES)
+def test_a_file_that_ends_too_soon_is_refused_wherever_it_ends(
+    indexes: dict[str, faiss.Index], description: str, tmp_path: Path
+) -> None:
+    """Faiss's own reader of mapped files crashes the process for some of these lengths."""
+    file = tmp_path / "index.faiss"
+    faiss.write_index(indexes[description], str(file))
+    whole = file.read_bytes()
+    assert read_item_index(file).rows == ITEMS
+    for length in (*range(0, 420, 7), *range(25, 32), *range(420, len(whole), len(whole) // 20)):
+        file.write_bytes(whole[:length])
+        with pytest.raises((RuntimeError, ValueError, MemoryError)):
+            read_item_index(file)

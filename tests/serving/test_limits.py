@@ -7,6 +7,7 @@ import pytest
 
 from serving.errors import Overloaded
 from serving.limits import Limits
+from serving.problems import problem
 from serving.settings import Settings
 
 SETTINGS = Settings(body_limit_bytes=1_024, body_timeout_ms=50.0)
@@ -72,7 +73,9 @@ def test_a_prefetch_that_there_is_no_time_for_is_a_429() -> None:
 
     scope = {"type": "http", "method": "POST", "path": "/own", "headers": []}
     asyncio.run(Limits(echo, SETTINGS, {"/own": refuses})(scope, receive, send))
-    assert (sent[0]["status"], orjson.loads(sent[1]["body"])) == (429, {"error": "overloaded: ask later"})
+    assert sent[0]["status"] == 429
+    assert orjson.loads(sent[1]["body"]) == problem(429, "overloaded: ask later")
+    assert (b"content-type", b"application/problem+json") in sent[0]["headers"]
 
 
 def test_a_get_goes_through_untouched() -> None:
@@ -84,7 +87,7 @@ def test_a_long_body_is_refused(announced: bool) -> None:
     chunks = [b" " * 600, b" " * 600]
     status, answer = ask(chunks, headers={"content-length": "1200"} if announced else {}, ends=False)
     assert status == 413
-    assert answer == {"error": "the body is longer than 1024 bytes"}
+    assert answer == problem(413, "the body is longer than 1024 bytes")
 
 
 def test_a_body_that_does_not_end_is_refused() -> None:
@@ -109,7 +112,6 @@ def test_a_client_that_goes_away_gets_no_answer() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
         b"{",
         b'{"k": NaN}',
         b'{"k": Infinity}',
@@ -118,13 +120,34 @@ def test_a_client_that_goes_away_gets_no_answer() -> None:
         b"\xff\xfe",
         b"[" * 1_000 + b"1",
     ],
-    ids=["empty", "cut", "nan", "infinity", "1e400", "surrogate", "not utf-8", "deep"],
+    ids=["cut", "nan", "infinity", "1e400", "surrogate", "not utf-8", "deep"],
 )
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     status, answer = ask([body])
     assert status == 400
-    assert answer["error"].startswith("the body is not JSON")
+    assert answer["detail"].startswith("the body is not JSON")
 
 
 def test_binary_tensors_are_refused() -> None:
     assert ask([b"{}"], headers={"Inference-Header-Content-Length": "2"})[0] == 400
+
+
+def test_a_path_of_ours_takes_posts_only_and_no_other_body_is_read() -> None:
+    async def never(scope: Any, document: object) -> bytes:
+        raise AssertionError
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("the body of what is no POST is nobody's")
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    for method in ("GET", "PUT", "DELETE", "TRACE"):
+        scope = {"type": "http", "method": method, "path": "/own", "headers": [(b"content-length", b"9")]}
+        asyncio.run(Limits(echo, SETTINGS, {"/own": never})(scope, receive, send))
+        start, body = sent[-2:]
+        assert start["status"] == 405
+        assert (b"allow", b"POST") in start["headers"]
+        assert orjson.loads(body["body"]) == problem(405, "method not allowed here")

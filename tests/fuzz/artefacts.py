@@ -1,0 +1,370 @@
+"""Bundles with one file spoilt -> what our loader makes of them, each in a process of its own.
+
+    python -m tests.fuzz.artefacts --cases 2000
+
+Half of the cases leave the manifest as it is: each must be refused. In the other half the manifest is sealed
+anew, as an attacker or a step with a fault would do it, so that the checks behind the hashes are reached:
+what is not refused then has given the bundle's golden answers, and must give sound answers to others as well.
+"""
+
+import argparse
+import collections
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from feature_repo.ids import is_id
+from serving.bundle import _bundle_id, load_bundle, read_manifest, seal_bundle
+from serving.errors import BundleInvalid
+from serving.online_features import MemoryStore, UserRow
+from serving.recommender import Recommender, answer_golden, open_recommender
+from serving.schemas import Request
+
+SECONDS, MEGABYTES = 10, 512  # of one case, at most
+INDEXES = {
+    "Flat": {},
+    "HNSW8": {"efSearch": 64},
+    "IVF8,SQ8": {"nprobe": 8},
+    "IVF8,PQ4x4,Refine(SQ8)": {"nprobe": 8, "k_factor": 8},
+}
+REFUSED, SOUND, UNSOUND, RAISED = "refused", "sound", "unsound", "raised"
+_CODES = {REFUSED: 10, SOUND: 11, UNSOUND: 12, RAISED: 13}
+_EXTREMES = (0, -1, 1, 2**15, 2**31 - 1, -(2**31), 2**40, 2**62)
+_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    2**63,
+    "",
+    "x" * 1_000,
+    "../../etc/passwd",
+    [],
+    {},
+    [[]],
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case."""
+
+    family: str
+    file: str
+    spoilt: str  # how
+    sealed: bool  # whether the manifest was sealed anew
+    outcome: str  # REFUSED, SOUND, UNSOUND, RAISED, or a signal's name
+    seconds: float
+    megabytes: float
+    said: str
+
+
+# ------------------------------------------------------------------------------------------- spoiling
+
+
+def _flip(data: bytearray, rng: random.Random) -> None:
+    for _ in range(rng.randint(1, 8)):
+        data[rng.randrange(len(data))] ^= rng.randint(1, 255)
+
+
+def _cut(data: bytearray, rng: random.Random) -> None:
+    del data[rng.randrange(len(data)) :]
+
+
+def _fill(data: bytearray, rng: random.Random) -> None:
+    start, count = rng.randrange(len(data)), rng.randint(1, 64)
+    data[start : start + count] = rng.choice((b"\x00", b"\xff", b"\x80")) * count
+
+
+def _number(data: bytearray, rng: random.Random) -> None:
+    width = rng.choice((4, 8))
+    start = rng.randrange(max(len(data) - width, 1)) // 4 * 4
+    data[start : start + width] = (rng.choice(_EXTREMES) % 2 ** (8 * width)).to_bytes(width, "little")
+
+
+def _number_at_the_head(data: bytearray, rng: random.Random) -> None:
+    """Where formats keep counts and sizes."""
+    head = data[:256]
+    _number(head, rng)
+    data[:256] = head
+
+
+def _repeat(data: bytearray, rng: random.Random) -> None:
+    start = rng.randrange(len(data))
+    data[start:start] = data[start : start + rng.randint(1, 512)]
+
+
+def _append(data: bytearray, rng: random.Random) -> None:
+    data += rng.randbytes(rng.randint(1, 512))
+
+
+_BYTES: tuple[Callable[[bytearray, random.Random], None], ...] = (
+    *(_flip, _cut, _fill, _number, _number_at_the_head, _repeat, _append),
+)
+
+
+def spoil_bytes(content: bytes, rng: random.Random) -> tuple[str, bytes]:
+    """Return how a file was spoilt, and what is left of it."""
+    while True:
+        how, data = rng.choice(_BYTES), bytearray(content)
+        how(data, rng)
+        if bytes(data) != content:
+            return how.__name__.strip("_"), bytes(data)
+
+
+def spoil_json(content: bytes, rng: random.Random) -> tuple[str, bytes]:
+    """Return likewise with one value in it replaced, taken out or nested deeply, still JSON."""
+    lines = content.split(b"\n")
+    filled = [number for number, line in enumerate(lines) if line.strip()]
+    whole = not filled or (content.lstrip()[:1] in b"[{" and _is_json(content))
+    number = None if whole else rng.choice(filled)
+    document = json.loads(content if number is None else lines[number])
+    places = list(_places(document))
+    if not places:
+        return spoil_bytes(content, rng)
+    holder, key = rng.choice(places)
+    how = rng.choice(("value", "gone", "deep"))
+    if how == "value":
+        holder[key] = rng.choice(_VALUES)
+    elif how == "gone":
+        del holder[key]
+    else:
+        holder[key] = "DEEP"
+    text = json.dumps(document).replace('"DEEP"', "[" * 2_000 + "]" * 2_000).encode()
+    spoilt = text if number is None else b"\n".join([*lines[:number], text, *lines[number + 1 :]])
+    return ("json " + how, spoilt) if spoilt != content else spoil_json(content, rng)
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except ValueError:
+        return False
+    return True
+
+
+def _places(node: Any) -> Any:
+    for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        yield node, key
+        yield from _places(node[key])
+
+
+def spoil(bundle: Path, name: str, rng: random.Random) -> tuple[str, bytes]:
+    """Return how a file of a bundle was spoilt, and what is left of it."""
+    content = (bundle / name).read_bytes()
+    others = [file for file in bundle.rglob(f"*{Path(name).suffix}") if file.read_bytes() != content]
+    if others and rng.random() < 0.1:
+        other = rng.choice(sorted(others))
+        return f"swapped for {other.name}", other.read_bytes()
+    text = name.endswith((".json", ".jsonl"))
+    return spoil_json(content, rng) if text and rng.random() < 0.6 else spoil_bytes(content, rng)
+
+
+def seal_anew(bundle: Path, name: str, content: bytes) -> bytes:
+    """Return a manifest that fits a changed file; for the manifest itself, with its id true again."""
+    if name == "manifest.json":
+        try:
+            manifest = json.loads(content)
+            return json.dumps({**manifest, "bundle_id": _bundle_id(_body(manifest))}).encode()
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return content
+    manifest = json.loads((bundle / "manifest.json").read_bytes())
+    manifest["files"][name] = hashlib.sha256(content).hexdigest()
+    return json.dumps({**manifest, "bundle_id": _bundle_id(_body(manifest))}).encode()
+
+
+def _body(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in manifest.items() if name != "bundle_id"}
+
+
+# -------------------------------------------------------------------------------------------- bundles
+
+
+def families(toy: Path, folder: Path) -> dict[str, Path]:
+    """Return the toy bundle with each type of index, and some files that most bundles have not."""
+    made = {}
+    vectors = faiss.read_index(str(toy / "index.faiss")).reconstruct_n()
+    for description, search in INDEXES.items():
+        path = folder / description.replace(",", "-")
+        shutil.copytree(toy, path)
+        index = faiss.index_factory(vectors.shape[1], description, faiss.METRIC_INNER_PRODUCT)
+        index.train(vectors)
+        index.add(vectors)
+        faiss.write_index(index, str(path / "index.faiss"))
+        np.save(path / "removed_items.npy", np.array([3, 7], np.int64))
+        settings = replace(load_bundle(toy).settings, search=search)
+        cut = read_manifest(toy)["cut"]
+        golden = [json.loads(line) for line in (toy / "golden.jsonl").read_text().splitlines()]
+        seal_bundle(path, cut=cut, settings=settings, made_from={})
+        bundle = load_bundle(path)
+        for record in golden:
+            record["expected"] = answer_golden(bundle, record["request"], record["history"])
+        (path / "golden.jsonl").write_text("".join(json.dumps(record) + "\n" for record in golden))
+        seal_bundle(path, cut=cut, settings=settings, made_from={})
+        open_recommender(path, MemoryStore())
+        made[description] = path
+    return made
+
+
+def put(bundle: Path, case: Path, name: str, content: bytes, sealed: bool) -> None:
+    """Make a bundle that differs from another one in one file; all others are the same on the disk."""
+    shutil.copytree(bundle, case, copy_function=os.link)
+    changed = {name: content}
+    if sealed:
+        changed["manifest.json"] = seal_anew(bundle, name, content)
+    for file, data in changed.items():
+        (case / file).unlink()
+        (case / file).write_bytes(data)
+
+
+# --------------------------------------------------------------------------------------------- asking
+
+
+def is_sound(recommender: Recommender) -> str:
+    """Ask some requests; return what is wrong with an answer, empty if nothing is."""
+    items = recommender.bundle.statistics.item_ids.tolist()
+    rng = random.Random(0)
+    for number in range(12):
+        basket = tuple(dict.fromkeys(rng.choices(items, k=number)))
+        profile = rng.choice(list(recommender.bundle.profiles))
+        store = rng.choice([None, *recommender.bundle.statistics.store_ids.tolist()])
+        request = Request(basket, 1_512_498_600.0, "u1" if number % 2 else None, store, 20, "r", profile)
+        response = recommender.recommend(request)
+        shown = [item.item_id for item in response.items]
+        if response.degraded:
+            return f"degraded: {response.degraded_reason}"
+        if len(set(shown)) < len(shown) or set(shown) & set(basket) or not set(shown) <= set(items):
+            return "an item twice, of the basket, or of nowhere"
+        if not all(is_id(item) for item in shown):
+            return "an item whose id is none"
+        if not all(0 <= item.score <= 1 for item in response.items):  # NaN is neither
+            return "a score that is no probability"
+        json.dumps(response.to_dict(), allow_nan=False)
+    return ""
+
+
+def load(case: Path, history: bytes) -> tuple[str, str]:
+    """Load a bundle as the endpoint does, and return the outcome and what was said."""
+    store = MemoryStore()
+    store.write("u1", UserRow(history, 1_512_000_000.0))
+    try:
+        recommender = open_recommender(case, store)
+    except BundleInvalid as error:
+        return REFUSED, str(error)
+    except BaseException:  # noqa: BLE001 - whatever it is, it is what we look for
+        return RAISED, traceback.format_exc()
+    try:
+        wrong = is_sound(recommender)
+    except BaseException:  # noqa: BLE001 - likewise
+        return UNSOUND, traceback.format_exc()
+    return (UNSOUND, wrong) if wrong else (SOUND, "")
+
+
+def in_a_child(run: Callable[[], tuple[str, str]]) -> tuple[str, str, float, float]:
+    """Run in a fork with bounded time and memory; return outcome, what was said, seconds and megabytes."""
+    reading, writing = os.pipe()
+    began = time.monotonic()
+    if (pid := os.fork()) == 0:
+        os.close(reading)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + (MEGABYTES << 20),) * 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.alarm(SECONDS)
+        outcome, said = run()
+        os.write(writing, said.encode(errors="replace")[-4_000:])
+        os._exit(_CODES[outcome])
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    _, status, used = os.wait4(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    known = {number: outcome for outcome, number in _CODES.items()}
+    outcome = signal.Signals(-code).name if code < 0 else known.get(code, f"exit {code}")
+    return outcome, said, time.monotonic() - began, used.ru_maxrss / 1024
+
+
+def fuzz(toy: Path, folder: Path, history: bytes, cases: int, seed: int) -> list[Outcome]:
+    """Spoil files of bundles, one after the other, and load what came of it."""
+    rng = random.Random(seed)
+    bundles = families(toy, folder)
+    outcomes = []
+    for number in range(cases):
+        family = rng.choice(list(bundles))
+        names = sorted(
+            file.relative_to(bundles[family]).as_posix()
+            for file in bundles[family].rglob("*")
+            if file.is_file()
+        )
+        # The graphs and the index hold most of what can go wrong.
+        heavy = ["query_tower.onnx", "ranker.onnx", "index.faiss", "index.faiss"]
+        name = rng.choice(heavy if rng.random() < 0.5 else names)
+        how, content = spoil(bundles[family], name, rng)
+        sealed = number % 2 == 1
+        case = folder / f"case-{number}"
+        put(bundles[family], case, name, content, sealed)
+        found = in_a_child(lambda case=case: load(case, history))  # type: ignore[misc]
+        outcome, said, seconds, megabytes = found
+        outcomes.append(
+            Outcome(family, name, how, sealed, outcome, round(seconds, 3), round(megabytes, 1), said)
+        )
+        shutil.rmtree(case)
+    return outcomes
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return counts, the worst case's time and memory, and every case that went wrong."""
+    plain = [one for one in outcomes if not one.sealed]
+    sealed = [one for one in outcomes if one.sealed]
+    wrong = [one for one in plain if one.outcome != REFUSED]
+    wrong += [one for one in sealed if one.outcome not in (REFUSED, SOUND)]
+    return {
+        "cases": len(outcomes),
+        "spoilt": {"cases": len(plain), **collections.Counter(one.outcome for one in plain)},
+        "sealed_anew": {"cases": len(sealed), **collections.Counter(one.outcome for one in sealed)},
+        "longest_s": max(one.seconds for one in outcomes),
+        "largest_mb": max(one.megabytes for one in outcomes),
+        "wrong": [asdict(one) for one in wrong],
+    }
+
+
+def main() -> int:
+    """Fuzz the toy bundle and print the summary; return 1 if a case went wrong."""
+    from feature_repo.aggregates import pack
+    from tests.conftest import make_row
+    from tests.serving.conftest import USERS, build_bundle, weekly
+
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.artefacts")
+    parser.add_argument("--cases", type=int, default=2_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="reco-fuzz-") as scratch:
+        folder = Path(scratch)
+        toy = build_bundle(folder / "toy")
+        history = pack(make_row(weekly(USERS["u1"])))
+        found = summary(fuzz(toy, folder, history, given.cases, given.seed))
+    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    ok = not found["wrong"] and found["longest_s"] <= SECONDS and found["largest_mb"] <= MEGABYTES
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

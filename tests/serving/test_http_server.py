@@ -1,0 +1,278 @@
+"""What a public door does with clients that are slow, silent, long-winded or too many; over real sockets."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from serving.connections import MAX_HEAD_BYTES, MAX_HEADERS, Waits
+from serving.http_server import http_server
+from serving.limits import Limits
+from serving.settings import Settings
+
+ARRIVAL_S, BODY_LIMIT = 0.3, 4_096
+Ask = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+GOOD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+LONG = b"x" * 4_000_000
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("FIRST_S", 0.4), ("MARGIN_S", 0.2), ("SWEEP_S", 0.1)):
+        monkeypatch.setattr(f"serving.http_server.{name}", seconds)
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    body = LONG if scope["path"] == "/long" else b"here"
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def echo(scope: Any, document: object) -> bytes:
+    return json.dumps(document).encode()
+
+
+def served(scenario: Callable[[Ask], Awaitable[None]], most: int = 100) -> None:
+    """Let a scenario open connections to a server that ends with it."""
+
+    async def run() -> None:
+        settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
+        limits = Limits(app, settings, {"/echo": echo})
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            waits: Waits[Any] = Waits(most)
+            server = http_server(limits, ARRIVAL_S, 1, 1, waits, shared=False)
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            while not server.started:
+                await asyncio.sleep(0.005)
+            opened: list[asyncio.StreamWriter] = []
+
+            async def ask() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                reader, writer = await asyncio.open_connection(*listening.getsockname())
+                opened.append(writer)
+                return reader, writer
+
+            async with asyncio.timeout(20):
+                await scenario(ask)
+            for writer in opened:
+                writer.close()
+            server.should_exit = True
+            await serving
+            assert len(waits) == 0
+
+    asyncio.run(run())
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the server hangs up."""
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+def refusal(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    document = json.loads(body)
+    assert b"content-type: application/problem+json" in head
+    assert b"connection: close" in head
+    assert head.startswith(b"HTTP/1.1 %d " % document["status"])
+    assert len(answer) < 1_000
+    return document["status"], document["detail"]
+
+
+def test_a_connection_answers_and_one_that_says_nothing_is_closed() -> None:
+    async def scenario(ask: Ask) -> None:
+        (silent, _), (reader, writer) = await ask(), await ask()
+        for _ in range(3):
+            writer.write(GOOD)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(2) == b"{}"
+            await asyncio.sleep(0.25)
+        assert silent.at_eof() or await all_of(silent) == b""
+        assert await all_of(reader) == b""  # after the time that an idle connection is kept
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    "head", [b"P", b"POST /echo HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le"]
+)
+def test_a_head_that_does_not_end_is_refused(head: bytes) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(head)
+        assert refusal(await all_of(reader)) == (408, f"the headers did not arrive within {ARRIVAL_S:g} s")
+
+    served(scenario)
+
+
+def test_a_head_that_drips_is_refused_however_long_it_goes_on() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        dripping = asyncio.create_task(drip(writer, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1_000))
+        assert refusal(await all_of(reader))[0] == 408
+        dripping.cancel()
+
+    async def drip(writer: asyncio.StreamWriter, text: bytes) -> None:
+        for number in range(len(text)):
+            writer.write(text[number : number + 1])
+            await asyncio.sleep(0.02)
+
+    served(scenario)
+
+
+def test_line_ends_are_no_beginning_of_a_request() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+
+        async def drip() -> None:
+            while True:
+                writer.write(b"\r\n")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.create_task(drip())
+        assert await all_of(reader) == b""
+        dripping.cancel()
+
+    served(scenario)
+
+
+def test_a_body_that_stops_is_refused_once_and_its_rest_is_no_request() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert refusal(await all_of(reader)) == (408, f"the body did not arrive within {ARRIVAL_S:g} s")
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        b"PUT /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+    ids=["too long", "of a GET", "of no POST"],
+)
+def test_a_body_that_nobody_reads_holds_no_connection(request_: bytes) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(request_)
+
+        async def drip() -> None:
+            while True:
+                writer.write(b"1\r\nx\r\n")
+                await asyncio.sleep(0.05)
+
+        await reader.readuntil(b"\r\n\r\n")  # answered at once
+        dripping = asyncio.create_task(drip())
+        await all_of(reader)
+        dripping.cancel()
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b"a: " + b"x" * MAX_HEAD_BYTES * 3, b"a: b\r\n" * (MAX_HEADERS + 1) + b"\r\n", b"a:b\r\n" * 100_000],
+    ids=["one long", "some too many", "far too many"],
+)
+def test_long_heads_are_refused_while_they_arrive(headers: bytes) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + headers)
+        if answer := await all_of(reader):  # who goes on sending may be cut off before it reads
+            status, detail = refusal(answer)
+            assert status == 431
+            assert str(MAX_HEAD_BYTES) in detail
+
+    served(scenario)
+
+
+def test_a_head_of_some_kilobytes_is_none_too_long() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        padding = b"a: " + b"x" * (MAX_HEAD_BYTES - 200) + b"\r\n"
+        for part in (GOOD[:20], GOOD[20:30] + padding, GOOD[30:]):
+            writer.write(part)
+            await asyncio.sleep(0.02)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+    served(scenario)
+
+
+def test_what_is_no_http_is_told_so_and_echoed_nowhere() -> None:
+    async def scenario(ask: Ask) -> None:
+        for garbage in (b"\x16\x03\x01\x02\x00", b"PRIVATE-17 / HTTP/1.1\r\n\r\n", b"GET  HTTP/9.9\r\n\r\n"):
+            reader, writer = await ask()
+            writer.write(garbage)
+            answer = await all_of(reader)
+            assert refusal(answer) == (400, "the request is not HTTP/1.1")
+            assert b"PRIVATE" not in answer
+
+    served(scenario)
+
+
+def test_who_does_not_read_its_answers_is_hung_up_on() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(4):
+            writer.write(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(2.0)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await all_of(reader)) < 4 * len(LONG)
+
+    served(scenario)
+
+
+def test_where_there_is_no_room_the_one_that_idles_longest_makes_it() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        idle = [await ask() for _ in range(4)]
+        for _ in range(3):
+            writer.write(GOOD)
+            await reader.readuntil(b"{}")
+            idle.append(await ask())
+            await asyncio.sleep(0.02)
+        gone = [idler.at_eof() for idler, _ in idle]
+        assert gone == [True, True, True, False, False, False, False]
+        writer.write(GOOD)
+        await reader.readuntil(b"{}")
+
+    served(scenario, most=5)
+
+
+def test_requests_that_come_together_are_all_answered() -> None:
+    """However long their turns take: nobody waits for a client whose request is here."""
+
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        body = b'{"a": "%s"}' % (b"7" * 3_000)
+        one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        writer.write(one * 50)
+        for _ in range(50):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert json.loads(await reader.readexactly(len(body))) == json.loads(body)
+
+    served(scenario)
+
+
+def test_a_head_that_is_a_little_too_long_is_refused_wherever_it_is_cut() -> None:
+    async def scenario(ask: Ask) -> None:
+        head = GOOD[:30] + b"a: " + b"x" * MAX_HEAD_BYTES + b"\r\n" + GOOD[30:]
+        for cut in (10, 5_000, MAX_HEAD_BYTES, len(head)):
+            reader, writer = await ask()
+            writer.write(head[:cut])
+            await asyncio.sleep(0.02)
+            writer.write(head[cut:])
+            assert refusal(await all_of(reader))[0] == 431
+
+    served(scenario)

@@ -1,0 +1,176 @@
+"""Canary strings: secrets and shoppers stand in no log line, metric, span or refusal, whatever is asked."""
+
+import http.server
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from serving.settings import Settings
+from tests.chaos.procs import eventually, free_port
+
+pytestmark = pytest.mark.slow
+
+PASSWORD, KEY, SHOPPER, ITEM = "CANARY-PASSWORD", "CANARY-KEY", "CANARY-SHOPPER", "CANARY-ITEM"
+CANARY = "CANARY"
+OWN, V1, V2 = "/v1/recommendations", "/v1/models/checkout:predict", "/v2/models/checkout/infer"
+NASTY = [
+    f"{CANARY}\nERROR forged line",
+    f"{CANARY}\r\n\r\nHTTP/1.1 200 OK",
+    f"\x1b[2J{CANARY}",
+    f"{CANARY}\x00",
+    f"{CANARY}\u2028",
+    f"\u202e{CANARY}",
+    f"{CANARY}" * 40,
+]
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[tuple[str, list[bytes]]]:
+    """What OpenTelemetry sends, byte for byte."""
+    got: list[bytes] = []
+
+    class Collects(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collects) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", got
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def running(
+    toy_bundle: Path,
+    collector: tuple[str, list[bytes]],
+    tmp_path_factory: pytest.TempPathFactory,
+    start_endpoint: Callable[..., Any],
+) -> Any:
+    """An endpoint whose store is not there, so that what it says of it is in the log, too."""
+    settings = Settings(
+        home=tmp_path_factory.mktemp("home"),
+        store_url=f"redis://:{PASSWORD}@127.0.0.1:{free_port()}/0",
+        request_log_key=KEY,
+        trace_url=collector[0],
+        deadline_ms=30_000.0,
+        log=False,
+    )
+    return start_endpoint(toy_bundle, settings)
+
+
+def refused_bodies(client: httpx.Client) -> Iterator[httpx.Response]:
+    """Every way of being refused, each with a canary in it."""
+    basket: dict[str, Any] = {"basket": []}
+    for text in NASTY:
+        for field in ("user_id", "store_id", "request_id", "profile", "at"):
+            yield client.post(OWN, json={**basket, field: text})
+            yield client.post(V1, json={"instances": [{**basket, field: text}]})
+        yield client.post(OWN, json={"basket": [text]})
+        yield client.post(OWN, json={**basket, text: 1})
+        yield client.post(V2, json={"inputs": [tensor("basket", [text])]})
+        yield client.post(V2, json={"inputs": [tensor(text, ["x"])], text: text})
+    yield client.post(OWN, content=f'{{"basket": ["{CANARY}"'.encode())
+    yield client.post(OWN, content=f'"{CANARY}"'.encode())
+    yield client.post(OWN, content=CANARY.encode() * 50_000)
+    yield client.post(OWN, json=basket, headers={"x-deadline-ms": CANARY})
+    yield client.post(OWN, json=basket, headers={"x-priority": CANARY})
+    yield client.post(OWN, json=basket, headers={CANARY: "x" * 20_000})
+    for path in (
+        f"/{CANARY}",
+        f"/v1/models/{CANARY}",
+        f"/v2/models/{CANARY}",
+        f"/v1/models/{CANARY}:predict",
+    ):
+        yield client.get(path)
+        yield client.post(path, json={"inputs": [], "instances": []})
+        yield client.put(f"{path}?{CANARY}={CANARY}", json={CANARY: 1})
+
+
+def tensor(name: str, data: list[str]) -> dict[str, Any]:
+    return {"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data}
+
+
+def test_what_was_sent_and_what_is_secret_is_written_nowhere(
+    running: Any, collector: tuple[str, list[bytes]]
+) -> None:
+    from serving.proto.recommendations_pb2 import RecommendRequest
+    from serving.proto.recommendations_pb2_grpc import RecommendationsStub
+
+    good = {"user_id": SHOPPER, "basket": [ITEM, "1000005"], "request_id": "till-4", "k": 3}
+    with httpx.Client(base_url=running.http, timeout=30) as client:
+        for path, body in (
+            (OWN, good),
+            (V1, {"instances": [good, good]}),
+            (V2, {"inputs": [tensor("basket", [ITEM]), tensor("user_id", [SHOPPER])]}),
+        ):
+            answer = client.post(path, json=body)
+            assert answer.status_code == 200
+            assert CANARY not in answer.text  # the store is not there: degraded, and it says so
+            assert "features_unavailable" in answer.text
+        refusals = list(refused_bodies(client))
+        strange = [
+            (answer.status_code, str(answer.request.url))
+            for answer in refusals
+            if answer.status_code // 100 != 4
+        ]
+        assert not strange
+        assert all(CANARY not in answer.text for answer in refusals)
+        assert all(CANARY not in str(answer.headers) for answer in refusals)
+        assert max(len(answer.content) for answer in refusals) < 2_048
+        metrics = client.get("/metrics").text
+    with grpc.insecure_channel(running.grpc) as channel:
+        recommend = RecommendationsStub(channel).Recommend
+        recommend(RecommendRequest(**good), timeout=30)
+        for text in NASTY[3:]:
+            with pytest.raises(grpc.RpcError) as refused:
+                recommend(RecommendRequest(user_id=text), timeout=30)
+            assert CANARY not in refused.value.details()
+    eventually(lambda: sum('"till-4"' in line for line in running.stderr) >= 4)
+    eventually(lambda: len(b"".join(collector[1])) > 0, 30)
+    said = "".join(running.stderr)
+    assert "answering without the user's history" in said
+    for place, text in (("log", said), ("metrics", metrics)):
+        assert CANARY not in text, place
+    assert CANARY.encode() not in b"".join(collector[1])
+
+
+def test_a_label_takes_few_values_whatever_is_asked(running: Any) -> None:
+    """A metric that grows with the callers' imagination ends the server that scrapes it."""
+    text = httpx.get(f"{running.http}/metrics", timeout=30).text
+    series: dict[str, int] = {}
+    for line in text.splitlines():
+        if line.startswith("reco_") and "_bucket" not in line:
+            series[re.split(r"[ {]", line)[0]] = series.get(re.split(r"[ {]", line)[0], 0) + 1
+    assert max(series.values()) <= 200
+
+
+def test_an_id_cannot_forge_a_line_of_the_log(running: Any) -> None:
+    printable = ['till "7"', "till\\n7", "till', 'x", '{"event": "answered"}', "Käse 🧀", "${jndi:x}", "%s%n"]
+    with httpx.Client(base_url=running.http, timeout=30) as client:
+        for text in printable:
+            body = {"basket": [], "request_id": text, "store_id": text, "k": 0}
+            assert client.post(OWN, json=body).json()["request_id"] == text
+        for text in NASTY:
+            answer = client.post(OWN, json={"basket": [], "request_id": text})
+            assert answer.status_code == 422
+    eventually(lambda: any("%s%n" in line for line in running.stderr))
+    lines = [json.loads(line) for line in running.stderr if line.startswith("{")]
+    found = [line["request_id"] for line in lines if line.get("store_id") in printable]
+    assert found == printable
+    said = "".join(running.stderr)
+    assert "forged" not in said
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u2028\u202e]", said)
