@@ -71,8 +71,8 @@ def _goals(result: Result) -> Iterator[Goal]:
     yield Goal(checkouts, ">=", 99, " %", _percent("priority", "checkout", "good_ratio"))
     yield Goal("until p99 is back after that", "<=", 5, " s", _recovery)
     yield Goal("failed while two bundles are swapped", "<=", 0, "", _failed_in_swap)
-    yield Goal("p99 while a bundle is swapped, against before", "<=", 2, " x", _part("swap", "p99_ratio"))
-    yield Goal("p99 beside a canary, against without", "<=", 1.25, " x", _part("canary", "ratio"))
+    yield Goal("p99 while a bundle is swapped, against before", "<=", 2, " x", part_of("swap", "p99_ratio"))
+    yield Goal("p99 beside a canary, against without", "<=", 1.25, " x", part_of("canary", "ratio"))
     if "endurance" in result:
         yield Goal(f"growth of memory in {ENDURED:,} requests", "<=", 5, " MiB", _memory)
     if result["mixed"] is not None:
@@ -104,7 +104,7 @@ def _holds(measured: float, sign: str, bound: float) -> bool:
 
 
 def _of(arm: str, *path: str) -> Read:
-    return _part("arms", arm, *path)
+    return part_of("arms", arm, *path)
 
 
 def _capacity_over(name: str, other: str) -> Read:
@@ -122,7 +122,7 @@ def _growth(result: Result) -> float | None:
     return found
 
 
-def _part(*path: str) -> Read:
+def part_of(*path: str) -> Read:
     def read(result: Result) -> float | None:
         found: Any = result
         for name in path:
@@ -134,7 +134,7 @@ def _part(*path: str) -> Read:
 
 def _percent(*path: str) -> Read:
     def read(result: Result) -> float | None:
-        ratio = _part(*path)(result)
+        ratio = part_of(*path)(result)
         return None if ratio is None else 100 * ratio
 
     return read
@@ -149,7 +149,7 @@ def _recovery(result: Result) -> float | None:
 
 
 def _failed_in_swap(result: Result) -> float | None:
-    return _part("swap", "failed")(result) if result.get("swap", {}).get("swapped") else None
+    return part_of("swap", "failed")(result) if result.get("swap", {}).get("swapped") else None
 
 
 def _memory(result: Result) -> float | None:
