@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pipelines.drill_outcome import LATE_MS
+from pipelines.drill_outcome import CLIENT, LATE_MS, RAW
 from pipelines.load_goals import Goal, Read, part_of
 
-CLIENT, RAW = "client", "raw"  # who asks through the project's client, and who without it
 RECOVERY_S = 3.0
 STORE_WAIT_MS, STORE_MS = 15.0, 6.0  # of one request, and of the p99 over the healthy one
 TOLD_S = 1.0

@@ -13,9 +13,10 @@ import orjson
 from serving.client import SOURCE
 from serving.load_generator import Load
 
+CLIENT, RAW = "client", "raw"  # who asks through the project's client, and who without it
 LATE_MS = 5.0  # after the deadline: what a call may take longer
 WHOLE = 10  # answers in a row that say that a fault is over
-SAME_SCORE = 1e-6  # the answers' own precision
+SAME_SCORE = 1e-4  # two answers to one question whose scores are so close are the same
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def tally(
         "degraded": sum(answer.degraded for answer in answered),
         "late": sum(answer.took_ms > deadline_ms + LATE_MS for answer in answered),
         "unlabelled": sum(not answer.labelled for answer in answered)
-        + sum(change > 2 * SAME_SCORE for change in moved),
+        + sum(change > SAME_SCORE for change in moved),
         "invalid": sum(not answer.valid for answer in answered),
         "from_client": sum(answer.from_client for answer in answered),
         "reasons": dict(Counter(str(a.document["degraded_reason"]) for a in answered if a.degraded)),
@@ -203,7 +204,7 @@ def tally(
         "max_ms": waits[-1] if waits else None,
         "features_max_ms": max(features, default=None),
         # What cannot be compared at all has no distance: it is counted as unlabelled.
-        "moved": max((change for change in moved if math.isfinite(change)), default=0.0),
+        "moved": round(max((change for change in moved if math.isfinite(change)), default=0.0), 9),
     }
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.drill_outcome import LATE_MS, Answer
+from pipelines.drill_outcome import CLIENT, LATE_MS, RAW, Answer
+from pipelines.drills import Drill
+from pipelines.tables import table
 
-CLIENT, RAW = "client", "raw"
 PHASES = ("before", "during", "after")
-_HEAD = "| drill | failed | late | degraded | p50 / p99 ms before | during | after | well again after s | passed |"
+HEAD = "| drill | failed | late | degraded | p50 / p99 ms before | during | after | well again after s | passed |"
 _COLUMNS = 4  # of the picture
 
 
@@ -26,7 +27,7 @@ def drill_table(result: Mapping[str, Any]) -> str:
 
 def drill_rows(result: Mapping[str, Any]) -> list[str]:
     """Return the table that says of each drill what callers noticed."""
-    rows = [_HEAD, "|" + "---|" * (_HEAD.count("|") - 1)]
+    rows = [HEAD, "|" + "---|" * (HEAD.count("|") - 1)]
     for name, drill in result["drills"].items():
         whole, recovery = drill["all"][CLIENT], drill["recovery_s"]
         cells = [
@@ -141,3 +142,14 @@ def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
+
+
+def list_table(drills: Sequence[Drill]) -> str:
+    """Return what each drill proves and which figures it asks, for a terminal."""
+    parts = []
+    for drill in drills:
+        figures = table(["figure", "wanted"], [[goal.name, goal.wanted] for goal in drill.goals()])
+        indented = "\n".join(f"    {line}" for line in figures.splitlines())
+        faults = ", ".join(drill.breaks)
+        parts.append(f"{drill.name}  ({drill.scenarios})\n  {drill.proves}\n  faults: {faults}\n{indented}")
+    return "\n\n".join(parts)

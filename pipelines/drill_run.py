@@ -22,8 +22,7 @@ from typing import Any
 import orjson
 
 from pipelines.drill_faults import Notes
-from pipelines.drill_goals import CLIENT, RAW
-from pipelines.drill_outcome import Answer, Fault, answers_of, outcome_of
+from pipelines.drill_outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
 from pipelines.drill_report import draw_drills, drill_table
 from pipelines.drill_system import (
     SERVER,

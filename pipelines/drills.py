@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipelines import drill_faults as faults
 from pipelines import drill_goals as goals
 from pipelines.arguments import closest
 from pipelines.drill_faults import Break, Notes
+from pipelines.drill_outcome import CLIENT, RAW
 from pipelines.drill_system import (
     CLOCKED,
     KEEPS_ANSWERS,
@@ -49,6 +51,17 @@ class Drill:
         """Yield everything that must hold."""
         yield from goals.common_goals(self.raw_suffers)
         yield from self.own_goals
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what it is, as plain JSON types."""
+        figures = [{"name": goal.name, "wanted": goal.wanted} for goal in self.goals()]
+        return {
+            "name": self.name,
+            "proves": self.proves,
+            "scenarios": self.scenarios,
+            "faults": list(self.breaks),
+            "figures": figures,
+        }
 
 
 DRILLS = (
@@ -89,7 +102,7 @@ DRILLS = (
                 "<=",
                 50,
                 " ms",
-                goals.of_fault("one in 50 after 200 ms", "during", goals.CLIENT, "p99_ms"),
+                goals.of_fault("one in 50 after 200 ms", "during", CLIENT, "p99_ms"),
             ),
             *goals.store_goals("each after 20 ms", "each after 5 s"),
         ),
@@ -116,7 +129,7 @@ DRILLS = (
         {"killed": faults.ranker_killed},
         (
             Goal("until every answer says so", "<=", 1, " s", goals.of_fault("killed", "told_s")),
-            Goal("p99 meanwhile", "<=", 55, " ms", part_of("during", goals.CLIENT, "p99_ms")),
+            Goal("p99 meanwhile", "<=", 55, " ms", part_of("during", CLIENT, "p99_ms")),
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
         ),
         REMOTE_RANKER,
@@ -128,7 +141,7 @@ DRILLS = (
         {"first": faults.worker_killed, "second": faults.worker_killed},
         (
             Goal("degraded, through the client", "<=", 1, " %", goals.client_share("degraded")),
-            Goal("p99 meanwhile", "<=", 50, " ms", part_of("during", goals.CLIENT, "p99_ms")),
+            Goal("p99 meanwhile", "<=", 50, " ms", part_of("during", CLIENT, "p99_ms")),
             Goal("until the process is back", "<=", 5, " s", goals.most("back_s")),
         ),
         TWO_PROCESSES,
@@ -144,7 +157,7 @@ DRILLS = (
         (
             Goal("broken bundles that were refused", ">=", 2, "", goals.count("refused_s")),
             Goal("bundles that answered", "<=", 1, "", goals.bundles),
-            Goal("degraded", "<=", 0, "", goals.total("during", (goals.CLIENT, goals.RAW), "degraded")),
+            Goal("degraded", "<=", 0, "", goals.total("during", (CLIENT, RAW), "degraded")),
         ),
     ),
     Drill(
@@ -231,17 +244,17 @@ DRILLS = (
         (
             Goal("bundles that answered", ">=", 2, "", goals.bundles),
             Goal("until the bundle answers", "<=", 10, " s", goals.most("swap_s")),
-            Goal("degraded", "<=", 0, "", goals.total("during", (goals.CLIENT, goals.RAW), "degraded")),
+            Goal("degraded", "<=", 0, "", goals.total("during", (CLIENT, RAW), "degraded")),
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
         ),
     ),
     Drill(
         "disk-full",
-        "when nothing can be written the log loses records, counted, and answers nothing; then it writes again",
+        "a full disk costs records of the log, which are counted, and no answer; then it writes again",
         "S19",
         {"full": faults.disk_full},
         (
-            Goal("degraded", "<=", 0, "", goals.total("during", (goals.CLIENT, goals.RAW), "degraded")),
+            Goal("degraded", "<=", 0, "", goals.total("during", (CLIENT, RAW), "degraded")),
             Goal("records counted as dropped", ">=", 1, "", goals.note("dropped")),
             Goal("records written after", ">=", 1, "", goals.note("written_after")),
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
@@ -266,7 +279,7 @@ DRILLS = (
                 goals.of_fault("an hour on", "told_s"),
             ),
             Goal("degraded, an hour back", "<=", 0, " %", goals.share("degraded", "an hour back")),
-            Goal("p99 meanwhile", "<=", 50, " ms", part_of("during", goals.CLIENT, "p99_ms")),
+            Goal("p99 meanwhile", "<=", 50, " ms", part_of("during", CLIENT, "p99_ms")),
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
         ),
         CLOCKED,
@@ -281,7 +294,7 @@ DRILLS = (
             "no such name": faults.name_gone,
         },
         (
-            Goal("slowest answer", "<=", 100, " ms", part_of("during", goals.CLIENT, "max_ms")),
+            Goal("slowest answer", "<=", 100, " ms", part_of("during", CLIENT, "max_ms")),
             Goal("slowest answer, no such name", "<=", 100, " ms", goals.note("nameless", "max_ms")),
             Goal("failed, no such name", "<=", 0, "", goals.note("nameless", "failed")),
             Goal("until every answer says so, refused", "<=", 1, " s", goals.of_fault("refused", "told_s")),

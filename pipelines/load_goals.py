@@ -32,13 +32,18 @@ class Goal:
     unit: str
     read: Read
 
+    @property
+    def wanted(self) -> str:
+        """The bound as people write it."""
+        return f"{self.sign} {self.bound:g}{self.unit}"
+
     def judge(self, result: Result) -> dict[str, Any]:
         """Return the goal with its figure, as plain JSON types; `reached` is None where there is none."""
         measured = self.read(result)
         reached = None if measured is None else _holds(measured, self.sign, self.bound)
         return {
             "name": self.name,
-            "goal": f"{self.sign} {self.bound:g}{self.unit}",
+            "goal": self.wanted,
             "measured": measured if measured is None or measured < float("inf") else None,
             "unit": self.unit,
             "reached": reached,
