@@ -45,7 +45,7 @@ DRIP = (1, 0.01)  # a byte each 10 ms
 RESET_EVERY_S = 0.2
 CUT_S = 6.0  # how long slow callers watch whether they are cut off
 OVERLOAD, CONNECTIONS = 3.0, 512
-SATURATING, CAPACITY_S = 16, 1.0  # connections, and seconds, that find out how much the endpoint can
+SATURATING, CAPACITY_S = 6, 2.0  # connections, and seconds, that find out how much the endpoint can
 LONGEST_S = 120.0  # of what is told to stop
 PATIENCE_S = 0.5
 

@@ -331,17 +331,17 @@ def running_system(ground: Ground, setup: Setup, effort: Effort, flood: Any, nam
     settings = replace(settings, log_segment_s=LOG_SEGMENT_S, **setup.settings)
     with contextlib.ExitStack() as stack:
         try:
-            pulse = stack.enter_context(contextlib.closing(Pulse(ground.store))) if setup.clock else None
-            if pulse is not None:  # who comes after has no stream, and must not think that one has ended
+            pulse = clock = ranker = None
+            if setup.clock:  # who comes after has no stream, and must not think that one has ended
                 stack.callback(ground.store.client.delete, entity_key(HEARTBEAT) + PROJECT.encode())
-            ranker = None
+                pulse = stack.enter_context(contextlib.closing(Pulse(ground.store)))
+                clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
             if setup.remote_ranker:
                 ports = {"http_port": free_port(), "grpc_port": free_port()}
                 own = replace(Settings(), store_url="memory:", home=home / "ranker", log=False, **ports)
                 ranker = Ranker(own, home / champions[0].path, home, stack)
                 ranker.start()
                 settings = replace(settings, ranker_address=f"127.0.0.1:{ports['grpc_port']}")
-            clock = stack.enter_context(contextlib.closing(Clock(home / "clock"))) if setup.clock else None
             launch = ground.launch if clock is None else clock.command()
             command = [*launch, "--home", str(home)]
             server = stack.enter_context(started(command, settings.to_env(), home / "server.log"))
