@@ -1511,7 +1511,9 @@ def bench_drift(context: Context, data: str, out: Path | None) -> None:
     "--short", is_flag=True, help="Seconds a fault instead of ten: to see that it works, not to quote."
 )
 @click.option(
-    "--data", type=click.Choice(["toy"]), help="Drill a toy shop, trained when first needed, not the champion."
+    "--data",
+    type=click.Choice(["toy"]),
+    help="Drill a toy shop, trained when first needed, not the champion.",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: drills under home]"
@@ -1522,8 +1524,8 @@ def drill(
 ) -> None:
     """Break something in the really running system, under load, and judge what callers notice.
 
-    NAME is one or more that --list tells, or all. With a Redis and an endpoint of its own; what this home serves
-    is left alone. Exit code 1: a figure is not met.
+    NAME is one or more that --list tells, or all. With a Redis and an endpoint of its own; what this home
+    serves is left alone. Exit code 1: a figure is not met.
     """
     import logging
 

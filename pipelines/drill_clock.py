@@ -1,9 +1,10 @@
-"""A number of seconds in a file -> an endpoint whose clock is off by so much: `python -m pipelines.drill_clock FILE`.
+"""A number of seconds in a file -> an endpoint whose clock is off by so much.
 
 To set the machine's clock takes rights that a drill should not have, and would reach everybody on it. So the
-endpoint starts through this module, which adds the number to what `time.time` says: that is what all our code
-reads the date from. C libraries keep the true date; `time.monotonic` and `perf_counter`, which deadlines and
-lives in the cache are counted by, do not jump on a real machine either.
+endpoint starts through this module, `python -m pipelines.drill_clock FILE OPTIONS`, which adds the number to
+what `time.time` says: that is what all our code reads the date from. C libraries keep the true date;
+`time.monotonic` and `perf_counter`, by which deadlines and the lives of kept answers are counted, do not jump
+on a real machine either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A running system -> the same with one thing broken, until a block ends; each fault is one function.
 
-A fault notes what only it can see (`Notes`): how long a worker was away, what was refused. It is over when its
-block has ended: when what it killed is ready again, what it froze runs on, what it wrote is as before.
+A fault notes what only it can see (`Notes`): how long a worker was away, what was refused. It is over when
+its block has ended: when what it killed is ready again, what it froze runs on, what it wrote is as before.
 """
 
 from __future__ import annotations
@@ -225,9 +225,9 @@ def worker_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill one of the endpoint's processes; it is over when all of them answer again."""
     port = int(str(system.server.ready["grpc"]).rpartition(":")[2])
     all_of_them = listeners(port)
-    own, *children = processes_of(system.server.process.pid)
+    child = processes_of(system.server.process.pid)[1]
     began = time.monotonic()
-    os.kill(children[0], signal.SIGKILL)
+    os.kill(child, signal.SIGKILL)
     wait_for(lambda: listeners(port) < all_of_them, "a killed process is gone")
     yield
     wait_for(lambda: listeners(port) == all_of_them, "a killed process is back")

@@ -1,4 +1,4 @@
-"""What was asked around some faults -> counts and times before, during and after each, and how soon it was over."""
+"""What was asked around some faults -> counts and times before, during and after each, and its end."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def outcome_of(
         deadline_ms: of a call of the client.
 
     Returns:
-        `before`, `during` and `after` all faults, and the same for each fault, with a tally for each stream; and
-        `recovery_s` of each and the longest: None where the client's answers were not whole again.
+        `before`, `during` and `after` all faults, and the same for each fault, with a tally for each stream;
+        `recovery_s` of each, and the longest: None where the client's answers were not whole again.
     """
     expected = {name: _expected(answers, faults[0].began) for name, answers in streams.items()}
 
@@ -125,6 +125,7 @@ def outcome_of(
     nexts = [*(fault.began for fault in faults[1:]), ended]
     before = {name: [a for a in some if a.done < faults[0].began] for name, some in streams.items()}
     during, after, rows = _none(streams), _none(streams), []
+    recoveries: list[float | None] = []
     for fault, end in zip(faults, nexts, strict=True):
         ones = {name: [a for a in some if during_fault(a, fault)] for name, some in streams.items()}
         others = {
@@ -133,25 +134,30 @@ def outcome_of(
         for name in streams:
             during[name] += ones[name]
             after[name] += others[name]
+        recoveries.append(recovery_s(others[CLIENT], fault.ended))
         rows.append(
             {
                 "name": fault.name,
                 "seconds": fault.ended - fault.began,
                 "during": tallies(ones),
                 "after": tallies(others),
-                "told_s": told_s(ones["client"], fault),
-                "recovery_s": recovery_s(others["client"], fault.ended),
+                "told_s": told_s(ones[CLIENT], fault),
+                "recovery_s": recoveries[-1],
             }
         )
-    recoveries = [row["recovery_s"] for row in rows]
     return {
         "before": tallies(before),
         "during": tallies(during),
         "after": tallies(after),
         "all": tallies(streams),
         "faults": rows,
-        "recovery_s": None if None in recoveries else max(recoveries),
+        "recovery_s": _longest(recoveries),
     }
+
+
+def _longest(recoveries: Sequence[float | None]) -> float | None:
+    known = [seconds for seconds in recoveries if seconds is not None]
+    return max(known) if len(known) == len(recoveries) else None
 
 
 def _none(streams: Mapping[str, Any]) -> dict[str, list[Answer]]:

@@ -11,7 +11,7 @@ from pipelines.drills import Drill
 from pipelines.tables import table
 
 PHASES = ("before", "during", "after")
-HEAD = "| drill | failed | late | degraded | p50 / p99 ms before | during | after | well again after s | passed |"
+HEAD = "| drill | failed | late | degraded | p50 / p99 ms before | during | after | recovery s | passed |"
 _COLUMNS = 4  # of the picture
 
 
@@ -48,12 +48,13 @@ def _verdict(result: Mapping[str, Any]) -> str:
     missed = [name for name, drill in drills.items() if not drill["passed"]]
     asked = sum(drill["all"][CLIENT]["requests"] for drill in drills.values())
     failed, late, unlabelled = (
-        sum(drill["all"][CLIENT][name] for drill in drills.values()) for name in ("failed", "late", "unlabelled")
+        sum(drill["all"][CLIENT][name] for drill in drills.values())
+        for name in ("failed", "late", "unlabelled")
     )
+    others = f", not {', '.join(f'`{name}`' for name in missed)}" if missed else ""
     return (
-        f"{len(drills) - len(missed)} of {len(drills)} drills reach every figure"
-        f"{' but ' + ', '.join(f'`{name}`' for name in missed) if missed else ''}; of {asked:,} calls of the client "
-        f"{failed} failed, {late} came later than the deadline + {LATE_MS:g} ms, and {unlabelled} were less "
+        f"{len(drills) - len(missed)} of {len(drills)} drills reach every figure{others}; of {asked:,} calls of "
+        f"the client {failed} failed, {late} came later than the deadline + {LATE_MS:g} ms, and {unlabelled} were less "
         "than they should be without saying so."
     )
 
@@ -62,10 +63,10 @@ def _preface(result: Mapping[str, Any]) -> str:
     effort, machine = result["effort"], result["machine"]
     return (
         f"{effort['client_rate']:g} requests a second through the project's client, whose deadline is "
-        f"{result['deadline_ms']:g} ms, and {effort['raw_rate']:g} straight over HTTP, all the time, as an open "
-        f"loop; each fault lasts {effort['during_s']:g} s or more. Endpoint, store, both callers and the proxy "
-        f"between them share {machine['cores']} cores of {machine['cpu']}. Counts and times of this table are the "
-        f"client's; commit {result['commit']}, {result['measured_at']}, load average "
+        f"{result['deadline_ms']:g} ms, and {effort['raw_rate']:g} straight over HTTP, all the time, as an "
+        f"open loop; each fault lasts {effort['during_s']:g} s or more. Endpoint, store, callers and the proxy "
+        f"between them share {machine['cores']} cores of {machine['cpu']}. Counts and times of this table are "
+        f"the client's; commit {result['commit']}, {result['measured_at']}, load average "
         f"{result['load_average_before'][0]:.1f} before and {result['load_average_after'][0]:.1f} after."
     )
 
@@ -88,9 +89,10 @@ def _faults(drill: Mapping[str, Any]) -> list[str]:
         for stream in (CLIENT, RAW):
             seen = fault["during"][stream]
             why = ", ".join(f"{reason} {count}" for reason, count in sorted(seen["reasons"].items())) or "–"
+            times = f"{_ms(seen['p50_ms'])} / {_ms(seen['p99_ms'])}"
+            counts = f"{seen['requests']} | {seen['failed']} | {seen['degraded']}"
             lines.append(
-                f"| {fault['name']} | {fault['seconds']:.1f} | {stream} | {seen['requests']} | {seen['failed']} "
-                f"| {seen['degraded']} | {why} | {_ms(seen['p50_ms'])} / {_ms(seen['p99_ms'])} |"
+                f"| {fault['name']} | {fault['seconds']:.1f} | {stream} | {counts} | {why} | {times} |"
             )
     return lines
 
@@ -123,7 +125,10 @@ def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer
             axes.axvspan(begin, end, color="tab:red", alpha=0.12, linewidth=0)
         kinds = {
             "whole": ("tab:blue", [a for a in seen if a.whole]),
-            "degraded": ("tab:orange", [a for a in seen if a.status_ok and not a.whole and not a.from_client]),
+            "degraded": (
+                "tab:orange",
+                [a for a in seen if a.status_ok and not a.whole and not a.from_client],
+            ),
             "the client's own": ("tab:green", [a for a in seen if a.status_ok and a.from_client]),
             "failed": ("black", [a for a in seen if not a.status_ok]),
         }

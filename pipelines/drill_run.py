@@ -1,9 +1,9 @@
-"""Drills and a champion -> what callers noticed: the drills carried out one after the other, judged and written.
+"""Drills and a champion -> what callers noticed: the drills carried out one after the other, and judged.
 
-Two processes ask at constant rates all the time, as an open loop: `client` through the project's own client, as
-a checkout does, and `raw` straight over HTTP, where the client would hide what the endpoint did. Latencies count
-from the time a request was due; late is a call that took longer than its deadline allows. Drills that need the
-same system share one that runs on: it must be well again for the next.
+Two processes ask at constant rates all the time, as an open loop: `client` through the project's own client,
+as a checkout does, and `raw` straight over HTTP, where the client would hide what the endpoint did. Latencies
+count from the time a request was due; late is a call that took longer than its deadline allows. Drills that
+need the same system share one that runs on: it must be well again for the next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from pipelines.drill_report import draw_drills, drill_table
 from pipelines.drill_system import (
     SERVER,
     Effort,
-    Ground,
     NotReached,
     Setup,
     System,

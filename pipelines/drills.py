@@ -1,8 +1,8 @@
 """The drills, by name: what breaks in the really running system, and the figures that must hold meanwhile.
 
-A drill is its faults (`pipelines.drill_faults`) and its figures (`pipelines.drill_goals`); `pipelines.drill_run`
-carries it out. To add a drill is to add an entry here. MLflow, the Feast registry, Kafka, Prometheus and a
-collector of spans are away during every one of them: answers need none.
+A drill is its faults (`pipelines.drill_faults`) and its figures (`pipelines.drill_goals`);
+`pipelines.drill_run` carries it out. To add a drill is to add an entry here. MLflow, the Feast registry,
+Kafka, Prometheus and a collector of spans are away during every one of them: answers need none.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ DRILLS = (
     ),
     Drill(
         "ranker-killed",
-        "without the ranker that it asks the endpoint answers with best sellers, and ranks again when it is back",
+        "without the ranker that it asks the endpoint offers best sellers, and ranks again when it is back",
         "S02",
         {"killed": faults.ranker_killed},
         (
@@ -205,7 +205,13 @@ DRILLS = (
         {"3 x": faults.overload},
         (
             Goal("checkouts served by the endpoint in time", ">=", 99, " %", goals.served),
-            Goal("prefetches that failed and were not refused", "<=", 0, "", goals.note("not_refused_but_failed")),
+            Goal(
+                "prefetches that failed and were not refused",
+                "<=",
+                0,
+                "",
+                goals.note("not_refused_but_failed"),
+            ),
             Goal("whole answers, of what it can", ">=", 90, " %", goals.goodput),
         ),
     ),

@@ -128,6 +128,8 @@ def _growth(result: Result) -> float | None:
 
 
 def part_of(*path: str) -> Read:
+    """Return what reads a figure by the names that lead to it."""
+
     def read(result: Result) -> float | None:
         found: Any = result
         for name in path:

@@ -49,8 +49,8 @@ _PREFETCH, _PREFETCH_CALL = b"X-Priority: prefetch\r\n", (("x-priority", "prefet
 class Plan:
     """What to ask one server."""
 
-    # http://HOST:PORT/PATH, grpc://HOST:PORT/SERVICE/METHOD, or client+http://HOST:PORT: the project's own client,
-    # whose bodies are request lines, and whose answers are kept as the JSON of a response.
+    # http://HOST:PORT/PATH, grpc://HOST:PORT/SERVICE/METHOD, or client+http://HOST:PORT, the project's own
+    # client: its bodies are request lines, and its answers are kept as the JSON of a response.
     url: str
     bodies: str  # a file of `LoadGenerator.bodies`; they are asked in turn
     seconds: float

@@ -50,8 +50,11 @@ def result() -> dict[str, Any]:
 
 def test_the_page_begins_with_what_passed_and_what_did_not() -> None:
     page = drill_table(result())
-    assert page.startswith("# Drills on bundle b1\n\n1 of 2 drills reach every figure but `overload`;")
-    assert "of 7,200 calls of the client 0 failed, 4 came later than the deadline + 5 ms, and 0 were less" in page
+    assert page.startswith("# Drills on bundle b1\n\n1 of 2 drills reach every figure, not `overload`;")
+    assert (
+        "of 7,200 calls of the client 0 failed, 4 came later than the deadline + 5 ms, and 0 were less"
+        in page
+    )
     assert "| until answers are whole again | <= 3 s | 0.5 s | yes |" in page
     assert "| until answers are whole again | <= 3 s | – | no |" in page
     assert "| killed | 10.0 | client | 1200 | 0 | 1100 | features_unavailable 1100 | 3.0 / 8.2 |" in page
@@ -61,7 +64,10 @@ def test_the_page_begins_with_what_passed_and_what_did_not() -> None:
 def test_a_row_says_what_callers_noticed() -> None:
     _, line, killed, overload = drill_rows(result())
     assert set(line) == {"|", "-"}
-    assert killed == "| `store-killed` | 0 | 2 | 1,100 of 1,200 | 3.0 / 8.2 | 3.0 / 8.2 | 3.0 / 8.2 | 0.50 | yes |"
+    assert (
+        killed
+        == "| `store-killed` | 0 | 2 | 1,100 of 1,200 | 3.0 / 8.2 | 3.0 / 8.2 | 3.0 / 8.2 | 0.50 | yes |"
+    )
     assert overload.endswith("| never | no |")
 
 

@@ -1,13 +1,12 @@
 """All drills in their short form on the toy shop, and one on a worse endpoint, which must not pass.
 
-Counts are asserted: nothing fails, all is labelled, what must be refused is. Times are printed: this machine may
-be busy. `reco drill` itself asserts both.
+Counts are asserted: nothing fails, all is labelled, what must be refused is. Times are printed: this machine
+may be busy. `reco drill` itself asserts both.
 """
 
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,9 @@ def test_an_endpoint_that_waits_for_its_store_does_not_pass(toy_line: Path, tmp_
     waited_ms = waited_for_store(found)
     assert waited_ms is not None
     assert waited_ms >= 400.0
-    assert reached["answers that failed at the client"] is True, "the client answers, whatever the endpoint does"
+    assert reached["answers that failed at the client"] is True, (
+        "the client answers, whatever the endpoint does"
+    )
     assert not found["passed"]
     assert not result["passed"]
 
@@ -158,7 +159,7 @@ def home(tmp_path: Path, toy_line: Path) -> Path:
 
 
 @pytest.fixture
-def carried_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def carried_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the command would carry out, and what comes of it."""
     given: dict[str, Any] = {"passed": True}
 
@@ -189,7 +190,11 @@ def test_the_command_says_by_its_exit_code_whether_all_was_reached(
     assert reco(home, ALL).exit_code == 0
     assert carried_out["names"] == [drill.name for drill in DRILLS]
     bundle, offline_store, requests, out, effort = carried_out["arguments"]
-    assert (bundle.resolve().name, offline_store, out) == ("evaluated", home / "offline_store", home / "drills")
+    assert (bundle.resolve().name, offline_store, out) == (
+        "evaluated",
+        home / "offline_store",
+        home / "drills",
+    )
     assert requests
     assert effort is None
     carried_out["passed"] = False

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pipelines.drills import DRILLS, choose_drills
+from pipelines.drills import DRILLS, Drill, choose_drills
 
 WANTED = {
     *("store-killed", "store-frozen", "store-slow", "half-answers", "ranker-killed", "worker-killed"),
@@ -20,7 +20,7 @@ def test_every_drill_is_there_once() -> None:
 
 
 @pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.name)
-def test_a_drill_breaks_something_and_asks_more_than_every_drill_does(drill) -> None:
+def test_a_drill_breaks_something_and_asks_more_than_every_drill_does(drill: Drill) -> None:
     assert drill.breaks
     assert drill.own_goals
     assert re.fullmatch(r"S\d\d(, S\d\d)*", drill.scenarios)
@@ -32,11 +32,14 @@ def test_a_drill_breaks_something_and_asks_more_than_every_drill_does(drill) -> 
 
 
 def test_drills_are_chosen_by_name_in_their_own_order() -> None:
-    assert [drill.name for drill in choose_drills(["overload", "store-killed"])] == ["store-killed", "overload"]
+    assert [drill.name for drill in choose_drills(["overload", "store-killed"])] == [
+        "store-killed",
+        "overload",
+    ]
     assert choose_drills(["all"]) == DRILLS
     assert choose_drills(["overload", "all"]) == DRILLS
 
 
 def test_an_unknown_one_is_answered_with_the_closest() -> None:
-    with pytest.raises(ValueError, match="no drill 'store-frosen'.*store-frozen"):
+    with pytest.raises(ValueError, match=r"no drill 'store-frosen'.*store-frozen"):
         choose_drills(["store-frosen"])
