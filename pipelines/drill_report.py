@@ -53,9 +53,9 @@ def _verdict(result: Mapping[str, Any]) -> str:
     )
     others = f", not {', '.join(f'`{name}`' for name in missed)}" if missed else ""
     return (
-        f"{len(drills) - len(missed)} of {len(drills)} drills reach every figure{others}; of {asked:,} calls of "
-        f"the client {failed} failed, {late} came later than the deadline + {LATE_MS:g} ms, and {unlabelled} were less "
-        "than they should be without saying so."
+        f"{len(drills) - len(missed)} of {len(drills)} drills reach every figure{others}; of {asked:,} calls "
+        f"of the client {failed} failed, {late} came later than the deadline + {LATE_MS:g} ms, and "
+        f"{unlabelled} were less than they should be without saying so."
     )
 
 
@@ -64,9 +64,9 @@ def _preface(result: Mapping[str, Any]) -> str:
     return (
         f"{effort['client_rate']:g} requests a second through the project's client, whose deadline is "
         f"{result['deadline_ms']:g} ms, and {effort['raw_rate']:g} straight over HTTP, all the time, as an "
-        f"open loop; each fault lasts {effort['during_s']:g} s or more. Endpoint, store, callers and the proxy "
-        f"between them share {machine['cores']} cores of {machine['cpu']}. Counts and times of this table are "
-        f"the client's; commit {result['commit']}, {result['measured_at']}, load average "
+        f"open loop; each fault lasts {effort['during_s']:g} s or more. Endpoint, store, callers and proxy "
+        f"share {machine['cores']} cores of {machine['cpu']}. Counts and times of this table "
+        f"are the client's; commit {result['commit']}, {result['measured_at']}, load average "
         f"{result['load_average_before'][0]:.1f} before and {result['load_average_after'][0]:.1f} after."
     )
 

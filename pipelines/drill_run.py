@@ -147,7 +147,7 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
         "settings": dict(drill.setup.settings),
         **outcome_of(streams, faults, ended, ground.deadline_ms),
         "notes": notes,
-        "marks_s": [[fault.name, fault.began - first, fault.ended - first] for fault in faults],
+        "marks_s": [[fault.began - first, fault.ended - first] for fault in faults],
     }
     outcome["goals"] = [goal.judge(outcome) for goal in drill.goals()]
     outcome["passed"] = all(goal["reached"] for goal in outcome["goals"])

@@ -23,10 +23,10 @@ from typing import Any
 import redis
 
 from components.home import Champion, write_champion
-from feature_repo.snapshots import HEARTBEAT
+from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.drill_clock import Clock
 from pipelines.fault_proxy import Proxy
-from pipelines.load_arms import fill_store
+from pipelines.load_arms import VIEWS, fill_store
 from pipelines.load_trials import released
 from serving.bench_frozen_store import store_program
 from serving.bundle import load_bundle
@@ -288,7 +288,8 @@ def open_ground(
     write_best_sellers(load_bundle(bundle), best_sellers)
     store = Store(folder / "store")
     try:
-        fill_store(offline_store, folder / "feast", f"redis://127.0.0.1:{store.port}/0")
+        url = f"redis://127.0.0.1:{store.port}/0"
+        fill_store(offline_store, folder / "feast", url, {USER_VIEW: VIEWS[USER_VIEW]})
         store.client.save()
         with Proxy(("127.0.0.1", store.port)) as proxy:
             yield Ground(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, launch)
