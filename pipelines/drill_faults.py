@@ -16,6 +16,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -32,6 +33,7 @@ from pipelines.load_arms import PREDICT
 from serving.feast_layout import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
 from serving.load_generator import Load, Plan
 from serving.measured_server import processes_of
+from serving.schemas import MAX_BASKET
 
 Notes = dict[str, Any]  # what a fault saw; plain JSON types
 Break = Callable[[System, Notes], contextlib.AbstractContextManager[None]]
@@ -224,7 +226,7 @@ def ranker_killed(system: System, notes: Notes) -> Iterator[None]:
 def worker_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill one of the endpoint's processes; it is over when all of them answer again."""
     port = int(str(system.server.ready["grpc"]).rpartition(":")[2])
-    all_of_them = listeners(port)
+    all_of_them = listeners(port)  # each process opens gRPC's port for itself when it is ready
     child = processes_of(system.server.process.pid)[1]
     began = time.monotonic()
     os.kill(child, signal.SIGKILL)
@@ -335,55 +337,60 @@ def cut_in_half(bundle: Path) -> None:
 @contextlib.contextmanager
 def herd_for_one(system: System, notes: Notes) -> Iterator[None]:
     """Let a crowd ask at once for one list that nobody has asked for before."""
-    cold = {**system.ground.asked[0], "basket": [f"unheard-of-{time.monotonic_ns()}"]}
-    load = _at_once(system, bodies_of([cold], wrapped=True))
-    notes |= {"one_key": {**_herd(load), "computed": sum(_computed(load))}}
+    notes["one_list"] = _herd(system, _cold(system, 1))
     yield
 
 
 @contextlib.contextmanager
 def herd_for_many(system: System, notes: Notes) -> Iterator[None]:
-    """Let a crowd ask at once for many cold lists, two for each."""
-    bodies = _cold(system, system.effort.herd // 2)
-    load = _at_once(system, bodies * 2)
-    computed = np.array(_computed(load)).reshape(2, -1).sum(axis=0)
-    notes |= {"many_keys": {**_herd(load), "computed_most": int(computed.max())}}
+    """Let a crowd ask at once for many lists that nobody has asked for before, two for each."""
+    notes["many_lists"] = _herd(system, _cold(system, system.effort.herd // 2))
     yield
 
 
 def _cold(system: System, count: int) -> list[bytes]:
-    """Return questions that nobody has asked before."""
+    """Return questions of which nobody has asked any before."""
     asked = itertools.cycle(system.ground.asked)
-    fresh = [{**next(asked), "k": 1 + number % 10} for number in range(count)]
-    # An item that nobody sells is a line of the basket, and of the key, all the same.
-    for number, one in enumerate(fresh):
-        one["basket"] = [*one["basket"], *(f"unheard-of-{line}" for line in range(number + 1))][-400:]
-    return bodies_of(fresh, wrapped=True)
+    cold = []
+    for number in range(count):
+        one = dict(next(asked))
+        # How many items of a basket nobody sells is part of the question.
+        one["basket"] = [*one["basket"], *(f"unheard-of-{line}" for line in range(number + 1))][-MAX_BASKET:]
+        cold.append(one)
+    return bodies_of(cold, wrapped=True)
 
 
-def _at_once(system: System, bodies: Sequence[bytes]) -> Load:
-    url = f"{system.server.ready['http']}{PREDICT}"
+def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
+    """Ask bodies, all at once and again until there are as many as the crowd; return what came of it."""
     herd = system.effort.herd
     plan = Plan(
-        *(url, system.flood.bodies(bodies), LONGEST_S), connections=herd, requests=herd, warm_up=0, keep=True
+        f"{system.server.ready['http']}{PREDICT}",
+        system.flood.bodies(bodies),
+        LONGEST_S,
+        connections=herd,
+        requests=herd,
+        warm_up=0,
+        keep=True,
     )
     load: Load = system.flood.run(plan)
-    return load
-
-
-def _computed(load: Load) -> list[bool]:
-    """Return which answers were computed: kept ones, and those that waited for another's, name no ranking."""
-    documents = [orjson.loads(answer) if answer else {} for answer in load.answers]
-    return ["ranking" in one.get("predictions", [{"stage_ms": {}}])[0]["stage_ms"] for one in documents]
-
-
-def _herd(load: Load) -> dict[str, Any]:
+    computed = Counter(number % len(bodies) for number, one in enumerate(load.answers) if was_computed(one))
     return {
+        "lists": len(bodies),
         "asked": len(load.status),
         "failed": int((~load.answered).sum()),
         "degraded": int(load.degraded.sum()),
+        "computed_most": max(computed.values(), default=0),
         "p99_ms": float(np.percentile(load.client_ms, 99, method="higher")),
     }
+
+
+def was_computed(answer: bytes) -> bool:
+    """Say whether the list in an answer of V1 was computed for it: others name no ranking among their stages.
+
+    One that lacks the shopper's row is another list.
+    """
+    [found] = orjson.loads(answer or b"{}").get("predictions", [{"stage_ms": (), "degraded": False}])
+    return "ranking" in found["stage_ms"] and not found["degraded"]
 
 
 @contextlib.contextmanager
@@ -499,7 +506,6 @@ def name_gone(system: System, notes: Notes) -> Iterator[None]:
     plan = Plan(
         *("client+http://recommender.invalid:8080", system.flood.bodies(bodies_of(ground.asked, False))),
         *(LONGEST_S, system.effort.client_rate),
-        warm_up=0,
         patience_s=PATIENCE_S,
         keep=True,
         stop=str(over),

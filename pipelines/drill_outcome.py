@@ -75,10 +75,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Fault:
-    """When something was broken: from the moment of the order until all of it was taken back."""
+    """When something was broken: from the order to break it until all was mended again."""
 
     name: str
     began: float
+    mending: float  # from then on some of it may be whole already
     ended: float
 
 
@@ -220,7 +221,8 @@ def _percentile(waits: Sequence[float], share: float) -> float | None:
 
 def told_s(answers: Sequence[Answer], fault: Fault) -> float:
     """Return how long after a fault began there still were whole answers; 0 if there were none."""
-    return max((a.due - fault.began for a in answers if a.whole and a.due >= fault.began), default=0.0)
+    whole = (a for a in answers if a.whole and a.due >= fault.began and a.done < fault.mending)
+    return max((answer.due - fault.began for answer in whole), default=0.0)
 
 
 def recovery_s(answers: Sequence[Answer], ended: float) -> float | None:

@@ -89,7 +89,7 @@ def run_drills(
             with running_system(ground, setup, effort, generators["flood"], f"system-{number}") as system:
                 for drill in group:
                     found[drill.name], seen[drill.name] = run_drill(drill, system, generators)
-                    log.info("%s: %s", drill.name, "passed" if found[drill.name]["passed"] else "MISSED")
+                    log.info("%s", missed_line(found[drill.name]))
     result = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
         **measured_on(),
@@ -104,6 +104,13 @@ def run_drills(
     write_result(out_dir / "drills.md", drill_table(result).encode())
     draw_drills(result, {drill.name: seen[drill.name] for drill in drills}, out_dir / "drills.png")
     return result
+
+
+def missed_line(outcome: Mapping[str, Any]) -> str:
+    """Return what of a drill's figures was missed, in a line."""
+    missed = [goal for goal in outcome["goals"] if not goal["reached"]]
+    told = (f"{goal['name']} {goal['measured']} (wanted {goal['goal']})" for goal in missed)
+    return f"  MISSED: {'; '.join(told)}" if missed else "  passed"
 
 
 def _by_setup(drills: Iterable[Drill]) -> list[tuple[Setup, list[Drill]]]:
@@ -135,7 +142,8 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
             began = time.monotonic()
             with break_it(system, notes):
                 time.sleep(max(effort.during_s, drill.during_s))
-            faults.append(Fault(name, began, time.monotonic()))
+                mending = time.monotonic()
+            faults.append(Fault(name, began, mending, time.monotonic()))
             time.sleep(effort.after_s)
         if drill.note:
             drill.note(system, notes)

@@ -387,7 +387,8 @@ def free_port() -> int:
 def listeners(port: int) -> int:
     """Return how many sockets listen on a port of this machine: processes that share one have one each."""
     wanted = f":{port:04X}"
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
+    rows = [line.split() for file in tables if file.exists() for line in file.read_text().splitlines()[1:]]
     return sum(row[1].endswith(wanted) and row[3] == "0A" for row in rows)
 
 

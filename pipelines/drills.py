@@ -190,11 +190,13 @@ DRILLS = (
         "S11",
         {"for one list": faults.herd_for_one, "for many lists": faults.herd_for_many},
         (
-            Goal("computed, all asking for one", "<=", 1, "", goals.note("one_key", "computed")),
-            Goal("computed, the most of one list", "<=", 1, "", goals.note("many_keys", "computed_most")),
-            Goal("of the herd without an answer", "<=", 0, "", goals.note("one_key", "failed")),
-            Goal("of the herd for many without an answer", "<=", 0, "", goals.note("many_keys", "failed")),
-            Goal("p99 of the herd", "<=", 100, " ms", goals.note("one_key", "p99_ms")),
+            Goal("computed, all asking for one list", "<=", 1, "", goals.note("one_list", "computed_most")),
+            Goal(
+                "computed, two asking for each list", "<=", 1, "", goals.note("many_lists", "computed_most")
+            ),
+            Goal("of the herd without an answer", "<=", 0, "", goals.note("one_list", "failed")),
+            Goal("of the herd for many without an answer", "<=", 0, "", goals.note("many_lists", "failed")),
+            Goal("p99 of the herd", "<=", 100, " ms", goals.note("one_list", "p99_ms")),
         ),
         KEEPS_ANSWERS,
     ),

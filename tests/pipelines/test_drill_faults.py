@@ -14,11 +14,11 @@ import pytest
 
 from feature_repo.aggregates import unpack
 from pipelines import drill_faults as faults
-from pipelines.drill_faults import _computed, _cut_off, poisoned
+from pipelines.drill_faults import _cold, _cut_off, poisoned, was_computed
 from pipelines.drill_system import System
 from pipelines.fault_proxy import Proxy
 from serving.feast_layout import HISTORY_FIELD, bytes_value
-from serving.load_generator import OK, Load
+from serving.schemas import MAX_BASKET, parse_instances
 from tests.chaos.listening import listening
 from tests.chaos.rows import packed, proto
 
@@ -133,10 +133,19 @@ def test_who_is_cut_off_is_counted_and_who_is_not(monkeypatch: pytest.MonkeyPatc
     assert 0 < found["last_s"] < 60
 
 
+def test_cold_questions_are_all_different_and_questions() -> None:
+    asked = [{"user_id": f"u{n}", "basket": ["a", "b"]} for n in range(3)]
+    cold = _cold(system_of(ground=SimpleNamespace(asked=asked)), 600)
+    assert len(set(cold[:MAX_BASKET])) == MAX_BASKET
+    for body in cold:
+        assert parse_instances(orjson.loads(body), now=0.0, default_id="r")
+    assert asked[0]["basket"] == ["a", "b"], "those who ask all the time ask on as before"
+
+
 def test_only_an_answer_that_names_the_ranking_was_computed() -> None:
-    stages: list[dict[str, float]] = [{"ranking": 1.0, "retrieval": 0.3}, {"cache": 0.1}, {"fallback": 0.1}]
-    answers = [orjson.dumps({"predictions": [{"stage_ms": stage}]}) for stage in stages]
-    answers += [b"", orjson.dumps({"error": "overloaded"})]
-    nothing = np.zeros(5)
-    load = Load(nothing, nothing, nothing, np.full(5, OK), nothing > 0, nothing, 0.0, answers)
-    assert _computed(load) == [True, False, False, False, False]
+    def answer(degraded: bool = False, **stage_ms: float) -> bytes:
+        return orjson.dumps({"predictions": [{"stage_ms": stage_ms, "degraded": degraded}]})
+
+    assert was_computed(answer(retrieval=0.3, ranking=1.0))
+    others = answer(cache=0.1), answer(True, fallback=0.1), answer(True, ranking=1.0)
+    assert not any(map(was_computed, (*others, b"", orjson.dumps({"error": "overloaded"}))))

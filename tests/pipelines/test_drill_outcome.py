@@ -44,7 +44,7 @@ def answer(due: float, ms: float = 4.0, question: int = 0, ok: bool = True, **ch
     return Answer(question, due, ms, changed.pop("took_ms", ms), ok, document(**changed) if ok else {})
 
 
-FAULT = Fault("killed", 10.0, 20.0)
+FAULT = Fault("killed", 10.0, 19.0, 20.0)
 
 
 def test_answers_keep_their_question_their_time_and_what_they_say() -> None:
@@ -121,23 +121,24 @@ def test_each_phase_has_the_answers_that_were_under_way_in_it() -> None:
         answer(5.0),  # before
         answer(9.99, ms=30.0, reason="features_unavailable"),  # asked before, answered when it was broken
         answer(15.0, reason="features_unavailable"),
-        answer(19.99, ms=30.0),  # during: it was asked before the fault ended
+        answer(16.0),  # a whole one while it is broken
+        answer(19.99, ms=30.0),  # during: it was asked before the fault ended, but it was being mended
         *(answer(20.5 + n / 10) for n in range(WHOLE)),
         answer(29.999, ms=50.0),  # nobody knows what it met
     ]
     outcome = outcome_of({CLIENT: answers, RAW: []}, [FAULT], 30.0, 50.0)
     counts = [outcome[phase][CLIENT]["requests"] for phase in ("before", "during", "after", "all")]
-    assert counts == [1, 3, WHOLE, len(answers)]
+    assert counts == [1, 4, WHOLE, len(answers)]
     assert outcome["during"][CLIENT]["reasons"] == {"features_unavailable": 2}
     assert outcome["recovery_s"] == pytest.approx(0.5)
     [row] = outcome["faults"]
     assert row["seconds"] == 10.0
-    assert row["told_s"] == pytest.approx(9.99), "the last whole answer of the fault"
+    assert row["told_s"] == pytest.approx(6.0), "the last whole answer before it was mended"
     orjson.dumps(outcome)
 
 
 def test_a_second_fault_begins_a_phase_of_its_own() -> None:
-    faults = [FAULT, Fault("frozen", 30.0, 40.0)]
+    faults = [FAULT, Fault("frozen", 30.0, 40.0, 40.0)]
     answers = [answer(5.0), answer(15.0), *(answer(20.0 + n) for n in range(WHOLE)), answer(35.0)]
     answers += [answer(40.0 + n / 10, reason="features_unavailable") for n in range(9)]
     outcome = outcome_of({CLIENT: answers, RAW: answers}, faults, 50.0, 50.0)

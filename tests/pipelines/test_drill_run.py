@@ -38,8 +38,8 @@ COUNTS = {  # all other figures are times, or shares of what this machine can
     "open files more than at the beginning",
     "broken bundles that were refused",
     "bundles that answered",
-    "computed, all asking for one",
-    "computed, the most of one list",
+    "computed, all asking for one list",
+    "computed, two asking for each list",
     "prefetches that failed and were not refused",
     "change of another shopper's score",
     "owners without an answer",
@@ -103,7 +103,7 @@ def test_what_only_a_fault_sees_was_seen(drilled: dict[str, Any]) -> None:
     notes = {name: outcome["notes"] for name, outcome in drilled["drills"].items()}
     assert notes["overload"]["prefetches"] > 0
     assert notes["slow-clients"]["half"]["crowd"] == SHORT.crowd
-    assert notes["cold-herd"]["one_key"]["asked"] == SHORT.herd
+    assert notes["cold-herd"]["one_list"]["asked"] == SHORT.herd
     assert len(notes["worker-killed"]["back_s"]) == 2
     assert len(notes["bundle-swap"]["swap_s"]) == 2
     swapped = drilled["drills"]["bundle-swap"]["all"][CLIENT]["bundles"]
