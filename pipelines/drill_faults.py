@@ -28,7 +28,18 @@ import orjson
 
 from feature_repo.aggregates import DAY_S, pack, unpack
 from feature_repo.snapshots import USER_TTL_DAYS
-from pipelines.drill_system import System, bodies_of, bytes_proto, files_of, listeners, time_proto, wait_for
+from pipelines.drill_system import (
+    ESTABLISHED,
+    LISTENS,
+    System,
+    address_of,
+    bodies_of,
+    bytes_proto,
+    files_of,
+    sockets_at,
+    time_proto,
+    wait_for,
+)
 from pipelines.load_arms import PREDICT
 from serving.feast_layout import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
 from serving.load_generator import Load, Plan
@@ -50,6 +61,7 @@ OVERLOAD, CONNECTIONS = 3.0, 512
 SATURATING, CAPACITY_S = 6, 2.0  # connections, and seconds, that find out how much the endpoint can
 LONGEST_S = 120.0  # of what is told to stop
 PATIENCE_S = 0.5
+WARM_UP = 3  # requests at once before those that count: so few that the client's breaker stays closed
 
 
 # --------------------------------------------------------------------------------------------- store
@@ -134,8 +146,9 @@ def _repeating(act: Callable[[], None], every_s: float) -> Iterator[None]:
 
 
 def note_files(system: System, notes: Notes) -> None:
-    """Note how many files the endpoint has open."""
-    notes.setdefault("files", []).append(files_of(system.server.process.pid))
+    """Note how many files the endpoint has open, connections of its callers not counted."""
+    callers = sockets_at(system.address[1], ESTABLISHED)
+    notes.setdefault("files", []).append(files_of(system.server.process.pid) - callers)
 
 
 # --------------------------------------------------------------------------------------------- rows
@@ -225,14 +238,18 @@ def ranker_killed(system: System, notes: Notes) -> Iterator[None]:
 @contextlib.contextmanager
 def worker_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill one of the endpoint's processes; it is over when all of them answer again."""
-    port = int(str(system.server.ready["grpc"]).rpartition(":")[2])
-    all_of_them = listeners(port)  # each process opens gRPC's port for itself when it is ready
+    _, port = address_of(str(system.server.ready["grpc"]))
+
+    def ready() -> int:
+        return sockets_at(port, LISTENS)  # each process opens gRPC's port for itself when it is ready
+
+    all_of_them = ready()
     child = processes_of(system.server.process.pid)[1]
     began = time.monotonic()
     os.kill(child, signal.SIGKILL)
-    wait_for(lambda: listeners(port) < all_of_them, "a killed process is gone")
+    wait_for(lambda: ready() < all_of_them, "a killed process is gone")
     yield
-    wait_for(lambda: listeners(port) == all_of_them, "a killed process is back")
+    wait_for(lambda: ready() == all_of_them, "a killed process is back")
     notes.setdefault("back_s", []).append(time.monotonic() - began)
 
 
@@ -439,12 +456,11 @@ def slow_callers(said: Callable[[System], bytes], name: str) -> Break:
 
     @contextlib.contextmanager
     def slow(system: System, notes: Notes) -> Iterator[None]:
-        host, _, port = str(system.server.ready["http"]).removeprefix("http://").rpartition(":")
         began, crowd = time.monotonic(), []
-        with ThreadPoolExecutor(1) as thread:
+        with ThreadPoolExecutor(1) as thread, _many_files():
             try:
                 for _ in range(system.effort.crowd):
-                    crowd.append(socket.create_connection((host, int(port)), timeout=CUT_S))
+                    crowd.append(socket.create_connection(system.address, timeout=CUT_S))
                     crowd[-1].sendall(said(system))
                 cutting = thread.submit(_cut_off, list(crowd), began)
                 yield
@@ -454,6 +470,17 @@ def slow_callers(said: Callable[[System], bytes], name: str) -> Break:
                     one.close()
 
     return slow
+
+
+@contextlib.contextmanager
+def _many_files() -> Iterator[None]:
+    """Let this process open as many files as it may; those that it started before keep their own limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _cut_off(crowd: Sequence[socket.socket], began: float) -> dict[str, Any]:
@@ -506,6 +533,7 @@ def name_gone(system: System, notes: Notes) -> Iterator[None]:
     plan = Plan(
         *("client+http://recommender.invalid:8080", system.flood.bodies(bodies_of(ground.asked, False))),
         *(LONGEST_S, system.effort.client_rate),
+        warm_up=WARM_UP,
         patience_s=PATIENCE_S,
         keep=True,
         stop=str(over),
@@ -519,12 +547,12 @@ def name_gone(system: System, notes: Notes) -> Iterator[None]:
         finally:
             over.touch()
         load: Load = asking.result()
-    took_ms = load.client_ms - load.late_ms
+    took_ms = (load.client_ms - load.late_ms).tolist()
     notes |= {
         "nameless": {
             "asked": len(load.status),
             "failed": int((~load.answered).sum()),
             "degraded": int(load.degraded.sum()),
-            "max_ms": float(took_ms.max()),
+            "max_ms": max(took_ms, default=None),
         }
     }

@@ -64,6 +64,13 @@ class Answer:
         ids = [item["item_id"] for item in items]
         return len(set(ids)) == len(ids) and all(math.isfinite(item["score"]) for item in items)
 
+    @property
+    def features_ms(self) -> float | None:
+        """How long the endpoint spent on features; on everything, where a fallback answered in the end."""
+        stages = self.document.get("stage_ms", {})
+        found: float | None = stages.get("features", stages.get("total"))
+        return found
+
     def differs(self, other: Answer) -> float:
         """Return how far its scores are from those of another answer; infinite if items differ."""
         scores = {item["item_id"]: item["score"] for item in self.document["items"]}
@@ -189,11 +196,7 @@ def tally(
         for answer in answered
         if expected and answer.whole and answer.question in expected
     ]
-    features = [
-        answer.document["stage_ms"]["features"]
-        for answer in answered
-        if "features" in answer.document.get("stage_ms", {})
-    ]
+    on_features = [answer.features_ms for answer in answered if answer.features_ms is not None]
     waits = sorted(answer.ms for answer in answered)
     return {
         "requests": len(answers),
@@ -209,7 +212,7 @@ def tally(
         "p50_ms": _percentile(waits, 0.50),
         "p99_ms": _percentile(waits, 0.99),
         "max_ms": waits[-1] if waits else None,
-        "features_max_ms": max(features, default=None),
+        "features_max_ms": max(on_features, default=None),
         # What cannot be compared at all has no distance: it is counted as unlabelled.
         "moved": round(max((change for change in moved if math.isfinite(change)), default=0.0), 9),
     }

@@ -140,10 +140,13 @@ def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer
         axes.title.set_fontsize(10)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    grid[0][0].legend(fontsize=7, loc="upper right")
     figure.supylabel("milliseconds at the client", fontsize=9)
     figure.supxlabel("seconds; shaded: the fault", fontsize=9)
     figure.tight_layout()
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, fontsize=8, loc="lower right", ncols=len(labels), markerscale=3, frameon=False
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
     pyplot.close(figure)

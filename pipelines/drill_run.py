@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from pipelines.drill_faults import Notes
+from pipelines.drill_faults import WARM_UP, Notes
 from pipelines.drill_outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
 from pipelines.drill_report import draw_drills, drill_table
 from pipelines.drill_system import (
@@ -44,7 +44,7 @@ from serving.measurement import measured_on, write_result
 log = logging.getLogger(__name__)
 
 LONGEST_S = 900.0  # of a drill: it is told to stop when it has seen enough
-WARM_UP = 10  # requests before those that count
+WELL = 10  # whole answers, one after the other: the system is well
 SETTLING_S = 30.0  # for a system to be well after the drill before
 Generators = Mapping[str, LoadGenerator]
 
@@ -68,12 +68,12 @@ def run_drills(
         requests: request lines with known shoppers.
         out_dir: where the results go.
         effort: how long.
-        deadline_ms: of a call of the client.
+        deadline_ms: of a call of the client, and of the endpoint.
         launch: what starts an endpoint; a test may start a worse one.
 
     Raises:
         FileNotFoundError: there is no Redis to start, or no offline store.
-        NotReached: a part did not start, or was not well again after a drill.
+        NotReached: a part did not start, or did not do what a fault waits for.
         ValueError: the requests are of too few shoppers.
     """
     effort, load_before = effort or Effort(), os.getloadavg()
@@ -201,20 +201,16 @@ def _asked(drill: Drill, system: System, generators: Generators) -> Iterator[dic
 
 
 def _await_well(generator: LoadGenerator, plan: Plan) -> None:
-    """Ask until all answers are whole, which also warms what is cold.
-
-    Raises:
-        NotReached: they never are.
-    """
+    """Ask until all answers are whole, which also warms what is cold; say so if they never are."""
     until = time.monotonic() + SETTLING_S
-    once = replace(plan, seconds=SETTLING_S, rate=0.0, connections=1, warm_up=0, requests=WARM_UP)
-    while True:
+    once = replace(plan, seconds=SETTLING_S, rate=0.0, connections=1, warm_up=0, requests=WELL)
+    while time.monotonic() < until:
         answers = answers_of(generator.run(once), 1)
         if all(answer.whole for answer in answers):
             return
-        if time.monotonic() > until:
-            reasons = {str(answer.document.get("degraded_reason")) for answer in answers if not answer.whole}
-            raise NotReached(
-                f"answers are not whole {SETTLING_S:g} s after the system's start, or the drill before: "
-                f"{', '.join(sorted(reasons))}; end what else this machine does, or look at this endpoint"
-            )
+    reasons = {str(answer.document.get("degraded_reason")) for answer in answers if not answer.whole}
+    log.warning(
+        "  answers are not whole after %g s (%s): is this machine busy? The figures will say so, too",
+        SETTLING_S,
+        ", ".join(sorted(reasons)),
+    )

@@ -38,6 +38,7 @@ from serving.settings import Settings
 SERVER = (sys.executable, "-m", "serving.server")
 WAIT_S = 60.0  # for what must happen, and takes long on a busy machine
 BEAT_S = 0.25
+ESTABLISHED, LISTENS = "01", "0A"  # states of a socket, as /proc/net/tcp writes them
 STALE_AFTER_S = 3.0  # in a system with a pulse; the default of a minute makes a long drill
 LOG_SEGMENT_S = 1.0  # so that a drill sees what was written
 
@@ -220,7 +221,7 @@ class Ground:
     asked: Sequence[Mapping[str, Any]]  # request lines of the client
     raw: Sequence[Mapping[str, Any]]  # and of those that ask without it: other shoppers
     best_sellers: Path
-    deadline_ms: float
+    deadline_ms: float  # of a call of the client, and of the endpoint
     launch: Sequence[str] = SERVER  # what starts an endpoint; options follow
 
 
@@ -238,6 +239,11 @@ class System:
     pulse: Pulse | None = None
     clock: Clock | None = None
     ranker: Ranker | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the endpoint takes HTTP: host and port."""
+        return address_of(str(self.server.ready["http"]))
 
     @property
     def store(self) -> Store:
@@ -276,7 +282,7 @@ def open_ground(
         requests: request lines; those of known shoppers are asked.
         folder: an empty one.
         effort: how many questions there are.
-        deadline_ms: of a call of the client.
+        deadline_ms: of a call of the client, and of the endpoint.
         launch: what starts an endpoint.
 
     Raises:
@@ -339,7 +345,7 @@ def running_system(ground: Ground, setup: Setup, effort: Effort, flood: Any, nam
     champions = [released(ground.bundle, home, made_for) for made_for in ("", "a drill")]
     write_champion(home, champions[0])
     store_url = f"redis://{ground.proxy.address}/0"
-    settings = replace(Settings(store_url=store_url, home=home), http_port=0, grpc_port=0)
+    settings = Settings(home, http_port=0, grpc_port=0, store_url=store_url, deadline_ms=ground.deadline_ms)
     settings = replace(settings, log_segment_s=LOG_SEGMENT_S, **setup.settings)
     with contextlib.ExitStack() as stack:
         try:
@@ -349,7 +355,7 @@ def running_system(ground: Ground, setup: Setup, effort: Effort, flood: Any, nam
                 pulse = stack.enter_context(contextlib.closing(Pulse(ground.store)))
                 clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
             if setup.remote_ranker:
-                own = Settings(home / "ranker", store_url="memory:", log=False)
+                own = Settings(home / "ranker", store_url="memory:", deadline_ms=ground.deadline_ms, log=False)
                 own = replace(own, http_port=free_port(), grpc_port=free_port())
                 ranker = Ranker(own, home / champions[0].path, home, stack)
                 ranker.start()
@@ -359,8 +365,7 @@ def running_system(ground: Ground, setup: Setup, effort: Effort, flood: Any, nam
             server = stack.enter_context(started(command, settings.to_env(), home / "server.log"))
         except RuntimeError as error:
             raise NotReached(str(error)) from error
-        host, _, port = str(server.ready["http"]).removeprefix("http://").rpartition(":")
-        front = stack.enter_context(Proxy((host, int(port))))
+        front = stack.enter_context(Proxy(address_of(str(server.ready["http"]))))
         yield System(ground, effort, home, server, champions, flood, front, pulse, clock, ranker)
 
 
@@ -378,18 +383,23 @@ def wait_for(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -
     return time.monotonic() - began
 
 
+def address_of(url: str) -> tuple[str, int]:
+    """Return host and port of an endpoint's address."""
+    host, _, port = url.rpartition("/")[2].rpartition(":")
+    return host, int(port)
+
+
 def free_port() -> int:
     """Return a port that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
-def listeners(port: int) -> int:
-    """Return how many sockets listen on a port of this machine: processes that share one have one each."""
-    wanted = f":{port:04X}"
+def sockets_at(port: int, state: str) -> int:
+    """Return how many sockets of this machine have a port as their own, in a state of the kernel's table."""
     tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
     rows = [line.split() for file in tables if file.exists() for line in file.read_text().splitlines()[1:]]
-    return sum(row[1].endswith(wanted) and row[3] == "0A" for row in rows)
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == state for row in rows)
 
 
 def files_of(pid: int) -> int:

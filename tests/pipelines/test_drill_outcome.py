@@ -161,3 +161,12 @@ def test_it_is_told_from_the_last_whole_answer_on() -> None:
     answers = [answer(10.2), answer(10.7), answer(11.0, reason="features_unavailable")]
     assert told_s(answers, FAULT) == pytest.approx(0.7)
     assert told_s(answers[2:], FAULT) == 0.0
+
+
+def test_a_fallback_has_waited_for_features_all_the_time_it_took() -> None:
+    late = answer(0.0, reason="deadline_exceeded", rung="popular")
+    late = Answer(0, 0.0, 60.0, 60.0, True, {**late.document, "stage_ms": {"fallback": 0.2, "total": 57.0}})
+    found = tally([answer(0.0, features_ms=6.0), late], 50.0)
+    assert found["features_max_ms"] == 57.0
+    client_own = Answer(0, 0.0, 60.0, 60.0, True, {**late.document, "stage_ms": {}})
+    assert tally([client_own], 50.0)["features_max_ms"] is None

@@ -9,13 +9,16 @@ import pytest
 
 from feature_repo.snapshots import HEARTBEAT
 from pipelines.drill_system import (
+    ESTABLISHED,
+    LISTENS,
     NotReached,
     Pulse,
     Store,
+    address_of,
     bodies_of,
     bytes_proto,
     files_of,
-    listeners,
+    sockets_at,
     time_proto,
     two_crowds,
     wait_for,
@@ -61,13 +64,21 @@ def test_bodies_are_those_of_the_client_or_of_v1() -> None:
     assert wrapped == b'{"instances": [' + plain + b"]}"
 
 
-def test_who_listens_and_what_is_open_is_counted() -> None:
+def test_who_listens_who_came_and_what_is_open_is_counted() -> None:
     before = files_of(os.getpid())
-    with socket.create_server(("127.0.0.1", 0)) as first:
-        port = first.getsockname()[1]
-        assert listeners(port) == 1
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert sockets_at(port, LISTENS) == 1
+        with socket.create_connection(server.getsockname()):
+            accepted, _ = server.accept()
+            assert sockets_at(port, ESTABLISHED) == 1, "the caller has a port of its own"
+            accepted.close()
         assert files_of(os.getpid()) == before + 1
-    assert listeners(port) == 0
+    assert sockets_at(port, LISTENS) == 0
+
+
+def test_an_address_is_host_and_port_with_or_without_a_scheme() -> None:
+    assert address_of("http://127.0.0.1:8080") == address_of("127.0.0.1:8080") == ("127.0.0.1", 8080)
 
 
 def test_what_never_happens_is_not_waited_for_for_ever() -> None:
