@@ -42,7 +42,7 @@ from pipelines.drill_system import (
 )
 from pipelines.load_arms import PREDICT
 from serving.feast_layout import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
-from serving.load_generator import Load, Plan
+from serving.load_generator import Plan
 from serving.measured_server import processes_of
 from serving.schemas import MAX_BASKET
 
@@ -361,7 +361,7 @@ def herd_for_one(system: System, notes: Notes) -> Iterator[None]:
 @contextlib.contextmanager
 def herd_for_many(system: System, notes: Notes) -> Iterator[None]:
     """Let a crowd ask at once for many lists that nobody has asked for before, two for each."""
-    notes["many_lists"] = _herd(system, _cold(system, system.effort.herd // 2))
+    notes["many_lists"] = _herd(system, _cold(system, 1 + system.effort.herd // 2)[1:])
     yield
 
 
@@ -389,7 +389,7 @@ def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
         warm_up=0,
         keep=True,
     )
-    load: Load = system.flood.run(plan)
+    load = system.flood.run(plan)
     computed = Counter(number % len(bodies) for number, one in enumerate(load.answers) if was_computed(one))
     return {
         "lists": len(bodies),
@@ -427,7 +427,7 @@ def overload(system: System, notes: Notes) -> Iterator[None]:
             yield
         finally:
             over.touch()
-        load: Load = flooding.result()
+        load = flooding.result()
     summary = load.summary(system.ground.deadline_ms)
     notes |= {
         "capacity": capacity,
@@ -546,7 +546,7 @@ def name_gone(system: System, notes: Notes) -> Iterator[None]:
             yield
         finally:
             over.touch()
-        load: Load = asking.result()
+        load = asking.result()
     took_ms = (load.client_ms - load.late_ms).tolist()
     notes |= {
         "nameless": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def drill_table(result: Mapping[str, Any]) -> str:
     for name, drill in result["drills"].items():
         lines += [f"## {name}", "", f"Proves: {drill['proves']} ({drill['scenarios']}).", ""]
         lines += [*_goals(drill), "", *_faults(drill), ""]
+        if drill["notes"]:
+            lines += [f"Noted beside: `{json.dumps(drill['notes'])}`", ""]
     return "\n".join(lines)
 
 

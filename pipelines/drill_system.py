@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from components.home import Champion, write_champion
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
@@ -32,6 +34,7 @@ from serving.bench_frozen_store import store_program
 from serving.bundle import load_bundle
 from serving.client import write_best_sellers
 from serving.feast_layout import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
+from serving.load_generator import LoadGenerator
 from serving.measured_server import MeasuredServer, started
 from serving.settings import Settings
 
@@ -64,9 +67,9 @@ class Effort:
 
 
 SHORT = Effort(
-    before_s=1.5,
-    during_s=2.5,
-    after_s=3.5,
+    before_s=1.2,
+    during_s=2.0,
+    after_s=3.2,
     client_rate=24.0,
     raw_rate=12.0,
     questions=12,
@@ -109,7 +112,8 @@ class Store:
         self.port = free_port()
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         self._command = [program, *options]
-        self.client = redis.Redis("127.0.0.1", self.port, socket_timeout=WAIT_S)
+        once = Retry(NoBackoff(), 0)  # who waits for it asks again by himself
+        self.client = redis.Redis("127.0.0.1", self.port, socket_timeout=WAIT_S, retry=once)
         self.start()
 
     def start(self) -> None:
@@ -194,7 +198,7 @@ class Ranker:
     settings: Settings
     bundle: Path
     folder: Path
-    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    stack: contextlib.ExitStack
     server: MeasuredServer | None = None
 
     def start(self) -> None:
@@ -234,7 +238,7 @@ class System:
     home: Path  # that the endpoint follows
     server: MeasuredServer
     champions: Sequence[Champion]  # of that home: two bundles of the same files
-    flood: Any  # a `LoadGenerator` beside the two that ask all the time
+    flood: LoadGenerator  # beside the two that ask all the time
     front: Proxy  # before the endpoint
     pulse: Pulse | None = None
     clock: Clock | None = None
@@ -328,7 +332,9 @@ def two_crowds(
 
 
 @contextlib.contextmanager
-def running_system(ground: Ground, setup: Setup, effort: Effort, flood: Any, name: str) -> Iterator[System]:
+def running_system(
+    ground: Ground, setup: Setup, effort: Effort, flood: LoadGenerator, name: str
+) -> Iterator[System]:
     """Start an endpoint on the ground; it ends with the block.
 
     Args:

@@ -31,6 +31,7 @@ def drill(passed: bool, recovery_s: float | None = 0.5) -> dict[str, Any]:
         "recovery_s": recovery_s,
         "passed": passed,
         "marks_s": [[1.0, 2.0]],
+        "notes": {"dropped": 7},
     }
 
 
@@ -58,6 +59,7 @@ def test_the_page_begins_with_what_passed_and_what_did_not() -> None:
     assert "| until answers are whole again | <= 3 s | 0.5 s | yes |" in page
     assert "| until answers are whole again | <= 3 s | – | no |" in page
     assert "| killed | 10.0 | client | 1200 | 0 | 1100 | features_unavailable 1100 | 3.0 / 8.2 |" in page
+    assert page.count('Noted beside: `{"dropped": 7}`') == 2
     assert "| killed | 10.0 | raw | 1200 | 7 | 0 | – | – / 8.2 |" in page
 
 
