@@ -27,7 +27,6 @@ from pipelines.drill_report import draw_drills, drill_table
 from pipelines.drill_system import (
     SERVER,
     Effort,
-    NotReached,
     Setup,
     System,
     bodies_of,

@@ -361,7 +361,9 @@ def running_system(
                 pulse = stack.enter_context(contextlib.closing(Pulse(ground.store)))
                 clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
             if setup.remote_ranker:
-                own = Settings(home / "ranker", store_url="memory:", deadline_ms=ground.deadline_ms, log=False)
+                own = Settings(
+                    home / "ranker", store_url="memory:", deadline_ms=ground.deadline_ms, log=False
+                )
                 own = replace(own, http_port=free_port(), grpc_port=free_port())
                 ranker = Ranker(own, home / champions[0].path, home, stack)
                 ranker.start()

@@ -84,8 +84,8 @@ def test_a_silent_service_takes_connections_and_a_gone_one_does_not() -> None:
         while data := client.recv(100):
             client.sendall(data)
 
-    def ask() -> bytes:
-        with socket.create_connection(("127.0.0.1", front.port), timeout=0.2) as client:
+    def ask(timeout_s: float = 60.0) -> bytes:
+        with socket.create_connection(("127.0.0.1", front.port), timeout=timeout_s) as client:
             client.sendall(b"abc")
             return client.recv(100)
 
@@ -93,7 +93,7 @@ def test_a_silent_service_takes_connections_and_a_gone_one_does_not() -> None:
         system = system_of(front=front)
         assert ask() == b"abc"
         with faults.service_silent(system, {}), pytest.raises(TimeoutError):
-            ask()
+            ask(0.2)
         with faults.service_refuses(system, {}), pytest.raises(ConnectionRefusedError):
             ask()
         assert ask() == b"abc"
