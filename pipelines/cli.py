@@ -1697,6 +1697,70 @@ def bench_drift(context: Context, data: str, out: Path | None) -> None:
     context.answer(results, drift_table(results))
 
 
+@main.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--list", "listed", is_flag=True, help="Say what each drill proves and which figures it asks.")
+@click.option(
+    "--short", is_flag=True, help="Seconds a fault instead of ten: to see that it works, not to quote."
+)
+@click.option(
+    "--data",
+    type=click.Choice(["toy"]),
+    help="Drill a toy shop, trained when first needed, not the champion.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: drills under home]"
+)
+@command_options
+def drill(
+    context: Context, names: tuple[str, ...], listed: bool, short: bool, data: str | None, out: Path | None
+) -> None:
+    """Break something in the really running system, under load, and judge what callers notice.
+
+    NAME is one or more that --list tells, or all. With a Redis and an endpoint of its own; what this home
+    serves is left alone. Exit code 1: a figure is not met.
+    """
+    import logging
+
+    from pipelines.ask import evaluation_requests
+    from pipelines.drill_report import drill_table, list_table
+    from pipelines.drill_run import run_drills
+    from pipelines.drill_system import SHORT
+    from pipelines.drills import DRILLS, choose_drills
+
+    if listed:
+        chosen = choose_drills(names) if names else DRILLS
+        context.answer([one.to_dict() for one in chosen], list_table(chosen))
+        return
+    if not names:
+        raise click.UsageError("no drill named: give one or more of `reco drill --list`, or all")
+    chosen = choose_drills(names)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # how far it is, on stderr
+    home = _toy_home(context) if data else context.home
+    bundle = read_champion(home).bundle(home)
+    requests = evaluation_requests(bundle, 2_000)
+    place = out or context.home / "drills"
+    result = run_drills(chosen, bundle, home / "offline_store", requests, place, SHORT if short else None)
+    context.answer(result, drill_table(result))
+    if not result["passed"]:
+        click.get_current_context().exit(1)
+
+
+def _toy_home(context: Context) -> Path:
+    """Return a home whose champion is a small model of the toy shop; it is trained if it is not there."""
+    from components.home import NoChampion
+
+    home = context.home / "toy"
+    try:
+        read_champion(home)
+    except NoChampion:
+        click.echo("training the toy shop first, which takes some minutes", err=True)
+        # No store is named: whoever serves from a Redis shall not find the toy shop's users there.
+        given = {"data": "toy", "train_until": "", "model_name": MODEL_NAME, "online_store": ""}
+        start_training(home, given, True, "", sys.stderr)
+    return home
+
+
 def _line_of(run: Run) -> Any:
     """Return where a run of the training pipeline left its parts."""
     from components.bench_compression import Line

@@ -26,6 +26,7 @@ from serving.settings import Settings, variable
 PREDICT = "/v1/models/checkout:predict"
 OURS, NULL = "ours", "null"
 KEPT = "ranker.onnx", "weights.npz"  # graph and torch weights of a ranker
+VIEWS = {USER_VIEW: "user_id", ITEM_VIEW: "item_id"}
 ROWS_AT_ONCE = 5_000  # of one write through Feast
 STEPS = {"student": "distill-ranker", "pruned": "prune-ranker"}  # the scene's rankers: who made them
 
@@ -206,13 +207,16 @@ def differing(settings: Settings) -> dict[str, str]:
     }
 
 
-def fill_store(offline_store: Path, feast_home: Path, url: str) -> dict[str, int]:
+def fill_store(
+    offline_store: Path, feast_home: Path, url: str, views: Mapping[str, str] = VIEWS
+) -> dict[str, int]:
     """Write each user's first row and each item's into a Redis, through Feast; return how many of each.
 
     Args:
         offline_store: of the champion's home: a directory for each view.
         feast_home: gets Feast's registry.
         url: of the Redis.
+        views: which, each with its key.
 
     Raises:
         FileNotFoundError: the home has no offline store.
@@ -220,7 +224,7 @@ def fill_store(offline_store: Path, feast_home: Path, url: str) -> dict[str, int
     counts = {}
     with quiet_feast():
         store = open_feature_store(feast_home, url)
-        for view, key in ((USER_VIEW, "user_id"), (ITEM_VIEW, "item_id")):
+        for view, key in views.items():
             rows = pq.read_table(offline_store / view / "snapshots.parquet").to_pandas()
             # The row as of the cut: the baskets that are asked about come after it.
             rows = rows.sort_values("event_timestamp").drop_duplicates(key)

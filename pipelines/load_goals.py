@@ -32,13 +32,18 @@ class Goal:
     unit: str
     read: Read
 
+    @property
+    def wanted(self) -> str:
+        """The bound as people write it."""
+        return f"{self.sign} {self.bound:g}{self.unit}"
+
     def judge(self, result: Result) -> dict[str, Any]:
         """Return the goal with its figure, as plain JSON types; `reached` is None where there is none."""
         measured = self.read(result)
         reached = None if measured is None else _holds(measured, self.sign, self.bound)
         return {
             "name": self.name,
-            "goal": f"{self.sign} {self.bound:g}{self.unit}",
+            "goal": self.wanted,
             "measured": measured if measured is None or measured < float("inf") else None,
             "unit": self.unit,
             "reached": reached,
@@ -71,8 +76,8 @@ def _goals(result: Result) -> Iterator[Goal]:
     yield Goal(checkouts, ">=", 99, " %", _percent("priority", "checkout", "good_ratio"))
     yield Goal("until p99 is back after that", "<=", 5, " s", _recovery)
     yield Goal("failed while two bundles are swapped", "<=", 0, "", _failed_in_swap)
-    yield Goal("p99 while a bundle is swapped, against before", "<=", 2, " x", _part("swap", "p99_ratio"))
-    yield Goal("p99 beside a canary, against without", "<=", 1.25, " x", _part("canary", "ratio"))
+    yield Goal("p99 while a bundle is swapped, against before", "<=", 2, " x", part_of("swap", "p99_ratio"))
+    yield Goal("p99 beside a canary, against without", "<=", 1.25, " x", part_of("canary", "ratio"))
     if "endurance" in result:
         yield Goal(f"growth of memory in {ENDURED:,} requests", "<=", 5, " MiB", _memory)
     if result["mixed"] is not None:
@@ -104,7 +109,7 @@ def _holds(measured: float, sign: str, bound: float) -> bool:
 
 
 def _of(arm: str, *path: str) -> Read:
-    return _part("arms", arm, *path)
+    return part_of("arms", arm, *path)
 
 
 def _capacity_over(name: str, other: str) -> Read:
@@ -122,7 +127,9 @@ def _growth(result: Result) -> float | None:
     return found
 
 
-def _part(*path: str) -> Read:
+def part_of(*path: str) -> Read:
+    """Return what reads a figure by the names that lead to it."""
+
     def read(result: Result) -> float | None:
         found: Any = result
         for name in path:
@@ -134,7 +141,7 @@ def _part(*path: str) -> Read:
 
 def _percent(*path: str) -> Read:
     def read(result: Result) -> float | None:
-        ratio = _part(*path)(result)
+        ratio = part_of(*path)(result)
         return None if ratio is None else 100 * ratio
 
     return read
@@ -149,7 +156,7 @@ def _recovery(result: Result) -> float | None:
 
 
 def _failed_in_swap(result: Result) -> float | None:
-    return _part("swap", "failed")(result) if result.get("swap", {}).get("swapped") else None
+    return part_of("swap", "failed")(result) if result.get("swap", {}).get("swapped") else None
 
 
 def _memory(result: Result) -> float | None:

@@ -189,7 +189,7 @@ def following(scene: Scene, home: Path) -> Iterator[tuple[MeasuredServer, list[F
         scene: whose bundle and settings it has.
         home: an empty folder; the bundle is copied there.
     """
-    champions = [_released(scene.bundle, home, made_for) for made_for in ("", "a swap under load")]
+    champions = [released(scene.bundle, home, made_for) for made_for in ("", "a swap under load")]
     write_champion(home, champions[0])
     [ours] = [arm for arm in choose_arms([OURS]) if arm.name == OURS]
     command = [sys.executable, "-m", "serving.server", "--home", str(home)]
@@ -197,7 +197,7 @@ def following(scene: Scene, home: Path) -> Iterator[tuple[MeasuredServer, list[F
         yield server, [_flip(server, home, champion) for champion in reversed(champions)]
 
 
-def _released(bundle: Path, home: Path, made_for: str) -> Champion:
+def released(bundle: Path, home: Path, made_for: str) -> Champion:
     """Copy a bundle under a home, as a promotion does; made for something, it is another one."""
     part = home / "bundles" / ".part"
     shutil.copytree(bundle, part)

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import os
 import selectors
 import subprocess
 import sys
@@ -24,11 +25,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
+
+if TYPE_CHECKING:
+    from serving.client import AsyncClient
 
 PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9, "p99_99": 99.99}
 OK, REFUSED, UNANSWERED = 200, (429, 503), 0
@@ -45,7 +49,9 @@ _PREFETCH, _PREFETCH_CALL = b"X-Priority: prefetch\r\n", (("x-priority", "prefet
 class Plan:
     """What to ask one server."""
 
-    url: str  # http://HOST:PORT/PATH, or grpc://HOST:PORT/SERVICE/METHOD
+    # http://HOST:PORT/PATH, grpc://HOST:PORT/SERVICE/METHOD, or client+http://HOST:PORT, the project's own
+    # client: its bodies are request lines, and its answers are kept as the JSON of a response.
+    url: str
     bodies: str  # a file of `LoadGenerator.bodies`; they are asked in turn
     seconds: float
     rate: float = 0.0  # requests per second; 0: closed loop, a connection asks again once it was answered
@@ -59,6 +65,9 @@ class Plan:
     # Of an open loop's requests, so many say that nobody waits yet. Which ones is drawn by the seed, so that
     # each kind comes at the times of a Poisson process of its own.
     prefetch_ratio: float = 0.0
+    stop: str = ""  # a file: once it is there, nothing more of an open loop is due
+    best_sellers: str = ""  # of the client: the file that `write_best_sellers` wrote
+    deadline_ms: float = 50.0  # of the client's calls
 
 
 def _none() -> np.ndarray:
@@ -272,6 +281,9 @@ async def _open(pool: _Pool, turn: Iterator[bytes], plan: Plan) -> list[_Asked]:
     loop.call_at(dues[0], send)
     while pool.now() < end and (dues or pool.busy):
         await asyncio.sleep(0.01)
+        if dues and plan.stop and os.path.exists(plan.stop):
+            dues.clear()
+            end = pool.now() + plan.patience_s
     return asked
 
 
@@ -327,9 +339,10 @@ class _Pool:
         self._plan, self._loop = plan, asyncio.get_running_loop()
         self._url = urlsplit(plan.url)
         self._host, self._port = self._url.hostname or "", self._url.port or 80
-        self._opened: set[_HttpConnection | _GrpcConnection] = set()
+        self._opened: set[_Connection] = set()
+        self._client: AsyncClient | None = None
         # The one that rested longest is next: each process of a server gets its share of the requests.
-        self._idle: deque[_HttpConnection | _GrpcConnection] = deque()
+        self._idle: deque[_Connection] = deque()
         self._waiting: deque[_Asked] = deque()
         self._opening: set[asyncio.Task[None]] = set()
         self.now = self._loop.time
@@ -348,14 +361,14 @@ class _Pool:
         if self.on_answer is not None:
             self._loop.call_soon(self.on_answer)
 
-    def free(self, connection: _HttpConnection | _GrpcConnection) -> None:
+    def free(self, connection: _Connection) -> None:
         """Use a connection again."""
         if self._waiting:
             connection.ask(self._waiting.popleft())
         else:
             self._idle.append(connection)
 
-    def lost(self, connection: _HttpConnection | _GrpcConnection) -> None:
+    def lost(self, connection: _Connection) -> None:
         """Forget a connection that was closed."""
         self._opened.discard(connection)
         with contextlib.suppress(ValueError):
@@ -373,6 +386,8 @@ class _Pool:
         await asyncio.gather(*opening, return_exceptions=True)
         for connection in list(self._opened):
             await connection.close()
+        if self._client is not None:
+            await self._client.close()
         await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
 
     def _send(self, asked: _Asked) -> None:
@@ -386,9 +401,11 @@ class _Pool:
             self._waiting.append(asked)
 
     async def _open(self, asked: _Asked) -> None:
-        connection: _HttpConnection | _GrpcConnection
+        connection: _Connection
         if self._url.scheme == "grpc":
             connection = _GrpcConnection(self, self._url.netloc, self._url.path)
+        elif self._url.scheme == "client+http":
+            connection = _ClientConnection(self, self._shared_client())
         else:
             connection = _HttpConnection(self, self._url.path)
             try:
@@ -398,6 +415,15 @@ class _Pool:
                 return
         self._opened.add(connection)
         connection.ask(asked)
+
+    def _shared_client(self) -> AsyncClient:
+        """Return the one client of all who ask through it."""
+        if self._client is None:
+            from serving.client import AsyncClient, read_best_sellers
+
+            best_sellers, url = read_best_sellers(self._plan.best_sellers), f"http://{self._url.netloc}"
+            self._client = AsyncClient(url, best_sellers, deadline_ms=self._plan.deadline_ms)
+        return self._client
 
 
 class _HttpConnection(asyncio.Protocol):
@@ -495,6 +521,35 @@ class _GrpcConnection:
         if self._task is not None:
             self._task.cancel()
         await self._channel.close()
+
+
+class _ClientConnection:
+    """One who asks through the project's own client: a call at a time; connections are the client's own."""
+
+    def __init__(self, pool: _Pool, client: AsyncClient) -> None:
+        self._pool, self._client = pool, client
+        self._task: asyncio.Task[None] | None = None
+
+    def ask(self, asked: _Asked) -> None:
+        """Call the client with one request."""
+        self._task = asyncio.get_running_loop().create_task(self._ask(asked))
+
+    async def _ask(self, asked: _Asked) -> None:
+        try:
+            response = await self._client.recommend(**orjson.loads(asked.body))
+            status, answer = OK, orjson.dumps(response.to_dict())
+        except Exception:  # noqa: BLE001 - it promises to raise nothing: what it raises is what is counted
+            status, answer = 500, b""
+        self._pool.done(asked, status, answer)
+        self._pool.free(self)
+
+    async def close(self) -> None:
+        """End the call under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+_Connection = _HttpConnection | _GrpcConnection | _ClientConnection
 
 
 def _packed(texts: Sequence[bytes]) -> dict[str, Any]:

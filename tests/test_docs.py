@@ -19,6 +19,9 @@ from feature_repo.events import EVENT_SCHEMA
 from feature_repo.kafka import VARIABLES as KAFKA_VARIABLES
 from feature_repo.kafka import KafkaSettings
 from pipelines.cli import main
+from pipelines.drill_report import HEAD as DRILLS_HEAD
+from pipelines.drill_report import drill_rows
+from pipelines.drills import DRILLS, Drill
 from serving.rules_file import SECTIONS, SELECTORS, parse_rules
 from serving.schemas import parse_request
 from serving.settings import Settings, variable
@@ -491,3 +494,20 @@ def test_the_drift_in_the_readme_was_measured() -> None:
     }
     [said] = re.findall(r"alarms in the weeks of ([^:]*):", README)
     assert set(re.findall(r"\d{4}-\d\d-\d\d", said)) == alarms
+
+
+# --------------------------------------------------------------------------------------------- drills
+
+
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.name)
+def test_each_drill_stands_in_the_readme_with_what_it_proves(drill: Drill) -> None:
+    assert f"| `{drill.name}` | {drill.proves} |" in README.splitlines()
+
+
+def test_the_drills_in_the_readme_were_carried_out() -> None:
+    """A table of what callers noticed stands there only if it was measured, and then whole."""
+    if (FIGURES / "drills.json").exists():
+        assert "\n".join(drill_rows(measured("drills"))) in README
+        assert set(measured("drills")["drills"]) == {drill.name for drill in DRILLS}
+    else:
+        assert DRILLS_HEAD not in README

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -313,3 +314,60 @@ def test_a_process_of_its_own_says_the_same() -> None:
 def test_a_generator_that_dies_is_told(tmp_path: Path) -> None:
     with load_generator() as generator, pytest.raises(RuntimeError, match=r"(?s)died: .*no-such-file"):
         generator.run(replace(PLAN, url="http://127.0.0.1:1/", bodies=str(tmp_path / "no-such-file")))
+
+
+async def recommended(body: bytes, head: bytes) -> tuple[int, bytes]:
+    """Answer as the endpoint does, with what was asked as the item."""
+    asked = orjson.loads(body)
+    assert head.startswith(b"post /v1/recommendations ")
+    item = {"item_id": asked["basket"][0] + "!", "score": 0.5, "source": "history", "reason": "as told"}
+    answer = {"request_id": asked["request_id"], "items": [item], "bundle_id": "b1", "rung": "full"}
+    return 200, orjson.dumps(answer)
+
+
+@pytest.fixture
+def best_sellers(tmp_path: Path) -> str:
+    file = tmp_path / "best_sellers.json"
+    file.write_text('["bread", "milk"]')
+    return str(file)
+
+
+def test_the_projects_own_client_asks_and_answers(best_sellers: str) -> None:
+    bodies = [orjson.dumps({"basket": [f"i{n}"], "user_id": "u", "k": 1}) for n in range(7)]
+    with http_server(with_head=recommended) as url:
+        plan = replace(PLAN, url=f"client+{url.removesuffix('/ask')}", best_sellers=best_sellers)
+        load = ask(replace(plan, deadline_ms=20_000.0), *bodies)
+    assert load.answered.all()
+    assert not load.degraded.any()
+    items = [orjson.loads(answer)["items"][0]["item_id"] for answer in load.answers]
+    assert items == [f"i{n % 7}!" for n in range(50)]
+
+
+def test_where_nobody_answers_the_client_does(best_sellers: str) -> None:
+    plan = replace(PLAN, url="client+http://127.0.0.1:1", best_sellers=best_sellers)
+    load = ask(plan, b'{"basket": ["milk"]}')
+    assert load.answered.all()
+    assert load.degraded.all()
+    assert {orjson.loads(answer)["items"][0]["source"] for answer in load.answers} == {"client_fallback"}
+
+
+def test_what_the_client_raises_has_failed(best_sellers: str) -> None:
+    plan = replace(PLAN, url="client+http://127.0.0.1:1", best_sellers=best_sellers)
+    load = ask(plan, b'{"no_basket": []}')
+    assert (load.status == 500).all()
+
+
+def test_an_open_loop_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    came: list[bytes] = []
+
+    async def tell(body: bytes) -> tuple[int, bytes]:
+        came.append(body)
+        if len(came) == 10:
+            over.touch()
+        return 200, body
+
+    with http_server(tell) as url:
+        load = ask(replace(PLAN, url=url, seconds=600.0, warm_up=0, stop=str(over)), b"x")
+    assert load.answered.all()
+    assert 10 <= len(load.status) < 600 * PLAN.rate / 2

@@ -14,8 +14,8 @@ import redis
 from serving.circuit_breaker import FAILURES, LATEST
 from serving.redis_answers import MAX_WAITING, PREFIX, RedisAnswers
 from serving.redis_commands import RedisCommands
+from tests.chaos.listening import listening
 from tests.chaos.procs import eventually, free_port
-from tests.chaos.proxy import listening
 
 Server = tuple[str, subprocess.Popen[bytes]]
 PATIENT_MS = 10_000.0  # a busy machine is not what is tested

@@ -8,7 +8,7 @@ import pytest
 
 from serving.redis_address import RedisAddress
 from serving.redis_connection import Connection, ReplyError, connect, connect_to_master
-from tests.chaos.proxy import listening
+from tests.chaos.listening import listening
 
 
 def answering(*answers: bytes) -> Callable[[socket.socket], None]:

@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from pipelines.fault_proxy import Proxy
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.feast_layout import entity_key
 from serving.online_features import OnlineStore, UserRow, open_store
@@ -24,7 +25,7 @@ from serving.redis_address import parse_redis_url
 from serving.redis_connection import connect
 from serving.redis_store import FAIR, RedisStore
 from tests.chaos.procs import Valkey, eventually, free_port, valkey_server
-from tests.chaos.proxy import Proxy, listening
+from tests.chaos.listening import listening
 from tests.chaos.rows import HISTORY_FIELD, ROW_42, TIMESTAMP, proto, put_row
 
 PASSWORD = "p@ss,w/örd"

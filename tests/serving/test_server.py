@@ -26,7 +26,7 @@ from serving.bundle import read_manifest
 from serving.prediction_log import feature_names, feature_rows, read_log
 from serving.server import Seldom, end_with
 from serving.settings import Settings
-from tests.chaos.proxy import listening
+from tests.chaos.listening import listening
 
 V1 = "/v1/models/checkout:predict"
 AT = "2017-12-05T18:30:00Z"

