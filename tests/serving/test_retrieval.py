@@ -157,4 +157,5 @@ def test_of_fewer_candidates_each_source_keeps_its_share_the_best_first() -> Non
 
 def test_sources_need_not_stand_together() -> None:
     mixed = Candidates(np.arange(8), np.array([0, 1, 0, 1, 0, 1, 0, 0], np.int8))
-    assert thin(mixed, 4).codes.tolist() == [0, 1, 2, 4]
+    assert thin(mixed, 3).codes.tolist() == [0, 1, 2]
+    assert thin(mixed, 5).codes.tolist() == [0, 1, 2, 3, 4]
