@@ -29,7 +29,7 @@ from serving.metrics import RANKER_CALLS
 
 MARGIN_S = 0.002  # what is left of the deadline at least for making the list when the scores are here
 FAIR_S = 0.01  # a ranker that had less of a hurried request's time is not at fault
-READY_S = 1.0  # that a probe may take
+READY_S, LOOP_S = 1.0, 5.0  # that a probe may take, and with all that its loop does meanwhile
 BUNDLE_ID = "{bundle_id}"  # stands for the id in a model's name
 _SERVICE = "/inference.GRPCInferenceService/"
 _OPTIONS = [
@@ -133,7 +133,12 @@ class RemoteRanker:
     def _probe(self) -> str:
         """Ask whether the model is ready; for the breaker's thread."""
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(self._connect_anew(), self._loop).result()
+        asked = asyncio.run_coroutine_threadsafe(self._connect_anew(), self._loop)
+        try:
+            return asked.result(LOOP_S)
+        except TimeoutError:
+            asked.cancel()
+            return "the endpoint's own loop has no time"
 
     async def _connect_anew(self) -> str:
         """Ask by a new connection and return what is wrong; if nothing is, it takes the old one's place.
@@ -151,7 +156,7 @@ class RemoteRanker:
             why = f"{self._target} says {error.code().name}"
         old = channel
         if not why:
-            old, self._channel = self._channel or channel, channel
+            old, self._channel = self._open(), channel
         await old.close()
         return why
 

@@ -187,6 +187,7 @@ def test_a_kept_list_with_a_number_that_is_none_is_no_list(column: str, value: f
         np.zeros(3, np.int8),
         np.ones(3, np.uint16),
         np.full(3, AT),
+        best=3,
         whole=True,
     )
     Ranked.from_bytes(kept.to_bytes(), 3)

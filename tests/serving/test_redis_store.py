@@ -24,8 +24,8 @@ from serving.online_features import OnlineStore, UserRow, open_store
 from serving.redis_address import parse_redis_url
 from serving.redis_connection import connect
 from serving.redis_store import FAIR, RedisStore
-from tests.chaos.procs import Valkey, eventually, free_port, valkey_server
 from tests.chaos.listening import listening
+from tests.chaos.procs import Valkey, eventually, free_port, valkey_server
 from tests.chaos.rows import HISTORY_FIELD, ROW_42, TIMESTAMP, proto, put_row
 
 PASSWORD = "p@ss,w/örd"

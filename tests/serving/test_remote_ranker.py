@@ -1,9 +1,10 @@
 """A ranker elsewhere: another endpoint's, one that is not there, one that is not ours."""
 
 import asyncio
+import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,21 @@ class Ranker:
         await self._server.stop(None)
 
 
+@contextlib.asynccontextmanager
+async def ranking(recommender: Recommender, probe_s: float = 0.1) -> AsyncIterator[tuple[Ranker, Any]]:
+    """A ranker elsewhere and what asks it; both end with the block."""
+    from serving.remote_ranker import RemoteRanker
+
+    elsewhere = Ranker(recommender)
+    await elsewhere.start()
+    ranker = RemoteRanker(elsewhere.address, probe_s=probe_s)
+    try:
+        yield elsewhere, ranker
+    finally:
+        await ranker.close()
+        await elsewhere.kill()
+
+
 async def within(condition: Callable[[], bool], seconds: float = 20.0) -> float:
     """Wait until the condition holds, and return how long that took."""
     began = time.perf_counter()
@@ -262,37 +278,31 @@ async def within(condition: Callable[[], bool], seconds: float = 20.0) -> float:
 def test_a_ranker_that_is_killed_is_not_asked_for_long_and_found_when_it_is_back(
     recommender: Recommender,
 ) -> None:
-    from serving.remote_ranker import RemoteRanker
-
     def opened() -> float | None:
         return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "ranker"})
 
     async def run() -> None:
-        elsewhere = Ranker(recommender)
-        await elsewhere.start()
-        ranker = RemoteRanker(elsewhere.address, probe_s=0.1)
-        checkout = Checkout(recommender, 60_000, ranker.rank)
+        async with ranking(recommender) as (elsewhere, ranker):
+            checkout = Checkout(recommender, 60_000, ranker.rank)
 
-        async def ask() -> Response:
-            now = time.perf_counter()
-            return await checkout.answer(REQUEST, Call(now, now + 60, "given"))
+            async def ask() -> Response:
+                now = time.perf_counter()
+                return await checkout.answer(REQUEST, Call(now, now + 60, "given"))
 
-        assert (await ask()).rung == "full"
-        await elsewhere.kill()
-        answers = [await ask() for _ in range(20)]
-        assert {(answer.rung, answer.degraded_reason) for answer in answers} == {
-            ("popular", "ranker_unavailable")
-        }
-        assert (ranker.is_open, opened()) == (True, 1)
-        await asyncio.sleep(0.5)
-        assert ranker.is_open, "nobody is there"
-        await elsewhere.start()
-        await within(lambda: not ranker.is_open)
-        assert opened() == 0
-        again = await ask()
-        assert (again.rung, again.items) == ("full", recommender.recommend(REQUEST).items)
-        await ranker.close()
-        await elsewhere.kill()
+            assert (await ask()).rung == "full"
+            await elsewhere.kill()
+            answers = [await ask() for _ in range(20)]
+            assert {(answer.rung, answer.degraded_reason) for answer in answers} == {
+                ("popular", "ranker_unavailable")
+            }
+            assert (ranker.is_open, opened()) == (True, 1)
+            await asyncio.sleep(0.5)
+            assert ranker.is_open, "nobody is there"
+            await elsewhere.start()
+            await within(lambda: not ranker.is_open)
+            assert opened() == 0
+            again = await ask()
+            assert (again.rung, again.items) == ("full", recommender.recommend(REQUEST).items)
 
     asyncio.run(run())
 
@@ -300,121 +310,93 @@ def test_a_ranker_that_is_killed_is_not_asked_for_long_and_found_when_it_is_back
 def test_a_ranker_that_hangs_is_given_up_after_a_few_calls_and_asked_when_it_answers(
     recommender: Recommender,
 ) -> None:
-    from serving.remote_ranker import RemoteRanker
-
     async def run() -> None:
-        elsewhere = Ranker(recommender)
-        await elsewhere.start()
-        ranker = RemoteRanker(elsewhere.address, probe_s=0.1)
-        await ranker.rank(turn(recommender))
-        elsewhere.wait_s = 30.0
-        for _ in range(FAILURES):
-            assert not ranker.is_open
-            with pytest.raises(DeadlineExceeded):
-                await ranker.rank(turn(recommender, limit_s=0.1))
-        asked = elsewhere.asked
-        with pytest.raises(RankerUnavailable, match="is not asked until it is ready"):
+        async with ranking(recommender) as (elsewhere, ranker):
             await ranker.rank(turn(recommender))
-        await asyncio.sleep(1.5)  # a probe hangs as well
-        assert ranker.is_open
-        assert elsewhere.asked == asked
-        elsewhere.wait_s = 0.0
-        await within(lambda: not ranker.is_open)
-        assert len(await ranker.rank(turn(recommender))) > 50
-        await ranker.close()
-        await elsewhere.kill()
+            elsewhere.wait_s = 30.0
+            for _ in range(FAILURES):
+                assert not ranker.is_open
+                with pytest.raises(DeadlineExceeded):
+                    await ranker.rank(turn(recommender, limit_s=1.0))
+            asked = elsewhere.asked
+            assert ranker.is_open
+            with pytest.raises(RankerUnavailable, match="is not asked until it is ready"):
+                await ranker.rank(turn(recommender))
+            await asyncio.sleep(1.5)  # a probe hangs as well
+            assert ranker.is_open
+            assert elsewhere.asked == asked
+            elsewhere.wait_s = 0.0
+            await within(lambda: not ranker.is_open)
+            assert len(await ranker.rank(turn(recommender))) > 50
 
     asyncio.run(run())
 
 
-def test_what_is_wrong_with_a_request_does_not_take_the_ranker_from_others(
-    recommender: Recommender,
-) -> None:
-    from serving.remote_ranker import FAIR_S, MARGIN_S, RemoteRanker
+def test_what_is_wrong_with_a_request_does_not_take_the_ranker_from_others(recommender: Recommender) -> None:
+    from serving.remote_ranker import FAIR_S, MARGIN_S
+
+    other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
 
     async def run() -> None:
-        other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
-        elsewhere = Ranker(recommender)
-        await elsewhere.start()
-        ranker = RemoteRanker(elsewhere.address)
-        for _ in range(2 * FAILURES):
-            with pytest.raises(RankerMismatch):
-                await ranker.rank(turn(other))
-        elsewhere.refuses = True
-        for _ in range(2 * FAILURES):
-            with pytest.raises(RankerUnavailable, match="INVALID_ARGUMENT"):
-                await ranker.rank(turn(recommender))
-        elsewhere.refuses, elsewhere.wait_s = False, 0.1
-        for _ in range(2 * FAILURES):
-            with pytest.raises(DeadlineExceeded):
-                await ranker.rank(turn(recommender, limit_s=MARGIN_S + FAIR_S / 2))
-        assert not ranker.is_open
-        await ranker.close()
-        await elsewhere.kill()
+        async with ranking(recommender) as (elsewhere, ranker):
+            for _ in range(2 * FAILURES):
+                with pytest.raises(RankerMismatch):
+                    await ranker.rank(turn(other))
+            elsewhere.refuses = True
+            for _ in range(2 * FAILURES):
+                with pytest.raises(RankerUnavailable, match="INVALID_ARGUMENT"):
+                    await ranker.rank(turn(recommender))
+            elsewhere.refuses, elsewhere.wait_s = False, 0.1
+            for _ in range(2 * FAILURES):
+                with pytest.raises(DeadlineExceeded):
+                    await ranker.rank(turn(recommender, limit_s=MARGIN_S + FAIR_S / 2))
+            assert not ranker.is_open
 
     asyncio.run(run())
 
 
 def test_a_model_that_is_not_ready_is_not_asked(recommender: Recommender) -> None:
-    from serving.remote_ranker import RemoteRanker
-
     async def run() -> None:
-        elsewhere = Ranker(recommender)
-        await elsewhere.start()
-        ranker = RemoteRanker(elsewhere.address, probe_s=0.05)
-        await ranker.rank(turn(recommender))
-        await elsewhere.kill()
-        for _ in range(FAILURES):
-            with pytest.raises(RankerUnavailable):
-                await ranker.rank(turn(recommender))
-        elsewhere.ready = False
-        await elsewhere.start()
-        await asyncio.sleep(0.5)
-        assert ranker.is_open
-        elsewhere.ready = True
-        await within(lambda: not ranker.is_open)
-        await ranker.close()
-        await elsewhere.kill()
+        async with ranking(recommender, probe_s=0.05) as (elsewhere, ranker):
+            await ranker.rank(turn(recommender))
+            await elsewhere.kill()
+            for _ in range(FAILURES):
+                with pytest.raises(RankerUnavailable):
+                    await ranker.rank(turn(recommender))
+            elsewhere.ready = False
+            await elsewhere.start()
+            await asyncio.sleep(0.5)
+            assert ranker.is_open
+            elsewhere.ready = True
+            await within(lambda: not ranker.is_open)
 
     asyncio.run(run())
 
 
 def test_a_call_ends_when_what_comes_after_it_would_be_late(recommender: Recommender) -> None:
-    from serving.remote_ranker import RemoteRanker
-
     async def run() -> float:
-        elsewhere = Ranker(recommender)
-        await elsewhere.start()
-        ranker = RemoteRanker(elsewhere.address)
-        await ranker.rank(turn(recommender))
-        elsewhere.wait_s = 30.0
-        late = turn(recommender, limit_s=60.0)
-        late.until = time.perf_counter() + 0.2
-        began = time.perf_counter()
-        with pytest.raises(DeadlineExceeded):
-            await ranker.rank(late)
-        took_s = time.perf_counter() - began
-        await ranker.close()
-        await elsewhere.kill()
-        return took_s
+        async with ranking(recommender) as (elsewhere, ranker):
+            await ranker.rank(turn(recommender))
+            elsewhere.wait_s = 30.0
+            late = turn(recommender)
+            late.until = time.perf_counter() + 0.2
+            began = time.perf_counter()
+            with pytest.raises(DeadlineExceeded):
+                await ranker.rank(late)
+            return time.perf_counter() - began
 
     assert 0.1 < asyncio.run(run()) < 20
 
 
 def test_who_waits_when_the_connection_is_closed_is_answered(recommender: Recommender) -> None:
-    from serving.remote_ranker import RemoteRanker
-
     async def run() -> None:
-        elsewhere = Ranker(recommender)
-        await elsewhere.start()
-        ranker = RemoteRanker(elsewhere.address)
-        await ranker.rank(turn(recommender))
-        elsewhere.wait_s = 30.0
-        waiting = asyncio.create_task(ranker.rank(turn(recommender)))
-        await within(lambda: elsewhere.asked == 2)
-        await ranker.close()
-        with pytest.raises(RankerUnavailable, match="was closed"):
-            await waiting
-        await elsewhere.kill()
+        async with ranking(recommender) as (elsewhere, ranker):
+            await ranker.rank(turn(recommender))
+            elsewhere.wait_s = 30.0
+            waiting = asyncio.create_task(ranker.rank(turn(recommender)))
+            await within(lambda: elsewhere.asked == 2)
+            await ranker.close()
+            with pytest.raises(RankerUnavailable, match="was closed"):
+                await waiting
 
     asyncio.run(run())
