@@ -158,15 +158,11 @@ def test_of_fewer_candidates_each_source_keeps_its_share_the_best_first() -> Non
 
 def test_sources_need_not_stand_together() -> None:
     mixed = Candidates(np.arange(8), np.array([0, 1, 0, 1, 0, 1, 0, 0], np.int8))
-<<<<<<< HEAD
-    assert thin(mixed, 4).codes.tolist() == [0, 1, 2, 4]
+    assert thin(mixed, 3).codes.tolist() == [0, 1, 2]
+    assert thin(mixed, 5).codes.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("quota", [-1, 2.5, True, None, "60", [], 10**9])
 def test_a_quota_that_is_no_number_of_candidates_is_named(quota: Any) -> None:
     with pytest.raises(ValueError, match="quota tower is"):
         Quotas(tower=quota)
-=======
-    assert thin(mixed, 3).codes.tolist() == [0, 1, 2]
-    assert thin(mixed, 5).codes.tolist() == [0, 1, 2, 3, 4]
->>>>>>> ladder
