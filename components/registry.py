@@ -283,7 +283,7 @@ class Registry:
 def is_own_place(uri: str, artifacts: str | None) -> bool:
     """Say whether a run's files lie where its registry keeps files, before anything is opened.
 
-    A registry that others write to can name any file or host: `file:///etc`, the cloud's metadata service.
+    A registry that others write to can name any file and any host, the cloud's metadata service included.
 
     Args:
         uri: of the run's artifacts, as the registry says.

@@ -351,7 +351,7 @@ def unpack(row: bytes, to_codes: Callable[[bytes, int], np.ndarray] | None = Non
     for name, dtype in _COLUMNS:
         columns[name] = np.frombuffer(row, dtype, n, start)
         start += columns[name].nbytes
-    if not is_orderly(*(columns[name] for name in ("at", "kind", "paid", "discount")), len(KINDS)):
+    if not is_orderly(columns["at"], columns["kind"], columns["paid"], columns["discount"], len(KINDS)):
         raise ValueError(
             f"packed row of {n} lines holds a time, a kind or an amount that is none, or lines out of order: "
             "it is damaged"

@@ -110,7 +110,7 @@ def test_what_was_sent_and_what_is_secret_is_written_nowhere(
     from serving.proto.recommendations_pb2 import RecommendRequest
     from serving.proto.recommendations_pb2_grpc import RecommendationsStub
 
-    good = {"user_id": SHOPPER, "basket": [ITEM, "1000005"], "request_id": "till-4", "k": 3}
+    good: dict[str, Any] = {"user_id": SHOPPER, "basket": [ITEM, "1000005"], "request_id": "till-4", "k": 3}
     with httpx.Client(base_url=running.http, timeout=30) as client:
         for path, body in (
             (OWN, good),
