@@ -18,6 +18,7 @@ from pipelines.drill_faults import _cold, _cut_off, poisoned, was_computed
 from pipelines.drill_system import System
 from pipelines.fault_proxy import Proxy
 from serving.feast_layout import HISTORY_FIELD, bytes_value
+from serving.load_generator import load_generator
 from serving.schemas import MAX_BASKET, parse_instances
 from tests.chaos.listening import listening
 from tests.chaos.rows import packed, proto
@@ -149,3 +150,23 @@ def test_only_an_answer_that_names_the_ranking_was_computed() -> None:
     assert was_computed(answer(retrieval=0.3, ranking=1.0))
     others = answer(cache=0.1), answer(True, fallback=0.1), answer(True, ranking=1.0)
     assert not any(map(was_computed, (*others, b"", orjson.dumps({"error": "overloaded"}))))
+
+
+@pytest.mark.slow
+def test_without_a_name_the_client_answers_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "best_sellers.json").write_text('["bread"]')
+    ground = SimpleNamespace(
+        asked=[{"basket": ["a"]}],
+        folder=tmp_path,
+        best_sellers=tmp_path / "best_sellers.json",
+        deadline_ms=200.0,
+    )
+    notes: dict[str, Any] = {}
+    with load_generator() as flood:
+        system = system_of(ground=ground, flood=flood, effort=SimpleNamespace(client_rate=50.0))
+        with faults.name_gone(system, notes):
+            time.sleep(1.0)
+    found = notes["nameless"]
+    assert found["asked"] > 0
+    assert (found["failed"], found["degraded"]) == (0, found["asked"])
+    assert found["max_ms"] > 0
