@@ -154,6 +154,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "neighbours": np.full((ITEMS, 1), -1, np.int32),
         "together_count": np.zeros((ITEMS, 1), np.float32),
         "type_lift": np.zeros((2, 2), np.float16),
+        "popular": np.arange(ITEMS, dtype=np.int32),
+        "store_ids": np.array(["s"]),
+        "store_popular": np.arange(ITEMS, dtype=np.int32)[None],
+        "total_baskets": np.float64(0),
+        "manufacturer": np.zeros(ITEMS, np.int32),
     }
     vocabulary = {
         level: ["", *(f"{level}{i}" for i in range(size))]

@@ -68,5 +68,5 @@ def test_tables_from_before_manufacturers_were_written_have_none(
     (tmp_path / "manufacturer.npy").unlink()
     assert read_statistics(tmp_path).manufacturer.tolist() == []
     np.save(tmp_path / "manufacturer.npy", np.zeros(3, np.int32))
-    with pytest.raises(ValueError, match=r"manufacturer.npy has 3 rows, the catalogue has"):
+    with pytest.raises(ValueError, match=r"manufacturer.npy holds int32 of the shape \(3,\)"):
         read_statistics(tmp_path)

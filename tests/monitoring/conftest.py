@@ -150,6 +150,15 @@ def bundle(tmp_path: Path, records: Records) -> Path:
     category = np.arange(ITEMS) % CATEGORIES + 1
     numbers["categorical"] = np.stack([category * 0, category, category % 3], axis=1).astype(np.int32)
     numbers["type_lift"] = np.zeros((1, 1), np.float16)
+    numbers |= {
+        "neighbours": np.full((ITEMS, 1), -1, np.int32),
+        "together_count": np.zeros((ITEMS, 1), np.float32),
+        "popular": np.arange(ITEMS, dtype=np.int32),
+        "store_ids": np.array(["s"]),
+        "store_popular": np.arange(ITEMS, dtype=np.int32)[None],
+        "total_baskets": np.float64(0),
+        "manufacturer": np.zeros(ITEMS, np.int32),
+    }
     names = ["", *(f"category {n}" for n in range(CATEGORIES))]
     write_statistics(path / "statistics", Statistics(**numbers), {"type": [""], "category": names})
     pq.write_table(records_to_table(records(900, seed=1), FEATURES), path / "reference_log.parquet")

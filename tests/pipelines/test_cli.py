@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -89,7 +90,7 @@ def test_help_lists_the_commands_in_the_order_of_use(tmp_path: Path) -> None:
 def test_each_command_explains_itself_in_one_line_and_takes_the_common_options(name: str) -> None:
     said = CliRunner().invoke(main, [name, "--help"]).output
     assert len((main.commands[name].help or "").splitlines()[0]) < 100
-    if name != "bench":
+    if not isinstance(main.commands[name], click.Group):
         assert {"--home", "--output", "--debug"} <= set(said.split())
 
 

@@ -22,6 +22,7 @@ from serving.recommender import Recommender, open_recommender
 from serving.schemas import Request
 
 AT = 1_718_186_400.0  # in the toy shop's test weeks
+PLAIN: dict[str, Any] = {"type_penalty": 1.0, "exposure": 0.0, "novelty": 0.0}
 WHOLE = [item_name(code) for code in range(80)]
 
 
@@ -34,7 +35,7 @@ def store(toy_line: Path) -> Iterator[SqliteStore]:
 
 @pytest.fixture
 def recommender(toy_line: Path, store: SqliteStore) -> Recommender:
-    return open_recommender(toy_line / "evaluated", store)
+    return settled(open_recommender(toy_line / "evaluated", store), **PLAIN)
 
 
 def ask(user: int | None = 3, k: int = 10, basket: list[str] | None = None) -> Request:
@@ -145,7 +146,6 @@ def test_what_was_lost_to_diversity_is_shown_without_it(recommender: Recommender
 
 
 def test_what_is_outscored_says_by_how_much(recommender: Recommender) -> None:
-    settled(recommender, type_penalty=1.0)
     answer = recommender.recommend(ask())
     asked = recommender.prepare(ask())
     scores = recommender.rank(asked.dense, asked.categorical)
@@ -160,12 +160,12 @@ def test_what_is_outscored_says_by_how_much(recommender: Recommender) -> None:
 
 
 def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp_path: Path) -> None:
-    plain = settled(open_recommender(toy_line / "evaluated", store), type_penalty=1.0)
+    plain = settled(open_recommender(toy_line / "evaluated", store), **PLAIN)
     before = [item.item_id for item in plain.recommend(ask()).items]
     pinned = next(item for item in WHOLE if item not in before and item not in ask().basket)
     rules = tmp_path / "rules.yaml"
     rules.write_text(f"pin:\n  - {{name: week 24, item: {pinned}, slot: 1}}\n")
-    ruled = settled(open_recommender(toy_line / "evaluated", store, rules=rules), type_penalty=1.0)
+    ruled = settled(open_recommender(toy_line / "evaluated", store, rules=rules), **PLAIN)
     verdict = why(ruled, before[-1])
     assert (verdict.step, verdict.why) == (
         "reranking",
@@ -174,7 +174,7 @@ def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp
     verdict = why(ruled, pinned)
     assert (verdict.slot, verdict.why) == (1, "pinned by week 24")
     ruled.facts.close()
-    rare = settled(plain, novelty=3.0)
+    rare = settled(plain, novelty=3.0, novel_slots=(9, 10))
     shown = [item.item_id for item in rare.recommend(ask()).items]
     gone = next(item for item in before if item not in shown)
     assert why(rare, gone).why.startswith("makes room for what is seldom shown")

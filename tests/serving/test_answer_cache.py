@@ -1,6 +1,7 @@
 """What an answer is a function of, and what of it may leave the process."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -106,7 +107,7 @@ class Redis:
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes, deadline: float = math.inf) -> bytes | None:
         return self.values.get(key)
 
     def put(self, key: bytes, value: bytes) -> None:
