@@ -138,10 +138,7 @@ def test_files_and_what_they_say(toy_line: Path, tmp_path: Path) -> None:
     results = bench_rerank(toy_line / "evaluated", toy_line / "dataset", tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rerank.json", "rerank.md", "rerank.png"]
     assert json.loads((tmp_path / "rerank.json").read_text())["judged_on"] == results["judged_on"] > 0
-    for curve in results["alone"].values():
-        assert curve[0]["gains"] == pytest.approx(dict.fromkeys(METRICS, 0.0)), (
-            "weights of nothing change nothing"
-        )
+    assert all(len(curve) >= 5 for curve in results["alone"].values())
     assert results["frontier"][0]["metrics"].keys() == set(METRICS)
     ms = results["ms"]
     assert 0 < ms["with_rules_and_weights"]["p50"] <= ms["with_rules_and_weights"]["p99"]
