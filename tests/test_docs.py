@@ -278,16 +278,8 @@ def test_the_load_in_the_readme_was_measured() -> None:
             f"{arm['dollars_a_million']:.2f}",
             f"{arm['wh_a_million']:.0f}",
         ]
-    rounds = {
-        name: [one["p50_ms"] for one in arm["alone"]["rounds"]]
-        for name, arm in load["arms"].items()
-        if arm["alone"]
-    }
-    ours = rounds.pop("ours")
-    ratios = {
-        name: [its / our for its, our in zip(found, ours, strict=True)] for name, found in rounds.items()
-    }
-    alike = ", ".join(f"`{name}`" for name, found in ratios.items() if min(found) <= 1 <= max(found))
+    p50 = {name: arm["ratio"]["p50_ms"] for name, arm in load["arms"].items() if "ratio" in arm}
+    alike = ", ".join(f"`{name}`" for name, against in p50.items() if against["min"] <= 1 <= against["max"])
     tells(f"in p50, rounds on either side of `ours` have {alike}.")
 
 
