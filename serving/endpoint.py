@@ -35,7 +35,7 @@ from serving.connections import FIRST_S, Waits, room_for
 from serving.errors import InvalidRequest, Overloaded
 from serving.grpc_service import RecommendationsService, read_metadata
 from serving.http_routes import routes
-from serving.http_server import http_server
+from serving.http_server import SHY_S, http_server
 from serving.limits import Limits
 from serving.metrics import count_rejected, exposition
 from serving.openapi import openapi
@@ -108,7 +108,7 @@ class Endpoint(ModelServer):
             self.timeout_keep_alive,
             self.grace_period,
             Waits(self._most_connections),
-            shared=settings.processes > 1,
+            SHY_S if settings.processes > 1 else 0.0,
         )
         with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
             runner.run(self._run(app, on_ready, at_end))

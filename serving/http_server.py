@@ -35,7 +35,7 @@ _LONG_HEAD = f"the headers are longer than {MAX_HEAD_BYTES} bytes, or more than 
 
 
 def http_server(
-    app: App, arrival_s: float, keep_alive_s: int, grace_s: int, waits: Waits[_HttpProtocol], shared: bool
+    app: App, arrival_s: float, keep_alive_s: int, grace_s: int, waits: Waits[_HttpProtocol], shy_s: float
 ) -> HttpServer:
     """Return a server that has not started.
 
@@ -45,7 +45,7 @@ def http_server(
         keep_alive_s: how long a connection that was answered may wait with its next request.
         grace_s: how long requests on their way get when it ends.
         waits: of its connections.
-        shared: whether other processes accept on its socket, too.
+        shy_s: SHY_S if other processes accept on its socket, too, else 0.
     """
     config = uvicorn.Config(
         app,
@@ -59,7 +59,7 @@ def http_server(
         timeout_graceful_shutdown=grace_s,
         timeout_keep_alive=keep_alive_s,
     )
-    return (_SharedHttpServer if shared else HttpServer)(config, waits)
+    return HttpServer(config, waits, shy_s)
 
 
 class _Joined:
@@ -234,16 +234,33 @@ async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, leaving the signals to `Endpoint`."""
+    """uvicorn's, leaving the signals to `Endpoint`, and accepting few connections at a time.
 
-    def __init__(self, config: uvicorn.Config, waits: Waits[_HttpProtocol]) -> None:
+    asyncio takes all that wait, and a crowd of them would hold up each request. Among processes that accept on
+    one socket, the one with the fewest connections comes first: left to themselves, the process that wakes up
+    first takes all, and keeps them as long as they keep their connections. What waits for a process that
+    dies is taken by the others.
+    """
+
+    def __init__(self, config: uvicorn.Config, waits: Waits[_HttpProtocol], shy_s: float) -> None:
         super().__init__(config)
-        self._waits = waits
+        self._waits, self._shy_s = waits, shy_s
+        self._coming: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept."""
+        await super().startup([])
+        assert sockets is not None
+        (self._listening,) = sockets
+        self._listening.setblocking(False)
+        self._listening.listen(self.config.backlog)
+        self._loop = asyncio.get_running_loop()
+        self._watch()
 
     async def on_tick(self, counter: int) -> bool:
         """Cut the connections that are too late; uvicorn calls this ten times a second."""
@@ -254,49 +271,12 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut the door, but answer those who are through it: whom the kernel took in, and their requests."""
-        for listening in sockets or ():
-            for connection in _waiting(listening):
-                await self._take(connection)
-        for server in self.servers:
-            server.close()
-        for listening in sockets or ():
-            listening.close()
-        await asyncio.sleep(LAST_CALL_S)
-        await super().shutdown(sockets)
-
-    async def _take(self, connection: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # it went away again
-            await loop.connect_accepted_socket(self._protocol, connection)
-
-    def _protocol(self) -> asyncio.Protocol:
-        """Return what uvicorn makes for each connection."""
-        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
-
-class _SharedHttpServer(HttpServer):
-    """One of several that accept on the same socket: the one with the fewest connections comes first.
-
-    Left to themselves, the process that wakes up first takes all who wait, and keeps them as long as
-    they keep their connections. What waits for a process that dies is taken by the others.
-    """
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept."""
-        await super().startup([])
-        assert sockets is not None
-        (self._listening,) = sockets
-        self._listening.setblocking(False)
-        self._listening.listen(self.config.backlog)
-        self._loop = asyncio.get_running_loop()
-        self._coming: set[asyncio.Task[None]] = set()
-        self._watch()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more."""
         self._loop.remove_reader(self._listening)
         await asyncio.gather(*self._coming)
+        for connection in _waiting(self._listening):
+            await self._take(connection)
+        self._listening.close()
+        await asyncio.sleep(LAST_CALL_S)
         await super().shutdown(sockets)
 
     def _watch(self) -> None:
@@ -305,7 +285,7 @@ class _SharedHttpServer(HttpServer):
 
     def _seen(self) -> None:
         self._loop.remove_reader(self._listening)
-        shy_s = min(len(self.server_state.connections) * SHY_S, SHYEST_S)
+        shy_s = min(len(self.server_state.connections) * self._shy_s, SHYEST_S)
         self._loop.call_later(shy_s, self._accept)
 
     def _accept(self) -> None:
@@ -318,6 +298,15 @@ class _SharedHttpServer(HttpServer):
             self._coming.add(coming)
             coming.add_done_callback(self._coming.discard)
         self._watch()
+
+    async def _take(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it went away again
+            await self._loop.connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """Return what uvicorn makes for each connection."""
+        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 def _waiting(listening: socket.socket) -> Iterator[socket.socket]:

@@ -40,6 +40,7 @@ class Connection:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._received = bytearray()
+        self._is_late = False  # the deadline of this question has come once
 
     def ask(self, deadline: float, *command: bytes) -> Reply:
         """Send a command and return the server's reply.
@@ -54,6 +55,7 @@ class Connection:
             ValueError: what came is no reply of a Redis server.
         """
         words = [b"*%d\r\n" % len(command), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in command)]
+        self._is_late = False
         self._socket.settimeout(_left(deadline))
         self._socket.sendall(b"".join(words))
         return self._reply(deadline, 0)
@@ -99,11 +101,25 @@ class Connection:
         return taken
 
     def _receive(self, deadline: float) -> None:
-        self._socket.settimeout(_left(deadline))
-        chunk = self._socket.recv(_CHUNK_BYTES)
+        try:
+            self._socket.settimeout(_left(deadline))
+            chunk = self._socket.recv(_CHUNK_BYTES)
+        except TimeoutError:
+            if self._is_late:
+                raise
+            chunk = self._receive_at_once()
         if not chunk:
             raise ConnectionResetError("the server closed the connection")
         self._received += chunk
+
+    def _receive_at_once(self) -> bytes:
+        """Return what is here, without waiting: this thread may be the late one, not the server."""
+        self._is_late = True
+        self._socket.settimeout(0.0)
+        try:
+            return self._socket.recv(_CHUNK_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError) as error:
+            raise TimeoutError("no reply in time") from error
 
 
 def connect(address: RedisAddress, node: tuple[str, int], deadline: float) -> Connection:

@@ -1,6 +1,7 @@
 """What a public door does with clients that are slow, silent, long-winded or too many; over real sockets."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable
@@ -36,15 +37,17 @@ async def echo(scope: Any, document: object) -> bytes:
     return json.dumps(document).encode()
 
 
-def served(scenario: Callable[[Ask], Awaitable[None]], most: int = 100) -> None:
+def served(
+    scenario: Callable[[Ask], Awaitable[None]], most: int = 100, waits: Waits[Any] | None = None
+) -> None:
     """Let a scenario open connections to a server that ends with it."""
+    waits = Waits(most) if waits is None else waits
 
     async def run() -> None:
         settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
         limits = Limits(app, settings, {"/echo": echo})
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            waits: Waits[Any] = Waits(most)
-            server = http_server(limits, ARRIVAL_S, 1, 1, waits, shared=False)
+            server = http_server(limits, ARRIVAL_S, 1, 1, waits, 0.0)
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             while not server.started:
                 await asyncio.sleep(0.005)
@@ -276,3 +279,22 @@ def test_a_head_that_is_a_little_too_long_is_refused_wherever_it_is_cut() -> Non
             assert refusal(await all_of(reader))[0] == 431
 
     served(scenario)
+
+
+def test_a_request_does_not_wait_until_a_whole_crowd_is_let_in() -> None:
+    waits: Waits[Any] = Waits(1_000)
+
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"here")
+        with contextlib.ExitStack() as crowd:
+            for _ in range(200):  # the kernel takes them at once
+                crowd.enter_context(socket.create_connection(writer.get_extra_info("peername")))
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"here")
+            assert len(waits) < 150
+            while len(waits) < 201:
+                await asyncio.sleep(0.005)
+
+    served(scenario, waits=waits)

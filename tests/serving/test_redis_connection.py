@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from serving import redis_connection
 from serving.redis_address import RedisAddress
 from serving.redis_connection import Connection, ReplyError, connect, connect_to_master
 from tests.chaos.listening import listening
@@ -118,6 +119,25 @@ def test_a_deadline_that_is_over_asks_nothing() -> None:
         with pytest.raises(TimeoutError):
             connection.ask(time.perf_counter() - 1, b"PING")
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("here", "reply"), [(b"+OK\r\n", b"OK"), (b"", None), (b"+O", None), (b"$9\r\nhalf", None)]
+)
+def test_what_is_here_when_this_thread_comes_late_is_taken_and_nothing_waited_for(
+    monkeypatch: pytest.MonkeyPatch, here: bytes, reply: bytes | None
+) -> None:
+    clock = iter([0.0, 1.0, 1.0, 1.0])  # the question is in time, what follows is not
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(here)
+        monkeypatch.setattr(redis_connection.time, "perf_counter", lambda: next(clock))
+        connection = Connection(ours)
+        if reply is not None:
+            assert connection.ask(0.5, b"PING") == reply
+        else:
+            with pytest.raises(TimeoutError, match="no reply in time"):
+                connection.ask(0.5, b"PING")
 
 
 def test_a_server_that_accepts_and_never_answers_is_no_connection() -> None:
