@@ -14,6 +14,8 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -42,7 +44,7 @@ from pipelines.drill_system import (
 )
 from pipelines.load_arms import PREDICT
 from serving.feast_layout import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
-from serving.load_generator import Plan
+from serving.load_generator import Load, Plan
 from serving.measured_server import processes_of
 from serving.schemas import MAX_BASKET
 
@@ -50,6 +52,8 @@ Notes = dict[str, Any]  # what a fault saw; plain JSON types
 Break = Callable[[System, Notes], contextlib.AbstractContextManager[None]]
 
 REFUSED = "reco_bundle_updates_total"
+RESPONSES = "reco_responses_total"
+RANKER_CALLS = "reco_ranker_calls_total"
 RECORDS = "reco_log_records_total"
 SLOW_S, MIDDLING_S, LATE_S = 5.0, 0.2, 0.02  # of the store's answers
 ONE_IN = 50  # answers of the store that is slow now and then
@@ -57,6 +61,8 @@ HALF_A_REPLY = 7  # bytes
 DRIP = (1, 0.01)  # a byte each 10 ms
 RESET_EVERY_S = 0.2
 CUT_S = 6.0  # how long slow callers watch whether they are cut off
+LONG_BODY_BYTES, LONG_BODIES = 80_000_000, 4
+SPINS_PER_CORE = 2  # processes that take the processors away
 OVERLOAD, CONNECTIONS = 3.0, 512
 SATURATING, CAPACITY_S = 6, 2.0  # connections, and seconds, that find out how much the endpoint can
 LONGEST_S = 120.0  # of what is told to stop
@@ -228,9 +234,13 @@ def _rewritten(
 def ranker_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill the ranker that the endpoint asks, and start it again; it is over when that one is ready."""
     assert system.ranker is not None
+    before = system.server.samples(RANKER_CALLS)
     system.ranker.kill()
     try:
         yield
+        after = system.server.samples(RANKER_CALLS)
+        failed = {label: n - before.get(label, 0.0) for label, n in after.items() if label != ("answered",)}
+        notes["failed_calls"] = sum(failed.values())
     finally:
         system.ranker.start()
 
@@ -245,12 +255,30 @@ def worker_killed(system: System, notes: Notes) -> Iterator[None]:
 
     all_of_them = ready()
     child = processes_of(system.server.process.pid)[1]
-    began = time.monotonic()
     os.kill(child, signal.SIGKILL)
-    wait_for(lambda: ready() < all_of_them, "a killed process is gone")
-    yield
-    wait_for(lambda: ready() == all_of_them, "a killed process is back")
-    notes.setdefault("back_s", []).append(time.monotonic() - began)
+    gone_s = wait_for(lambda: ready() < all_of_them, "a killed process is gone")
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(wait_for, lambda: ready() == all_of_them, "a killed process is back")
+        yield
+        notes.setdefault("back_s", []).append(gone_s + coming.result())
+
+
+def note_answers(system: System, notes: Notes) -> None:
+    """Note how many answers the endpoint has given."""
+    notes.setdefault("answers", []).append(sum(system.server.samples(RESPONSES).values()))
+
+
+@contextlib.contextmanager
+def processors_taken(system: System, notes: Notes) -> Iterator[None]:
+    """Let others compute without end, more of them than there are processors."""
+    count = SPINS_PER_CORE * (os.cpu_count() or 1)
+    spins = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for spin in spins:
+            spin.kill()
+            spin.wait()
 
 
 @contextlib.contextmanager
@@ -415,19 +443,14 @@ def overload(system: System, notes: Notes) -> Iterator[None]:
     """Find out how much the endpoint can, and ask three times that in prefetches beside the checkouts."""
     url = f"{system.server.ready['http']}{PREDICT}"
     plan = Plan(url, system.flood.bodies(bodies_of(system.ground.raw, wrapped=True)), CAPACITY_S, warm_up=0)
-    plan = replace(plan, connections=SATURATING, patience_s=PATIENCE_S)
+    patience_s = PATIENCE_S + system.ground.deadline_ms / 1e3
+    plan = replace(plan, connections=SATURATING, patience_s=patience_s)
     full = system.flood.run(plan)
     capacity = float((full.answered & ~full.degraded).sum() / CAPACITY_S)
-    over = system.ground.folder / f"over-{time.monotonic_ns()}"
-    flood = replace(plan, seconds=LONGEST_S, rate=OVERLOAD * max(capacity, 1.0), prefetch_ratio=1.0)
-    flood = replace(flood, connections=CONNECTIONS, stop=str(over))
-    with ThreadPoolExecutor(1) as thread:
-        flooding = thread.submit(system.flood.run, flood)
-        try:
-            yield
-        finally:
-            over.touch()
-        load = flooding.result()
+    flood = replace(plan, rate=OVERLOAD * max(capacity, 1.0), prefetch_ratio=1.0, connections=CONNECTIONS)
+    with _asking(system, flood) as asked:
+        yield
+    [load] = asked
     summary = load.summary(system.ground.deadline_ms)
     notes |= {
         "capacity": capacity,
@@ -439,11 +462,75 @@ def overload(system: System, notes: Notes) -> Iterator[None]:
     }
 
 
+@contextlib.contextmanager
+def _asking(system: System, plan: Plan) -> Iterator[list[Load]]:
+    """Ask beside the two that ask all the time, until the block ends; what came of it is there after it."""
+    over = system.ground.folder / f"over-{time.monotonic_ns()}"
+    found: list[Load] = []
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(system.flood.run, replace(plan, seconds=LONGEST_S, stop=str(over)))
+        try:
+            yield found
+        finally:
+            over.touch()
+        found.append(asking.result())
+
+
+@contextlib.contextmanager
+def one_asks_for_all(system: System, notes: Notes) -> Iterator[None]:
+    """Let one shopper ask as often as all others together."""
+    greedy = {**system.ground.raw[0], "user_id": "greedy"}
+    rate = system.effort.client_rate + system.effort.raw_rate
+    bodies = system.flood.bodies(bodies_of([greedy], wrapped=True))
+    plan = Plan(f"{system.server.ready['http']}{PREDICT}", bodies, LONGEST_S, rate, warm_up=0, keep=True)
+    with _asking(system, plan) as asked:
+        yield
+    [load] = asked
+    whole = int((load.answered & ~load.degraded).sum())
+    notes |= {"asked": len(load.status), "failed": int((~load.answered).sum()), "whole": whole}
+
+
 def half_a_body(system: System) -> bytes:
     """Return the beginning of a request whose rest never comes."""
     [body] = bodies_of(system.ground.raw[:1], wrapped=False)
     head = f"POST /v1/recommendations HTTP/1.1\r\nHost: drill\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body[: len(body) // 2]
+
+
+@contextlib.contextmanager
+def long_bodies(system: System, notes: Notes) -> Iterator[None]:
+    """Let some callers send bodies of 80 MB, one after the other; half of them do not say how long it is."""
+    over, answers = threading.Event(), Counter[str]()
+    with ThreadPoolExecutor(LONG_BODIES) as threads:
+        sending = [
+            threads.submit(_send_long_bodies, system.address, over, answers, announced=number % 2 == 0)
+            for number in range(LONG_BODIES)
+        ]
+        try:
+            yield
+        finally:
+            over.set()
+        for one in sending:
+            one.result()
+    notes["long"] = {"refused": answers["413"], "otherwise": answers.total() - answers["413"]}
+
+
+def _send_long_bodies(
+    address: tuple[str, int], over: threading.Event, answers: Counter[str], announced: bool
+) -> None:
+    piece = b" " * 65_536
+    how = f"Content-Length: {LONG_BODY_BYTES}" if announced else "Transfer-Encoding: chunked"
+    chunk = piece if announced else b"%x\r\n%b\r\n" % (len(piece), piece)
+    while not over.is_set():
+        with socket.create_connection(address, timeout=CUT_S) as caller:
+            with contextlib.suppress(OSError):  # who is refused cannot send all
+                caller.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: drill\r\n{how}\r\n\r\n".encode())
+                for _ in range(LONG_BODY_BYTES // len(piece)):
+                    caller.sendall(chunk)
+            answer = b""
+            with contextlib.suppress(OSError):
+                answer = caller.recv(64)
+            answers[answer[9:12].decode(errors="replace")] += 1
 
 
 def slow_callers(said: Callable[[System], bytes], name: str) -> Break:
@@ -529,26 +616,21 @@ def service_silent(system: System, notes: Notes) -> Iterator[None]:
 @contextlib.contextmanager
 def name_gone(system: System, notes: Notes) -> Iterator[None]:
     """Let a second client ask an endpoint whose name is not known to this machine's name service."""
-    ground, over = system.ground, system.ground.folder / f"over-{time.monotonic_ns()}"
+    ground = system.ground
     plan = Plan(
         *("client+http://recommender.invalid:8080", system.flood.bodies(bodies_of(ground.asked, False))),
         *(LONGEST_S, system.effort.client_rate),
         warm_up=0,
         patience_s=PATIENCE_S,
         keep=True,
-        stop=str(over),
         best_sellers=str(ground.best_sellers),
         deadline_ms=ground.deadline_ms,
     )
     # Before: the first call of a process loads the client's code.
     system.flood.run(replace(plan, rate=0.0, connections=1, requests=WARM_UP))
-    with ThreadPoolExecutor(1) as thread:
-        asking = thread.submit(system.flood.run, plan)
-        try:
-            yield
-        finally:
-            over.touch()
-        load = asking.result()
+    with _asking(system, plan) as asked:
+        yield
+    [load] = asked
     took_ms = (load.client_ms - load.late_ms).tolist()
     notes |= {
         "nameless": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pipelines.drill_outcome import CLIENT, LATE_MS, RAW
+from pipelines.drill_outcome import CLIENT, RAW
 from pipelines.load_goals import Goal, Read, part_of
 
 RECOVERY_S = 3.0
@@ -15,15 +15,16 @@ TOLD_S = 1.0
 Outcome = Mapping[str, Any]
 
 
-def common_goals(raw_suffers: bool) -> Iterator[Goal]:
+def common_goals(raw_suffers: bool, late_ms: float) -> Iterator[Goal]:
     """Yield what every drill must reach.
 
     Args:
         raw_suffers: those who ask without the client may get other answers than before.
+        late_ms: what a call may take longer than its deadline.
     """
     labelled = (CLIENT,) if raw_suffers else (CLIENT, RAW)
     yield Goal("answers that failed at the client", "<=", 0, "", part_of("all", CLIENT, "failed"))
-    late = f"answers later than the deadline + {LATE_MS:g} ms"
+    late = f"answers later than the deadline + {late_ms:g} ms"
     yield Goal(late, "<=", 0, "", part_of("all", CLIENT, "late"))
     yield Goal("fallbacks that do not say so", "<=", 0, "", total("all", labelled, "unlabelled"))
     yield Goal("lists that cannot be shown", "<=", 0, "", total("all", (CLIENT, RAW), "invalid"))
@@ -64,6 +65,13 @@ def share(name: str, fault: str) -> Read:
         return 100 * sum(during[stream][name] for stream in (CLIENT, RAW)) / asked if asked else None
 
     return read
+
+
+def degraded(outcome: Outcome) -> float | None:
+    """Read how many answers of both streams were degraded during the faults, in per cent."""
+    during = [outcome["during"][stream] for stream in (CLIENT, RAW)]
+    asked = sum(one["requests"] for one in during)
+    return 100 * sum(one["degraded"] for one in during) / asked if asked else None
 
 
 def client_share(name: str) -> Read:
@@ -117,10 +125,14 @@ def over_healthy(fault: str) -> Read:
     return read
 
 
-def times_healthy(outcome: Outcome) -> float | None:
-    """Read the client's p99 during the faults, in multiples of what it was before."""
-    before, during = _p99(outcome["before"]), _p99(outcome["during"])
-    return None if before is None or during is None else during / before
+def times_healthy(fault: str) -> Read:
+    """Return what reads the client's p99 during a fault, in multiples of that when nothing was broken."""
+
+    def read(outcome: Outcome) -> float | None:
+        healthy, during = _p99(outcome["healthy"]), _p99(fault_of(outcome, fault)["during"])
+        return None if healthy is None or during is None else during / healthy
+
+    return read
 
 
 def _p99(phase: Mapping[str, Any]) -> float | None:
@@ -153,6 +165,13 @@ def goodput(outcome: Outcome) -> float | None:
     whole = sum(during[s]["requests"] - during[s]["failed"] - during[s]["degraded"] for s in (CLIENT, RAW))
     rate = whole / sum(row["seconds"] for row in outcome["faults"]) + (notes["good_per_s"] or 0.0)
     return 100 * rate / notes["capacity"] if notes["capacity"] else None
+
+
+def asked_again(outcome: Outcome) -> float | None:
+    """Read how many more answers the endpoint gave than were asked for by then, in per cent of these."""
+    first, last = outcome["notes"]["answers"]
+    asked = sum(outcome["all"][s]["requests"] - outcome["before"][s]["requests"] for s in (CLIENT, RAW))
+    return max(100 * ((last - first) / asked - 1), 0.0) if asked else None
 
 
 def bundles(outcome: Outcome) -> float:

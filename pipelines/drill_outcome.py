@@ -111,7 +111,11 @@ def _document(answer: bytes) -> Mapping[str, Any]:
 
 
 def outcome_of(
-    streams: Mapping[str, Sequence[Answer]], faults: Sequence[Fault], ended: float, deadline_ms: float
+    streams: Mapping[str, Sequence[Answer]],
+    faults: Sequence[Fault],
+    ended: float,
+    deadline_ms: float,
+    late_ms: float = LATE_MS,
 ) -> dict[str, Any]:
     """Return the outcome of a drill, as plain JSON types.
 
@@ -120,15 +124,17 @@ def outcome_of(
         faults: in the order of time, apart from each other.
         ended: when nothing more was due.
         deadline_ms: of a call of the client.
+        late_ms: what a call may take longer.
 
     Returns:
-        `before`, `during` and `after` all faults, and the same for each fault, with a tally for each stream;
+        `before`, `during` and `after` all faults, `healthy`, which is before and after, and the same for each
+        fault, with a tally for each stream;
         `recovery_s` of each, and the longest: None where the client's answers were not whole again.
     """
     expected = {name: _expected(answers, faults[0].began) for name, answers in streams.items()}
 
     def tallies(of: Mapping[str, Iterable[Answer]]) -> dict[str, Any]:
-        return {name: tally(list(some), deadline_ms, expected[name]) for name, some in of.items()}
+        return {name: tally(list(some), deadline_ms, expected[name], late_ms) for name, some in of.items()}
 
     nexts = [*(fault.began for fault in faults[1:]), ended]
     before = {name: [a for a in some if a.done < faults[0].began] for name, some in streams.items()}
@@ -157,6 +163,7 @@ def outcome_of(
         "before": tallies(before),
         "during": tallies(during),
         "after": tallies(after),
+        "healthy": tallies({name: [*before[name], *after[name]] for name in streams}),
         "all": tallies(streams),
         "faults": rows,
         "recovery_s": _longest(recoveries),
@@ -183,7 +190,10 @@ def _expected(answers: Iterable[Answer], until: float) -> dict[int, Answer]:
 
 
 def tally(
-    answers: Sequence[Answer], deadline_ms: float, expected: Mapping[int, Answer] | None = None
+    answers: Sequence[Answer],
+    deadline_ms: float,
+    expected: Mapping[int, Answer] | None = None,
+    late_ms: float = LATE_MS,
 ) -> dict[str, Any]:
     """Return counts and times of some answers; `moved` is how far scores went from those expected.
 
@@ -202,7 +212,7 @@ def tally(
         "requests": len(answers),
         "failed": len(answers) - len(answered),
         "degraded": sum(answer.degraded for answer in answered),
-        "late": sum(answer.took_ms > deadline_ms + LATE_MS for answer in answered),
+        "late": sum(answer.took_ms > deadline_ms + late_ms for answer in answered),
         "unlabelled": sum(not answer.labelled for answer in answered)
         + sum(change > SAME_SCORE for change in moved),
         "invalid": sum(not answer.valid for answer in answered),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.drill_outcome import CLIENT, LATE_MS, RAW, Answer
+from pipelines.drill_outcome import CLIENT, RAW, Answer
 from pipelines.drills import Drill
 from pipelines.tables import table
 
@@ -19,6 +19,8 @@ _COLUMNS = 4  # of the picture
 def drill_table(result: Mapping[str, Any]) -> str:
     """Return the result of `run_drills` as Markdown."""
     lines = [f"# Drills on bundle {result['bundle_id']}", "", _verdict(result), "", _preface(result), ""]
+    for name, why in result["broken_off"].items():
+        lines += [f"`{name}` was broken off: {why}", ""]
     lines += [*drill_rows(result), ""]
     for name, drill in result["drills"].items():
         lines += [f"## {name}", "", f"Proves: {drill['proves']} ({drill['scenarios']}).", ""]
@@ -57,7 +59,7 @@ def _verdict(result: Mapping[str, Any]) -> str:
     others = f", not {', '.join(f'`{name}`' for name in missed)}" if missed else ""
     return (
         f"{len(drills) - len(missed)} of {len(drills)} drills reach every figure{others}; of {asked:,} calls "
-        f"of the client {failed} failed, {late} came later than the deadline + {LATE_MS:g} ms, and "
+        f"of the client {failed} failed, {late} came too late, and "
         f"{unlabelled} were less than they should be without saying so."
     )
 

@@ -27,6 +27,7 @@ from pipelines.drill_report import draw_drills, drill_table
 from pipelines.drill_system import (
     SERVER,
     Effort,
+    NotReached,
     Setup,
     System,
     bodies_of,
@@ -70,25 +71,40 @@ def run_drills(
         deadline_ms: of a call of the client, and of the endpoint.
         launch: what starts an endpoint; a test may start a worse one.
 
+    Returns:
+        What the JSON holds; `broken_off` says why a drill has no outcome: a part did not start, or did not do
+        what a fault waits for.
+
     Raises:
         FileNotFoundError: there is no Redis to start, or no offline store.
-        NotReached: a part did not start, or did not do what a fault waits for.
+        NotReached: that Redis does not start.
         ValueError: the requests are of too few shoppers.
     """
     effort, load_before = effort or Effort(), os.getloadavg()
     found: dict[str, dict[str, Any]] = {}
     seen: dict[str, Sequence[Answer]] = {}
+    broken_off: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
         ground = stack.enter_context(
             open_ground(bundle, offline_store, requests, folder, effort, deadline_ms, launch)
         )
         generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW, "flood")}
-        for number, (setup, group) in enumerate(_by_setup(drills)):
-            with running_system(ground, setup, effort, generators["flood"], f"system-{number}") as system:
-                for drill in group:
-                    found[drill.name], seen[drill.name] = run_drill(drill, system, generators)
-                    log.info("%s", missed_line(found[drill.name]))
+        groups, number = _by_setup(drills), 0
+        while groups:
+            setup, group = groups.pop(0)
+            drill, number = group[0], number + 1
+            try:
+                with running_system(ground, setup, effort, generators["flood"], f"system-{number}") as system:
+                    for drill in group:
+                        log.info("%s: %s", drill.name, drill.proves)
+                        found[drill.name], seen[drill.name] = run_drill(drill, system, generators)
+                        log.info("%s", missed_line(found[drill.name]))
+            except NotReached as error:
+                log.error("  BROKEN OFF: %s", error)
+                broken_off[drill.name] = str(error)
+                if rest := group[group.index(drill) + 1 :]:
+                    groups.insert(0, (setup, rest))
     result = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
         **measured_on(),
@@ -96,12 +112,14 @@ def run_drills(
         "load_average_after": os.getloadavg(),
         "effort": asdict(effort),
         "deadline_ms": deadline_ms,
-        "drills": {drill.name: found[drill.name] for drill in drills},
-        "passed": all(one["passed"] for one in found.values()),
+        "drills": {drill.name: found[drill.name] for drill in drills if drill.name in found},
+        "broken_off": broken_off,
+        "passed": not broken_off and all(one["passed"] for one in found.values()),
     }
     write_result(out_dir / "drills.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
     write_result(out_dir / "drills.md", drill_table(result).encode())
-    draw_drills(result, {drill.name: seen[drill.name] for drill in drills}, out_dir / "drills.png")
+    if seen:
+        draw_drills(result, {name: seen[name] for name in result["drills"]}, out_dir / "drills.png")
     return result
 
 
@@ -130,7 +148,6 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
     Raises:
         NotReached: what a fault waits for did not happen.
     """
-    log.info("%s: %s", drill.name, drill.proves)
     effort, ground, notes = system.effort, system.ground, Notes()
     faults: list[Fault] = []
     with _asked(drill, system, generators) as streams:
@@ -152,7 +169,7 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
         "proves": drill.proves,
         "scenarios": drill.scenarios,
         "settings": dict(drill.setup.settings),
-        **outcome_of(streams, faults, ended, ground.deadline_ms),
+        **outcome_of(streams, faults, ended, ground.deadline_ms, drill.late_ms),
         "notes": notes,
         "marks_s": [[fault.began - first, fault.ended - first] for fault in faults],
     }

@@ -18,7 +18,7 @@ from serving.calls import PRIORITIES, Call
 # Shares of a request's own time, from arrival to deadline, that may be over when its full answer could begin.
 # How long the request lay in the kernel is not seen: the loop takes it up after all it had before.
 PATIENT, STRICT = 0.8, 0.35
-PREFETCH = 0.2  # for which there must be time anyway
+PREFETCH = 0.1  # for which there must be time anyway
 STANDING_S = 0.2  # of refusals one upon the other, after which it is the strict limit that holds
 CALM_S = 0.05  # without a refusal, after which it is the patient one again
 _WEIGHT = 0.05  # of the newest in the average time of an answer

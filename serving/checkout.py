@@ -26,12 +26,20 @@ from serving.batch_steering import Steering
 from serving.batching import Batcher, Priority
 from serving.budgets import Budgets
 from serving.calls import PRIORITIES, Call
-from serving.errors import ClientGone, DeadlineExceeded, DeadlineNear, Overloaded, RankingFailed
+from serving.errors import (
+    ClientGone,
+    DeadlineExceeded,
+    DeadlineNear,
+    Overloaded,
+    RankingFailed,
+    UserOverLimit,
+)
 from serving.ranked import Ranked
 from serving.ranking import rank_joined
 from serving.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, Recommender
 from serving.reranking import POOL
 from serving.schemas import Request, Response
+from serving.user_limits import UserLimits
 
 FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
 
@@ -150,12 +158,24 @@ class Checkout:
         rank: Rank = rank_here,
         find: Find = find_here,
         observers: Sequence[Observer] = (count,),
+        user_limit_per_s: float = 0.0,
     ) -> None:
+        """Take what answers, its time, how candidates are found and ranked, and who sees answers.
+
+        Args:
+            recommender: of the champion.
+            deadline_ms: of a request, from its arrival.
+            rank: see `Rank`.
+            find: see `Find`.
+            observers: see `Observer`.
+            user_limit_per_s: see `UserLimits`.
+        """
         self.recommender = recommender
         self.limit_s = deadline_ms / 1e3
         self._rank, self._find = rank, find
         self._observers = observers
         self._admission, self._budgets = Admission(self.limit_s), Budgets()
+        self._users = UserLimits(user_limit_per_s)
 
     async def answer(self, request: Request, call: Call) -> Response:
         """Answer one request.
@@ -183,8 +203,11 @@ class Checkout:
             Overloaded: it is a prefetch, and there is no time for it: nobody waits for best sellers either.
         """
         now = time.perf_counter()
-        if call.priority != PRIORITIES[0] and not self._admission.admits(call, now):
-            raise Overloaded("overloaded: there is no time for a prefetch now, ask later")
+        if call.priority != PRIORITIES[0]:
+            if not self._admission.admits(call, now):
+                raise Overloaded("overloaded: there is no time for a prefetch now, ask later")
+            if not self._users.allows(request.user_id, now):
+                raise UserOverLimit("user_over_limit: too many requests of this shopper, ask later")
         return Turn(request, call, self.recommender, now, time.thread_time())
 
     async def wait_turn(self, turn: Turn) -> None:
@@ -200,15 +223,15 @@ class Checkout:
         Raises:
             ClientGone: nobody waits for the answer.
         """
-        admitted = self._admission.admits(turn.call, turn.began)
+        refused = self._refused(turn)
         if self._is_late(turn):
             return
         if turn.recommender.answers is not None:
-            await self._look(turn, admitted)
+            await self._look(turn, admitted=not refused)
             if self._is_late(turn):
                 return
-        if not admitted:
-            turn.response = _step_down(turn, Overloaded.reason)
+        if refused:
+            turn.response = _step_down(turn, refused)
             return
         began = time.perf_counter()
         try:
@@ -268,15 +291,23 @@ class Checkout:
     def rehearsing(self, recommender: Recommender) -> Iterator[None]:
         """Answer with this recommender and its ranker, in any time, unobserved, until the block ends."""
         kept = self.recommender, self.limit_s, self._rank, self._find, self._observers
-        learnt = self._admission, self._budgets
+        learnt = self._admission, self._budgets, self._users
         self.recommender, self.limit_s, self._observers = recommender, math.inf, ()
         self._rank, self._find = rank_here, find_here
-        self._admission, self._budgets = Admission(math.inf), Budgets()
+        self._admission, self._budgets, self._users = Admission(math.inf), Budgets(), UserLimits(0)
         try:
             yield
         finally:
             self.recommender, self.limit_s, self._rank, self._find, self._observers = kept
-            self._admission, self._budgets = learnt
+            self._admission, self._budgets, self._users = learnt
+
+    def _refused(self, turn: Turn) -> str | None:
+        """Return why nothing is computed for a turn, None if it may be."""
+        if not self._admission.admits(turn.call, turn.began):
+            return Overloaded.reason
+        if not self._users.allows(turn.request.user_id, turn.began):
+            return UserOverLimit.reason
+        return None
 
     async def _gather(self, turn: Turn, hidden: np.ndarray | None = None, whole: bool = False) -> Prepared:
         """Retrieve as many candidates as there is time to rank; none but all if it is to be the `whole`.
@@ -289,6 +320,7 @@ class Checkout:
         if not budgets.has_room(deadline - began, fewest):
             budgets.believe_less(began)
             raise DeadlineNear(f"{(deadline - began) * 1e3:.1f} ms are left: too few to begin")
+        self._users.spend(turn.request.user_id, began)
 
         def most(found: int) -> int:
             now = time.perf_counter()

@@ -10,6 +10,7 @@ RecommendError
  │   ├─ RankerUnavailable     the remote ranker is not there or refuses
  │   ├─ RankerMismatch        the remote ranker has another bundle
  │   ├─ Overloaded            too many wait for the model, or for their turn; a prefetch gets 429
+ │   │   └─ UserOverLimit         the same, because of this shopper's own requests
  │   ├─ ScoresInvalid         the scores of this request are no numbers
  │   ├─ DeadlineNear          too little time is left to begin
  │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time
@@ -65,6 +66,12 @@ class Overloaded(RankingFailed):
     """More requests wait than can be answered in time; prefetches are refused before checkouts."""
 
     reason = "overloaded"
+
+
+class UserOverLimit(Overloaded):
+    """One shopper asks more often than any does: others shall not wait for that."""
+
+    reason = "user_over_limit"
 
 
 class ScoresInvalid(RankingFailed):

@@ -236,9 +236,9 @@ async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
 class HttpServer(uvicorn.Server):
     """uvicorn's, leaving the signals to `Endpoint`, and accepting few connections at a time.
 
-    asyncio takes all that wait, and a crowd of them would hold up each request. Among processes that accept on
-    one socket, the one with the fewest connections comes first: left to themselves, the process that wakes up
-    first takes all, and keeps them as long as they keep their connections. What waits for a process that
+    asyncio takes all that wait, and a crowd of them would hold up each request. Among processes that accept
+    on one socket, the one with the fewest connections comes first: left to themselves, the process that wakes
+    up first takes all, and keeps them as long as they keep their connections. What waits for a process that
     dies is taken by the others.
     """
 

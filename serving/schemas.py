@@ -26,6 +26,7 @@ REASONS = (
     "deadline_near",  # too little time was left to rank all candidates, or any
     "deadline_exceeded",  # the time was over
     "overloaded",  # too many requests wait
+    "user_over_limit",  # this shopper has asked too often
     "ranker_unavailable",
     "ranker_mismatch",  # the ranker has another bundle
     "scores_invalid",  # the ranker gave no numbers

@@ -180,7 +180,8 @@ def answer(
         else:
             rank = rank_together(RANKING_SHARE * settings.deadline_ms, *limits)
         find = find_together(RETRIEVAL_SHARE * settings.deadline_ms, *limits)
-        checkout = Checkout(recommender, settings.deadline_ms, rank, find, observers)
+        limit = settings.user_limit_per_s
+        checkout = Checkout(recommender, settings.deadline_ms, rank, find, observers, limit)
         endpoint = Endpoint(settings, http_socket)
 
         def take(pointer: Pointer) -> Callable[[], None]:

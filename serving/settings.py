@@ -49,6 +49,7 @@ class Settings:
     answer_cache: str = field(  # memory: keeps answers in each process, a Redis' URL there too; empty: none
         default="", repr=False
     )
+    user_limit_per_s: float = 20.0  # answers that a process computes for one shopper; 0: no limit
     batch_max_wait_ms: float = 5.0  # that a request may wait for others to share a model call with; 0: never
     batch_max_rows: int = 8_192  # candidates of a call that several requests share
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
@@ -230,6 +231,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "deadline_ms": _number(1, 60_000),
     "answer_cache": ("memory: or redis://HOST:PORT", _cache_url),
     "ranker_address": ("HOST:PORT or HOST:PORT/MODEL", _ranker_address),
+    "user_limit_per_s": _number(0, 1e6),
     "batch_max_wait_ms": _number(0, 10),
     "batch_max_rows": _whole(1, 1 << 20),
     "body_limit_bytes": _whole(1_024, 64 << 20),
