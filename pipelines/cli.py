@@ -1721,6 +1721,7 @@ def drill(
     serves is left alone. Exit code 1: a figure is not met.
     """
     import logging
+    import signal
 
     from pipelines.ask import evaluation_requests
     from pipelines.drill_report import drill_table, list_table
@@ -1736,6 +1737,7 @@ def drill(
         raise click.UsageError("no drill named: give one or more of `reco drill --list`, or all")
     chosen = choose_drills(names)
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # how far it is, on stderr
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with this
     home = _toy_home(context) if data else context.home
     bundle = read_champion(home).bundle(home)
     requests = evaluation_requests(bundle, 2_000)

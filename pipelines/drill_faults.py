@@ -61,7 +61,6 @@ HALF_A_REPLY = 7  # bytes
 DRIP = (1, 0.01)  # a byte each 10 ms
 RESET_EVERY_S = 0.2
 CUT_S = 6.0  # how long slow callers watch whether they are cut off
-LONG_BODY_BYTES, LONG_BODIES = 80_000_000, 4
 SPINS_PER_CORE = 2  # processes that take the processors away
 OVERLOAD, CONNECTIONS = 3.0, 512
 SATURATING, CAPACITY_S = 6, 2.0  # connections, and seconds, that find out how much the endpoint can
@@ -452,11 +451,12 @@ def overload(system: System, notes: Notes) -> Iterator[None]:
         yield
     [load] = asked
     summary = load.summary(system.ground.deadline_ms)
+    refused_ms = (load.client_ms - load.late_ms)[load.shed]  # from the call: this machine sends late, too
     notes |= {
         "capacity": capacity,
         "prefetches": len(load.status),
         "shed": int(load.shed.sum()),
-        "shed_p50_ms": float(np.median(load.client_ms[load.shed])) if load.shed.any() else None,
+        "shed_p50_ms": float(np.median(refused_ms)) if len(refused_ms) else None,
         "not_refused_but_failed": int((~load.answered & (load.status != 429)).sum()),
         "good_per_s": summary["good_per_s"],
     }
@@ -499,38 +499,14 @@ def half_a_body(system: System) -> bytes:
 
 @contextlib.contextmanager
 def long_bodies(system: System, notes: Notes) -> Iterator[None]:
-    """Let some callers send bodies of 80 MB, one after the other; half of them do not say how long it is."""
-    over, answers = threading.Event(), Counter[str]()
-    with ThreadPoolExecutor(LONG_BODIES) as threads:
-        sending = [
-            threads.submit(_send_long_bodies, system.address, over, answers, announced=number % 2 == 0)
-            for number in range(LONG_BODIES)
-        ]
-        try:
-            yield
-        finally:
-            over.set()
-        for one in sending:
-            one.result()
-    notes["long"] = {"refused": answers["413"], "otherwise": answers.total() - answers["413"]}
-
-
-def _send_long_bodies(
-    address: tuple[str, int], over: threading.Event, answers: Counter[str], announced: bool
-) -> None:
-    piece = b" " * 65_536
-    how = f"Content-Length: {LONG_BODY_BYTES}" if announced else "Transfer-Encoding: chunked"
-    chunk = piece if announced else b"%x\r\n%b\r\n" % (len(piece), piece)
-    while not over.is_set():
-        with socket.create_connection(address, timeout=CUT_S) as caller:
-            with contextlib.suppress(OSError):  # who is refused cannot send all
-                caller.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: drill\r\n{how}\r\n\r\n".encode())
-                for _ in range(LONG_BODY_BYTES // len(piece)):
-                    caller.sendall(chunk)
-            answer = b""
-            with contextlib.suppress(OSError):
-                answer = caller.recv(64)
-            answers[answer[9:12].decode(errors="replace")] += 1
+    """Let somebody send bodies of 80 MB, one after the other."""
+    host, port = system.address
+    command = [sys.executable, "-m", "pipelines.drill_callers", host, str(port), PREDICT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
+        yield
+        said, _ = sender.communicate(b"")
+    answers = orjson.loads(said)
+    notes["long"] = {"refused": answers.pop("413", 0), "otherwise": sum(answers.values())}
 
 
 def slow_callers(said: Callable[[System], bytes], name: str) -> Break:

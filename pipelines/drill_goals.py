@@ -174,6 +174,12 @@ def asked_again(outcome: Outcome) -> float | None:
     return max(100 * ((last - first) / asked - 1), 0.0) if asked else None
 
 
+def computed_for_one(outcome: Outcome) -> float | None:
+    """Read how many requests of the greedy one got a whole answer, in per cent."""
+    notes = outcome["notes"]
+    return 100 * notes["whole"] / notes["asked"] if notes["asked"] else None
+
+
 def bundles(outcome: Outcome) -> float:
     """Read from how many bundles the answers came."""
     return float(len({one for stream in (CLIENT, RAW) for one in outcome["all"][stream]["bundles"]}))

@@ -91,6 +91,7 @@ STANDARD = Setup()
 TWO_PROCESSES = Setup({"processes": 2})
 REMOTE_RANKER = Setup(remote_ranker=True)
 KEEPS_ANSWERS = Setup({"answer_cache": "memory:"})
+LIMITED = Setup({"user_limit_per_s": 5.0})  # so that a short drill comes to it
 CLOCKED = Setup({"stale_after_s": STALE_AFTER_S, "answer_cache": "memory:"}, clock=True)
 
 

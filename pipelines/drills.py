@@ -19,6 +19,7 @@ from pipelines.drill_outcome import CLIENT, LATE_MS
 from pipelines.drill_system import (
     CLOCKED,
     KEEPS_ANSWERS,
+    LIMITED,
     REMOTE_RANKER,
     STALE_AFTER_S,
     STANDARD,
@@ -207,7 +208,7 @@ DRILLS = (
     Drill(
         "overload",
         "three times what it can, in prefetches: those are refused, checkouts are served",
-        "S14, S15",
+        "S14",
         {"3 x": faults.overload},
         (
             Goal("checkouts served by the endpoint in time", ">=", 99, " %", goals.served),
@@ -219,6 +220,7 @@ DRILLS = (
                 goals.note("not_refused_but_failed"),
             ),
             Goal("whole answers, of what it can", ">=", 90, " %", goals.goodput),
+            Goal("until a prefetch is refused, p50", "<=", 5, " ms", goals.note("shed_p50_ms")),
         ),
     ),
     Drill(
@@ -230,7 +232,9 @@ DRILLS = (
             Goal("p99 against the healthy one", "<=", 1.2, " x", goals.times_healthy("half of all")),
             Goal("degraded, of the others", "<=", 1, " %", goals.share("degraded", "half of all")),
             Goal("requests of the one without an answer", "<=", 0, "", goals.note("failed")),
+            Goal("answers that are computed for the one", "<=", 75, " %", goals.computed_for_one),
         ),
+        LIMITED,
     ),
     Drill(
         "processors-taken",
@@ -269,6 +273,7 @@ DRILLS = (
             Goal("half-sent bodies not cut off", "<=", 0, "", goals.not_cut("half")),
             Goal("until the last half-sent body is cut off", "<=", 5, " s", goals.note("half", "last_s")),
             Goal("idle connections not cut off", "<=", 0, "", goals.not_cut("idle")),
+            Goal("until the last idle connection is cut off", "<=", 5, " s", goals.note("idle", "last_s")),
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
         ),
     ),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 SWEEP_S = 0.5  # between two looks for those that are too late
-FIRST_S = 5.0  # from the connection to the first byte of its first request
+FIRST_S = 4.0  # from the connection to the first byte of its first request
 MARGIN_S = 1.0  # more than a body may take: by then it was refused with 408, and this is what is left of it
 MAX_HEAD_BYTES = 16_384  # request line and headers
 MAX_HEADERS = 100

