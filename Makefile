@@ -34,8 +34,8 @@ check: $(READY) ## format, lint, types, layers, workflows, fast tests
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
-fuzz: $(READY) ## 2,000 spoilt bundles against the loader, 2,000 made-up requests against the endpoint
-	$(BIN)/python -m tests.fuzz.artefacts --cases 2000
+fuzz: $(READY) ## 4,000 spoilt bundles against the loader, 2,000 made-up requests against the endpoint
+	$(BIN)/python -m tests.fuzz.artefacts --cases 4000
 	$(BIN)/python -m tests.fuzz.requests --cases 2000
 
 serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
