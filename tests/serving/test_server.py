@@ -127,9 +127,7 @@ def test_without_its_store_the_endpoint_serves_degraded_and_says_so(
 @pytest.mark.slow
 def test_an_endpoint_whose_lines_nobody_reads_answers_and_ends(toy_bundle: Path, tmp_path: Path) -> None:
     """Each answer has its line, and a warning a second that there is no store: soon the pipe is full."""
-    settings = Settings(
-        home=tmp_path, http_port=0, grpc_port=0, log=False, drain_s=0.0, user_limit_per_s=0.0
-    )
+    settings = Settings(home=tmp_path, http_port=0, grpc_port=0, log=False, drain_s=0.0, user_limit_per_s=0.0)
     command = [sys.executable, "-m", "serving.server", "--bundle", str(toy_bundle)]
     with subprocess.Popen(command, env=settings.to_env(), stderr=subprocess.PIPE, bufsize=0) as process:
         try:
