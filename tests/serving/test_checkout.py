@@ -138,7 +138,7 @@ def test_a_late_answer_steps_down(recommender: Recommender, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("priority", "waited_s", "reason"),
-    [("checkout", 70, None), ("checkout", 90, "overloaded"), ("prefetch", 15, None)],
+    [("checkout", 70, None), ("checkout", 90, "overloaded"), ("prefetch", 5, None)],
 )
 def test_who_waited_for_most_of_the_deadline_is_answered_at_once(
     recommender: Recommender, priority: str, waited_s: float, reason: str | None

@@ -455,7 +455,7 @@ class Rows:
 class Lazy:
     """An object that is made when somebody asks what it is."""
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         raise RuntimeError("the database is gone")
 
@@ -465,10 +465,10 @@ def test_a_basket_that_cannot_be_read_raises_nothing(
     serve: Callable[[Say], Server], ask: Ask, kind: type, items: list[str]
 ) -> None:
     server = serve(good)
-    check_fallback(ask(server.url, kind()), client.CLIENT_ERROR, items)
+    check_fallback(ask(server.url, kind()), attempts.CLIENT_ERROR, items)
     with pytest.raises(NotAnswered, match="RuntimeError") as raised:
         ask(server.url, kind(), {"strict": True})
-    assert raised.value.reason == client.CLIENT_ERROR
+    assert raised.value.reason == attempts.CLIENT_ERROR
     assert not server.requests
 
 
