@@ -216,9 +216,7 @@ def served(record: dict[str, Any], item_id: str, bundle_id: str) -> str:
     )
     text = f"then: {had}, rung {record['rung']}"
     if record["rung"] != "full":
-        text += (
-            f" ({record['degraded_reason'] or 'nothing else was left'}): what it lacks was dropped by that"
-        )
+        text += f" ({record['degraded_reason']}): what it lacks was dropped by that"
     if record["bundle_id"] != bundle_id:
         text += f"; by bundle {record['bundle_id']}, now it is {bundle_id}"
     return text

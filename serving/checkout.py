@@ -338,7 +338,13 @@ class Checkout:
             budgets.features.learn(since - asked.began, since)
         turn.known = asked.known
         turn.until = deadline - budgets.after_retrieval_s(fewest)
-        prepared = turn.recommender.gather(asked, await self._find(turn), hidden, most)
+        try:
+            near = await _by(turn.until, "retrieval", self._find(turn))
+        except DeadlineExceeded:
+            now = time.perf_counter()
+            budgets.retrieval.learn(now - since, now)  # that it takes so long at least
+            raise
+        prepared = turn.recommender.gather(asked, near, hidden, most)
         budgets.retrieval.learn(prepared.retrieved_at - since, prepared.retrieved_at)
         return prepared
 
@@ -346,19 +352,16 @@ class Checkout:
         """Return one score per candidate, (n,) float32.
 
         Raises:
-            RankingFailed: naming the reason; DeadlineExceeded at the deadline, whatever the ranker does.
+            RankingFailed: naming the reason; DeadlineExceeded when re-ranking must begin, whatever the ranker
+                does.
         """
-        prepared, deadline = turn.prepared, turn.call.deadline
+        prepared = turn.prepared
         assert prepared is not None
-        turn.until = deadline - self._budgets.reranking.of()
+        turn.until = turn.call.deadline - self._budgets.reranking.of()
         try:
-            async with _until(deadline) as limit:
-                scores = await self._rank(turn)
-        except TimeoutError as error:
-            if limit.expired() or isinstance(error, DeadlineExceeded):
-                self._learn_ranking(prepared)  # that it takes so long at least
-            if limit.expired():
-                raise DeadlineExceeded("the scores did not come in time") from error
+            scores = await _by(turn.until, "ranking", self._rank(turn))
+        except DeadlineExceeded:
+            self._learn_ranking(prepared)  # that it takes so long at least
             raise
         self._learn_ranking(prepared)
         return _checked(scores, turn)
@@ -455,6 +458,21 @@ def _fewest(turn: Turn) -> int:
 def _until(moment: float) -> asyncio.Timeout:
     """Return the time-out that comes at a moment of perf_counter."""
     return asyncio.timeout(None if moment == math.inf else max(moment - time.perf_counter(), 0.0))
+
+
+async def _by(moment: float, stage: str, given: Awaitable[np.ndarray]) -> np.ndarray:
+    """Return what a stage gives.
+
+    Raises:
+        DeadlineExceeded: that is not there at a moment of perf_counter, whatever the stage does.
+    """
+    try:
+        async with _until(moment) as limit:
+            return await given
+    except TimeoutError as error:
+        if limit.expired():
+            raise DeadlineExceeded(f"{stage} did not end in time") from error
+        raise
 
 
 def _step_down(turn: Turn, reason: str) -> Response:

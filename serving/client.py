@@ -310,14 +310,14 @@ class _LastResort:
         """Return the best sellers without the basket's; raises `NotAnswered` if the client is strict."""
         if not isinstance(error, NotAnswered):
             _log.error("the client failed; answered by the best sellers", exc_info=error)
-            error, cause = NotAnswered(CLIENT_ERROR, repr(error)), error
+            error, cause = NotAnswered(CLIENT_ERROR, type(error).__name__), error
             error.__cause__ = cause
         elif error.reason == INVALID_REQUEST:
             _log.warning("answered by the best sellers: %s", error)
         if self._strict:
             raise error
         # What was asked may be why there is no answer: none of it is taken to be what it should be.
-        has = {item for item in basket if isinstance(item, str)} if isinstance(basket, Collection) else set()
+        has = _ids_in(basket)
         k, request_id = asked.get("k", DEFAULT_K), asked.get("request_id")
         k = min(max(k, 0), MAX_K) if isinstance(k, int) else DEFAULT_K
         offered = [item for item in self._items if item not in has][:k]
@@ -329,6 +329,19 @@ class _LastResort:
             degraded=True,
             degraded_reason=error.reason,
         )
+
+
+def _ids_in(basket: object) -> set[str]:
+    """Return the ids of a basket that may be none, up to where it cannot be read."""
+    ids: set[str] = set()
+    try:
+        if isinstance(basket, Collection):
+            for item in basket:
+                if isinstance(item, str):
+                    ids.add(item)
+    except Exception:  # noqa: BLE001 (a row of a database that is gone, a set that another thread changes)
+        _log.warning("a basket could not be read whole; what is in it may be among the best sellers")
+    return ids
 
 
 class _Side:

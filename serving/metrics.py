@@ -45,7 +45,9 @@ STAGE_BUDGET_SECONDS = Gauge(
 RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["rung", "degraded_reason"])
 REJECTED = Counter("reco_rejected", "Requests refused because of what the caller sent", ["reason"])
 LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by what became of them", ["outcome"])
-REQUEST_LOG_DROPPED = Counter("reco_request_log_dropped", "Lines of the request log that nobody could take")
+REQUEST_LOG_DROPPED = Counter(
+    "reco_request_log_dropped", "Lines for stderr, the request log's and our own, that nobody could take"
+)
 # Where several processes answer, a counter is their sum and a gauge the worst of those that live.
 FEATURES_AGE = Gauge(
     "reco_features_age_seconds",

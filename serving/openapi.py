@@ -15,7 +15,16 @@ from serving.calls import PRIORITIES
 from serving.connections import MAX_HEAD_BYTES
 from serving.http_routes import PREDICT, RECOMMENDATIONS
 from serving.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
-from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, MAX_BASKET, MAX_INSTANCES, MAX_K, REASONS, RUNGS
+from serving.schemas import (
+    DEFAULT_K,
+    DEFAULT_PROFILE,
+    MAX_BASKET,
+    MAX_INSTANCES,
+    MAX_K,
+    NOTHING_LEFT,
+    REASONS,
+    RUNGS,
+)
 from serving.settings import Settings
 
 _REQUEST = {
@@ -241,7 +250,10 @@ def _schemas(profiles: Iterable[str]) -> dict[str, Any]:
                 "items": {"type": "array", "items": _ref("Recommendation"), "maxItems": MAX_K},
                 "bundle_id": {"type": "string", "description": "The released model that answered"},
                 "degraded": {"type": "boolean", "description": "Something was missing or late"},
-                "degraded_reason": {"enum": [*REASONS, None]},
+                "degraded_reason": {
+                    "enum": [*REASONS, None],
+                    "description": f"Why it is degraded, or, with {NOTHING_LEFT}, why it is empty and is not",
+                },
                 "rung": {
                     "enum": list(RUNGS),
                     "description": "Of the ladder: all candidates ranked, fewer of them, a kept list, "

@@ -43,7 +43,7 @@ from serving.ranking import rank
 from serving.reranking import POOL, fill_slots
 from serving.retrieval import SOURCES, Candidates, retrieve, thin
 from serving.rules import NO_PLAN, Plan, RulesFile
-from serving.schemas import DEFAULT_PROFILE, Recommendation, Request, Response, parse_request
+from serving.schemas import DEFAULT_PROFILE, NOTHING_LEFT, Recommendation, Request, Response, parse_request
 
 log = logging.getLogger(__name__)
 
@@ -287,13 +287,14 @@ class Recommender:
         items, shown = self.present(request, known, ranked)
         stage_ms["reranking"] = (time.perf_counter() - began) * 1e3
         stage_ms["total"] = sum(stage_ms.values())
+        is_empty = not items and request.k > 0
         response = Response(
             request_id=request.request_id,
             items=items,
             bundle_id=self.bundle.bundle_id,
-            rung=rung if items or request.k == 0 else "empty",
+            rung="empty" if is_empty else rung,
             degraded=reason is not None,
-            degraded_reason=reason,
+            degraded_reason=NOTHING_LEFT if is_empty and reason is None else reason,
             stage_ms=stage_ms,
         )
         return response, shown

@@ -19,7 +19,9 @@ MAX_INSTANCES = 64  # requests in one V1 body
 # The ladder, from the best answer down: all candidates ranked, as many as there was time for, a list that was
 # kept, best sellers of the store, of the chain, nothing.
 RUNGS = ("full", "fewer", "cached", "segment", "popular", "empty")
+NOTHING_LEFT = "nothing_left"  # no fault, but all that could be offered is in the basket, sold out or banned
 REASONS = (
+    NOTHING_LEFT,
     "features_unavailable",  # the shopper's history could not be read in time
     "features_invalid",  # what is stored of the shopper cannot be read
     "stale_features",  # it may be old
@@ -88,6 +90,7 @@ class Response:
     """The answer: items best first, the bundle that gave it, and which of RUNGS it came from.
 
     `degraded` is true where the answer is less than it should be; `degraded_reason` then is one of REASONS.
+    It is NOTHING_LEFT where an empty answer is the right one.
     """
 
     request_id: str

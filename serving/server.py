@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable,
 from serving.metrics import shown
 from serving.processes import NoneStarts, Processes, memory_mb, say
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
+from serving.stderr_log import log_to
 from serving.updates import Pointer, Updates, read_pointer
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.bundle is None and given.home is None:
         parser.error("expected --bundle DIR or --home DIR")
-    _log_to_stderr()
+    log_to(sys.stderr.buffer)
     if given.child:
         return _be_a_child(given.bundle, given.home, *given.child)
     for name in unknown_variables():
@@ -329,42 +329,6 @@ def end_with(parent: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it ended before it read what we have told it
         parent.recv(1)  # it says nothing: this returns when it ends
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-class Seldom(logging.Filter):
-    """Lets one line per place in the code and second through: a broken store must not flood the log."""
-
-    def __init__(self, every_s: float = 1.0) -> None:
-        super().__init__()
-        self._every_s = every_s
-        self._last: dict[
-            tuple[str, int], tuple[float, int]
-        ] = {}  # place -> time of its last line, held back since
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether the line appears; the next one that does tells how many were held back."""
-        place = (record.pathname, record.lineno)
-        last, held_back = self._last.get(place, (-self._every_s, 0))
-        if record.created - last < self._every_s:
-            self._last[place] = (last, held_back + 1)
-            return False
-        self._last[place] = (record.created, 0)
-        if held_back:
-            record.msg = f"{record.getMessage()} (and {held_back} more like it before)"
-            record.args = ()
-        return True
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler()
-    handler.addFilter(Seldom())
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING, handlers=[handler]
-    )
-    # KServe logs each request and, with a traceback, each mistake of a client; `endpoint` logs what is ours.
-    logging.getLogger("kserve").setLevel(logging.CRITICAL)
-    # KServe answers with a response class that FastAPI deprecates, and would be told so on each request.
-    warnings.filterwarnings("ignore", message="ORJSONResponse is deprecated")
 
 
 def _say(code: int, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -160,3 +161,34 @@ def test_files_of_a_server_s_own_store_are_fetched(uri: str) -> None:
 def test_files_of_anywhere_else_are_not(uri: str) -> None:
     assert not is_own_place(uri, OURS)
     assert not is_own_place(uri, None)
+
+
+ELSEWHERE = (
+    *("file:///etc", "/etc/passwd", "file:/etc", "ftp://a/b", "https://evil.example/a"),
+    *("http://169.254.169.254/latest", "http://localhost/a", "http:///#/../../../etc", "s3://user:pass@b/a"),
+    *("mlflow-artifacts://169.254.169.254:80/a", "s3://bucket/a?b", "s3://bucket/a#b", "dbfs:/a"),
+)
+
+
+@pytest.mark.slow
+def test_nothing_of_anywhere_else_is_fetched(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes to the registry's database says where a run's files lie."""
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "a.txt").write_text("hello")
+    registry.add(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
+    version = registry.version("1")
+
+    def connect(*_: object) -> None:
+        raise AssertionError("a socket is opened")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", connect)
+    for uri in ELSEWHERE:
+        with sqlite3.connect(registry.tracking_uri.removeprefix("sqlite:///")) as database:
+            database.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (uri, version.run_id))
+        database.close()
+        with pytest.raises(RegistryRefused, match="nothing was fetched"):
+            registry.download(version, tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()

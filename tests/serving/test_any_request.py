@@ -5,6 +5,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from serving.checkout import Checkout, find_together, rank_together
 from serving.facts import LiveFacts
 from serving.online_features import MemoryStore, UserRow
 from serving.recommender import Recommender
-from serving.schemas import Request, Response
+from serving.schemas import NOTHING_LEFT, REASONS, Request, Response
 
 AT = 1_512_498_600.0
 ITEMS = [str(1_000_000 + n) for n in range(240)]
@@ -70,7 +71,8 @@ def check(request: Request, response: Response, excluded: set[str]) -> None:
     assert np.isfinite(scores).all()
     assert ((scores >= 0) & (scores <= 1)).all()
     assert all(item.source and item.reason for item in response.items)
-    assert response.rung in {"full", "empty"} or response.degraded
+    assert response.rung == "full" or response.degraded_reason
+    assert response.degraded == (response.degraded_reason not in {None, NOTHING_LEFT})
     json.dumps(response.to_dict(), allow_nan=False)
 
 
@@ -91,6 +93,35 @@ def test_no_answer_holds_what_is_in_the_basket_sold_out_or_there_already(
         recommender = Recommender(bundle, store, facts=facts)
         check(request_, recommender.recommend(request_), set(excluded))
         check(request_, recommender.fallback(request_, "test"), set(excluded))
+    finally:
+        facts.close()
+
+
+@pytest.mark.parametrize("user_id", [None, "u1"])
+@pytest.mark.parametrize("why", ["in the basket", "sold out", "banned"])
+def test_where_nothing_is_left_the_answer_is_empty_and_says_so(
+    bundle: Bundle, store: MemoryStore, tmp_path: Path, why: str, user_id: str | None
+) -> None:
+    (tmp_path / "a.json").write_text(
+        json.dumps(
+            {"out_of_stock": ITEMS if why == "sold out" else [], "banned": ITEMS if why == "banned" else []}
+        )
+    )
+    facts = LiveFacts(bundle.statistics, None, AvailabilityFile(tmp_path / "a.json"))
+    try:
+        recommender = Recommender(bundle, store, facts=facts)
+        request = Request(tuple(ITEMS) if why == "in the basket" else (), AT, user_id)
+        checkout = Checkout(recommender, 60_000.0, observers=())
+        now = time.perf_counter()
+        computed = asyncio.run(checkout.answer(request, Call(now, now + 60, "given")))
+        late = asyncio.run(checkout.answer(request, Call(now, now, "given")))
+        for answer in (computed, recommender.recommend(request)):
+            assert (answer.items, answer.rung) == ((), "empty")
+            assert (answer.degraded, answer.degraded_reason) == (False, NOTHING_LEFT)
+        assert NOTHING_LEFT in REASONS
+        assert (late.items, late.rung) == ((), "empty")
+        assert (late.degraded, late.degraded_reason) == (True, "deadline_exceeded")
+        assert recommender.recommend(replace(request, k=0)).rung == "full"  # nothing was asked for
     finally:
         facts.close()
 

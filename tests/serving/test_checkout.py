@@ -333,20 +333,45 @@ def test_time_that_retrieval_took_is_missing_for_the_ranking(recommender: Recomm
     assert FEWEST <= len(turns[0].prepared.dense) <= 120  # type: ignore[union-attr]
 
 
-def test_a_ranker_that_never_answers_holds_nobody_past_the_deadline(recommender: Recommender) -> None:
+@pytest.mark.parametrize("stage", ["find", "rank"])
+def test_a_stage_that_never_answers_holds_nobody_past_its_budget(
+    recommender: Recommender, stage: str
+) -> None:
+    """What comes after it has its share: half an hour of the hour here."""
+    waits: list[float] = []
+
+    async def hangs(turn: Turn) -> np.ndarray:
+        waits.append(turn.call.deadline - turn.until)
+        turn.call = replace(turn.call, deadline=math.inf)  # it is the budget that ends this
+        await asyncio.sleep(3_600)
+        raise AssertionError("nobody waits so long")
+
+    checkout = experienced(Checkout(recommender, 1e6, **{stage: hangs}), reranking_s=1_800.0)  # type: ignore[arg-type]
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=1_801.0)))
+    assert (answer.rung, answer.degraded_reason) == ("popular", "deadline_exceeded")
+    assert waits == [pytest.approx(1_800.0)]
+
+
+def test_retrieval_that_came_too_late_is_learnt_from(recommender: Recommender) -> None:
     async def hangs(turn: Turn) -> np.ndarray:
         await asyncio.sleep(3_600)
         raise AssertionError("nobody waits so long")
 
-    answer = ask(recommender, rank=hangs, limit_s=0.3)
-    assert (answer.rung, answer.degraded_reason) == ("popular", "deadline_exceeded")
+    checkout = experienced(Checkout(recommender, 1e6, find=hangs), retrieval_s=0.1)
+    before = checkout._budgets.retrieval.of()
+    assert asyncio.run(checkout.answer(REQUEST, call(1.0))).degraded_reason == "deadline_exceeded"
+    assert checkout._budgets.retrieval.of() > before
 
 
-def test_a_time_out_of_the_ranker_s_own_is_a_fault_of_ours(recommender: Recommender) -> None:
+@pytest.mark.parametrize(("stage", "reason"), [("find", "preprocess_error"), ("rank", "predict_error")])
+def test_a_time_out_of_a_stage_s_own_is_a_fault_of_ours(
+    recommender: Recommender, stage: str, reason: str
+) -> None:
     async def raises(turn: Turn) -> np.ndarray:
         raise TimeoutError
 
-    assert ask(recommender, rank=raises).degraded_reason == "predict_error"
+    checkout = Checkout(recommender, 1e6, **{stage: raises})  # type: ignore[arg-type]
+    assert asyncio.run(checkout.answer(REQUEST, call())).degraded_reason == reason
 
 
 @pytest.mark.slow

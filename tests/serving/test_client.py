@@ -438,6 +438,40 @@ def test_what_cannot_be_sent_is_not(serve: Callable[[Say], Server], ask: Ask, wr
     assert not server.requests
 
 
+class Rows:
+    """A list that is read when it is asked for, until the database is gone."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __contains__(self, item: object) -> bool:
+        raise RuntimeError("the database is gone")
+
+    def __iter__(self) -> Iterator[str]:
+        yield "b1"
+        raise RuntimeError("the database is gone")
+
+
+class Lazy:
+    """An object that is made when somebody asks what it is."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("the database is gone")
+
+
+@pytest.mark.parametrize(("kind", "items"), [(Rows, BEST[1:]), (Lazy, BEST)])
+def test_a_basket_that_cannot_be_read_raises_nothing(
+    serve: Callable[[Say], Server], ask: Ask, kind: type, items: list[str]
+) -> None:
+    server = serve(good)
+    check_fallback(ask(server.url, kind()), attempts.CLIENT_ERROR, items)
+    with pytest.raises(NotAnswered, match="RuntimeError") as raised:
+        ask(server.url, kind(), {"strict": True})
+    assert raised.value.reason == attempts.CLIENT_ERROR
+    assert not server.requests
+
+
 @pytest.mark.parametrize(("k", "items"), [(0, []), (2, ["b2", "b4"]), (-3, []), (99, ["b2", "b4", "b5"])])
 def test_the_best_sellers_are_k_without_the_basket(k: int, items: list[str]) -> None:
     with FakeClient(BEST + BEST, failure="server_error") as asking:

@@ -559,6 +559,11 @@ def test_grpc_refuses_what_is_the_clients_fault(stub: Any) -> None:
     request = grpc_request(basket=["x"])
     request.inputs[0].shape[0] = 2**60
     assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
+    request.inputs[0].shape[:] = [2**60, 16]  # times 16 it is 2**64, which is 0 to who counts in 64 bits
+    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
+    request = grpc_request(basket=["x"])
+    request.inputs.append(request.inputs[0])
+    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
     request = grpc_request(basket=["x"])
     request.inputs[0].datatype = MARK
     assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
@@ -590,8 +595,21 @@ def test_what_is_far_too_long_is_refused_at_once_and_costs_no_memory(
         answer = client.post(OWN, content=body, headers={"content-encoding": "gzip"})
         assert answer.status_code == status, name
         check_refusal(answer)
+        assert client.get("/healthz").status_code == 200, name
         assert ask(client, {"basket": []})["items"]
     assert memory_mb(endpoint) - before < 20  # the figure is 10; what the allocator keeps is not ours
+
+
+def test_a_body_that_is_announced_as_too_long_is_refused_before_any_of_it_comes(
+    endpoint: Any, client: httpx.Client
+) -> None:
+    host, port = endpoint.http.removeprefix("http://").split(":")
+    for length in (1_100_000, 80_000_000):
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            head = f"POST {OWN} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(10_000).startswith(b"HTTP/1.1 413")
+        assert client.get("/healthz").status_code == 200
 
 
 def test_a_grpc_call_that_is_odd_ends_and_the_endpoint_goes_on(stub: Any) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
-from serving.checkout import Checkout, Turn
+from serving.checkout import Checkout, Turn, rank_here
 from serving.grpc_service import RecommendationsService
 from serving.online_features import open_store
 from serving.proto.recommendations_pb2 import Priority, RecommendRequest, RecommendResponse
@@ -133,3 +134,24 @@ def test_a_time_out_of_the_calendar_is_refused(recommender: Recommender) -> None
             await recommend(message, timeout=60)
 
     served(Checkout(recommender, 1e9), ask)
+
+
+def test_who_hangs_up_or_gives_a_millisecond_leaves_the_next_call_alone(recommender: Recommender) -> None:
+    async def slow(turn: Turn) -> np.ndarray:
+        if turn.request.k == 7:
+            await asyncio.sleep(3_600)
+        return await rank_here(turn)
+
+    async def ask(recommend: Any) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await recommend(request(), timeout=0.001)
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        leaves = recommend(request(), timeout=3_000)
+        await asyncio.sleep(0.2)
+        assert leaves.cancel()
+        assert await leaves.code() == grpc.StatusCode.CANCELLED
+        good = request()
+        good.k = 3
+        assert (await recommend(good, timeout=60)).rung == "full"
+
+    served(Checkout(recommender, 1e9, slow), ask)

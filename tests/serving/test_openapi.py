@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving import checkout, freshness, recommender
-from serving.errors import InvalidRequest, RankingFailed
+from serving.errors import InvalidRequest, RankingFailed, UserOverLimit
 from serving.openapi import openapi
-from serving.schemas import MAX_BASKET, REASONS, parse_request
+from serving.schemas import MAX_BASKET, NOTHING_LEFT, REASONS, parse_request
 from serving.settings import Settings
 
 DOCUMENT = openapi(Settings())
@@ -128,8 +128,8 @@ def test_the_document_names_every_rung_and_reason() -> None:
     response = SCHEMAS["Response"]["properties"]
     assert response["rung"]["enum"] == ["full", "fewer", "cached", "segment", "popular", "empty"]
     assert set(response["degraded_reason"]["enum"]) == {*REASONS, None}
-    kinds: list[type[RankingFailed]] = [RankingFailed, *RankingFailed.__subclasses__()]
-    told = {kind.reason for kind in kinds}
+    kinds: list[type[RankingFailed]] = [RankingFailed, *RankingFailed.__subclasses__(), UserOverLimit]
+    told = {kind.reason for kind in kinds} | {NOTHING_LEFT}
     for module in (checkout, recommender, freshness):
         told |= set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', inspect.getsource(module))) & set(REASONS)
     assert told == set(REASONS)

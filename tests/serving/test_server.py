@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import shutil
 import signal
 import socket
@@ -24,7 +23,7 @@ from components.home import Champion, write_champion
 from feature_repo.schema import DENSE_NAMES
 from serving.bundle import read_manifest
 from serving.prediction_log import feature_names, feature_rows, read_log
-from serving.server import Seldom, end_with
+from serving.server import end_with
 from serving.settings import Settings
 from tests.chaos.listening import listening
 
@@ -126,6 +125,29 @@ def test_without_its_store_the_endpoint_serves_degraded_and_says_so(
 
 
 @pytest.mark.slow
+def test_an_endpoint_whose_lines_nobody_reads_answers_and_ends(toy_bundle: Path, tmp_path: Path) -> None:
+    """Each answer has its line, and a warning a second that there is no store: soon the pipe is full."""
+    settings = Settings(home=tmp_path, http_port=0, grpc_port=0, log=False, drain_s=0.0, user_limit_per_s=0.0)
+    command = [sys.executable, "-m", "serving.server", "--bundle", str(toy_bundle)]
+    with subprocess.Popen(command, env=settings.to_env(), stderr=subprocess.PIPE, bufsize=0) as process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, b"")
+            ready = next(json.loads(line) for line in lines if line.startswith(b"{"))
+            request = {"user_id": "u1", "basket": ["1000005"], "request_id": "r" * 128}
+            with httpx.Client(base_url=ready["http"], timeout=30) as client:
+                for _ in range(2):
+                    for _ in range(300):
+                        assert ask(client, request)["degraded"]
+                    time.sleep(1.1)  # until the next warning
+                assert ask(client, request)["items"]
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
 def test_items_that_are_sold_out_are_not_offered(endpoint: Any, client: httpx.Client) -> None:
     request = {"user_id": "u2", "basket": [], "at": AT, "k": 5}
     first = ask(client, request)["items"][0]["item_id"]
@@ -210,19 +232,6 @@ def test_a_child_ends_with_its_parent_whatever_that_had_read(said: bytes) -> Non
         assert told.wait(5)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_a_line_that_repeats_appears_once_a_second_and_tells_how_often() -> None:
-    seldom = Seldom(every_s=1.0)
-
-    def said(second: float) -> str | None:
-        record = logging.LogRecord("serving", logging.WARNING, "file.py", 7, "store %s", ("gone",), None)
-        record.created = second
-        return record.getMessage() if seldom.filter(record) else None
-
-    assert [said(s) for s in (10.0, 10.1, 10.9)] == ["store gone", None, None]
-    assert said(11.5) == "store gone (and 2 more like it before)"
-    assert said(13.0) == "store gone"
 
 
 @pytest.mark.slow
