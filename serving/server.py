@@ -27,6 +27,7 @@ from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable,
 from serving.metrics import shown
 from serving.processes import NoneStarts, Processes, memory_mb, say
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
+from serving.tracebacks import Wordless
 from serving.updates import Pointer, Updates, read_pointer
 
 if TYPE_CHECKING:
@@ -358,6 +359,7 @@ class Seldom(logging.Filter):
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.addFilter(Seldom())
+    handler.addFilter(Wordless())
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING, handlers=[handler]
     )
