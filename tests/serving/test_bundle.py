@@ -165,7 +165,7 @@ def test_a_ranker_of_another_form_is_refused(small: Path, change: str, message: 
     width = 7 if change == "width" else len(DENSE_NAMES)
     kind = TensorProto.DOUBLE if change == "dtype" else TensorProto.FLOAT
     name = "probability" if change == "name" else "score"
-    axes = ["n", 1] if change == "axes" else ["n"]
+    axes: list[str | int | None] = ["n", 1] if change == "axes" else ["n"]
     nodes = [
         helper.make_node("ReduceMean", ["dense"], ["mean"], axes=[1], keepdims=len(axes) - 1),
         helper.make_node("Cast", ["mean"], [name], to=kind),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from serving import redis_connection
 from serving.redis_address import RedisAddress
 from serving.redis_connection import Connection, ReplyError, connect, connect_to_master
 from tests.chaos.listening import listening
@@ -131,7 +130,7 @@ def test_what_is_here_when_this_thread_comes_late_is_taken_and_nothing_waited_fo
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(here)
-        monkeypatch.setattr(redis_connection.time, "perf_counter", lambda: next(clock))
+        monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
         connection = Connection(ours)
         if reply is not None:
             assert connection.ask(0.5, b"PING") == reply
