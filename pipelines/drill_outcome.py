@@ -12,6 +12,7 @@ import orjson
 
 from serving.client import SOURCE
 from serving.load_generator import Load
+from serving.schemas import NOTHING_LEFT
 
 CLIENT, RAW = "client", "raw"  # who asks through the project's client, and who without it
 LATE_MS = 5.0  # after the deadline: what a call may take longer
@@ -55,7 +56,8 @@ class Answer:
     def labelled(self) -> bool:
         """Whether an answer that is less says so, and why."""
         less = self.document.get("rung") != "full" or self.from_client or self.degraded
-        return not less or (self.degraded and bool(self.document.get("degraded_reason")))
+        reason = self.document.get("degraded_reason")
+        return not less or reason == NOTHING_LEFT or (self.degraded and bool(reason))
 
     @property
     def valid(self) -> bool:

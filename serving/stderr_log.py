@@ -14,6 +14,7 @@ import warnings
 from typing import BinaryIO
 
 from serving.metrics import REQUEST_LOG_DROPPED
+from serving.tracebacks import Wordless
 
 QUEUE_LINES = 256  # more wait only if nobody reads stderr: later ones are dropped and counted
 CLOSE_S = 2.0
@@ -81,6 +82,7 @@ def log_to(stream: BinaryIO) -> None:
     """Let all that this process logs from a warning on go there."""
     handler = Aside(stream)
     handler.addFilter(Seldom())
+    handler.addFilter(Wordless())
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING, handlers=[handler]
     )

@@ -135,6 +135,7 @@ def spoil_json(content: bytes, rng: random.Random) -> tuple[str, bytes]:
     whole = not filled or (content.lstrip()[:1] in b"[{" and _is_json(content))
     number = None if whole else rng.choice(filled)
     document = json.loads(content if number is None else lines[number])
+    before = json.dumps(document)
     places = list(_places(document))
     if not places:
         return spoil_bytes(content, rng)
@@ -146,9 +147,12 @@ def spoil_json(content: bytes, rng: random.Random) -> tuple[str, bytes]:
         del holder[key]
     else:
         holder[key] = "DEEP"
-    text = json.dumps(document).replace('"DEEP"', "[" * 2_000 + "]" * 2_000).encode()
+    after = json.dumps(document)
+    if after == before:  # its value was what it was replaced with
+        return spoil_json(content, rng)
+    text = after.replace('"DEEP"', "[" * 2_000 + "]" * 2_000).encode()
     spoilt = text if number is None else b"\n".join([*lines[:number], text, *lines[number + 1 :]])
-    return ("json " + how, spoilt) if spoilt != content else spoil_json(content, rng)
+    return "json " + how, spoilt
 
 
 def _is_json(content: bytes) -> bool:

@@ -76,6 +76,7 @@ def test_answers_keep_their_question_their_time_and_what_they_say() -> None:
     [
         ({}, True),
         ({"reason": "overloaded", "rung": "popular"}, True),
+        ({"degraded_reason": "nothing_left", "rung": "empty"}, True),
         ({"rung": "popular"}, False),
         ({"source": SOURCE, "bundle_id": ""}, False),
         ({"source": SOURCE, "bundle_id": "", "reason": "connection_failed"}, True),

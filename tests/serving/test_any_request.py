@@ -1,7 +1,9 @@
 """Any request of any shopper at any moment: what holds of every answer, whoever asks at the same time."""
 
 import asyncio
+import itertools
 import json
+import math
 import random
 import time
 from collections.abc import Callable
@@ -14,14 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feature_repo.aggregates import UserEvents, pack
+from serving.answer_cache import AnswerCache
 from serving.availability import AvailabilityFile
+from serving.budgets import FIRST
 from serving.bundle import Bundle, load_bundle
 from serving.calls import Call
-from serving.checkout import Checkout, find_together, rank_together
+from serving.checkout import Checkout, Turn, find_together, rank_here, rank_together
+from serving.errors import RankerUnavailable
 from serving.facts import LiveFacts
 from serving.online_features import MemoryStore, UserRow
 from serving.recommender import Recommender
-from serving.schemas import NOTHING_LEFT, REASONS, Request, Response
+from serving.schemas import NOTHING_LEFT, REASONS, RUNGS, Request, Response
 
 AT = 1_512_498_600.0
 ITEMS = [str(1_000_000 + n) for n in range(240)]
@@ -48,20 +53,31 @@ def bundle(toy_bundle: Path) -> Bundle:
     return load_bundle(toy_bundle)
 
 
-@pytest.fixture(scope="module")
-def store(row_of: Callable[..., UserEvents]) -> MemoryStore:
-    """Shoppers with a few, with many and with the same purchases again and again."""
-    made, rng = MemoryStore(), random.Random(1)
-    for name, baskets in (("u0", 1), ("u1", 40), ("u2", 300)):
-        rows = [
-            (AT - (baskets - n) * DAY_S, sorted(rng.sample(ITEMS[:80], rng.randint(1, 12))), 20.0, 2.0)
+def made_up() -> dict[str, list[tuple[float, list[str]]]]:
+    """Shopper -> time and items of each basket: of a few, of many and of the same again and again."""
+    rng = random.Random(1)
+    return {
+        name: [
+            (AT - (baskets - n) * DAY_S, sorted(rng.sample(ITEMS[:80], rng.randint(1, 12))))
             for n in range(baskets)
         ]
-        made.write(name, UserRow(pack(row_of(rows)), AT))
+        for name, baskets in (("u0", 1), ("u1", 40), ("u2", 300))
+    }
+
+
+BOUGHT = made_up()
+
+
+@pytest.fixture(scope="module")
+def store(row_of: Callable[..., UserEvents]) -> MemoryStore:
+    made = MemoryStore()
+    for name, baskets in BOUGHT.items():
+        made.write(name, UserRow(pack(row_of([(at, items, 20.0, 2.0) for at, items in baskets])), AT))
     return made
 
 
-def check(request: Request, response: Response, excluded: set[str]) -> None:
+def check(recommender: Recommender, request: Request, response: Response, excluded: set[str]) -> None:
+    """What holds of any answer of a recommender that has no rules and no weights for the new and the rare."""
     shown = [item.item_id for item in response.items]
     scores = np.array([item.score for item in response.items])
     assert len(shown) == len(set(shown)) <= request.k
@@ -70,10 +86,69 @@ def check(request: Request, response: Response, excluded: set[str]) -> None:
     assert set(shown) <= set(ITEMS)
     assert np.isfinite(scores).all()
     assert ((scores >= 0) & (scores <= 1)).all()
-    assert all(item.source and item.reason for item in response.items)
-    assert response.rung == "full" or response.degraded_reason
+    assert response.rung in RUNGS
+    assert response.rung in {"full", "empty"} or response.degraded
+    assert response.rung != "empty" or response.degraded_reason or not request.k
+    assert response.degraded_reason in {*REASONS, None}
     assert response.degraded == (response.degraded_reason not in {None, NOTHING_LEFT})
     json.dumps(response.to_dict(), allow_nan=False)
+    check_order(recommender.bundle, request, response)
+    check_reasons(recommender, request, response)
+
+
+def check_order(bundle: Bundle, request: Request, response: Response) -> None:
+    """Best first: by score and what earlier items of the type leave of it, or as the best sellers stand."""
+    statistics = bundle.statistics
+    codes = statistics.codes([item.item_id for item in response.items])
+    if response.rung in {"segment", "popular"}:
+        sellers = sellers_of(bundle, request).tolist()
+        places = [sellers.index(code) for code in codes.tolist()]
+        assert places == sorted(places)
+        return
+    types = statistics.categorical[codes, 0].tolist()
+    worth = [
+        item.score * bundle.settings.type_penalty ** types[:slot].count(types[slot])
+        for slot, item in enumerate(response.items)
+    ]
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(worth))
+
+
+def check_reasons(recommender: Recommender, request: Request, response: Response) -> None:
+    """Each reason is true of this shopper, this basket and this store, found by another way than ours."""
+    statistics = recommender.bundle.statistics
+    for item in response.items:
+        code = statistics.code_of[item.item_id]
+        if item.source == "history":
+            times = [
+                at for at, items in BOUGHT[str(request.user_id)] if at < request.at and item.item_id in items
+            ]
+            unit = "time" if len(times) == 1 else "times"
+            days = int((request.at - max(times)) // DAY_S)
+            assert item.reason == f"bought {len(times)} {unit} before, last {days} days ago"
+        elif item.source == "together":
+            partner = item.reason.removeprefix("often bought together with ")
+            assert partner in request.basket
+            assert code in statistics.neighbours[statistics.code_of[partner]]
+        elif item.source == "store":
+            assert item.reason == "popular in this store"
+            assert code in statistics.store_popular[statistics.store_row[str(request.store_id)]]
+        elif item.source == "popular":
+            assert item.reason == "popular now"
+            assert code in statistics.popular
+        else:
+            assert (item.source, item.reason) == ("tower", "fits this basket and shopper")
+            assert code in near_of(recommender, request)
+
+
+def sellers_of(bundle: Bundle, request: Request) -> np.ndarray:
+    row = bundle.statistics.store_row.get(str(request.store_id))
+    return bundle.statistics.popular if row is None else bundle.statistics.store_popular[row]
+
+
+def near_of(recommender: Recommender, request: Request) -> np.ndarray:
+    """Codes that the two-tower search finds for the shopper with the basket, and for the basket alone."""
+    asked = [recommender.ask(one) for one in (request, replace(request, user_id=None))]
+    return np.concatenate(recommender.near(asked))
 
 
 @PATIENT
@@ -91,8 +166,8 @@ def test_no_answer_holds_what_is_in_the_basket_sold_out_or_there_already(
     facts = LiveFacts(bundle.statistics, None, AvailabilityFile(file))
     try:
         recommender = Recommender(bundle, store, facts=facts)
-        check(request_, recommender.recommend(request_), set(excluded))
-        check(request_, recommender.fallback(request_, "test"), set(excluded))
+        check(recommender, request_, recommender.recommend(request_), set(excluded))
+        check(recommender, request_, recommender.fallback(request_, "overloaded"), set(excluded))
     finally:
         facts.close()
 
@@ -150,4 +225,70 @@ def test_an_answer_does_not_depend_on_who_asks_at_the_same_time(
         assert [item.score for item in answer.items] == pytest.approx(
             [item.score for item in alone[number].items], abs=1e-6
         )
-        check(asked[number], answer, set())
+        check(recommender, asked[number], answer, set())
+
+
+async def gone(turn: Turn) -> np.ndarray:
+    raise RankerUnavailable("it is not there")
+
+
+def call(limit_s: float) -> Call:
+    began = time.perf_counter()
+    return Call(began, began + limit_s, "r")
+
+
+def answer_when(happens: str, recommender: Recommender, request: Request, excluded: list[str]) -> Response:
+    """Answer after something happened that costs rungs of the ladder; a part has sold out meanwhile."""
+    statistics = recommender.bundle.statistics
+    if happens == "it was kept":
+        answers = recommender.answers = AnswerCache(recommender.bundle.bundle_id, len(statistics.item_ids))
+        asyncio.run(Checkout(recommender, 1e6).answer(request, call(1e6)))
+        for entry in answers._cache._all.values():
+            entry.stale_at = entry.dead_at = 0.0
+    recommender.facts._listed = statistics.codes(excluded)
+    is_there = happens in {"nothing", "time is short"}
+    checkout = Checkout(recommender, 1e6, rank_here if is_there else gone, observers=())
+    if happens == "all is broken":
+        recommender.bundle = replace(recommender.bundle, statistics=None)  # type: ignore[arg-type]
+    if happens == "time is short":
+        for _ in range(FIRST):
+            checkout._budgets.ranking.learn(1_000.0, math.inf, 200)  # seconds, of so many candidates
+        return asyncio.run(checkout.answer(request, call(600.0)))
+    return asyncio.run(checkout.answer(request, call(1e6)))
+
+
+@pytest.mark.parametrize(
+    ("happens", "rungs"),
+    [
+        ("nothing", {"full"}),
+        ("time is short", {"fewer"}),
+        ("it was kept", {"cached"}),
+        ("the ranker is gone", {"segment", "popular"}),
+        ("all is broken", {"empty"}),
+    ],
+)
+@pytest.mark.parametrize("penalty", [1.0, 0.3])
+def test_the_same_holds_on_every_rung(
+    bundle: Bundle, store: MemoryStore, happens: str, rungs: set[str], penalty: float
+) -> None:
+    weighed = replace(bundle, settings=replace(bundle.settings, type_penalty=penalty))
+    seen: set[str] = set()
+
+    @settings(PATIENT, max_examples=40)
+    @given(request_=requests, excluded=some_items)
+    def holds(request_: Request, excluded: list[str]) -> None:
+        request_ = replace(request_, k=request_.k % 16)  # a longer list is never kept
+        answer = answer_when(happens, Recommender(weighed, store), request_, excluded)
+        check(Recommender(weighed, store), request_, answer, set(excluded))
+        seen.add(answer.rung)
+
+    holds()
+    assert rungs <= seen
+
+
+def test_a_list_without_a_penalty_for_its_type_is_sorted_by_score(bundle: Bundle, store: MemoryStore) -> None:
+    plain = replace(bundle, settings=replace(bundle.settings, type_penalty=1.0))
+    answer = Recommender(plain, store).recommend(Request(("1000005",), AT, "u2", None, 60, "r"))
+    scores = [item.score for item in answer.items]
+    assert len(set(scores)) > 50
+    assert scores == sorted(scores, reverse=True)

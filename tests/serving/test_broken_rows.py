@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from feature_repo.aggregates import UserEvents, make_events, pack, unpack
 from feature_repo.schema import LIMIT, model_inputs
@@ -24,6 +25,7 @@ from serving.recommender import Recommender
 from serving.schemas import Request, Response
 
 AT = 1_512_498_600.0
+ASKED = Request(("1000031",), AT, "u1", None, 10, "r")
 BAD_NUMBERS = [np.nan, np.inf, -np.inf]
 
 
@@ -75,7 +77,7 @@ def answer_of(bundle: Bundle, row: bytes | None) -> Response:
     store = MemoryStore()
     if row is not None:
         store.write("u1", UserRow(row, AT))
-    return Recommender(bundle, store).recommend(Request(("1000031",), AT, "u1", None, 10, "r"))
+    return Recommender(bundle, store).recommend(ASKED)
 
 
 def check(response: Response) -> None:
@@ -86,11 +88,19 @@ def check(response: Response) -> None:
 
 
 def test_a_broken_row_costs_the_shopper_the_history_and_is_counted(bundle: Bundle, good: UserEvents) -> None:
-    stranger = answer_of(bundle, None)
+    def counted() -> float:
+        labels = {"rung": "full", "degraded_reason": "features_invalid"}
+        return REGISTRY.get_sample_value("reco_responses_total", labels) or 0.0
+
+    stranger, store = answer_of(bundle, None), MemoryStore()
+    checkout = Checkout(Recommender(bundle, store), 60_000.0)
     for value in BAD_NUMBERS:
-        response = answer_of(bundle, spoilt(good, "paid", 0, value))
+        store.write("u1", UserRow(spoilt(good, "paid", 0, value), AT))
+        before, began = counted(), time.perf_counter()
+        response = asyncio.run(checkout.answer(ASKED, Call(began, began + 60.0, "r")))
         assert (response.degraded, response.degraded_reason) == (True, "features_invalid")
         assert response.items == stranger.items
+        assert counted() == before + 1
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

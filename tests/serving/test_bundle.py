@@ -11,6 +11,7 @@ import faiss
 import numpy as np
 import pytest
 
+from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.bundle import (
     RankingSettings,
     _bundle_id,
@@ -130,6 +131,56 @@ def test_graphs_that_were_swapped_are_refused(bundle: Path) -> None:
     reseal(bundle)
     with pytest.raises(BundleInvalid, match="takes inputs"):
         load_bundle(bundle)
+
+
+@pytest.fixture
+def small(toy_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(toy_bundle, tmp_path / "small"))
+
+
+def test_an_index_of_another_dimension_is_refused(small: Path) -> None:
+    index = faiss.IndexFlatIP(32)
+    index.add(np.zeros((240, 32), np.float32))
+    faiss.write_index(index, str(small / "index.faiss"))
+    reseal(small)
+    with pytest.raises(
+        BundleInvalid, match=r"index\.faiss holds 240 vectors of dimension 32, expected 240 of"
+    ):
+        load_bundle(small)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("name", r"ranker.onnx gives \[\('probability', 'tensor\(float\)', 1\)\], expected \[\('score'"),
+        ("dtype", r"ranker.onnx gives \[\('score', 'tensor\(double\)', 1\)\], expected"),
+        ("axes", r"ranker.onnx gives \[\('score', 'tensor\(float\)', 2\)\], expected"),
+        ("width", r"ranker.onnx takes inputs .*'dense': \('tensor\(float\)', 7\)"),
+        ("opset", "ranker.onnx is not a graph that ONNX Runtime can run"),
+    ],
+)
+def test_a_ranker_of_another_form_is_refused(small: Path, change: str, message: str) -> None:
+    from onnx import TensorProto, helper
+
+    width = 7 if change == "width" else len(DENSE_NAMES)
+    kind = TensorProto.DOUBLE if change == "dtype" else TensorProto.FLOAT
+    name = "probability" if change == "name" else "score"
+    axes: list[str | int | None] = ["n", 1] if change == "axes" else ["n"]
+    nodes = [
+        helper.make_node("ReduceMean", ["dense"], ["mean"], axes=[1], keepdims=len(axes) - 1),
+        helper.make_node("Cast", ["mean"], [name], to=kind),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["n", width]),
+        helper.make_tensor_value_info("categorical", TensorProto.INT64, ["n", len(CATEGORICAL)]),
+    ]
+    graph = helper.make_graph(nodes, "r", inputs, [helper.make_tensor_value_info(name, kind, axes)])
+    opset = helper.make_opsetid("", 99 if change == "opset" else 17)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
+    (small / "ranker.onnx").write_bytes(model.SerializeToString())
+    reseal(small)
+    with pytest.raises(BundleInvalid, match=message):
+        load_bundle(small)
 
 
 def test_an_index_with_other_vectors_fails_the_golden_requests(bundle: Path) -> None:

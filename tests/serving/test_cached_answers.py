@@ -24,7 +24,7 @@ from serving.calls import Call
 from serving.checkout import Checkout, Rank, Turn, rank_here
 from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable, RankingFailed
 from serving.fact_store import open_fact_store
-from serving.online_features import open_store
+from serving.online_features import MemoryStore, open_store
 from serving.prediction_log import PredictionLog, feature_rows, read_log
 from serving.ranked import Ranked
 from serving.recommender import Recommender, open_recommender
@@ -525,3 +525,14 @@ def test_a_herd_without_time_for_all_candidates_waits_for_the_list_all_the_same(
 
     assert {answer.rung for answer in asyncio.run(ask())} == {"full"}
     assert len(rank.turns) == 1
+
+
+def test_who_is_forgotten_finds_no_list_that_was_kept(cached: Recommender) -> None:
+    (before,) = ask_all(cached, Counting(), KNOWN)
+    assert "history" in {item.source for item in before.items}
+    cached._store = MemoryStore()
+    for rank in (Counting(RankerUnavailable("gone")), Counting()):
+        (answer,) = ask_all(cached, rank, KNOWN)
+        (nobody,) = ask_all(cached, rank, replace(KNOWN, user_id=None))
+        assert shown(answer) == shown(nobody)
+        assert "history" not in {item.source for item in answer.items}

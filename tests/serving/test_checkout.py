@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
+from serving.answer_cache import AnswerCache
 from serving.budgets import FIRST, QUICK
 from serving.calls import Call
 from serving.checkout import (
@@ -25,12 +26,13 @@ from serving.checkout import (
     rank_here,
     rank_together,
 )
-from serving.errors import ClientGone, Overloaded, RankerMismatch, RankerUnavailable
-from serving.online_features import MemoryStore, open_store
+from serving.errors import ClientGone, FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
+from serving.online_features import MemoryStore, UserRow, open_store
 from serving.prediction_log import PredictionLog, read_log
 from serving.recommender import Recommender, open_recommender
 from serving.retrieval import thin
 from serving.schemas import Request, Response
+from serving.tracebacks import Wordless
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
 
@@ -265,6 +267,97 @@ def test_the_wait_for_others_is_measured(recommender: Recommender) -> None:
     before, arrived = waited_s(), time.perf_counter() - 5.0
     asyncio.run(Checkout(recommender, 1e6).answer(REQUEST, Call(arrived, arrived + 1e6, "given")))
     assert waited_s() - before >= 5.0
+
+
+# ---------------------------------------------------------------------------------- nothing of a shopper
+
+CANARY = "CANARY"
+SECRET = replace(REQUEST, user_id=f"{CANARY}-SHOPPER", basket=(f"{CANARY}-ITEM", "1000005"))
+
+
+def told_of(caplog: pytest.LogCaptureFixture, checkout: Checkout) -> Response:
+    """Answer, and look for the shopper in the log as the endpoint writes it."""
+    with_traceback = Wordless()
+    caplog.handler.addFilter(with_traceback)
+    try:
+        answer = asyncio.run(checkout.answer(SECRET, call()))
+    finally:
+        caplog.handler.removeFilter(with_traceback)
+    assert CANARY not in caplog.text
+    assert CANARY not in str(answer.to_dict())
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("find", "preprocess_error"),
+        ("rank", "predict_error"),
+        ("finish", "postprocess_error"),
+        ("observe", None),
+    ],
+)
+@pytest.mark.parametrize("error", [KeyError(SECRET.user_id), ValueError(SECRET), KeyError(SECRET.basket[0])])
+def test_a_fault_of_ours_tells_the_log_where_it_is_and_nothing_of_the_shopper(
+    recommender: Recommender,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    reason: str | None,
+    error: Exception,
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    async def breaks(turn: Turn) -> np.ndarray:
+        raise error
+
+    checkout = Checkout(
+        recommender,
+        1e6,
+        breaks if place == "rank" else rank_here,
+        breaks if place == "find" else find_here,
+        observers=[broken] if place == "observe" else (),
+    )
+    if place == "finish":
+        monkeypatch.setattr(recommender, "finish", broken)
+    assert told_of(caplog, checkout).degraded_reason == reason
+    assert f"in {'breaks' if place in {'rank', 'find'} else 'broken'}" in caplog.text
+    assert type(error).__name__ in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["fallback", "last_kept", "key"])
+def test_nor_does_one_on_the_way_down_or_in_the_cache(
+    recommender: Recommender,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+) -> None:
+    def raises(*_: object) -> None:
+        raise KeyError(SECRET.user_id, SECRET.basket)
+
+    async def gone(turn: Turn) -> np.ndarray:
+        raise RankerUnavailable("gone")
+
+    recommender.answers = AnswerCache("b", len(recommender.bundle.statistics.item_ids))
+    monkeypatch.setattr(recommender, broken, raises)
+    told_of(caplog, Checkout(recommender, 1e6, gone))
+    assert "in raises" in caplog.text
+
+
+@pytest.mark.parametrize("reason", ["features_unavailable", "features_invalid"])
+def test_nor_does_a_row_that_cannot_be_used(
+    recommender: Recommender, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    class Broken(MemoryStore):
+        def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+            if reason == "features_unavailable":
+                raise FeaturesUnavailable("the store is away")
+            return UserRow(f"{CANARY}\xff".encode("latin-1") * 9, REQUEST.at)
+
+    answer = told_of(caplog, Checkout(Recommender(recommender.bundle, Broken()), 1e6))
+    assert answer.degraded_reason == reason
+    assert "answering without the user's history" in caplog.text
 
 
 # ----------------------------------------------------------------------------------------- the ladder

@@ -3,7 +3,9 @@
 A route that a new KServe brings fails here until somebody has decided whether it may be offered.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -156,21 +158,80 @@ def test_metrics_can_be_shown_elsewhere_and_nowhere_else(
     assert sum(float(line.rsplit(" ", 1)[1]) for line in answers) == 20
 
 
-def test_a_shopper_who_is_known_and_one_who_is_not_get_answers_of_one_shape(client: httpx.Client) -> None:
-    """Who asks cannot find out whether the shop knows somebody: not by status, fields or reason."""
-    shapes = set()
-    for user in ("u1", "nobody", None):
-        asked = {"basket": ["1000005"], "user_id": user, "k": 5, "at": "2017-12-05T18:30:00Z"}
-        answer = client.post("/v1/recommendations", json=asked)
-        document = answer.json()
-        shapes.add(
-            (
-                answer.status_code,
-                tuple(document),
-                tuple(document["stage_ms"]),
-                len(document["items"]),
-                document["rung"],
-                document["degraded"],
+ASKED: dict[str, Any] = {"basket": ["1000005"], "k": 5, "at": "2017-12-05T18:30:00Z"}
+
+
+def shape(document: dict[str, Any]) -> tuple[Any, ...]:
+    """All of an answer but ids, scores and times."""
+    assert document["degraded"] == (document["degraded_reason"] is not None)
+    told = (document["rung"], document["degraded_reason"], len(document["items"]))
+    return *told, tuple(document), tuple(document["stage_ms"]), {tuple(item) for item in document["items"]}
+
+
+def shapes_of(running_http: str, running_grpc: str, users: Iterable[str | None]) -> list[list[Any]]:
+    """Status and shape of the answer to each shopper, over each of the protocols."""
+    import grpc
+
+    from serving.proto.recommendations_pb2 import RecommendRequest
+    from serving.proto.recommendations_pb2_grpc import RecommendationsStub
+
+    found: list[list[Any]] = []
+    with (
+        httpx.Client(base_url=running_http, timeout=30) as client,
+        grpc.insecure_channel(running_grpc) as channel,
+    ):
+        for user in users:
+            own = {**ASKED} if user is None else {**ASKED, "user_id": user}
+            tensors = [
+                {"name": name, "datatype": "INT64" if name == "k" else "BYTES", "shape": [1], "data": [value]}
+                for name, value in {**own, "basket": "1000005"}.items()
+            ]
+            one = client.post("/v1/recommendations", json=own)
+            v1 = client.post("/v1/models/checkout:predict", json={"instances": [own]})
+            v2 = client.post("/v2/models/checkout/infer", json={"inputs": tensors})
+            typed = RecommendationsStub(channel).Recommend(
+                RecommendRequest(**own | {"at": datetime.fromisoformat(ASKED["at"])}), timeout=30
             )
+            outputs = [(o["name"], o["datatype"], o["shape"]) for o in v2.json()["outputs"]]
+            said = v2.json()["parameters"]
+            said["stage_ms"] = list(json.loads(said["stage_ms"]))
+            found.append(
+                [
+                    (one.status_code, shape(one.json())),
+                    (v1.status_code, *map(shape, v1.json()["predictions"])),
+                    (v2.status_code, outputs, said),
+                    (typed.rung, typed.degraded_reason, len(typed.items)),
+                ]
+            )
+    return found
+
+
+def test_a_shopper_who_is_known_and_one_who_is_not_get_answers_of_one_shape(endpoint: Any) -> None:
+    """Who asks cannot find out whether the shop knows somebody: not by status, fields or reason."""
+    known, unknown, nobody = shapes_of(endpoint.http, endpoint.grpc, ("u1", "nobody", None))
+    assert known == unknown == nobody
+    assert known[0][1][0] == "full"
+
+
+def test_nor_while_the_store_is_away_or_there_is_no_time(
+    toy_bundle: Path, tmp_path: Path, start_endpoint: Callable[..., Any]
+) -> None:
+    """Who says who they are is told that the history is missing, whether there is one or not."""
+    settings = Settings(
+        home=tmp_path, store_url=f"redis://127.0.0.1:{free_port()}/0", log=False, deadline_ms=30_000.0
+    )
+    running = start_endpoint(toy_bundle, settings)
+    known, unknown = shapes_of(running.http, running.grpc, ("u1", "nobody"))
+    assert known == unknown
+    assert known[0][1][:2] == ("full", "features_unavailable")
+    hurried = [
+        httpx.post(
+            f"{running.http}/v1/recommendations",
+            json={**ASKED, "user_id": user},
+            headers={"x-deadline-ms": "1"},
+            timeout=30,
         )
-    assert len(shapes) == 1
+        for user in ("u1", "nobody")
+    ]
+    assert [answer.status_code for answer in hurried] == [200, 200]
+    assert [answer.json()["rung"] for answer in hurried] == ["popular"] * 2
