@@ -34,7 +34,7 @@ def document(scores: Sequence[float] = (0.9, 0.5), **changed: Any) -> dict[str, 
         "items": changed.get("items", items),
         "rung": changed.get("rung", "full"),
         "degraded": reason is not None,
-        "degraded_reason": reason,
+        "degraded_reason": changed.get("degraded_reason", reason),
         "bundle_id": changed.get("bundle_id", "b1"),
         "stage_ms": {"features": changed.get("features_ms", 0.5)},
     }
