@@ -31,15 +31,14 @@ def send_long_bodies(host: str, port: int, path: str, over: threading.Event) -> 
     while not over.is_set():
         how, piece = _HOW[number % 2]
         number += 1
-        with socket.create_connection((host, port), timeout=PATIENCE_S) as caller:
+        answer = b""
+        with contextlib.suppress(OSError), socket.create_connection((host, port), PATIENCE_S) as caller:
             with contextlib.suppress(OSError):  # who is refused cannot send all
                 caller.sendall(f"POST {path} HTTP/1.1\r\nHost: drill\r\n{how}\r\n\r\n".encode())
                 for _ in range(BODY_BYTES // len(_PIECE)):
                     caller.sendall(piece)
-            answer = b""
-            with contextlib.suppress(OSError):
-                answer = caller.recv(64)
-            answers[answer[9:12].decode(errors="replace") or "none"] += 1
+            answer = caller.recv(64)
+        answers[answer[9:12].decode(errors="replace") or "none"] += 1
     return dict(answers)
 
 

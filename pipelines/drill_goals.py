@@ -15,20 +15,21 @@ TOLD_S = 1.0
 Outcome = Mapping[str, Any]
 
 
-def common_goals(raw_suffers: bool, late_ms: float) -> Iterator[Goal]:
+def common_goals(raw_suffers: bool, late_ms: float, recovery_s: float) -> Iterator[Goal]:
     """Yield what every drill must reach.
 
     Args:
         raw_suffers: those who ask without the client may get other answers than before.
         late_ms: what a call may take longer than its deadline.
+        recovery_s: how long after the end of a fault answers may be less.
     """
     labelled = (CLIENT,) if raw_suffers else (CLIENT, RAW)
     yield Goal("answers that failed at the client", "<=", 0, "", part_of("all", CLIENT, "failed"))
     late = f"answers later than the deadline + {late_ms:g} ms"
     yield Goal(late, "<=", 0, "", part_of("all", CLIENT, "late"))
-    yield Goal("fallbacks that do not say so", "<=", 0, "", total("all", labelled, "unlabelled"))
-    yield Goal("lists that cannot be shown", "<=", 0, "", total("all", (CLIENT, RAW), "invalid"))
-    yield Goal("until answers are whole again", "<=", RECOVERY_S, " s", recovery)
+    yield Goal("fallbacks that do not say so", "<=", 0, "", total(labelled, "unlabelled"))
+    yield Goal("lists that cannot be shown", "<=", 0, "", total((CLIENT, RAW), "invalid"))
+    yield Goal("until answers are whole again", "<=", recovery_s, " s", recovery)
 
 
 def store_goals(*names: str) -> Iterator[Goal]:
@@ -45,15 +46,15 @@ def recovery(outcome: Outcome) -> float:
     return float("inf") if found is None else found
 
 
-def total(phase: str, streams: Iterable[str], name: str) -> Read:
-    """Return what reads a count of some streams together."""
+def total(streams: Iterable[str], name: str) -> Read:
+    """Return what reads a count of some streams together, from first to last."""
     streams = tuple(streams)
-    return lambda outcome: float(sum(outcome[phase][stream][name] for stream in streams))
+    return lambda outcome: float(sum(outcome["all"][stream][name] for stream in streams))
 
 
-def raw_lost(phase: str) -> Read:
-    """Return what reads how many of those who ask without the client got no answer."""
-    return part_of(phase, RAW, "failed")
+def raw_lost(outcome: Outcome) -> float | None:
+    """Read how many of those who ask without the client got no answer."""
+    return part_of("all", RAW, "failed")(outcome)
 
 
 def share(name: str, fault: str) -> Read:

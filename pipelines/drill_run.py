@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import redis
 
 from pipelines.drill_faults import WARM_UP, Notes
 from pipelines.drill_outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
@@ -100,9 +101,9 @@ def run_drills(
                         log.info("%s: %s", drill.name, drill.proves)
                         found[drill.name], seen[drill.name] = run_drill(drill, system, generators)
                         log.info("%s", missed_line(found[drill.name]))
-            except NotReached as error:
+            except (NotReached, OSError, redis.RedisError) as error:  # the endpoint may have died
                 log.error("  BROKEN OFF: %s", error)
-                broken_off[drill.name] = str(error)
+                broken_off[drill.name] = str(error) or type(error).__name__
                 if rest := group[group.index(drill) + 1 :]:
                     groups.insert(0, (setup, rest))
     result = {

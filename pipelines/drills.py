@@ -47,11 +47,12 @@ class Drill:
     in_front: bool = False  # the client asks through the proxy before the endpoint
     raw_suffers: bool = False  # see `common_goals`
     late_ms: float = LATE_MS  # likewise
+    recovery_s: float = goals.RECOVERY_S  # likewise
     note: Callable[[System, Notes], None] | None = None  # called before the first fault and at the end
 
     def goals(self) -> Iterator[Goal]:
         """Yield everything that must hold."""
-        yield from goals.common_goals(self.raw_suffers, self.late_ms)
+        yield from goals.common_goals(self.raw_suffers, self.late_ms, self.recovery_s)
         yield from self.own_goals
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,9 +75,9 @@ DRILLS = (
         {"killed": faults.store_killed},
         (
             *goals.store_goals("killed"),
-            Goal("until the store is used again", "<=", 2, " s", goals.recovery),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
+        recovery_s=2.0,
     ),
     Drill(
         "store-frozen",
@@ -85,7 +86,7 @@ DRILLS = (
         {"frozen": faults.store_frozen},
         (
             *goals.store_goals("frozen"),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
     ),
     Drill(
@@ -133,7 +134,7 @@ DRILLS = (
             Goal("until every answer says so", "<=", 1, " s", goals.of_fault("killed", "told_s")),
             Goal("calls of the ranker that failed", "<=", 20, "", goals.note("failed_calls")),
             Goal("p99 meanwhile", "<=", 55, " ms", part_of("during", CLIENT, "p99_ms")),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
         REMOTE_RANKER,
     ),
@@ -241,7 +242,7 @@ DRILLS = (
         "where others take the processors, answers are less, and come in time",
         "S16",
         {"two for each": faults.processors_taken},
-        (Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),),
+        (Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),),
         late_ms=30.0,
     ),
     Drill(
@@ -251,7 +252,7 @@ DRILLS = (
         {"a sixth of each kind": faults.rows_poisoned},
         (
             Goal("change of another shopper's score", "<=", 1e-6, "", goals.score_moved),
-            Goal("owners without an answer", "<=", 0, "", goals.raw_lost("all")),
+            Goal("owners without an answer", "<=", 0, "", goals.raw_lost),
         ),
         raw_suffers=True,
     ),
@@ -274,7 +275,7 @@ DRILLS = (
             Goal("until the last half-sent body is cut off", "<=", 5, " s", goals.note("half", "last_s")),
             Goal("idle connections not cut off", "<=", 0, "", goals.not_cut("idle")),
             Goal("until the last idle connection is cut off", "<=", 5, " s", goals.note("idle", "last_s")),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
     ),
     Drill(
@@ -286,7 +287,7 @@ DRILLS = (
             Goal("bundles that answered", ">=", 2, "", goals.bundles),
             Goal("until the bundle answers", "<=", 10, " s", goals.most("swap_s")),
             Goal("degraded", "<=", 1, " %", goals.degraded),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
     ),
     Drill(
@@ -298,7 +299,7 @@ DRILLS = (
             Goal("degraded", "<=", 1, " %", goals.degraded),
             Goal("records counted as dropped", ">=", 1, "", goals.note("dropped")),
             Goal("records written after", ">=", 1, "", goals.note("written_after")),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
         note=faults.note_written,
     ),
@@ -321,7 +322,7 @@ DRILLS = (
             ),
             Goal("degraded, an hour back", "<=", 1, " %", goals.share("degraded", "an hour back")),
             Goal("p99 meanwhile", "<=", 50, " ms", part_of("during", CLIENT, "p99_ms")),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost("all")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
         CLOCKED,
     ),

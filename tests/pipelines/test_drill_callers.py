@@ -37,3 +37,11 @@ def test_each_body_is_counted_by_its_answer(
     assert all(head.startswith(b"POST /path HTTP/1.1\r\n") for head in heads)
     assert b"Content-Length" in heads[0]
     assert b"chunked" in heads[1]
+
+
+def test_where_nobody_listens_no_body_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        host, port = closed.getsockname()
+    over = threading.Event()
+    threading.Timer(0.1, over.set).start()
+    assert send_long_bodies(host, port, "/path", over).keys() == {"none"}

@@ -42,7 +42,7 @@ def outcome(**changed: Any) -> dict[str, Any]:
 
 
 def missed(found: dict[str, Any], raw_suffers: bool = False) -> list[str]:
-    judged = [goal.judge(found) for goal in goals.common_goals(raw_suffers, 5.0)]
+    judged = [goal.judge(found) for goal in goals.common_goals(raw_suffers, 5.0, 3.0)]
     return [goal["name"] for goal in judged if not goal["reached"]]
 
 
