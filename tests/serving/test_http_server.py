@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 from serving.connections import MAX_HEAD_BYTES, MAX_HEADERS, Waits
 from serving.http_server import NO_FILES_S, http_server
 from serving.limits import Limits
+from serving.problems import problem
 from serving.settings import Settings
 
 ARRIVAL_S, BODY_LIMIT = 0.3, 4_096
@@ -41,6 +42,10 @@ async def echo(scope: Any, document: object) -> bytes:
     return json.dumps(document).encode()
 
 
+async def broken(scope: Any, document: object) -> bytes:
+    raise ZeroDivisionError
+
+
 def served(
     scenario: Callable[[Ask], Awaitable[None]], most: int = 100, waits: Waits[Any] | None = None
 ) -> None:
@@ -49,7 +54,7 @@ def served(
 
     async def run() -> None:
         settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
-        limits = Limits(app, settings, {"/echo": echo})
+        limits = Limits(app, settings, {"/echo": echo, "/broken": broken})
         with socket.create_server(("127.0.0.1", 0)) as listening:
             server = http_server(limits, ARRIVAL_S, 1, 1, waits, 0.0)
             serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -234,6 +239,21 @@ def test_what_is_no_http_is_told_so_and_echoed_nowhere() -> None:
             assert b"PRIVATE" not in answer
 
     served(scenario)
+
+
+def test_a_fault_of_ours_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(GOOD.replace(b"/echo", b"/broken"))
+        head, _, body = (await all_of(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 500 ")
+        assert b"content-type: application/problem+json" in head
+        assert json.loads(body) == problem(500, "internal error")
+
+    served(scenario)
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
 
 
 def test_who_does_not_read_its_answers_is_hung_up_on() -> None:
