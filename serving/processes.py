@@ -28,7 +28,7 @@ from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from serving.metrics import shown
+from serving.metrics import REQUEST_LOG_DROPPED, shown
 from serving.settings import Settings
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a child that died again and again is started
@@ -208,8 +208,11 @@ def write_line(text: str) -> None:
     """Write a line to stderr; if nobody reads that, it is left to a thread that ends with the process."""
 
     def write() -> None:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # a closed pipe; the endpoint answers all the same
+            REQUEST_LOG_DROPPED.inc()
 
     writing = threading.Thread(target=write, name="say", daemon=True)
     writing.start()

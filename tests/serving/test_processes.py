@@ -80,6 +80,8 @@ def test_a_line_that_nobody_reads_holds_up_nobody() -> None:
             assert deaf.wait(60) == 0
         finally:
             deaf.kill()
+    closing = f"import os\nos.close(2)\n{script}"
+    assert subprocess.run([sys.executable, "-c", closing], check=False).returncode == 0
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stderr
     assert [json.loads(line).get("event") for line in said.splitlines()] == ["bundle", None]
 
