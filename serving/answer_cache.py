@@ -30,9 +30,9 @@ from serving.schemas import Request
 VERSION = 2  # to be raised when this code ranks the same bundle differently: Redis outlives a deploy
 HOUR_S = 3_600
 # What is nobody's is made of its key and the bundle alone: made anew it would be the same. It goes after a
-# week for its room in Redis. A known user's is worth no more after its hour.
+# week for its room in Redis. A known user's is worth no more after its hour, and gone within a day.
 SHARED = Life(fresh_s=7 * 24 * HOUR_S, dead_s=7 * 24 * HOUR_S)
-KNOWN = Life(fresh_s=HOUR_S, dead_s=2 * HOUR_S)
+KNOWN = Life(fresh_s=HOUR_S, dead_s=2 * HOUR_S, kept_s=12 * HOUR_S)
 MAX_ENTRIES = 100_000
 MAX_BYTES = 64 << 20  # some 60,000 lists
 _PARTS = struct.Struct("<HiII")  # version, store, unknown lines, known lines
@@ -89,7 +89,7 @@ class AnswerCache:
 
     Lists of known users stay in this process. So whoever asks to be forgotten has nothing in Redis; what is
     here can no longer be found once the row is gone and names nobody; after three hours it is an answer only
-    where there is no better one.
+    where there is no better one, after twelve it is none and goes with the next questions.
     """
 
     def __init__(self, bundle_id: str, items: int, redis: RedisAnswers | None = None) -> None:

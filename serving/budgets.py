@@ -8,9 +8,9 @@
 What is computed in this process cannot be stopped half way: it is not begun when it would not end in time.
 A stage's budget is what it keeps to nineteen times in twenty. It is followed by steps, each a share of what
 it is now: up when a stage took longer, down by a nineteenth of that when it did not. So one pause of a second
-counts no more than any late stage, and nothing is remembered but two numbers. How the time divides into a
-fixed part and one per candidate is found by the same steps (the gradient of quantile regression: Koenker and
-Bassett, 1978), as soon as requests with different numbers of candidates come.
+counts no more than any late stage, and of a stage's times nothing is kept but two numbers. How the time
+divides into a fixed part and one per candidate is found by the same steps (the gradient of quantile
+regression: Koenker and Bassett, 1978), as soon as requests with different numbers of candidates come.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEP = 0.1
 QUICK, FALL = 60, 0.05
 # Where a budget has kept everybody from its stage for so long, so much less of it is believed: nobody would
 # find out that the stage is quick again.
-UNSEEN_S, BELIEVED = 0.1, 0.8
+UNSEEN_S, BELIEVED, LEAST_BELIEVED = 0.1, 0.8, 1e-3
 LEAST_S = 1e-5
 SCALE = 500  # candidates, so that both parts of a budget are of one size
 SHOWN_EVERY = 64  # times of a stage, between two changes of its gauge
@@ -41,7 +41,8 @@ class Budget:
 
     def __init__(self, stage: str) -> None:
         self._gauge = STAGE_BUDGET_SECONDS.labels(stage)
-        self._first: list[float] = []  # seconds, of SCALE candidates if it has any; until the budget begins
+        # Seconds, of SCALE candidates if it has any; None as soon as the budget begins.
+        self._first: list[float] | None = []
         self._fixed_s, self._each_s = 0.0, 0.0  # of a request, and of SCALE of its candidates
         self._believed = 1.0  # share of both
         self._quick = 0  # times in a row that were within it
@@ -58,11 +59,12 @@ class Budget:
         """
         self._seen_at = now
         scaled = candidates / SCALE
-        if len(self._first) < FIRST:
+        if self._first is not None:
             self._first.append(took_s / scaled if scaled else took_s)
             if len(self._first) == FIRST:
                 begin_s = median(self._first)
                 self._fixed_s, self._each_s = (0.0, begin_s) if scaled else (begin_s, 0.0)
+                self._first = None
             return
         budget_s = max(self._fixed_s + self._each_s * scaled, LEAST_S)
         if self._believed < 1:
@@ -104,7 +106,7 @@ class Budget:
         """Note that the budget has kept a request from the stage."""
         if now - self._seen_at > UNSEEN_S:
             self._seen_at = now
-            self._believed *= BELIEVED
+            self._believed = max(self._believed * BELIEVED, LEAST_BELIEVED)
 
 
 class Budgets:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import OrderedDict
@@ -25,6 +26,8 @@ JITTER_RATIO = 0.35
 ENTRY_BYTES = 380  # what an entry takes beside its key and value: CPython's objects and dictionary slots
 LUCKY_RATIO = 1 / 128  # of candidates that lose, and come in all the same
 RETRY_S = 1.0  # a refresh that failed is not tried again before
+UNTIL_BYTES = 130  # what one of a bounded `kept_s` takes beside that
+_OLD_AT_ONCE = 8
 _ROWS = 4
 _WIDTH = 4  # counters of a row per entry of the cache, so that few keys share one
 _MOST = 15  # what a counter counts to: four bits, each in a byte of its own, as Python is slow at halves
@@ -77,10 +80,15 @@ class Sketch:
 
 
 class Life(NamedTuple):
-    """How long a value is good: fresh, then stale until it is dead; seconds from when it was made."""
+    """How long a value is good: fresh, then stale until it is dead; seconds from when it was made.
+
+    A dead one stays, for want of a better one, until its room is needed; one older than `kept_s` is no answer
+    at all, and goes with the questions that follow.
+    """
 
     fresh_s: float
     dead_s: float
+    kept_s: float = math.inf
 
 
 class Entry:
@@ -177,6 +185,8 @@ class Cache:
     def clear(self) -> None:
         """Forget all entries, and how often each was asked for; what is being made now is still kept."""
         self._all: dict[bytes, Entry] = {}
+        # Those that may not stay, and until when, in the order in which they were made.
+        self._until: OrderedDict[bytes, float] = OrderedDict()
         self._sketch = Sketch(self._max_entries)
         self._parts = tuple(_Part(number) for number in (_WINDOW, _PROBATION, _PROTECTED))
         self._window, self._probation, self._protected = self._parts
@@ -184,12 +194,13 @@ class Cache:
     def get(self, key: bytes) -> tuple[bytes, bool] | None:
         """Return a value and whether it is fresh; None if there is none or it is dead."""
         self._sketch.add(key)
+        now = self._clock()
+        self._drop_old(now)
         entry = self._all.get(key)
         if entry is None:
             return None
-        now = self._clock()
         if now >= entry.dead_at:
-            return None  # it stays for `last_kept` until its room is needed
+            return None  # it stays for `last_kept`
         if entry.part == _PROBATION:
             self._promote(key)
         else:
@@ -198,8 +209,10 @@ class Cache:
 
     def last_kept(self, key: bytes) -> bytes | None:
         """Return a value even if it is dead, without counting that somebody asked; None if there is none."""
+        now = self._clock()
+        self._drop_old(now)
         entry = self._all.get(key)
-        return None if entry is None else entry.value
+        return None if entry is None or now >= self._until.get(key, math.inf) else entry.value
 
     def is_alive(self, key: bytes) -> bool:
         """Say whether there is a value that is not dead, likewise."""
@@ -213,14 +226,17 @@ class Cache:
         """
         if key in self._all:
             self._drop(key)
-        size_bytes = len(key) + len(value) + ENTRY_BYTES
+        size_bytes = len(key) + len(value) + ENTRY_BYTES + (UNTIL_BYTES if life.kept_s < math.inf else 0)
         if size_bytes > self._max_bytes:
             return False
         spread = self._chance.uniform(1 - JITTER_RATIO, 1 + JITTER_RATIO)
         now = self._clock()
+        self._drop_old(now)
         stale_at, dead_at = now + life.fresh_s * spread, now + life.dead_s * spread
         entry = Entry(value, stale_at, dead_at, size_bytes)
         self._all[key] = entry
+        if life.kept_s < math.inf:
+            self._until[key] = now + life.kept_s
         self._window.add(key, entry)
         self._shrink()
         return key in self._all
@@ -324,6 +340,14 @@ class Cache:
 
     def _drop(self, key: bytes) -> None:
         self._parts[self._all.pop(key).part].remove(key)
+        self._until.pop(key, None)
+
+    def _drop_old(self, now: float) -> None:
+        """Drop those whose time is over, a few with each question: nobody waits for all of them."""
+        for _ in range(_OLD_AT_ONCE):
+            if not self._until or now < self._until[key := next(iter(self._until))]:
+                return
+            self._drop(key)
 
     def _is_over(self) -> bool:
         return len(self._all) > self._max_entries or self.size_bytes > self._max_bytes

@@ -43,7 +43,7 @@ from serving.predictor import Predictor
 from serving.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
 from serving.proto.recommendations_pb2_grpc import add_RecommendationsServicer_to_server
 from serving.rehearsal import rehearse
-from serving.settings import Settings
+from serving.settings import Settings, variable
 from serving.transformer import Transformer
 
 # Routes of KServe's that are not offered: they come first in the application, and say 404.
@@ -100,7 +100,7 @@ class Endpoint(ModelServer):
         self._register_and_check_atleast_one_model_is_ready([Transformer(checkout), Predictor(checkout)])
         self._checkout = checkout
         settings = self._settings
-        self._most_connections = room_for(settings.max_connections)
+        self._most_connections = most_connections(settings)
         self._app = app = build_app(self.dataplane, self.model_repository_extension, checkout, settings)
         self._http = http_server(
             app,
@@ -200,6 +200,21 @@ class Endpoint(ModelServer):
     def _open_grpc(self) -> str:
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         return f"{host}:{self._grpc.add_insecure_port(f'{host}:{self._settings.grpc_port}')}"
+
+
+def most_connections(settings: Settings) -> int:
+    """Return how many connections of HTTP, and of gRPC, may be open; warn if that is fewer than set."""
+    wanted = settings.max_connections
+    most = room_for(wanted)
+    if most < wanted:
+        _log.warning(
+            "%s is %d, but the limit of open files leaves room for %d connections only: "
+            "raise it (`ulimit -Hn`), or lower the setting",
+            variable("max_connections"),
+            wanted,
+            most,
+        )
+    return most
 
 
 def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings: Settings) -> Limits:

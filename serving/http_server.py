@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +31,11 @@ LAST_CALL_S = 0.5  # who connected just before the door shut gets this time to s
 # Among processes that accept on one socket, one waits this long per connection it has, so that the one with
 # the fewest is the quickest.
 SHY_S, SHYEST_S = 0.0005, 0.02
+NO_FILES_S = 1.0  # where there are no files left for connections, those that wait are looked at again
 _TICK_S = 0.1  # uvicorn's
+_NOT_ACCEPTED = "no connection can be accepted, those that come wait: %s"
 _LONG_HEAD = f"the headers are longer than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS}"
+_log = logging.getLogger(__name__)
 
 
 def http_server(
@@ -273,8 +277,11 @@ class HttpServer(uvicorn.Server):
         """Shut the door, but answer those who are through it: whom the kernel took in, and their requests."""
         self._loop.remove_reader(self._listening)
         await asyncio.gather(*self._coming)
-        for connection in _waiting(self._listening):
-            await self._take(connection)
+        try:
+            for connection in _waiting(self._listening):
+                await self._take(connection)
+        except OSError as error:
+            _log.error(_NOT_ACCEPTED, error)
         self._listening.close()
         await asyncio.sleep(LAST_CALL_S)
         await super().shutdown(sockets)
@@ -293,11 +300,16 @@ class HttpServer(uvicorn.Server):
             return
         # Who has many takes several: else a flood of connections would hold up those behind it.
         several = 1 + int(len(self.server_state.connections) * SHY_S / SHYEST_S)
-        for connection in itertools.islice(_waiting(self._listening), several):
-            coming = self._loop.create_task(self._take(connection))
-            self._coming.add(coming)
-            coming.add_done_callback(self._coming.discard)
-        self._watch()
+        try:
+            for connection in itertools.islice(_waiting(self._listening), several):
+                coming = self._loop.create_task(self._take(connection))
+                self._coming.add(coming)
+                coming.add_done_callback(self._coming.discard)
+        except OSError as error:
+            _log.error(_NOT_ACCEPTED, error)
+            self._loop.call_later(NO_FILES_S, self._watch)  # not at once: there are still some to accept
+        else:
+            self._watch()
 
     async def _take(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):  # it went away again
@@ -310,12 +322,16 @@ class HttpServer(uvicorn.Server):
 
 
 def _waiting(listening: socket.socket) -> Iterator[socket.socket]:
-    """Yield the connections that nobody has accepted yet."""
+    """Yield the connections that nobody has accepted yet.
+
+    Raises:
+        OSError: there is one, and no file or memory left for it.
+    """
     listening.setblocking(False)
     while True:
         try:
             connection, _ = listening.accept()
-        except OSError:  # none, or one that has gone
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # none, or one that has gone
             return
         connection.setblocking(False)
         yield connection

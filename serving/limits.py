@@ -84,6 +84,9 @@ class Limits:
             await refuse(send, 429, str(error))
         except (_Gone, ClientGone):
             count_rejected("client_gone")
+        except Exception:  # uvicorn logs its traceback, and would send plain text
+            await refuse(send, 500, "internal error")
+            raise
         else:
             if answer is None:
                 await self._app(_as_json(scope), _replay(body, receive), send)

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,11 +28,12 @@ from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from serving.metrics import shown
+from serving.metrics import REQUEST_LOG_DROPPED, shown
 from serving.settings import Settings
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a child that died again and again is started
 WELL_S = 60.0  # one that lived this long is started at once
+SAY_S = 1.0  # a line to stderr is waited for no longer
 _log = logging.getLogger(__name__)
 
 
@@ -199,8 +201,22 @@ class Processes:
 
 def say(event: dict[str, Any]) -> None:
     """Write one line for those who run the endpoint."""
-    sys.stderr.write(json.dumps(event) + "\n")
-    sys.stderr.flush()
+    write_line(json.dumps(event))
+
+
+def write_line(text: str) -> None:
+    """Write a line to stderr; if nobody reads that, it is left to a thread that ends with the process."""
+
+    def write() -> None:
+        try:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # a closed pipe; the endpoint answers all the same
+            REQUEST_LOG_DROPPED.inc()
+
+    writing = threading.Thread(target=write, name="say", daemon=True)
+    writing.start()
+    writing.join(SAY_S)
 
 
 def hold(bound: socket.socket) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable, PointerInvalid
 from serving.metrics import shown
-from serving.processes import NoneStarts, Processes, memory_mb, say
+from serving.processes import NoneStarts, Processes, memory_mb, say, write_line
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
 from serving.stderr_log import log_to
 from serving.updates import Pointer, Updates, read_pointer
@@ -332,7 +332,7 @@ def end_with(parent: socket.socket) -> None:
 
 
 def _say(code: int, error: Exception) -> None:
-    sys.stderr.write(f"reco serve: {error}\n")
+    write_line(f"reco serve: {error}")
 
 
 def _bind(host: str, port: int, field: str, host_field: str = "host") -> socket.socket:

@@ -210,6 +210,18 @@ def test_nothing_of_a_known_user_reaches_redis() -> None:
     asyncio.run(act())
 
 
+def test_a_known_users_list_is_gone_within_a_day_and_nobodys_is_not() -> None:
+    cache, now = cache_of(None), [0.0]
+    cache._cache._clock = lambda: now[0]
+    known, nobodys = key_of(ask(item(1)), ROW), key_of(ask(item(1)))
+    for key in (known, nobodys):
+        cache.warm(key, a_list)
+    now[0] = 24.0 * HOUR_S
+    assert cache.last_kept(nobodys) is not None
+    assert cache.last_kept(known) is None
+    assert len(cache) == 1
+
+
 @pytest.mark.parametrize("value", [b"", b"rubbish", a_list(ITEMS + 1).to_bytes()])
 def test_what_cannot_be_read_in_redis_is_computed_and_replaced(value: bytes) -> None:
     async def act() -> None:

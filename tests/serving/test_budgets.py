@@ -82,6 +82,23 @@ def test_a_budget_that_keeps_everybody_out_is_believed_less_until_somebody_sees_
     assert budget.of() < 0.02 * usual
 
 
+def test_a_budget_that_keeps_everybody_out_for_ever_can_still_be_asked() -> None:
+    budget, now = learnt([0.03] * 100, SCALE), 0.0
+    for _ in range(4_000):
+        now += 2 * UNSEEN_S
+        budget.believe_less(now)
+    assert 0 < budget.of(SCALE) < 1e-4
+    assert budget.most(-0.001) < 0
+    budget.learn(0.03, now, SCALE)
+    assert budget.of(SCALE) == pytest.approx(0.03, rel=0.2)
+
+
+def test_of_the_times_of_a_stage_two_numbers_are_kept() -> None:
+    budget = learnt([0.002] * FIRST)
+    kept = [getattr(budget, name) for name in Budget.__slots__]
+    assert not any(isinstance(one, list) for one in kept)
+
+
 def test_a_budget_whose_stage_is_seen_is_believed_whoever_is_kept_out() -> None:
     budget, now = learnt([0.03] * 100), 0.0
     for _ in range(100):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.cache import ENTRY_BYTES, JITTER_RATIO, RETRY_S, Cache, Entry, Life, Sketch
+from serving.cache import ENTRY_BYTES, JITTER_RATIO, RETRY_S, UNTIL_BYTES, Cache, Entry, Life, Sketch
 
 FRESH_S, DEAD_S = 100.0, 1_000.0
 LIFE = Life(FRESH_S, DEAD_S)
@@ -210,6 +210,28 @@ def test_a_dead_value_is_no_answer() -> None:
     assert cache.last_kept(b"other") is None
     cache.put(b"key", b"another", LIFE)
     assert (len(cache), cache.last_kept(b"key"), cache.is_alive(b"key")) == (1, b"another", True)
+
+
+def test_what_may_not_stay_is_no_answer_after_its_time_and_goes_with_the_next_questions() -> None:
+    clock = Clock()
+    cache, bounded = make_cache(clock=clock), Life(FRESH_S, DEAD_S, kept_s=5_000.0)
+    cache.put(b"stays", b"value", LIFE)
+    for number in range(100):
+        cache.put(key(number), b"value", bounded)
+        cache.get(key(number))
+    cache.put(key(0), b"made again", bounded)
+    clock.now = 4_999.0
+    assert cache.last_kept(key(7)) == b"value"
+    cache.put(key(1), b"made anew", bounded)
+    clock.now = 5_000.0
+    assert {cache.last_kept(key(number)) for number in range(100)} == {None, b"made anew"}
+    for _ in range(10):
+        cache.get(b"another")
+    assert sorted(cache._all) == [key(1), b"stays"]
+    assert len(cache._until) == 1
+    kept = len(key(1)) + len(b"made anew") + len(b"stays") + len(b"value")
+    assert cache.size_bytes == 2 * ENTRY_BYTES + UNTIL_BYTES + kept
+    assert cache.last_kept(b"stays") == b"value"
 
 
 def test_what_was_written_at_once_is_not_made_anew_at_once() -> None:

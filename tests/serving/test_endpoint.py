@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import time
@@ -527,6 +528,32 @@ def test_grpc_gives_the_same_items(stub: Any, client: httpx.Client, raw: bool) -
         .outputs[0]
         .contents.bytes_contents
     )
+
+
+def test_each_status_of_a_refusal_stands_in_the_readme() -> None:
+    from serving.endpoint import _REFUSALS
+
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| ([45]\d\d(?:, [45]\d\d)*) \| (.*?)\|", readme, re.MULTILINE)
+    told = {int(status): names for statuses, names in rows for status in statuses.split(", ")}
+    for status, code, _ in _REFUSALS.values():
+        assert f"`{code.name}`" in told[status]
+    assert "`INTERNAL`" in told[500]
+
+
+def test_fewer_connections_than_the_setting_says_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from serving.endpoint import most_connections
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1_024, 4_096))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, pair: None)
+    assert most_connections(Settings(max_connections=500)) == 500
+    assert not caplog.records
+    assert most_connections(Settings(max_connections=9_000)) == 1_792
+    (record,) = caplog.records
+    for part in ("RECO_MAX_CONNECTIONS is 9000", "1792 connections", "`ulimit -Hn`"):
+        assert part in record.getMessage()
 
 
 def test_grpc_health_and_metadata(stub: Any) -> None:

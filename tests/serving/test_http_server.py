@@ -3,15 +3,20 @@
 import asyncio
 import contextlib
 import json
+import os
+import resource
 import socket
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from serving.connections import MAX_HEAD_BYTES, MAX_HEADERS, Waits
-from serving.http_server import http_server
+from serving.http_server import NO_FILES_S, http_server
 from serving.limits import Limits
+from serving.problems import problem
 from serving.settings import Settings
 
 ARRIVAL_S, BODY_LIMIT = 0.3, 4_096
@@ -37,6 +42,10 @@ async def echo(scope: Any, document: object) -> bytes:
     return json.dumps(document).encode()
 
 
+async def broken(scope: Any, document: object) -> bytes:
+    raise ZeroDivisionError
+
+
 def served(
     scenario: Callable[[Ask], Awaitable[None]], most: int = 100, waits: Waits[Any] | None = None
 ) -> None:
@@ -45,7 +54,7 @@ def served(
 
     async def run() -> None:
         settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
-        limits = Limits(app, settings, {"/echo": echo})
+        limits = Limits(app, settings, {"/echo": echo, "/broken": broken})
         with socket.create_server(("127.0.0.1", 0)) as listening:
             server = http_server(limits, ARRIVAL_S, 1, 1, waits, 0.0)
             serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -182,15 +191,25 @@ def test_a_body_that_nobody_reads_holds_no_connection(request_: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [b"a: " + b"x" * MAX_HEAD_BYTES * 3, b"a: b\r\n" * (MAX_HEADERS + 1) + b"\r\n", b"a:b\r\n" * 100_000],
+    ("headers", "is_told"),
+    [
+        (b"a: " + b"x" * MAX_HEAD_BYTES * 3, True),
+        (b"a: b\r\n" * (MAX_HEADERS + 1) + b"\r\n", True),
+        (b"a:b\r\n" * 100_000, False),  # who goes on sending may be cut off before it reads
+    ],
     ids=["one long", "some too many", "far too many"],
 )
-def test_long_heads_are_refused_while_they_arrive(headers: bytes) -> None:
+def test_long_heads_are_refused_while_they_arrive(headers: bytes, is_told: bool) -> None:
+    def refused() -> float:
+        return REGISTRY.get_sample_value("reco_rejected_total", {"reason": "head_too_large"}) or 0.0
+
     async def scenario(ask: Ask) -> None:
+        before = refused()
         reader, writer = await ask()
         writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + headers)
-        if answer := await all_of(reader):  # who goes on sending may be cut off before it reads
+        answer = await all_of(reader)
+        assert refused() == before + 1
+        if is_told or answer:
             status, detail = refusal(answer)
             assert status == 431
             assert str(MAX_HEAD_BYTES) in detail
@@ -220,6 +239,21 @@ def test_what_is_no_http_is_told_so_and_echoed_nowhere() -> None:
             assert b"PRIVATE" not in answer
 
     served(scenario)
+
+
+def test_a_fault_of_ours_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(GOOD.replace(b"/echo", b"/broken"))
+        head, _, body = (await all_of(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 500 ")
+        assert b"content-type: application/problem+json" in head
+        assert json.loads(body) == problem(500, "internal error")
+
+    served(scenario)
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
 
 
 def test_who_does_not_read_its_answers_is_hung_up_on() -> None:
@@ -298,3 +332,47 @@ def test_a_request_does_not_wait_until_a_whole_crowd_is_let_in() -> None:
                 await asyncio.sleep(0.005)
 
     served(scenario, waits=waits)
+
+
+@contextlib.contextmanager
+def no_files_left() -> Iterator[None]:
+    """Let this process open no more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_where_no_file_is_left_those_who_come_wait_and_the_others_are_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with contextlib.ExitStack() as stack:
+
+        async def scenario(ask: Ask) -> None:
+            reader, writer = await ask()
+            writer.write(GOOD)
+            await reader.readuntil(b"{}")
+            address = writer.get_extra_info("peername")
+            late, later = (stack.enter_context(socket.socket()) for _ in range(2))
+            began = time.monotonic()
+            with no_files_left():
+                late.connect(address)  # the kernel takes it in
+                late.sendall(GOOD)
+                await asyncio.sleep(NO_FILES_S / 2)
+                writer.write(GOOD)
+                await reader.readuntil(b"{}")
+                said = [
+                    record for record in caplog.records if "no connection can be accepted" in record.message
+                ]
+                assert 1 <= len(said) <= 1 + (time.monotonic() - began) / NO_FILES_S
+                assert "Too many open files" in said[0].message
+            late.setblocking(False)
+            assert (await asyncio.get_running_loop().sock_recv(late, 100)).startswith(b"HTTP/1.1 200")
+            stack.enter_context(no_files_left())  # until it has ended
+            later.connect(address)
+
+        served(scenario)

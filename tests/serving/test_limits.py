@@ -151,3 +151,22 @@ def test_a_path_of_ours_takes_posts_only_and_no_other_body_is_read() -> None:
         assert start["status"] == 405
         assert (b"allow", b"POST") in start["headers"]
         assert orjson.loads(body["body"]) == problem(405, "method not allowed here")
+
+
+def test_a_fault_of_ours_is_a_problem_document_too_and_is_raised_for_the_log() -> None:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def broken(scope: Any, document: object) -> bytes:
+        raise ZeroDivisionError
+
+    scope = {"type": "http", "method": "POST", "path": "/broken", "headers": []}
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(Limits(echo, SETTINGS, {"/broken": broken})(scope, receive, send))
+    assert sent[0]["status"] == 500
+    assert orjson.loads(sent[1]["body"]) == problem(500, "internal error")

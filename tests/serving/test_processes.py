@@ -73,6 +73,20 @@ def test_the_folder_of_the_metrics_goes_with_them() -> None:
 
 
 @pytest.mark.slow
+def test_a_line_that_nobody_reads_holds_up_nobody() -> None:
+    script = "from serving.processes import say\nsay({'event': 'bundle', 'long': 'x' * 500_000})\nsay({})\n"
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) as deaf:
+        try:
+            assert deaf.wait(60) == 0
+        finally:
+            deaf.kill()
+    closing = f"import os\nos.close(2)\n{script}"
+    assert subprocess.run([sys.executable, "-c", closing], check=False).returncode == 0
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stderr
+    assert [json.loads(line).get("event") for line in said.splitlines()] == ["bundle", None]
+
+
+@pytest.mark.slow
 def test_a_child_that_could_not_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

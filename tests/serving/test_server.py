@@ -29,6 +29,10 @@ from tests.chaos.listening import listening
 
 V1 = "/v1/models/checkout:predict"
 AT = "2017-12-05T18:30:00Z"
+# Of HTTP/2: frames, and their flags.
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+END_STREAM = ACK = 1
+END_HEADERS = 4
 
 
 def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
@@ -77,6 +81,85 @@ def test_sigterm_lets_a_request_in_flight_finish_and_the_log_reach_the_disk(
     assert [line["request_id"] for line in said[1:]] == ["before", "in-flight"]
     assert {line["bundle_id"] for line in said} == {running.ready["bundle_id"]}
     assert '"u1"' not in "".join(running.stderr)
+
+
+class Http2:
+    """One gRPC call, frame by frame (RFC 9113): as slow as a test wants it."""
+
+    def __init__(self, address: str, path: str) -> None:
+        self._connection = connect(f"http://{address}")
+        self.answer = b""  # data of the call's stream
+        self.seen: list[int] = []  # types of the frames that came
+        self.ended = False
+        headers = {
+            ":method": "POST", ":scheme": "http", ":path": path, ":authority": "x",
+            "te": "trailers", "content-type": "application/grpc",
+        }  # fmt: skip
+        block = b""
+        for name, value in headers.items():  # literals, neither indexed nor Huffman coded
+            block += b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        self._connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        self.send(SETTINGS, 0, 0, b"")
+        self.send(HEADERS, END_HEADERS, 1, block)
+
+    def __enter__(self) -> "Http2":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def send(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        frame = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+        self._connection.sendall(frame + payload)
+
+    def hear(self) -> int:
+        """Wait for a frame, and for a ping answer it; return its type."""
+        head = self._exactly(9)
+        length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
+        stream, payload = int.from_bytes(head[5:], "big"), self._exactly(length)
+        if kind == PING and not flags:
+            self.send(PING, ACK, 0, payload)
+        if stream == 1:
+            self.answer += payload if kind == DATA else b""
+            self.ended = self.ended or bool(kind in (DATA, HEADERS) and flags & END_STREAM)
+        self.seen.append(kind)
+        return kind
+
+    def _exactly(self, count: int) -> bytes:
+        got = b""
+        while len(got) < count:
+            part = self._connection.recv(count - len(got))
+            assert part, "the endpoint hung up"
+            got += part
+        return got
+
+
+@pytest.mark.slow
+def test_sigterm_lets_a_grpc_call_in_flight_finish_and_the_drain_takes_five_seconds_at_most(
+    toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
+) -> None:
+    from serving.proto.recommendations_pb2 import RecommendRequest, RecommendResponse
+
+    settings = Settings(home=tmp_path, store_url=toy_store, drain_s=0.0, log=False, deadline_ms=10_000.0)
+    running = start_endpoint(toy_bundle, settings)
+    message = RecommendRequest(basket=["1000005"], request_id="in-flight", k=3).SerializeToString()
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    with Http2(running.grpc, "/reco.v1.Recommendations/Recommend") as call:
+        call.send(DATA, 0, 1, body[:10])
+        while call.hear() != SETTINGS:
+            pass
+        time.sleep(0.2)
+        running.process.send_signal(signal.SIGTERM)
+        while call.hear() != GOAWAY:  # the door is shut, and the call is in it
+            pass
+        time.sleep(0.5)
+        assert running.process.poll() is None
+        call.send(DATA, END_STREAM, 1, body[10:])
+        while not call.ended:
+            assert call.hear() != RST_STREAM
+        answer = RecommendResponse.FromString(call.answer[5:])
+        assert (answer.request_id, len(answer.items)) == ("in-flight", 3)
+    assert running.process.wait(settings.drain_s + 5) == 0
 
 
 @pytest.mark.slow

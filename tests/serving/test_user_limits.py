@@ -63,6 +63,19 @@ def test_who_is_within_the_limit_again_is_forgotten() -> None:
     assert len(limits._paid_at) <= MOST + 1
 
 
+def test_many_who_are_not_within_the_limit_are_looked_through_seldom() -> None:
+    limits, seen = UserLimits(10.0), list[dict[str, float]]()
+    for number in range(MOST + 1_000):
+        limits.spend(f"u{number}", 100.0)
+        if not seen or limits._paid_at is not seen[-1]:
+            seen.append(limits._paid_at)
+    assert len(seen) == 2  # at MOST once, and then when they are twice as many
+    assert len(limits._paid_at) == MOST + 1_000
+    for number in range(2 * MOST):
+        limits.spend(f"v{number}", 200.0 + number / 1_000)
+    assert len(limits._paid_at) <= 2 * MOST + 2
+
+
 def call(priority: str = "checkout") -> Call:
     return Call(0.0, 1e9, "given", priority=priority)
 
