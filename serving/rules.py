@@ -23,7 +23,7 @@ import numpy as np
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import NO_ITEM, Statistics
 from serving.reranking import ANY, NEW, NOVEL, PINNED, REPEAT, RESERVED
-from serving.rules_file import MAX_BYTES, Problem, Rule, read_rules
+from serving.rules_file import Problem, Rule, read_rules
 from serving.watched_file import WatchedFile
 
 MAX_PLANS = 256  # kept; a file that needs more, of many stores and dates, makes some anew
@@ -329,4 +329,4 @@ class RulesFile(WatchedFile[Rules]):
             _log.info("%s: %d rules", place, len(rules))
             return bound
 
-        super().__init__(file, read, NO_RULES, MAX_BYTES, "rules file")
+        super().__init__(file, read, NO_RULES, "rules file")

@@ -29,6 +29,7 @@ import yaml
 
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 from serving.schemas import MAX_K
+from serving.watched_file import read_regular
 
 MAX_BYTES = 4 << 20
 MAX_FACTOR = 1_000.0
@@ -93,9 +94,11 @@ def read_rules(file: Path) -> tuple[list[Rule], list[Problem]]:
         RulesInvalid: it is no rules file, or says what cannot be meant.
     """
     try:
-        text = file.read_bytes().decode()
+        text = read_regular(file, MAX_BYTES).decode()
     except UnicodeDecodeError as error:
         raise RulesInvalid([Problem(1, f"no text in UTF-8 ({error}): save it as UTF-8", True)]) from error
+    except ValueError as error:
+        raise RulesInvalid([Problem(1, str(error), True)]) from error
     rules, problems = parse_rules(text)
     if any(problem.refused for problem in problems):
         raise RulesInvalid(problems)
@@ -433,7 +436,7 @@ def _clashes(rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]) -> Iter
             for rule in together:
                 if last is not None and rule.starts < last.ends:
                     first, second = sorted((last, rule), key=lambda one: one.line)
-                    if (pair := (first.line, second.line)) not in seen:
+                    if (pair := (id(first), id(second))) not in seen:  # two may stand in one line
                         seen.add(pair)
                         yield first, second
                 if last is None or rule.ends > last.ends:

@@ -160,6 +160,20 @@ def test_two_pins_must_not_want_one_place(first: str, second: str, said: str) ->
     assert all(said in problem.text for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("third", "said"),
+    [
+        ("item: x, slot: 2", "'a' (line 1) pins x to slot 1, this rule to slot 2"),
+        ("item: y, slot: 1", "'a' (line 1) pins x to slot 1, where this rule pins y"),
+    ],
+)
+def test_rules_in_one_line_contradict_one_another_like_others(third: str, said: str) -> None:
+    one = "name: a, item: x, slot: 1"
+    _, problems = parse_rules(f"pin: [{{{one}}}, {{{one.replace('a,', 'b,')}}}, {{name: c, {third}}}]")
+    assert [(problem.line, problem.refused) for problem in problems] == [(1, True)]
+    assert problems[0].text.startswith(said)
+
+
 def test_one_slot_is_not_kept_for_two_kinds() -> None:
     _, problems = parse_rules("slots:\n  - {name: a, new: [4, 8]}\n  - {name: b, repeat: [8]}\n")
     text = "slot 8 is kept for repeat and for new items, here and by 'a' (line 2): choose one"
