@@ -95,8 +95,8 @@ def preview(recommender: Recommender, rules: Rules, request: Request) -> dict[st
 def _gone(recommender: Recommender, rules: Rules, request: Request, item_id: str) -> str:
     """Return why an item is not in the answer any more."""
     plan = rules.plan(request.at, request.store_id)
-    codes = recommender.bundle.statistics.codes([item_id])
-    if name := plan.banned_because(int(codes[0])):
+    code = recommender.bundle.statistics.code_of[item_id]
+    if name := plan.banned_because(code):
         return f"banned by {name}"
-    missed = int(recommender.below_minimum(codes, request, plan)[0])
-    return f"below the minimum of {plan.minimums[missed].name}" if missed >= 0 else "makes room for others"
+    name = recommender.minimum_missed(code, request, plan)
+    return f"below the minimum of {name}" if name else "makes room for others"

@@ -24,6 +24,7 @@ from serving.rules import NO_RULES, RulesFile
 from serving.watched_file import WatchedFile
 
 POLL_S = 0.25
+AHEAD_S = 1.0  # before a rule begins or ends the plans for it are made
 BREATH_S = 0.005  # between two pages of facts: requests get the interpreter
 SETTLING = 8  # looks, at the start, at a file that is being written
 Content = TypeVar("Content")
@@ -178,6 +179,7 @@ class LiveFacts:
             if (rules := self._look(self._rules_file)) is not None:
                 self.rules = rules
             RULES_BROKEN.set(bool(self._rules_file.broken))
+            self.rules.make_plans(time.time() + AHEAD_S)
 
     def _look(self, file: WatchedFile[Content]) -> Content | None:
         if (content := file.changed()) is not None:

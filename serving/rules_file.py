@@ -245,7 +245,7 @@ def _read_rule(section: str, node: Node) -> tuple[Rule | None, list[Problem]]:
         problems.append(Problem(node.value["until"].line, text, True))
     both = set(found.get("repeat", ())) & set(found.get("new", ()))
     if both:
-        text = f"slot {min(both)} is kept for repeat and for new items: choose one"
+        text = f"slot {min(both)} is reserved for repeat and for new items: choose one"
         problems.append(Problem(node.line, text, True))
     if problems:
         return None, problems
@@ -348,7 +348,7 @@ def _slot(node: Node, section: str) -> int:
 def _slots(node: Node, section: str) -> tuple[int, ...]:
     nodes = node.value if isinstance(node.value, list) else [node]
     if not nodes:
-        raise _Wrong("an empty list keeps no slot: name some, or leave it out")
+        raise _Wrong("an empty list reserves no slot: name some, or leave it out")
     return tuple(_slot(one, section) for one in nodes)
 
 
@@ -401,12 +401,12 @@ def _contradictions(rules: list[Rule]) -> Iterator[Problem]:
     kept = [rule for rule in rules if rule.kind == "slots"]
     for first, second in _clashes(kept, lambda rule: [*rule.repeat, *rule.new]):
         if both := {*first.repeat} & {*second.new} | {*first.new} & {*second.repeat}:
-            text = f"slot {min(both)} is kept for repeat and for new items, here and by {_said(first)}"
+            text = f"slot {min(both)} is reserved for repeat and for new items, here and by {_said(first)}"
             yield Problem(second.line, f"{text}: choose one", True)
     for first, second in _clashes([*pins, *kept], lambda rule: [rule.slot, *rule.repeat, *rule.new]):
         if {first.kind, second.kind} == {"pin", "slots"}:
             pin, other = (first, second) if first.kind == "pin" else (second, first)
-            text = f"slot {pin.slot} is kept for {_said(other)} and pinned here: the pin stands there"
+            text = f"slot {pin.slot} is reserved for {_said(other)} and pinned here: the pin stands there"
             yield Problem(pin.line, text, False)
 
 

@@ -40,7 +40,7 @@ class WatchedFile(Generic[Content]):
         self._wrong: Stamp | None = None  # of what can't be: not read again until it changes
 
     def changed(self) -> Content | None:
-        """Return what the file says now, or None while nothing new can be read; to be asked again and again."""
+        """Return what the file says now, or None while nothing new can be read; to be asked repeatedly."""
         stamp = None
         try:
             stamp = self._look()

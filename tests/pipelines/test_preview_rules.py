@@ -78,7 +78,10 @@ def test_no_file_and_one_that_is_none(tmp_path: Path) -> None:
         stream.truncate(MAX_BYTES + 1)
     for _ in range(2):
         [problem] = check_rules(file, tmp_path).problems
-        assert (problem.refused, problem.text) == (True, f"expected a regular file of at most {MAX_BYTES} bytes")
+        assert (problem.refused, problem.text) == (
+            True,
+            f"expected a regular file of at most {MAX_BYTES} bytes",
+        )
         file.unlink()
         os.mkfifo(file)  # opening it would wait for its other end
 

@@ -14,11 +14,13 @@ from components.home import Champion, write_champion
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
 from pipelines.cli import main
-from pipelines.why import Place, Verdict, explain
+from pipelines.why import Place, Verdict, explain, served
 from serving.bundle import read_manifest
 from serving.online_features import MemoryStore, SqliteStore
 from serving.prediction_log import PredictionLog
 from serving.recommender import Recommender, open_recommender
+from serving.rules import Catalogue
+from serving.rules_file import parse_rules
 from serving.schemas import Request
 
 AT = 1_718_186_400.0  # in the toy shop's test weeks
@@ -169,7 +171,7 @@ def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp
     verdict = why(ruled, before[-1])
     assert (verdict.step, verdict.why) == (
         "reranking",
-        "makes room for what rules raise, pin or keep a place for",
+        "makes room for what rules raise, pin or reserve a place for",
     )
     verdict = why(ruled, pinned)
     assert (verdict.slot, verdict.why) == (1, "pinned by week 24")
@@ -178,6 +180,39 @@ def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp
     shown = [item.item_id for item in rare.recommend(ask()).items]
     gone = next(item for item in before if item not in shown)
     assert why(rare, gone).why.startswith("makes room for what is seldom shown")
+
+
+def test_two_that_only_together_lose_an_item_are_not_called_its_score(recommender: Recommender) -> None:
+    """The second best has lost to the third, of another type, by the penalty and by its boost together."""
+    plainly = recommender.recommend(ask()).items
+    types = recommender.bundle.statistics.categorical[:, 0]
+    code_of = recommender.bundle.statistics.code_of
+    ranked = recommender.recommend(ask(k=60)).items
+    kind = types[code_of[plainly[0].item_id]]
+    lost = next(one for one in ranked[1:] if types[code_of[one.item_id]] == kind)
+    wins = next(one for one in ranked if types[code_of[one.item_id]] != kind and one.score < lost.score)
+    k = ranked.index(lost) + 1
+    before = sum(types[code_of[one.item_id]] == kind for one in ranked[: k - 1])
+    # Neither is enough: with the factor alone, or the penalty alone, the lost one is worth more.
+    share = wins.score / lost.score
+    penalty, factor = (share**0.6) ** (1 / before), share**-0.6
+    settled(recommender, type_penalty=float(penalty))
+    text = f"boost:\n  - {{name: week, factor: {factor}, items: [{wins.item_id}]}}\n"
+    statistics = recommender.bundle.statistics
+    bound, _ = Catalogue(statistics, recommender.bundle.vocabulary).bind(parse_rules(text)[0])
+    recommender.facts.rules = bound
+    verdict = why(recommender, lost.item_id, ask(k=k))
+    assert verdict.slot is None
+    assert verdict.why.endswith("several of these act together, none of them alone")
+
+
+def test_a_full_answer_that_was_degraded_says_what_it_lacked() -> None:
+    record = {"item_ids": [], "rung": "full", "degraded_reason": "features_unavailable", "bundle_id": "b"}
+    said = "then: not shown, rung full"
+    assert served(record, "x", "b") == f"{said} (features_unavailable): what it lacks was dropped by that"
+    assert served({**record, "degraded_reason": None}, "x", "b") == said
+    empty = {**record, "rung": "empty", "degraded_reason": "nothing_left"}
+    assert served(empty, "x", "b") == "then: not shown, rung empty (nothing_left): there was no other item"
 
 
 def test_nothing_asked_for(recommender: Recommender) -> None:
