@@ -163,7 +163,10 @@ def _in_reranking(
         return "reranking", "makes room for what is seldom shown: novelty and new manufacturers have a weight"
     if code in _chosen(_with(recommender, type_penalty=1.0, **_UNWEIGHED), unruled, scores):
         parts = "other types, for what rules raise, pin or reserve a place for, or for what is seldom shown"
-        return "reranking", f"makes room for {parts}: several of these act together, none of them alone"
+        return (
+            "reranking",
+            f"makes room for {parts}: several of these act together, without one of them it is still lost",
+        )
     score_of = dict(zip(prepared.candidates.codes.tolist(), scores.tolist(), strict=True))
     last = min(shown, key=score_of.__getitem__)
     name = bundle.statistics.item_ids[last]

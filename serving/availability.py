@@ -16,7 +16,8 @@ def read_excluded(file: Path) -> list[str]:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is no regular file, too large, or not {"out_of_stock": [ids], "banned": [ids]}; an unknown key is a typing error.
+        ValueError: it is no regular file, too large, or not {"out_of_stock": [ids], "banned": [ids]};
+            an unknown key is a typing error.
     """
     try:
         content = json.loads(read_regular(file, MAX_BYTES))

@@ -56,8 +56,8 @@ def fill_slots(
     grocery baskets, where shoppers do buy two yogurts.
 
     A pinned row stands in its slot or not at all, so that a shorter list is the beginning of a longer one;
-    only where all others are used up does it move forward. A reserved slot takes the best of its kind, and the
-    best of all where there is none. A novel slot takes what is best when the rare is worth more.
+    only where all others are used up does it move forward. A reserved slot takes the best of its kind, and
+    the best of all where there is none. A novel slot takes what is best when the rare is worth more.
 
     Args:
         worth: (n,) float64, what each candidate is worth, 0 or more.

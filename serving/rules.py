@@ -1,7 +1,7 @@
 """A rules file, kept up to date, and a request -> the `Plan` that holds for it, over one catalogue's codes.
 
-Bans, and minimums of stock and margin, keep items out of every answer. Boosts, pins and reserved slots arrange
-what the models found; `Plan.digest` says by which of them a list was made, so that it can be kept for others.
+Bans, and minimums of stock and margin, keep items out of every answer. Boosts, pins and reserved slots
+arrange what the models found; `Plan.digest` says by which of them a list was made, so that it can be kept for others.
 A request costs a lookup: a plan is made once for each set of stores that the same rules name and each stretch
 of time between two of the file's dates; by the thread that reads the file, and a moment before a date comes.
 """
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """Items of which less is known to be there than rules ask for are not offered; of several the strictest."""
+    """What rules ask for: items of which less is known to be there are not offered. The strictest counts."""
 
     kind: str  # minimum_stock or minimum_margin
     number: float  # of every item; -inf where no rule is for all
@@ -166,7 +166,7 @@ class Rules:
         if (plan := self._plans.get(key)) is None:
             plan = self._make(at, named)
             while len(self._plans) >= MAX_PLANS:
-                self._plans.pop(list(self._plans)[0], None)  # the oldest; another thread may be quicker
+                self._plans.pop(next(iter([*self._plans])), None)  # the oldest; another thread may be quicker
             self._plans[key] = plan
         return plan
 

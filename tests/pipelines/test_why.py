@@ -182,28 +182,21 @@ def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp
     assert why(rare, gone).why.startswith("makes room for what is seldom shown")
 
 
-def test_two_that_only_together_lose_an_item_are_not_called_its_score(recommender: Recommender) -> None:
-    """The second best has lost to the third, of another type, by the penalty and by its boost together."""
-    plainly = recommender.recommend(ask()).items
-    types = recommender.bundle.statistics.categorical[:, 0]
-    code_of = recommender.bundle.statistics.code_of
-    ranked = recommender.recommend(ask(k=60)).items
-    kind = types[code_of[plainly[0].item_id]]
-    lost = next(one for one in ranked[1:] if types[code_of[one.item_id]] == kind)
-    wins = next(one for one in ranked if types[code_of[one.item_id]] != kind and one.score < lost.score)
-    k = ranked.index(lost) + 1
-    before = sum(types[code_of[one.item_id]] == kind for one in ranked[: k - 1])
-    # Neither is enough: with the factor alone, or the penalty alone, the lost one is worth more.
-    share = wins.score / lost.score
-    penalty, factor = (share**0.6) ** (1 / before), share**-0.6
-    settled(recommender, type_penalty=float(penalty))
-    text = f"boost:\n  - {{name: week, factor: {factor}, items: [{wins.item_id}]}}\n"
-    statistics = recommender.bundle.statistics
-    bound, _ = Catalogue(statistics, recommender.bundle.vocabulary).bind(parse_rules(text)[0])
-    recommender.facts.rules = bound
-    verdict = why(recommender, lost.item_id, ask(k=k))
+def test_what_two_causes_lose_is_not_called_outscored(recommender: Recommender) -> None:
+    """Diversity loses it, and so do pins in its slot and all behind it: without one it is still lost."""
+    plainly = [one.item_id for one in recommender.recommend(ask()).items]
+    settled(recommender, type_penalty=0.01)
+    varied = [one.item_id for one in recommender.recommend(ask()).items]
+    lost = next(item for item in plainly if item not in varied)
+    free = [item for item in WHOLE if item not in {*plainly, *varied, *ask().basket}]
+    slots = range(plainly.index(lost) + 1, 11)
+    pins = [f"  - {{name: p, item: {item}, slot: {slot}}}\n" for slot, item in zip(slots, free, strict=False)]
+    rules, _ = parse_rules("pin:\n" + "".join(pins))
+    bundle = recommender.bundle
+    recommender.facts.rules, _ = Catalogue(bundle.statistics, bundle.vocabulary).bind(rules)
+    verdict = why(recommender, lost)
     assert verdict.slot is None
-    assert verdict.why.endswith("several of these act together, none of them alone")
+    assert verdict.why.endswith("several of these act together, without one of them it is still lost")
 
 
 def test_a_full_answer_that_was_degraded_says_what_it_lacked() -> None:

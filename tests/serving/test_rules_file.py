@@ -86,7 +86,7 @@ def test_a_file_without_rules_is_one(text: str) -> None:
             5,
             "until is not after from, so that the rule would never hold: exchange them",
         ),
-        ("slots:\n  - {name: a, repeat: [1], new: [1]}", 2, "slot 1 is reserved for repeat and for new items"),
+        ("slots:\n  - {name: a, repeat: [1], new: [1]}", 2, "slot 1 is reserved for repeat and"),
         ("slots:\n  - {name: a}", 2, "a rule of slots needs repeat or new"),
         ("ban: x", 1, "ban is no list: each of its rules begins with a dash"),
         ("ban:\n  - x", 2, "expected a rule of ban: for example"),
