@@ -28,8 +28,11 @@ from components.fit_statistics import purchases_of
 from components.metrics import DISCOUNT, Bootstrap
 from components.protocol import Task, read_tasks
 from feature_repo.events import Dataset, read_dataset
+from feature_repo.facts import Fact
 from feature_repo.statistics import Statistics
 from serving.bundle import Bundle, load_bundle
+from serving.fact_store import MemoryFactStore
+from serving.facts import LiveFacts
 from serving.measurement import measured_on, write_result
 from serving.online_features import MemoryStore
 from serving.recommender import Prepared, Recommender
@@ -291,7 +294,9 @@ def timings(bundle: Bundle, weights: Weights, prepared: Sequence[Prepared]) -> d
     With all weights and rules for RULED_ITEMS items, and with none.
     """
     settings = replace(bundle.settings, **vars(weights))
-    full = Recommender(replace(bundle, settings=settings), MemoryStore())
+    full = Recommender(
+        replace(bundle, settings=settings), MemoryStore(), facts=_known_facts(bundle, prepared)
+    )
     with tempfile.TemporaryDirectory() as scratch:
         full.facts.rules = _loaded(Path(scratch), bundle, rules_of_lists(bundle))
     plain = replace(bundle.settings, **vars(Weights()))
@@ -301,6 +306,23 @@ def timings(bundle: Bundle, weights: Weights, prepared: Sequence[Prepared]) -> d
         "with_rules_and_weights": _milliseconds(full, prepared),
         "without": _milliseconds(without, prepared),
     }
+
+
+def _known_facts(bundle: Bundle, prepared: Sequence[Prepared]) -> LiveFacts:
+    """Return facts that know of each candidate what minimums look up, enough for all of them."""
+    codes = np.unique(np.concatenate([one.candidates.codes for one in prepared]))
+    known = (("stock", 100.0), ("price", 2.0), ("cost", 1.0))
+    store = MemoryFactStore()
+    store.write(
+        [
+            Fact(f"{kind} {item}", kind, item, value, 0.0)
+            for kind, value in known
+            for item in bundle.statistics.item_ids[codes].tolist()
+        ]
+    )
+    facts = LiveFacts(bundle.statistics, store)
+    facts.close()  # what was read stays
+    return facts
 
 
 def _milliseconds(recommender: Recommender, prepared: Sequence[Prepared]) -> dict[str, float]:

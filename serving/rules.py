@@ -1,9 +1,10 @@
 """A rules file, kept up to date, and a request -> the `Plan` that holds for it, over one catalogue's codes.
 
 Bans, and minimums of stock and margin, keep items out of every answer. Boosts, pins and reserved slots
-arrange what the models found; `Plan.digest` says by which of them a list was made, so that it can be kept for others.
-A request costs a lookup: a plan is made once for each set of stores that the same rules name and each stretch
-of time between two of the file's dates; by the thread that reads the file, and a moment before a date comes.
+arrange what the models found; `Plan.digest` says by which of them a list was made, so that it can be kept
+for others. A request costs a lookup: a plan is made once for each set of stores that the same rules name and
+each stretch of time between two of the file's dates; by the thread that reads the file, and a moment before
+a date comes.
 """
 
 from __future__ import annotations
