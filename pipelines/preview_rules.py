@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from components.home import NoChampion, read_champion
 from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.rules import NO_RULES, Catalogue, Rules
-from serving.rules_file import MAX_BYTES, Problem, RulesInvalid, read_rules
+from serving.rules_file import Problem, RulesInvalid, read_rules
 
 if TYPE_CHECKING:
     from serving.recommender import Recommender
@@ -57,13 +57,7 @@ class Checked:
 
 
 def check_rules(file: Path, home: Path) -> Checked:
-    """Return what is wrong with a file, and its rules over the items of a home's champion.
-
-    Raises:
-        ValueError: it is too large to be one.
-    """
-    if file.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{file} has {file.stat().st_size} bytes, expected rules of at most {MAX_BYTES}")
+    """Return what is wrong with a file, and its rules over the items of a home's champion."""
     try:
         rules, problems = read_rules(file)
     except RulesInvalid as error:
@@ -101,8 +95,8 @@ def preview(recommender: Recommender, rules: Rules, request: Request) -> dict[st
 def _gone(recommender: Recommender, rules: Rules, request: Request, item_id: str) -> str:
     """Return why an item is not in the answer any more."""
     plan = rules.plan(request.at, request.store_id)
-    codes = recommender.bundle.statistics.codes([item_id])
-    if name := plan.banned_because(int(codes[0])):
+    code = recommender.bundle.statistics.code_of[item_id]
+    if name := plan.banned_because(code):
         return f"banned by {name}"
-    missed = int(recommender.below_minimum(codes, request, plan)[0])
-    return f"below the minimum of {plan.minimums[missed].name}" if missed >= 0 else "makes room for others"
+    name = recommender.minimum_missed(code, request, plan)
+    return f"below the minimum of {name}" if name else "makes room for others"

@@ -17,10 +17,14 @@ import numpy as np
 from serving.reranking import POOL
 from serving.retrieval import SOURCES
 from serving.rules import NO_PLAN
+from serving.schemas import NOTHING_LEFT
 
 if TYPE_CHECKING:
     from serving.recommender import Asked, Prepared, Recommender
     from serving.schemas import Request, Response
+
+
+_UNWEIGHED = {"novelty": 0.0, "exposure": 0.0}
 
 
 class NotLogged(Exception):
@@ -113,7 +117,6 @@ def _before_ranking(
 ) -> tuple[str, str]:
     """Return the step that kept an item from being ranked, and why."""
     request, plan = asked.request, asked.known.plan
-    one = np.array([code], np.int64)
     if code in asked.query.basket:
         return "request", "it is in the basket"
     if name := plan.banned_because(code):
@@ -122,9 +125,8 @@ def _before_ranking(
         return "facts", why
     if code in recommender.bundle.profiles[request.profile].barred:
         return "profile", f"profile {request.profile} leaves it out, or it was removed from the index"
-    missed = int(recommender.below_minimum(one, request, plan)[0])
-    if missed >= 0:
-        return "rules", f"below the minimum of {plan.minimums[missed].name}"
+    if name := recommender.minimum_missed(code, request, plan):
+        return "rules", f"below the minimum of {name}"
     if not places:
         return "retrieval", "no source knows it for this request"
     if inside := [place for place in places if place.rank <= place.brings]:
@@ -150,19 +152,21 @@ def _in_reranking(
     if request.k == 0:
         return "request", "nothing was asked for: k is 0"
     shown = _chosen(recommender, prepared, scores)
-    plain = copy(recommender)
-    plain.bundle = replace(bundle, settings=replace(bundle.settings, type_penalty=1.0))
-    if code in _chosen(plain, prepared, scores):
+    if code in _chosen(_with(recommender, type_penalty=1.0), prepared, scores):
         types = bundle.statistics.categorical[:, 0]
         alike = [bundle.statistics.item_ids[one] for one in shown if types[one] == types[code]]
         return "reranking", f"makes room for other types: {', '.join(alike)} of its own type stand before it"
     unruled = replace(prepared, known=replace(prepared.known, plan=NO_PLAN))
     if code in _chosen(recommender, unruled, scores):
-        return "reranking", "makes room for what rules raise, pin or keep a place for"
-    unweighed = copy(recommender)
-    unweighed.bundle = replace(bundle, settings=replace(bundle.settings, novelty=0.0, exposure=0.0))
-    if code in _chosen(unweighed, prepared, scores):
+        return "reranking", "makes room for what rules raise, pin or reserve a place for"
+    if code in _chosen(_with(recommender, **_UNWEIGHED), prepared, scores):
         return "reranking", "makes room for what is seldom shown: novelty and new manufacturers have a weight"
+    if code in _chosen(_with(recommender, type_penalty=1.0, **_UNWEIGHED), unruled, scores):
+        parts = "other types, for what rules raise, pin or reserve a place for, or for what is seldom shown"
+        return (
+            "reranking",
+            f"makes room for {parts}: several of these act together, without one of them it is still lost",
+        )
     score_of = dict(zip(prepared.candidates.codes.tolist(), scores.tolist(), strict=True))
     last = min(shown, key=score_of.__getitem__)
     name = bundle.statistics.item_ids[last]
@@ -171,6 +175,13 @@ def _in_reranking(
         f"outscored: {score_of[code]:.2%} against {score_of[last]:.2%} of {name}, "
         f"the least likely that is shown, {missing:.1f} x as much"
     )
+
+
+def _with(recommender: Recommender, **settings: Any) -> Recommender:
+    """Return a recommender of the same bundle with other settings."""
+    plain = copy(recommender)
+    plain.bundle = replace(plain.bundle, settings=replace(plain.bundle.settings, **settings))
+    return plain
 
 
 def _chosen(recommender: Recommender, prepared: Prepared, scores: np.ndarray) -> list[int]:
@@ -215,8 +226,9 @@ def served(record: dict[str, Any], item_id: str, bundle_id: str) -> str:
         else "not shown"
     )
     text = f"then: {had}, rung {record['rung']}"
-    if record["rung"] != "full":
-        text += f" ({record['degraded_reason']}): what it lacks was dropped by that"
+    if (reason := record["degraded_reason"]) is not None:
+        what = "there was no other item" if reason == NOTHING_LEFT else "what it lacks was dropped by that"
+        text += f" ({reason}): {what}"
     if record["bundle_id"] != bundle_id:
         text += f"; by bundle {record['bundle_id']}, now it is {bundle_id}"
     return text

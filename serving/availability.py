@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from serving.watched_file import WatchedFile
+from serving.watched_file import WatchedFile, read_regular
 
 MAX_BYTES = 16 << 20
 LISTS = ("out_of_stock", "banned")
@@ -16,10 +16,11 @@ def read_excluded(file: Path) -> list[str]:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is not {"out_of_stock": [ids], "banned": [ids]}; an unknown key is a typing error.
+        ValueError: it is no regular file, too large, or not {"out_of_stock": [ids], "banned": [ids]};
+            an unknown key is a typing error.
     """
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_regular(file, MAX_BYTES))
     except RecursionError as error:
         raise ValueError("expected no nesting but two lists") from error
     if not isinstance(content, dict) or not content.keys() <= set(LISTS):
@@ -34,4 +35,4 @@ class AvailabilityFile(WatchedFile[list[str]]):
     """The file `{"out_of_stock": [ids], "banned": [ids]}`, which need not exist."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(file, read_excluded, [], MAX_BYTES, "availability file")
+        super().__init__(file, read_excluded, [], "availability file")

@@ -24,7 +24,9 @@ from serving.rules import NO_RULES, RulesFile
 from serving.watched_file import WatchedFile
 
 POLL_S = 0.25
+AHEAD_S = 1.0  # before a rule begins or ends the plans for it are made
 BREATH_S = 0.005  # between two pages of facts: requests get the interpreter
+SETTLING = 8  # looks, at the start, at a file that is being written
 Content = TypeVar("Content")
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class LiveFacts:
         self._statistics = statistics
         self._store = store
         self._file, self._rules_file = file, rules_file
+        self._files = [one for one in (file, rules_file) if one is not None]
         self.rules = NO_RULES
         self._sequence = 0
         self._numbers = {
@@ -65,17 +68,21 @@ class LiveFacts:
         self._said: set[str] = set()  # which of them have said something of an item
         self._closing = threading.Event()
         self._poll(pause_s=0.0)
+        for _ in range(SETTLING):
+            if all(one.settled for one in self._files):
+                break
+            time.sleep(POLL_S)
+            self._look_at_files()
         # A thread that never starts would keep this, and the catalogue with it, until a full collection.
         self._thread = None
-        if store is not None or file is not None or rules_file is not None:
+        if store is not None or self._files:
             self._thread = threading.Thread(target=self._watch, name="facts", daemon=True)
             self._thread.start()
 
     @property
     def state(self) -> str:
         """Say whether store and files could be read when they were last tried: ready or unavailable."""
-        files = (file for file in (self._file, self._rules_file) if file is not None)
-        return "unavailable" if self._broken or any(file.broken for file in files) else "ready"
+        return "unavailable" if self._broken or any(file.broken for file in self._files) else "ready"
 
     def lacks(self, before: LiveFacts) -> list[str]:
         """Return what could not be read yet and has told `before` something: it would be forgotten."""
@@ -140,12 +147,7 @@ class LiveFacts:
                 _log.exception("facts could not be taken in")
 
     def _poll(self, pause_s: float) -> None:
-        if self._file is not None and (ids := self._look(self._file)) is not None:
-            self._listed = self._statistics.codes(ids)
-        if self._rules_file is not None:
-            if (rules := self._look(self._rules_file)) is not None:
-                self.rules = rules
-            RULES_BROKEN.set(bool(self._rules_file.broken))
+        self._look_at_files()
         if self._store is None:
             return
         try:
@@ -170,10 +172,19 @@ class LiveFacts:
             _log.warning("prices, stock, promotions and coupons are read again")
             self._broken = ""
 
+    def _look_at_files(self) -> None:
+        if self._file is not None and (ids := self._look(self._file)) is not None:
+            self._listed = self._statistics.codes(ids)
+        if self._rules_file is not None:
+            if (rules := self._look(self._rules_file)) is not None:
+                self.rules = rules
+            RULES_BROKEN.set(bool(self._rules_file.broken))
+            self.rules.make_plans(time.time() + AHEAD_S)
+
     def _look(self, file: WatchedFile[Content]) -> Content | None:
         if (content := file.changed()) is not None:
             (self._said.add if content else self._said.discard)(file.name)
-        if not file.broken:
+        if file.settled and not file.broken:
             self._unread.discard(file.name)
         return content
 

@@ -32,7 +32,7 @@ _HISTORY_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _OF_HISTORY)
 class Ranked:
     """The best candidates of one request: the first `best` of them are worth most, best first.
 
-    Behind them come those that only pins, kept slots and novel slots may need.
+    Behind them come those that only pins, reserved slots and novel slots may need.
 
     `times` and `last_at` say how often and when last the user bought a candidate; the reason of one that the
     history brought is made of them at the time of the answer. Other reasons follow from basket and source.

@@ -42,7 +42,7 @@ from serving.ranked import KEPT, Ranked, best_of
 from serving.ranking import rank
 from serving.reranking import POOL, fill_slots
 from serving.retrieval import SOURCES, Candidates, retrieve, thin
-from serving.rules import NO_PLAN, Plan, RulesFile
+from serving.rules import NO_PLAN, Minimum, Plan, RulesFile
 from serving.schemas import DEFAULT_PROFILE, NOTHING_LEFT, Recommendation, Request, Response, parse_request
 
 log = logging.getLogger(__name__)
@@ -163,15 +163,21 @@ class Recommender:
         profile = self.bundle.profiles[request.profile]
         barred = np.concatenate([hidden, profile.barred])
         candidates = retrieve(query, store, profile.quotas, near, barred)
+        while for_now and plan.minimums:  # others come for those that miss one, until there are enough
+            codes = np.concatenate([candidates.codes, plan.pinned])
+            low = self.below_minimum(codes, request, plan)
+            barred = np.concatenate([barred, codes[low]])
+            kept = ~low[: len(candidates.codes)]
+            if kept.all() or np.count_nonzero(kept) >= request.k:
+                candidates = Candidates(candidates.codes[kept], candidates.source[kept])
+                break
+            candidates = retrieve(query, store, profile.quotas, near, barred)
         retrieved, found = time.perf_counter(), len(candidates.codes)
-        if most is not None and (kept := most(found)) < found:
-            candidates = thin(candidates, kept)
+        if most is not None and (there_is_time_for := most(found)) < found:
+            candidates = thin(candidates, there_is_time_for)
         is_thinned = len(candidates.codes) < found
         if len(plan.pins):
             candidates = _with_pinned(candidates, plan, np.concatenate([query.basket, barred]))
-        if for_now and plan.minimums:
-            enough = self.below_minimum(candidates.codes, request, plan) < 0
-            candidates = Candidates(candidates.codes[enough], candidates.source[enough])
         dense, categorical = model_inputs(Rows(query, candidates.codes))
         ready = time.perf_counter()
         stage_ms = {
@@ -431,16 +437,23 @@ class Recommender:
         return response
 
     def below_minimum(self, codes: np.ndarray, request: Request, plan: Plan) -> np.ndarray:
-        """Return for each item which of the plan's minimums it misses, the first, (n,) int64; -1 if none."""
-        missed = np.full(len(codes), -1)
-        for number, minimum in reversed(list(enumerate(plan.minimums))):
-            known = self.facts.stock if minimum.kind == "minimum_stock" else self.facts.margin
-            found = np.nan_to_num(known(codes, request.at, request.store_id), nan=np.inf)
-            low = found < minimum.number
-            if minimum.codes is not None:
-                low &= np.isin(codes, minimum.codes)
-            missed[low] = number
-        return missed
+        """Return which items are known to miss one of the plan's minimums, (n,) bool."""
+        low = np.zeros(len(codes), bool)
+        for minimum in plan.minimums:
+            low |= self._found(minimum, codes, request) < minimum.of(codes)  # never of what is not known: NaN
+        return low
+
+    def minimum_missed(self, code: int, request: Request, plan: Plan) -> str:
+        """Return the name of the rule whose minimum an item is known to miss, "" if it misses none."""
+        one = np.array([code], np.int64)
+        for minimum in plan.minimums:
+            if self._found(minimum, one, request)[0] < minimum.of(one)[0]:
+                return minimum.because(code)
+        return ""
+
+    def _found(self, minimum: Minimum, codes: np.ndarray, request: Request) -> np.ndarray:
+        known = self.facts.stock if minimum.kind == "minimum_stock" else self.facts.margin
+        return known(codes, request.at, request.store_id)
 
     def _sellers(self, ranked: np.ndarray, barred: np.ndarray, request: Request, plan: Plan) -> np.ndarray:
         """Return the k best sellers that may be shown, (k,) int64, with what is pinned in its slots."""
@@ -448,7 +461,7 @@ class Recommender:
         codes = np.concatenate([pinned, ranked[~np.isin(ranked, pinned)]])
         codes = codes[~np.isin(codes, barred)]
         if plan.minimums:
-            codes = codes[self.below_minimum(codes, request, plan) < 0]
+            codes = codes[~self.below_minimum(codes, request, plan)]
         if not len(pinned):
             return codes[: request.k]
         shown = codes[~np.isin(codes, pinned)].tolist()
@@ -461,7 +474,7 @@ class Recommender:
         """Return what may be offered now of a list that is kept."""
         hidden = self._hidden(request, plan)
         if plan.minimums:
-            low = self.below_minimum(kept.codes.astype(np.int64), request, plan) >= 0
+            low = self.below_minimum(kept.codes.astype(np.int64), request, plan)
             hidden = np.concatenate([hidden, kept.codes[low]])
         return kept.without(hidden)
 

@@ -1,4 +1,4 @@
-"""Scores -> the list that is shown: pins, kept slots, diversity, and weights for what is seldom shown.
+"""Scores -> the list that is shown: pins, reserved slots, diversity, and weights for what is seldom shown.
 
 An item is worth its purchase probability, times a weight of its own (`exposure_weights`), times the factors
 of a merchandiser's rules. The slots are filled one after the other with what is worth most then: each item
@@ -14,7 +14,7 @@ from feature_repo.statistics import Statistics
 
 POOL = 4  # times k candidates take part; the rest are too far down to come up
 NEW_DAYS = 91  # a manufacturer is new as long as its first sale is not longer ago
-ANY, REPEAT, NEW = range(3)  # what a slot is kept for
+ANY, REPEAT, NEW = range(3)  # what a slot is reserved for
 CHOSEN, PINNED, RESERVED, NOVEL = range(4)  # why an item stands in its slot
 _TAKEN = -1.0
 NO_SLOTS, NO_KINDS = np.empty(0, np.int64), np.empty(0, np.int8)
@@ -56,8 +56,8 @@ def fill_slots(
     grocery baskets, where shoppers do buy two yogurts.
 
     A pinned row stands in its slot or not at all, so that a shorter list is the beginning of a longer one;
-    only where all others are used up does it move forward. A kept slot takes the best of its kind, and the
-    best of all where there is none. A novel slot takes what is best when the rare is worth more.
+    only where all others are used up does it move forward. A reserved slot takes the best of its kind, and
+    the best of all where there is none. A novel slot takes what is best when the rare is worth more.
 
     Args:
         worth: (n,) float64, what each candidate is worth, 0 or more.
@@ -66,7 +66,7 @@ def fill_slots(
         k: how many to show.
         type_penalty: in (0, 1].
         pinned: (s,) int64, the row that is pinned to each slot, below 0 where none is.
-        before: (n,) bool, whether the user has bought it before; empty where no slot is kept.
+        before: (n,) bool, whether the user has bought it before; empty where no slot is reserved.
         reserved: (r,) int8, ANY, REPEAT or NEW for each slot.
         novel: (m,) int64 slots, counted from 0.
     """

@@ -1,9 +1,10 @@
 """A rules file, kept up to date, and a request -> the `Plan` that holds for it, over one catalogue's codes.
 
-Bans, and minimums of stock and margin, keep items out of every answer. Boosts, pins and kept slots arrange
-what the models found; `Plan.digest` says by which of them a list was made, so that it can be kept for others.
-A request costs a lookup: a plan is made once for each store that the file names and each stretch of time
-between two of its dates.
+Bans, and minimums of stock and margin, keep items out of every answer. Boosts, pins and reserved slots
+arrange what the models found; `Plan.digest` says by which of them a list was made, so that it can be kept
+for others. A request costs a lookup: a plan is made once for each set of stores that the same rules name and
+each stretch of time between two of the file's dates; by the thread that reads the file, and a moment before
+a date comes.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import numpy as np
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import NO_ITEM, Statistics
 from serving.reranking import ANY, NEW, NOVEL, PINNED, REPEAT, RESERVED
-from serving.rules_file import MAX_BYTES, Problem, Rule, read_rules
+from serving.rules_file import Problem, Rule, read_rules
 from serving.watched_file import WatchedFile
 
-MAX_PLANS = 256  # kept; a file that needs more, of many stores and dates, makes some anew
+MAX_PLANS = 256  # kept; a file that needs more, of many sets of stores, makes some anew
+_NOWHERE: frozenset[int] = frozenset()  # of a store that no rule names
 _NOTHING = np.empty(0, np.int64)
 _TOLD = 10  # odd lines in the log
 _log = logging.getLogger(__name__)
@@ -34,25 +36,38 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """Items of which less is known to be there than a rule asks for are not offered."""
+    """What rules ask for: items of which less is known to be there are not offered. The strictest counts."""
 
-    name: str
     kind: str  # minimum_stock or minimum_margin
-    number: float
-    codes: np.ndarray | None  # sorted; None: every item
+    number: float  # of every item; -inf where no rule is for all
+    name: str  # of the rule that asks for it
+    codes: np.ndarray  # (m,) of which more is asked for, sorted
+    numbers: np.ndarray  # (m,) float64
+    names: tuple[str, ...]  # (m,)
+
+    def of(self, codes: np.ndarray) -> np.ndarray:
+        """Return what is asked for of each item, (n,) float64; -inf where nothing is."""
+        if not len(self.codes):
+            return np.full(len(codes), self.number)
+        place = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
+        return np.where(self.codes[place] == codes, self.numbers[place], self.number)
+
+    def because(self, code: int) -> str:
+        """Return the name of the rule that asks for most of an item."""
+        return _name_at(self.codes, self.names, code) or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the rules say of one request."""
 
-    digest: bytes = b""  # of boosts, pins and kept slots; empty without any
+    digest: bytes = b""  # of boosts, pins and reserved slots; empty without any
     banned: np.ndarray = field(default_factory=lambda: _NOTHING)  # (b,) codes, sorted
     banned_by: tuple[str, ...] = ()
     minimums: tuple[Minimum, ...] = ()
     weighed: np.ndarray = field(default_factory=lambda: _NOTHING)  # (w,) codes that a factor is for, sorted
     factors: np.ndarray = field(default_factory=lambda: np.empty(0))  # (w,) float64
-    raised_by: tuple[str, ...] = ()  # (w,) the rule that raises it most; "" where none does
+    raised_by: tuple[str, ...] = ()  # (w,) the rule that raises it most; "" where all together do not
     # (s,) the code of each slot, NO_ITEM of the others
     pins: np.ndarray = field(default_factory=lambda: _NOTHING)
     pinned_by: tuple[str, ...] = ()  # (s,)
@@ -95,7 +110,7 @@ class Plan:
                 continue
             if kind == RESERVED:
                 what = "what was bought before" if self.reserved[slot] == REPEAT else "something new"
-                reason = f"{reason}; {self.reserved_by[slot]} keeps this place for {what}"
+                reason = f"{reason}; {self.reserved_by[slot]} reserves this place for {what}"
             if kind == NOVEL:
                 reason = f"{reason}; a place for what is seldom bought"
             if name := _name_at(self.weighed, self.raised_by, code):
@@ -119,10 +134,17 @@ class Rules:
         """Take the rules, and the codes that each of them is for; None: every item."""
         self.rules = rules
         self._codes = codes
-        self._plans: dict[tuple[str | None, int], Plan] = {}
+        self._plans: dict[tuple[frozenset[int], int], Plan] = {}
         dates = {date for rule in rules for date in (rule.starts, rule.ends)}
         self._dates = sorted(date for date in dates if math.isfinite(date))
-        self._stores = {store for rule in rules for store in rule.stores}
+        named: dict[str, set[int]] = {}
+        for number, rule in enumerate(rules):
+            for store in rule.stores:
+                named.setdefault(store, set()).add(number)
+        one: dict[frozenset[int], frozenset[int]] = {}
+        # Store -> the numbers of the rules that name it; equal ones are one object.
+        self._named = {store: one.setdefault(key := frozenset(found), key) for store, found in named.items()}
+        self._sets = [_NOWHERE, *one]
 
     def __len__(self) -> int:
         """Return how many rules there are."""
@@ -132,18 +154,28 @@ class Rules:
         """Return what holds at a time in a store; None is no store, where only rules for all of them hold."""
         if not self.rules:
             return NO_PLAN
-        key = (store_id if store_id in self._stores else None, bisect_right(self._dates, at))
+        named = _NOWHERE if store_id is None else self._named.get(store_id, _NOWHERE)
+        return self._plan(at, named)
+
+    def make_plans(self, at: float) -> None:
+        """Make the plans for a time, so that no request of that time has to."""
+        for named in self._sets[: MAX_PLANS // 2]:  # those of before a date and behind it are kept at once
+            self._plan(at, named)
+
+    def _plan(self, at: float, named: frozenset[int]) -> Plan:
+        key = (named, bisect_right(self._dates, at))
         if (plan := self._plans.get(key)) is None:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans = {}
-            plan = self._plans[key] = self._make(at, key[0])
+            plan = self._make(at, named)
+            while len(self._plans) >= MAX_PLANS:
+                self._plans.pop(next(iter([*self._plans])), None)  # the oldest; another thread may be quicker
+            self._plans[key] = plan
         return plan
 
-    def _make(self, at: float, store_id: str | None) -> Plan:
+    def _make(self, at: float, named: frozenset[int]) -> Plan:
         here = [
             number
             for number, rule in enumerate(self.rules)
-            if rule.starts <= at < rule.ends and (not rule.stores or store_id in rule.stores)
+            if rule.starts <= at < rule.ends and (not rule.stores or number in named)
         ]
         of: dict[str, list[int]] = {}
         for number in here:
@@ -157,9 +189,7 @@ class Rules:
             banned=banned,
             banned_by=tuple(self.rules[number].name for number in by[first].tolist()),
             minimums=tuple(
-                Minimum(self.rules[number].name, kind, self.rules[number].number, self._codes[number])
-                for kind in ("minimum_stock", "minimum_margin")
-                for number in of.get(kind, [])
+                self._minimum(kind, of[kind]) for kind in ("minimum_stock", "minimum_margin") if kind in of
             ),
             weighed=weighed,
             factors=factors,
@@ -178,6 +208,20 @@ class Rules:
             return _NOTHING, _NOTHING
         return np.concatenate(codes), np.repeat(numbers, [len(one) for one in codes])
 
+    def _minimum(self, kind: str, numbers: list[int]) -> Minimum:
+        asked = np.array([rule.number for rule in self.rules])
+        for_all = [number for number in numbers if self._codes[number] is None]
+        strictest = max(for_all, key=lambda number: self.rules[number].number, default=None)
+        name, least = ("", -math.inf) if strictest is None else (self.rules[strictest].name, asked[strictest])
+        codes, by = self._spread(numbers)
+        more = asked[by] > least
+        codes, by = codes[more], by[more]
+        order = np.lexsort((-asked[by], codes))  # of each code, the strictest first
+        codes, first = np.unique(codes[order], return_index=True)
+        by = by[order][first]
+        names = tuple(self.rules[number].name for number in by.tolist())
+        return Minimum(kind, float(least), name, codes, asked[by], names)
+
     def _weights(self, numbers: list[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
         codes, by = self._spread(numbers)
         weighed, place = np.unique(codes, return_inverse=True)
@@ -188,8 +232,8 @@ class Rules:
         largest = np.empty(len(weighed), np.int64)
         largest[place[order]] = order  # the last one written is the one with the largest factor
         names = [
-            self.rules[number].name if factor > 1 else ""
-            for number, factor in zip(by[largest].tolist(), own[largest].tolist(), strict=True)
+            self.rules[number].name if factor > 1 else ""  # of all together: one that is buried, too, is not
+            for number, factor in zip(by[largest].tolist(), factors.tolist(), strict=True)
         ]
         return weighed, factors, tuple(names)
 
@@ -245,9 +289,17 @@ class Catalogue:
         for rule in rules:
             found, missing = self._choose(rule)
             codes.append(found)
-            problems += missing
+            problems += missing + self._stores(rule)
         problems += _pinned_and_banned(rules, codes)
         return Rules(rules, codes), sorted(problems)
+
+    def _stores(self, rule: Rule) -> list[Problem]:
+        """Return a warning of stores that sold nothing before the cut: a new one, or a misspelled one."""
+        missing = sorted(rule.stores - self._statistics.store_row.keys())
+        if not missing:
+            return []
+        text = _unknown(len(rule.stores), "stores", missing)
+        return [Problem(rule.line, f"{text}; the rule holds there all the same, check the spelling", False)]
 
     def _choose(self, rule: Rule) -> tuple[np.ndarray | None, list[Problem]]:
         """Return the codes of what a rule is for: what any of a selector's values means, by all selectors."""
@@ -258,8 +310,7 @@ class Catalogue:
             codes, missing = self._of(selector, values)
             chosen = codes if chosen is None else np.intersect1d(chosen, codes)
             if missing:
-                some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-                text = f"of {len(values)} {selector}, {len(missing)} not in this catalogue: {some}"
+                text = _unknown(len(values), selector, missing)
                 problems.append(Problem(rule.line, f"{text}; passed over, check the spelling", False))
         if chosen is not None and not len(chosen) and not problems:
             problems.append(Problem(rule.line, "no item is chosen by all of its selectors", False))
@@ -295,6 +346,11 @@ class Catalogue:
         return found
 
 
+def _unknown(count: int, what: str, missing: list[str]) -> str:
+    some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+    return f"of {count} {what}, {len(missing)} not in this catalogue: {some}"
+
+
 def _pinned_and_banned(rules: Sequence[Rule], codes: Sequence[np.ndarray | None]) -> Iterable[Problem]:
     """Yield the pins that a ban takes back."""
     pins: dict[int, list[Rule]] = {}
@@ -325,8 +381,8 @@ class RulesFile(WatchedFile[Rules]):
             bound, missing = catalogue.bind(rules)
             for problem in (odd + missing)[:_TOLD]:
                 _log.warning("%s line %d: %s", place, problem.line, problem.text)
-            bound.plan(time.time(), None)  # what the next requests will most likely ask for
+            bound.make_plans(time.time())
             _log.info("%s: %d rules", place, len(rules))
             return bound
 
-        super().__init__(file, read, NO_RULES, MAX_BYTES, "rules file")
+        super().__init__(file, read, NO_RULES, "rules file")

@@ -29,6 +29,7 @@ import yaml
 
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 from serving.schemas import MAX_K
+from serving.watched_file import read_regular
 
 MAX_BYTES = 4 << 20
 MAX_FACTOR = 1_000.0
@@ -93,9 +94,11 @@ def read_rules(file: Path) -> tuple[list[Rule], list[Problem]]:
         RulesInvalid: it is no rules file, or says what cannot be meant.
     """
     try:
-        text = file.read_bytes().decode()
+        text = read_regular(file, MAX_BYTES).decode()
     except UnicodeDecodeError as error:
         raise RulesInvalid([Problem(1, f"no text in UTF-8 ({error}): save it as UTF-8", True)]) from error
+    except ValueError as error:
+        raise RulesInvalid([Problem(1, str(error), True)]) from error
     rules, problems = parse_rules(text)
     if any(problem.refused for problem in problems):
         raise RulesInvalid(problems)
@@ -242,7 +245,7 @@ def _read_rule(section: str, node: Node) -> tuple[Rule | None, list[Problem]]:
         problems.append(Problem(node.value["until"].line, text, True))
     both = set(found.get("repeat", ())) & set(found.get("new", ()))
     if both:
-        text = f"slot {min(both)} is kept for repeat and for new items: choose one"
+        text = f"slot {min(both)} is reserved for repeat and for new items: choose one"
         problems.append(Problem(node.line, text, True))
     if problems:
         return None, problems
@@ -345,7 +348,7 @@ def _slot(node: Node, section: str) -> int:
 def _slots(node: Node, section: str) -> tuple[int, ...]:
     nodes = node.value if isinstance(node.value, list) else [node]
     if not nodes:
-        raise _Wrong("an empty list keeps no slot: name some, or leave it out")
+        raise _Wrong("an empty list reserves no slot: name some, or leave it out")
     return tuple(_slot(one, section) for one in nodes)
 
 
@@ -398,12 +401,12 @@ def _contradictions(rules: list[Rule]) -> Iterator[Problem]:
     kept = [rule for rule in rules if rule.kind == "slots"]
     for first, second in _clashes(kept, lambda rule: [*rule.repeat, *rule.new]):
         if both := {*first.repeat} & {*second.new} | {*first.new} & {*second.repeat}:
-            text = f"slot {min(both)} is kept for repeat and for new items, here and by {_said(first)}"
+            text = f"slot {min(both)} is reserved for repeat and for new items, here and by {_said(first)}"
             yield Problem(second.line, f"{text}: choose one", True)
     for first, second in _clashes([*pins, *kept], lambda rule: [rule.slot, *rule.repeat, *rule.new]):
         if {first.kind, second.kind} == {"pin", "slots"}:
             pin, other = (first, second) if first.kind == "pin" else (second, first)
-            text = f"slot {pin.slot} is kept for {_said(other)} and pinned here: the pin stands there"
+            text = f"slot {pin.slot} is reserved for {_said(other)} and pinned here: the pin stands there"
             yield Problem(pin.line, text, False)
 
 
@@ -433,7 +436,7 @@ def _clashes(rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]) -> Iter
             for rule in together:
                 if last is not None and rule.starts < last.ends:
                     first, second = sorted((last, rule), key=lambda one: one.line)
-                    if (pair := (first.line, second.line)) not in seen:
+                    if (pair := (id(first), id(second))) not in seen:  # two may stand in one line
                         seen.add(pair)
                         yield first, second
                 if last is None or rule.ends > last.ends:

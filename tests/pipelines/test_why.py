@@ -14,11 +14,13 @@ from components.home import Champion, write_champion
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
 from pipelines.cli import main
-from pipelines.why import Place, Verdict, explain
+from pipelines.why import Place, Verdict, explain, served
 from serving.bundle import read_manifest
 from serving.online_features import MemoryStore, SqliteStore
 from serving.prediction_log import PredictionLog
 from serving.recommender import Recommender, open_recommender
+from serving.rules import Catalogue
+from serving.rules_file import parse_rules
 from serving.schemas import Request
 
 AT = 1_718_186_400.0  # in the toy shop's test weeks
@@ -169,7 +171,7 @@ def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp
     verdict = why(ruled, before[-1])
     assert (verdict.step, verdict.why) == (
         "reranking",
-        "makes room for what rules raise, pin or keep a place for",
+        "makes room for what rules raise, pin or reserve a place for",
     )
     verdict = why(ruled, pinned)
     assert (verdict.slot, verdict.why) == (1, "pinned by week 24")
@@ -178,6 +180,32 @@ def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp
     shown = [item.item_id for item in rare.recommend(ask()).items]
     gone = next(item for item in before if item not in shown)
     assert why(rare, gone).why.startswith("makes room for what is seldom shown")
+
+
+def test_what_two_causes_lose_is_not_called_outscored(recommender: Recommender) -> None:
+    """Diversity loses it, and so do pins in its slot and all behind it: without one it is still lost."""
+    plainly = [one.item_id for one in recommender.recommend(ask()).items]
+    settled(recommender, type_penalty=0.01)
+    varied = [one.item_id for one in recommender.recommend(ask()).items]
+    lost = next(item for item in plainly if item not in varied)
+    free = [item for item in WHOLE if item not in {*plainly, *varied, *ask().basket}]
+    slots = range(plainly.index(lost) + 1, 11)
+    pins = [f"  - {{name: p, item: {item}, slot: {slot}}}\n" for slot, item in zip(slots, free, strict=False)]
+    rules, _ = parse_rules("pin:\n" + "".join(pins))
+    bundle = recommender.bundle
+    recommender.facts.rules, _ = Catalogue(bundle.statistics, bundle.vocabulary).bind(rules)
+    verdict = why(recommender, lost)
+    assert verdict.slot is None
+    assert verdict.why.endswith("several of these act together, without one of them it is still lost")
+
+
+def test_a_full_answer_that_was_degraded_says_what_it_lacked() -> None:
+    record = {"item_ids": [], "rung": "full", "degraded_reason": "features_unavailable", "bundle_id": "b"}
+    said = "then: not shown, rung full"
+    assert served(record, "x", "b") == f"{said} (features_unavailable): what it lacks was dropped by that"
+    assert served({**record, "degraded_reason": None}, "x", "b") == said
+    empty = {**record, "rung": "empty", "degraded_reason": "nothing_left"}
+    assert served(empty, "x", "b") == "then: not shown, rung empty (nothing_left): there was no other item"
 
 
 def test_nothing_asked_for(recommender: Recommender) -> None:

@@ -1,4 +1,4 @@
-"""Diversity, pins, kept slots and weights by hand."""
+"""Diversity, pins, reserved slots and weights by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -64,7 +64,7 @@ def test_the_best_comes_first_and_no_item_twice(
         assert (np.diff(scores[rows][types[rows] == kind]) <= 1e-12).all()
 
 
-# ------------------------------------------------------------------------------- pins and kept slots
+# ------------------------------------------------------------------------------- pins and reserved slots
 
 SCORES = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
 NO_TYPES = np.zeros(6, np.int64)

@@ -86,6 +86,15 @@ def test_what_the_catalogue_does_not_know_is_told_and_takes_nothing_down() -> No
     assert bound.plan(AT, None).pins.tolist() == []
 
 
+def test_a_store_that_sold_nothing_is_told() -> None:
+    bound, missing = bind(f"ban:\n  - {{name: a, items: [{item(3)}], stores: [store-1, stor-1]}}\n")
+    told = (
+        "of 2 stores, 1 not in this catalogue: stor-1; the rule holds there all the same, check the spelling"
+    )
+    assert missing == [f"2: {told}"]
+    assert bound.plan(AT, "stor-1").banned.tolist() == [3]
+
+
 def test_a_bundle_from_before_manufacturers_were_known_has_none() -> None:
     rules, _ = parse_rules("ban:\n  - {name: a, manufacturers: [Acme]}\n")
     bound, [missing] = Catalogue(STATISTICS, VOCABULARY).bind(rules)
@@ -100,7 +109,8 @@ def test_a_ban_takes_a_pin_back_and_says_so() -> None:
     )
     [told] = bind(pin.replace(" WHEN", "") + ban.replace(" WHEN", ""))[1]
     assert told == f"2: {item(13)} is pinned here and banned by 'b' (line 4): the ban wins, take the pin out"
-    assert bind(pin.replace(" WHEN", ", stores: [s]") + ban.replace(" WHEN", ", stores: [t]"))[1] == []
+    apart = pin.replace(" WHEN", ", stores: [s]") + ban.replace(" WHEN", ", stores: [t]")
+    assert "banned by" not in "".join(bind(apart)[1])
     early, late = pin.replace(" WHEN", ", until: 2026-01-01"), ban.replace(" WHEN", ", from: 2026-01-01")
     assert bind(early + late)[1] == []
 
@@ -123,6 +133,38 @@ def test_a_rule_holds_from_its_first_second_to_before_its_last_in_its_stores() -
     assert bound.plan(AT, "s2") is bound.plan(AT, None), "one for all stores that no rule names"
 
 
+def test_stores_that_the_same_rules_name_share_a_plan() -> None:
+    most = ", ".join(f"s{number}" for number in range(600))
+    bound, _ = bind(
+        f"ban:\n  - {{name: a, items: [{item(3)}], stores: [{most}]}}\n"
+        f"  - {{name: b, items: [{item(4)}], stores: [s7], from: 2030-01-01}}\n"
+    )
+    plans = {id(bound.plan(AT, f"s{number}")) for number in range(600)}
+    assert len(plans) == 2, "one of s7, one of the others"
+    assert bound.plan(AT, "s600").banned.tolist() == []
+    assert [bound.plan(later, "s7").banned.tolist() for later in (AT, 2e9)] == [[3], [3, 4]]
+
+
+def test_plans_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound, _ = bind(f"ban:\n  - {{name: a, items: [{item(3)}], stores: [s1, s2]}}\n")
+    bound.make_plans(AT)
+    monkeypatch.setattr(Rules, "_make", None)
+    assert bound.plan(AT, "s2").banned.tolist() == [3]
+    assert bound.plan(AT, None).banned.tolist() == []
+
+
+def test_more_plans_than_are_kept_cost_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.rules.MAX_PLANS", 2)
+    bound, _ = bind(
+        "".join(["ban:\n", *(f"  - {{name: a, items: [{item(n)}], stores: [s{n}]}}\n" for n in range(3))])
+    )
+    first, second = bound.plan(AT, "s0"), bound.plan(AT, "s1")
+    assert bound.plan(AT, "s2").banned.tolist() == [2]
+    assert bound.plan(AT, "s1") is second
+    assert bound.plan(AT, "s0") is not first
+    assert bound.plan(AT, "s0").banned.tolist() == [0]
+
+
 def test_no_rules_cost_nothing() -> None:
     assert Rules().plan(AT, "s1") is NO_PLAN
     assert (NO_PLAN.digest, len(NO_PLAN.banned)) == (b"", 0)
@@ -140,6 +182,19 @@ def test_factors_of_one_item_multiply_and_the_largest_boost_gives_the_name() -> 
     assert found.weighed.tolist() == [1, 2, 5]
     assert found.factors.tolist() == [2.0, 3.0, 0.5]
     assert found.raised_by == ("a", "b", "")
+    found = plan(
+        f"boost:\n  - {{name: week, factor: 1.5, items: [{item(2)}]}}\n"
+        f"bury:\n  - {{name: season, factor: 0.5, items: [{item(2)}]}}\n"
+    )
+    assert (found.factors.tolist(), found.raised_by) == ([0.75], ("",)), "it goes down: nothing raises it"
+
+
+def test_weights_multiply_what_items_are_worth() -> None:
+    found = plan(
+        f"boost:\n  - {{name: a, factor: 2, items: [{item(1)}]}}\n"
+        f"  - {{name: b, factor: 3, items: [{item(2)}]}}\n"
+        f"bury:\n  - {{name: c, factor: 0.5, items: [{item(5)}]}}\n"
+    )
     worth = found.weigh(np.array([9, 5, 2, 0, 1]), np.array([1.0, 1.0, 0.1, 1.0, 0.2]))
     assert worth.tolist() == pytest.approx([1.0, 0.5, 0.3, 1.0, 0.4])
 
@@ -268,7 +323,9 @@ def test_what_is_buried_goes_down(recommender: Recommender) -> None:
     assert not [one for one in answer.items if "slow" in one.reason]
 
 
-def test_kept_slots_hold_what_they_are_kept_for_and_the_others_the_best(recommender: Recommender) -> None:
+def test_reserved_slots_hold_what_they_are_reserved_for_and_the_others_the_best(
+    recommender: Recommender,
+) -> None:
     before = {item(code) for code in (5, 50, 51, 120, 10)}
     usual = recommender.recommend(LOUD)
     assert set(ids(usual)[:4]) == before - {item(5)}, "this shop's model puts what was bought before first"
@@ -276,10 +333,10 @@ def test_kept_slots_hold_what_they_are_kept_for_and_the_others_the_best(recommen
     answer = recommender.recommend(LOUD)
     assert answer.items[0].item_id not in before
     assert answer.items[2].item_id not in before
-    assert answer.items[0].reason.endswith("; something new keeps this place for something new")
+    assert answer.items[0].reason.endswith("; something new reserves this place for something new")
     # Slots 2, 4, 5 and 6 take the four that were bought before: none is left for slot 9.
     assert {answer.items[slot].item_id for slot in (1, 3, 4, 5)} == before - {item(5)}
-    assert "keeps" not in "".join(answer.items[slot].reason for slot in (1, 3, 4, 5, 8))
+    assert "reserves" not in "".join(answer.items[slot].reason for slot in (1, 3, 4, 5, 8))
     stranger = recommender.recommend(QUIET)
     recommender.facts.rules = Rules()
     assert shown(stranger) == shown(recommender.recommend(QUIET)), "to whom nobody knows all is alike"
@@ -318,11 +375,46 @@ def test_less_than_the_minimum_is_not_offered_what_is_not_known_is(toy_bundle: P
     for answer in (answers[0], *answers[2:]):
         assert ids(answer)[:4] == [enough, dear, *usual[5:7]]
     codes = STATISTICS.codes([few, cheap, enough])
-    assert recommender.below_minimum(codes, LOUD, recommender.facts.rules.plan(AT, "store-1")).tolist() == [
-        0,
-        1,
-        -1,
-    ]
+    found = recommender.facts.rules.plan(AT, "store-1")
+    assert recommender.below_minimum(codes, LOUD, found).tolist() == [True, True, False]
+    names = [recommender.minimum_missed(code, LOUD, found) for code in codes.tolist()]
+    assert names == ["shelf", "earns", ""]
+
+
+def test_of_several_minimums_the_strictest_counts() -> None:
+    [found] = plan(
+        "minimum_stock:\n  - {name: all, units: 3}\n"
+        f"  - {{name: few, units: 2, items: [{item(1)}]}}\n"
+        f"  - {{name: many, units: 9, items: [{item(2)}, {item(5)}]}}\n"
+        f"  - {{name: some, units: 6, items: [{item(2)}, {item(4)}]}}\n"
+    ).minimums
+    codes = np.array([5, 4, 3, 2, 1, 0])
+    assert found.of(codes).tolist() == [9, 6, 3, 9, 3, 3]
+    assert [found.because(code) for code in codes.tolist()] == ["many", "some", "all", "many", "all", "all"]
+    [found] = plan(f"minimum_margin:\n  - {{name: a, share: 0.1, items: [{item(2)}]}}\n").minimums
+    assert found.of(codes).tolist() == [-np.inf, -np.inf, -np.inf, 0.1, -np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("most", [None, 10])
+def test_others_come_for_candidates_below_a_minimum(
+    toy_bundle: Path, toy_store: str, most: int | None
+) -> None:
+    """All that the sources bring first is low: best sellers behind it fill the answer, thinned or not."""
+    recommender = open_recommender(toy_bundle, open_store(toy_store))
+    profile = recommender.bundle.profiles["default"]
+    quotas = replace(profile.quotas, total=30)
+    recommender.bundle.profiles["default"] = replace(profile, quotas=quotas)
+    asked = recommender.ask(LOUD)
+    near = recommender.near([asked])[0]
+    low = recommender.gather(asked, near).candidates.codes
+    numbers = recommender.facts._numbers["stock"]
+    numbers.add([(int(code), Fact(f"f{code}", "stock", item(code), 2.0, AT - 60, None)) for code in low])
+    pin = f"pin:\n  - {{name: p, item: {item(low[0])}, slot: 1}}\n"
+    follow(recommender, "minimum_stock:\n  - {name: shelf, units: 5}\n" + pin)
+    found = recommender.gather(recommender.ask(LOUD), near, None, None if most is None else lambda _: most)
+    assert len(found.candidates.codes) == (most or 30)
+    assert not set(found.candidates.codes.tolist()) & set(low.tolist())
+    assert len(recommender.recommend(LOUD).items) == 10
 
 
 def test_a_cached_list_follows_the_rules_of_now(toy_bundle: Path, toy_store: str) -> None:

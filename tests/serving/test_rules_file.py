@@ -38,7 +38,7 @@ slots:
 def test_a_whole_file_is_read_as_it_stands() -> None:
     rules, problems = parse_rules(WHOLE)
     assert [problem.text for problem in problems] == [
-        "slot 1 is kept for 'both' (line 22) and pinned here: the pin stands there"
+        "slot 1 is reserved for 'both' (line 22) and pinned here: the pin stands there"
     ]
     assert [rule.line for rule in rules] == [2, 9, 11, 13, 18, 20, 22]
     # 2026-12-01T00:00Z and 2026-12-27T19:00Z
@@ -86,7 +86,7 @@ def test_a_file_without_rules_is_one(text: str) -> None:
             5,
             "until is not after from, so that the rule would never hold: exchange them",
         ),
-        ("slots:\n  - {name: a, repeat: [1], new: [1]}", 2, "slot 1 is kept for repeat and for new items"),
+        ("slots:\n  - {name: a, repeat: [1], new: [1]}", 2, "slot 1 is reserved for repeat and"),
         ("slots:\n  - {name: a}", 2, "a rule of slots needs repeat or new"),
         ("ban: x", 1, "ban is no list: each of its rules begins with a dash"),
         ("ban:\n  - x", 2, "expected a rule of ban: for example"),
@@ -160,9 +160,23 @@ def test_two_pins_must_not_want_one_place(first: str, second: str, said: str) ->
     assert all(said in problem.text for problem in problems)
 
 
-def test_one_slot_is_not_kept_for_two_kinds() -> None:
+@pytest.mark.parametrize(
+    ("third", "said"),
+    [
+        ("item: x, slot: 2", "'a' (line 1) pins x to slot 1, this rule to slot 2"),
+        ("item: y, slot: 1", "'a' (line 1) pins x to slot 1, where this rule pins y"),
+    ],
+)
+def test_rules_in_one_line_contradict_one_another_like_others(third: str, said: str) -> None:
+    one = "name: a, item: x, slot: 1"
+    _, problems = parse_rules(f"pin: [{{{one}}}, {{{one.replace('a,', 'b,')}}}, {{name: c, {third}}}]")
+    assert [(problem.line, problem.refused) for problem in problems] == [(1, True)]
+    assert problems[0].text.startswith(said)
+
+
+def test_one_slot_is_not_reserved_for_two_kinds() -> None:
     _, problems = parse_rules("slots:\n  - {name: a, new: [4, 8]}\n  - {name: b, repeat: [8]}\n")
-    text = "slot 8 is kept for repeat and for new items, here and by 'a' (line 2): choose one"
+    text = "slot 8 is reserved for repeat and for new items, here and by 'a' (line 2): choose one"
     assert problems == [Problem(3, text, True)]
 
 
