@@ -47,6 +47,7 @@ from serving.schemas import DEFAULT_PROFILE, NOTHING_LEFT, Recommendation, Reque
 
 log = logging.getLogger(__name__)
 
+ROUNDS = 3  # of retrieval at most, where so many candidates miss a minimum that fewer than k are left
 NOTHING_HIDDEN = np.empty(0, np.int64)  # for a list that is kept: it outlives what is sold out now
 _NO_FEATURES = np.empty((0, len(DENSE_NAMES)), np.float32)
 GOLDEN_TOLERANCE = 1e-4  # of a probability: other processors round differently
@@ -163,12 +164,12 @@ class Recommender:
         profile = self.bundle.profiles[request.profile]
         barred = np.concatenate([hidden, profile.barred])
         candidates = retrieve(query, store, profile.quotas, near, barred)
-        while for_now and plan.minimums:  # others come for those that miss one, until there are enough
+        for more in reversed(range(ROUNDS if for_now and plan.minimums else 0)):
             codes = np.concatenate([candidates.codes, plan.pinned])
             low = self.below_minimum(codes, request, plan)
             barred = np.concatenate([barred, codes[low]])
             kept = ~low[: len(candidates.codes)]
-            if kept.all() or np.count_nonzero(kept) >= request.k:
+            if not more or kept.all() or np.count_nonzero(kept) >= request.k:
                 candidates = Candidates(candidates.codes[kept], candidates.source[kept])
                 break
             candidates = retrieve(query, store, profile.quotas, near, barred)
