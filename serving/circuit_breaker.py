@@ -13,6 +13,8 @@ FAILURES = 3  # in a row, until the breaker opens
 # Of the latest calls: it opens as well when so many of them failed, however many between them did not.
 LATEST, MOST_FAILED = 20, 8
 PROBE_S = 0.5  # between two probes while it is open
+# Until the first one, then twice as long each time: if it was us who came late, it is well at once.
+FIRST_PROBE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ class CircuitBreaker:
             dependency: its name, a label of the metrics.
             probe: asks it once and returns what is wrong, nothing if it is well.
             is_open: it is not asked before the first probe has found it well, which is begun now.
-            probe_s: seconds between two probes.
+            probe_s: seconds between two probes, after the first few.
         """
         self._dependency, self._probe, self._probe_s = dependency, probe, probe_s
         self._gauge = BREAKER_OPEN.labels(dependency)
@@ -92,10 +94,11 @@ class CircuitBreaker:
     def _watch(self, over: threading.Event, at_once: bool) -> None:
         """Probe until it is well, then close the breaker."""
         told = not at_once  # why it opened
+        pause_s = 0.0 if at_once else FIRST_PROBE_S
         try:
             # Not all replicas of the endpoint at once.
-            while at_once or not over.wait(self._probe_s * random.uniform(0.8, 1.2)):
-                at_once = False
+            while not over.wait(min(pause_s, self._probe_s) * random.uniform(0.8, 1.2)):
+                pause_s = max(2 * pause_s, FIRST_PROBE_S)
                 why = self._probe()
                 if not why:
                     if told:

@@ -57,6 +57,14 @@ def test_a_few_failures_in_a_row_open_it(breaker: CircuitBreaker, dependency: De
     assert breaker.is_open
 
 
+def test_what_was_well_all_the_time_is_asked_again_soon(dependency: Dependency) -> None:
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=600.0)
+    fail(breaker, FAILURES)
+    eventually(lambda: not breaker.is_open)
+    assert dependency.probes == 1
+    breaker.close()
+
+
 def test_many_failures_among_the_latest_calls_open_it_whatever_succeeds_between(
     breaker: CircuitBreaker, dependency: Dependency
 ) -> None:
