@@ -437,29 +437,34 @@ def was_computed(answer: bytes) -> bool:
     return "ranking" in found["stage_ms"] and not found["degraded"]
 
 
+def note_capacity(system: System, notes: Notes) -> None:
+    """Note how many whole answers a second the endpoint gives at most; nobody else asks."""
+    full = system.flood.run(replace(_flood(system), connections=SATURATING))
+    notes["capacity"] = float((full.answered & ~full.degraded).sum() / CAPACITY_S)
+
+
 @contextlib.contextmanager
 def overload(system: System, notes: Notes) -> Iterator[None]:
-    """Find out how much the endpoint can, and ask three times that in prefetches beside the checkouts."""
-    url = f"{system.server.ready['http']}{PREDICT}"
-    plan = Plan(url, system.flood.bodies(bodies_of(system.ground.raw, wrapped=True)), CAPACITY_S, warm_up=0)
-    patience_s = PATIENCE_S + system.ground.deadline_ms / 1e3
-    plan = replace(plan, connections=SATURATING, patience_s=patience_s)
-    full = system.flood.run(plan)
-    capacity = float((full.answered & ~full.degraded).sum() / CAPACITY_S)
-    flood = replace(plan, rate=OVERLOAD * max(capacity, 1.0), prefetch_ratio=1.0, connections=CONNECTIONS)
+    """Ask three times what the endpoint can in prefetches, beside the checkouts."""
+    flood = replace(_flood(system), rate=OVERLOAD * max(notes["capacity"], 1.0), prefetch_ratio=1.0)
     with _asking(system, flood) as asked:
         yield
     [load] = asked
-    summary = load.summary(system.ground.deadline_ms)
     refused_ms = (load.client_ms - load.late_ms)[load.shed]  # from the call: this machine sends late, too
     notes |= {
-        "capacity": capacity,
         "prefetches": len(load.status),
         "shed": int(load.shed.sum()),
         "shed_p50_ms": float(np.median(refused_ms)) if len(refused_ms) else None,
         "not_refused_but_failed": int((~load.answered & (load.status != 429)).sum()),
-        "good_per_s": summary["good_per_s"],
+        "good_per_s": load.summary(system.ground.deadline_ms)["good_per_s"],
     }
+
+
+def _flood(system: System) -> Plan:
+    bodies = system.flood.bodies(bodies_of(system.ground.raw, wrapped=True))
+    patience_s = PATIENCE_S + system.ground.deadline_ms / 1e3
+    plan = Plan(f"{system.server.ready['http']}{PREDICT}", bodies, CAPACITY_S, warm_up=0)
+    return replace(plan, connections=CONNECTIONS, patience_s=patience_s)
 
 
 @contextlib.contextmanager

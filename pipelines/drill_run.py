@@ -151,6 +151,8 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
     """
     effort, ground, notes = system.effort, system.ground, Notes()
     faults: list[Fault] = []
+    if drill.prepare:
+        drill.prepare(system, notes)
     with _asked(drill, system, generators) as streams:
         time.sleep(effort.before_s)
         if drill.note:

@@ -48,6 +48,7 @@ class Drill:
     raw_suffers: bool = False  # see `common_goals`
     late_ms: float = LATE_MS  # likewise
     recovery_s: float = goals.RECOVERY_S  # likewise
+    prepare: Callable[[System, Notes], None] | None = None  # called before anybody asks
     note: Callable[[System, Notes], None] | None = None  # called before the first fault and at the end
 
     def goals(self) -> Iterator[Goal]:
@@ -223,6 +224,7 @@ DRILLS = (
             Goal("whole answers, of what it can", ">=", 90, " %", goals.goodput),
             Goal("until a prefetch is refused, p50", "<=", 5, " ms", goals.note("shed_p50_ms")),
         ),
+        prepare=faults.note_capacity,
     ),
     Drill(
         "greedy-shopper",
