@@ -310,16 +310,16 @@ def test_kept_answers_in_the_readme_were_measured() -> None:
 
 def test_re_ranking_in_the_readme_was_measured() -> None:
     found = measured("rerank")
-    gains, (low, high) = found["chosen"]["gains"], found["chosen"]["ndcg_interval"]
+    gains, (low, high) = found["served"]["gains"], found["served"]["ndcg_interval"]
     tells(
         f"on the {found['judged_on']:,} baskets of the other half that is {gains['coverage']:+.1%} and "
         f"{gains['new_manufacturers']:+.0%} for {gains['ndcg_at_10']:+.2%} of NDCG@10 "
         f"[{low:+.2%}, {high:+.2%}]"
     )
-    default, chosen = BundleParams(), found["chosen"]["weights"]
-    assert {name: getattr(default, name) for name in chosen} == {
-        **chosen,
-        "novel_slots": (*chosen["novel_slots"],),
+    default, served = BundleParams(), found["served"]["weights"]
+    assert {name: getattr(default, name) for name in served} == {
+        **served,
+        "novel_slots": (*served["novel_slots"],),
     }
 
 
