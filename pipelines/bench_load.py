@@ -214,7 +214,7 @@ def bench_load(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-load-")))
         url, _ = stack.enter_context(local_server())
         rows = fill_store(home / "offline_store", scratch / "feast", url)
-        given = Settings(store_url=url)
+        given = Settings(store_url=url, user_limit_per_s=0.0)  # a few shoppers ask for all
         if deadline_ms is not None:
             given = replace(given, deadline_ms=deadline_ms)
         rankers = {name: ranker_of(home, champion, step) for name, step in STEPS.items()}

@@ -143,9 +143,9 @@ def test_who_hangs_up_or_gives_a_millisecond_leaves_the_next_call_alone(recommen
         return await rank_here(turn)
 
     async def ask(recommend: Any) -> None:
-        with pytest.raises(grpc.aio.AioRpcError) as late:
-            await recommend(request(), timeout=0.001)
-        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        hurried = recommend(request(), timeout=0.001)
+        if await hurried.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+            assert (await hurried).degraded  # in time after all: from a lower rung, the ranker never answers
         leaves = recommend(request(), timeout=3_000)
         await asyncio.sleep(0.2)
         assert leaves.cancel()
