@@ -315,7 +315,8 @@ def test_a_head_that_is_a_little_too_long_is_refused_wherever_it_is_cut() -> Non
     served(scenario)
 
 
-def test_a_request_does_not_wait_until_a_whole_crowd_is_let_in() -> None:
+def test_a_request_does_not_wait_until_a_whole_crowd_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.http_server.AT_ONCE", 2)
     waits: Waits[Any] = Waits(1_000)
 
     async def scenario(ask: Ask) -> None:
