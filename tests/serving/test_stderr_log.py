@@ -9,18 +9,7 @@ from prometheus_client import REGISTRY
 
 from serving import stderr_log
 from serving.stderr_log import Aside, Seldom
-
-
-class Stuck(io.BytesIO):
-    """A pipe that nobody reads until `read` is set."""
-
-    def __init__(self, read: threading.Event) -> None:
-        super().__init__()
-        self._read = read
-
-    def write(self, data: object) -> int:
-        self._read.wait()
-        return super().write(data)  # type: ignore[arg-type]
+from tests.chaos.stuck import Stuck
 
 
 def dropped() -> float:

@@ -1,0 +1,16 @@
+"""A pipe that nobody reads, for what must not wait for its reader."""
+
+import io
+import threading
+
+
+class Stuck(io.BytesIO):
+    """Takes nothing until `read` is set."""
+
+    def __init__(self, read: threading.Event) -> None:
+        super().__init__()
+        self._read = read
+
+    def write(self, data: object) -> int:
+        self._read.wait()
+        return super().write(data)  # type: ignore[arg-type]
