@@ -378,6 +378,11 @@ def cut_in_half(bundle: Path) -> None:
 # ------------------------------------------------------------------------------------------ callers
 
 
+def note_refusals(system: System, notes: Notes) -> None:
+    """Note how long a crowd waits for the least there is to answer: no JSON is refused. Nobody else asks."""
+    notes["refusals_p99_ms"] = _p99_ms(_at_once(system, [b"{"]))
+
+
 @contextlib.contextmanager
 def herd_for_one(system: System, notes: Notes) -> Iterator[None]:
     """Let a crowd ask at once for one list that nobody has asked for before."""
@@ -398,6 +403,7 @@ def _cold(system: System, count: int) -> list[bytes]:
     cold = []
     for number in range(count):
         one = dict(next(asked))
+        one.pop("user_id", None)  # a known shopper's list is his own: no crowd asks for it
         # How many items of a basket nobody sells is part of the question.
         one["basket"] = [*one["basket"], *(f"unheard-of-{line}" for line in range(number + 1))][-MAX_BASKET:]
         cold.append(one)
@@ -406,6 +412,23 @@ def _cold(system: System, count: int) -> list[bytes]:
 
 def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
     """Ask bodies, all at once and again until there are as many as the crowd; return what came of it."""
+    load = _at_once(system, bodies)
+    computed = Counter(number % len(bodies) for number, one in enumerate(load.answers) if was_computed(one))
+    return {
+        "lists": len(bodies),
+        "asked": len(load.status),
+        "failed": int((~load.answered).sum()),
+        "degraded": int(load.degraded.sum()),
+        "computed_most": max(computed.values(), default=0),
+        "p99_ms": _p99_ms(load),
+    }
+
+
+def _p99_ms(load: Load) -> float:
+    return float(np.percentile(load.client_ms, 99, method="higher"))
+
+
+def _at_once(system: System, bodies: Sequence[bytes]) -> Load:
     herd = system.effort.herd
     plan = Plan(
         f"{system.server.ready['http']}{PREDICT}",
@@ -416,16 +439,7 @@ def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
         warm_up=0,
         keep=True,
     )
-    load = system.flood.run(plan)
-    computed = Counter(number % len(bodies) for number, one in enumerate(load.answers) if was_computed(one))
-    return {
-        "lists": len(bodies),
-        "asked": len(load.status),
-        "failed": int((~load.answered).sum()),
-        "degraded": int(load.degraded.sum()),
-        "computed_most": max(computed.values(), default=0),
-        "p99_ms": float(np.percentile(load.client_ms, 99, method="higher")),
-    }
+    return system.flood.run(plan)
 
 
 def was_computed(answer: bytes) -> bool:

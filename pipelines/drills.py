@@ -206,6 +206,7 @@ DRILLS = (
             Goal("p99 of the herd", "<=", 100, " ms", goals.note("one_list", "p99_ms")),
         ),
         KEEPS_ANSWERS,
+        prepare=faults.note_refusals,
     ),
     Drill(
         "overload",

@@ -114,7 +114,7 @@ class AnswerCache:
     def last_kept(self, key: AnswerKey) -> Ranked | None:
         """Return the list of a key from this process even if its life is over; None if there is none."""
         found = self._cache.last_kept(key.digest)
-        return None if found is None else Ranked.from_bytes(found, self._items)
+        return None if found is None else Ranked.from_bytes(found)
 
     def is_being_made(self, key: AnswerKey) -> bool:
         """Say whether somebody computes the list of a key just now."""
@@ -138,7 +138,7 @@ class AnswerCache:
             return await self._through_redis(key, make, deadline)
 
         found = await self._cache.get_or_make(key.digest, make_bytes, SHARED if key.shared else KNOWN)
-        return Ranked.from_bytes(found, self._items)
+        return Ranked.from_bytes(found)
 
     def warm(self, key: AnswerKey | None, make: Callable[[], Ranked]) -> None:
         """Keep a key's list, from Redis or computed, before anybody else uses this cache."""

@@ -39,6 +39,7 @@ from serving.ranking import rank_joined
 from serving.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, Recommender
 from serving.reranking import POOL
 from serving.schemas import Request, Response
+from serving.turnstile import Turnstile
 from serving.user_limits import UserLimits
 
 FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
@@ -176,6 +177,7 @@ class Checkout:
         self._observers = observers
         self._admission, self._budgets = Admission(self.limit_s), Budgets()
         self._users = UserLimits(user_limit_per_s)
+        self._turnstile = Turnstile()
 
     async def answer(self, request: Request, call: Call) -> Response:
         """Answer one request.
@@ -204,7 +206,7 @@ class Checkout:
         """
         now = time.perf_counter()
         if call.priority != PRIORITIES[0]:
-            if not self._admission.admits(call, now):
+            if not self._admission.admits(call, now + self._turnstile.wait_s()):
                 raise Overloaded("overloaded: there is no time for a prefetch now, ask later")
             if not self._users.allows(request.user_id, now):
                 raise UserOverLimit("user_over_limit: too many requests of this shopper, ask later")
@@ -223,6 +225,9 @@ class Checkout:
         Raises:
             ClientGone: nobody waits for the answer.
         """
+        if (waiting := self._turnstile.enter(turn.call.priority == PRIORITIES[0])) is not None:
+            await waiting
+            turn.began, turn.began_s = time.perf_counter(), time.thread_time()
         refused = self._refused(turn)
         if self._is_late(turn):
             return

@@ -32,7 +32,7 @@ LAST_CALL_S = 0.5  # who connected just before the door shut gets this time to s
 # the fewest is the quickest.
 SHY_S, SHYEST_S = 0.0005, 0.02
 NO_FILES_S = 1.0  # where there are no files left for connections, those that wait are looked at again
-AT_ONCE = 16  # connections that are let in before the next turn of who is in already
+AT_ONCE = 8  # connections that are let in before the next turn of who is in already
 _TICK_S = 0.1  # uvicorn's
 _NOT_ACCEPTED = "no connection can be accepted, those that come wait: %s"
 _LONG_HEAD = f"the headers are longer than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS}"

@@ -78,12 +78,13 @@ class Ranked:
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes, items: int) -> Ranked:
+    def from_bytes(cls, data: bytes, items: int | None = None) -> Ranked:
         """Return the list that `to_bytes` wrote; its arrays are views of the bytes.
 
         Args:
-            data: the bytes, from a store that others write to.
-            items: size of the catalogue.
+            data: the bytes.
+            items: size of the catalogue, for bytes of a store that others write to; None: of this process,
+                and what the columns hold is not looked at.
 
         Raises:
             ValueError: they are not such a list, of this format and this catalogue.
@@ -104,15 +105,8 @@ class Ranked:
             at += columns[name].nbytes
         if not flags & _BOUGHT:
             columns |= {name: np.zeros(m, dtype) for name, dtype in _OF_HISTORY}
-        codes, source = columns["codes"], columns["source"]
-        if m and (codes.min() < 0 or codes.max() >= items):
-            raise ValueError(f"a ranked list names items outside the catalogue of {items}")
-        if m and (source.min() < 0 or source.max() >= len(SOURCES)):
-            raise ValueError("a ranked list names a source that there is none of")
-        if m and not (columns["scores"].min() >= 0 and columns["scores"].max() <= 1):  # NaN is neither
-            raise ValueError("a ranked list holds a score that is no probability")
-        if not np.isfinite(columns["last_at"]).all():
-            raise ValueError("a ranked list holds a time that is none")
+        if items is not None:
+            _check(columns, m, items)
         return cls(**columns, best=min(most, m), whole=bool(flags & _WHOLE))
 
 
@@ -161,6 +155,19 @@ def best_of(
         places, scores, candidates.codes, candidates.source, history.items, history.count, history.last_at
     )
     return Ranked(*columns, best=first, whole=len(places) >= len(candidates.codes))
+
+
+def _check(columns: dict[str, np.ndarray], m: int, items: int) -> None:
+    """Raise ValueError if one of the m candidates is none of this catalogue, or nothing like it."""
+    codes, source = columns["codes"], columns["source"]
+    if m and (codes.min() < 0 or codes.max() >= items):
+        raise ValueError(f"a ranked list names items outside the catalogue of {items}")
+    if m and (source.min() < 0 or source.max() >= len(SOURCES)):
+        raise ValueError("a ranked list names a source that there is none of")
+    if m and not (columns["scores"].min() >= 0 and columns["scores"].max() <= 1):  # NaN is neither
+        raise ValueError("a ranked list holds a score that is no probability")
+    if not np.isfinite(columns["last_at"]).all():
+        raise ValueError("a ranked list holds a time that is none")
 
 
 def _of_kinds(

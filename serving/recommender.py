@@ -411,6 +411,7 @@ class Recommender:
         )
         codes = self._sellers(ranked, barred, request, plan)
         source = "popular" if row is None else "store"
+        why = _POPULAR[source]
         buyers = max(float(statistics.total_baskets), 1.0)
         items = tuple(
             map(
@@ -418,7 +419,9 @@ class Recommender:
                 statistics.item_ids[codes].tolist(),
                 (statistics.basket_count[codes] / buyers).tolist(),
                 [source] * len(codes),
-                [plan.pinned_because(code) or _POPULAR[source] for code in codes.tolist()],
+                [plan.pinned_because(code) or why for code in codes.tolist()]
+                if len(plan.pins)
+                else [why] * len(codes),
                 *self._terms(codes, request),
             )
         )
@@ -459,7 +462,7 @@ class Recommender:
     def _sellers(self, ranked: np.ndarray, barred: np.ndarray, request: Request, plan: Plan) -> np.ndarray:
         """Return the k best sellers that may be shown, (k,) int64, with what is pinned in its slots."""
         pinned = plan.pinned
-        codes = np.concatenate([pinned, ranked[~np.isin(ranked, pinned)]])
+        codes = np.concatenate([pinned, ranked[~np.isin(ranked, pinned)]]) if len(pinned) else ranked
         codes = codes[~np.isin(codes, barred)]
         if plan.minimums:
             codes = codes[~self.below_minimum(codes, request, plan)]

@@ -123,6 +123,8 @@ NO_PLAN = Plan()
 
 
 def _name_at(codes: np.ndarray, names: tuple[str, ...], code: int) -> str:
+    if not names:
+        return ""
     place = int(np.searchsorted(codes, code))
     return names[place] if place < len(codes) and codes[place] == code else ""
 

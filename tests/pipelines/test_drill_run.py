@@ -133,6 +133,7 @@ def test_what_only_a_fault_sees_was_seen(drilled: dict[str, Any]) -> None:
     assert notes["overload"]["prefetches"] > 0
     assert notes["slow-clients"]["half"]["crowd"] == SHORT.crowd
     assert notes["cold-herd"]["one_list"]["asked"] == SHORT.herd
+    assert notes["cold-herd"]["refusals_p99_ms"] > 0
     assert len(notes["worker-killed"]["back_s"]) == 2
     assert len(notes["bundle-swap"]["swap_s"]) == 2
     swapped = drilled["drills"]["bundle-swap"]["all"][CLIENT]["bundles"]

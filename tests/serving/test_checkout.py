@@ -77,6 +77,27 @@ def test_requests_that_share_calls_are_answered_as_if_alone(recommender: Recomme
         np.testing.assert_allclose(given, wanted, atol=1e-6)
 
 
+def test_in_a_burst_who_has_begun_is_answered_before_the_last_begin(recommender: Recommender) -> None:
+    begun = 0
+    begun_when_answered: list[int] = []
+
+    async def find(turn: Turn) -> np.ndarray:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0)  # as for a batch
+        return await find_here(turn)
+
+    def observe(turn: Turn) -> None:
+        begun_when_answered.append(begun)
+
+    async def ask_all() -> list[Response]:
+        checkout = Checkout(recommender, 1e6, find=find, observers=(observe,))
+        return await asyncio.gather(*(checkout.answer(REQUEST, call()) for _ in range(400)))
+
+    assert {answer.rung for answer in asyncio.run(ask_all())} == {"full"}
+    assert begun_when_answered[0] < 100, "none waits for the first steps of all"
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
