@@ -418,7 +418,7 @@ def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
         "lists": len(bodies),
         "asked": len(load.status),
         "failed": int((~load.answered).sum()),
-        "degraded": int(load.degraded.sum()),
+        "whole": int((load.answered & ~load.degraded).sum()),
         "computed_most": max(computed.values(), default=0),
         "p99_ms": _p99_ms(load),
     }

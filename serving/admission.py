@@ -35,16 +35,17 @@ class Admission:
         self._spent_s = -math.inf  # processor time when the latest one was ready
         self._refusing_since = self._refused = -math.inf
 
-    def admits(self, call: Call, now: float) -> bool:
+    def admits(self, call: Call, now: float, ahead_s: float = 0.0) -> bool:
         """Say whether a request is to be computed in full; a prefetch is refused first.
 
         Args:
             call: of the request.
             now: perf_counter when its turn came.
+            ahead_s: how long it has to wait for its turn from now on.
         """
         refusing = now - self._refused <= CALM_S
         strict = refusing and now - self._refusing_since >= STANDING_S
-        waited_s = now + self._computing * self._answer_s - call.arrived
+        waited_s = now + ahead_s + self._computing * self._answer_s - call.arrived
         given_s = call.deadline - call.arrived
         if call.priority != PRIORITIES[0]:
             return not strict and waited_s <= PREFETCH * given_s

@@ -156,6 +156,7 @@ class AnswerCache:
         if (found := self._in_redis(key, deadline)) is not None:
             return found
         made = (await make()).to_bytes()
+        Ranked.from_bytes(made, self._items)  # a ranker elsewhere may have given what is no probability
         self._to_redis(key, made)
         return made
 

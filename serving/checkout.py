@@ -198,6 +198,17 @@ class Checkout:
         await self.rank(turn)
         return self.finish(turn)
 
+    async def enter(self, call: Call) -> None:
+        """Wait until a call may begin, in a burst for those before it; what it asks is read after that.
+
+        Raises:
+            Overloaded: it is a prefetch, and there would be no time for it.
+        """
+        if call.priority != PRIORITIES[0]:
+            self._refuse_prefetch(call, time.perf_counter(), self._turnstile.wait_s())
+        if (turn := self._turnstile.enter()) is not None:
+            await turn
+
     def begin(self, request: Request, call: Call) -> Turn:
         """Return the turn of a request: the bundle of this moment is its own.
 
@@ -206,8 +217,7 @@ class Checkout:
         """
         now = time.perf_counter()
         if call.priority != PRIORITIES[0]:
-            if not self._admission.admits(call, now + self._turnstile.wait_s()):
-                raise Overloaded("overloaded: there is no time for a prefetch now, ask later")
+            self._refuse_prefetch(call, now)
             if not self._users.allows(request.user_id, now):
                 raise UserOverLimit("user_over_limit: too many requests of this shopper, ask later")
         return Turn(request, call, self.recommender, now, time.thread_time())
@@ -216,7 +226,9 @@ class Checkout:
         """Let others have theirs before a later request of one body, which then has its whole time anew."""
         arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
         await asyncio.sleep(0)
-        turn.began = time.perf_counter()
+        if (entry := self._turnstile.enter()) is not None:
+            await entry
+        turn.began, turn.began_s = time.perf_counter(), time.thread_time()
         turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
 
     async def prepare(self, turn: Turn) -> None:
@@ -225,9 +237,6 @@ class Checkout:
         Raises:
             ClientGone: nobody waits for the answer.
         """
-        if (waiting := self._turnstile.enter(turn.call.priority == PRIORITIES[0])) is not None:
-            await waiting
-            turn.began, turn.began_s = time.perf_counter(), time.thread_time()
         refused = self._refused(turn)
         if self._is_late(turn):
             return
@@ -305,6 +314,10 @@ class Checkout:
         finally:
             self.recommender, self.limit_s, self._rank, self._find, self._observers = kept
             self._admission, self._budgets, self._users = learnt
+
+    def _refuse_prefetch(self, call: Call, now: float, ahead_s: float = 0.0) -> None:
+        if not self._admission.admits(call, now, ahead_s):
+            raise Overloaded("overloaded: there is no time for a prefetch now, ask later")
 
     def _refused(self, turn: Turn) -> str | None:
         """Return why nothing is computed for a turn, None if it may be."""

@@ -31,6 +31,7 @@ class RecommendationsService(RecommendationsServicer):
                 raise InvalidRequest(f"priority must be {' or '.join(PRIORITIES)}")
             headers["x-priority"] = _PRIORITIES[request.priority]
         call = read_call(headers, "gRPC", self._checkout.limit_s, gone=context.cancelled)
+        await self._checkout.enter(call)
         profiles = self._checkout.recommender.bundle.profiles
         plain = _plain(request)
         asked = parse_request(plain, now=time.time(), default_id=call.request_id, profiles=profiles)

@@ -37,6 +37,7 @@ def routes(checkout: Checkout) -> dict[str, Route]:
 
     async def recommend(scope: Scope, document: object) -> bytes:
         call = _call(scope, checkout.limit_s)
+        await checkout.enter(call)
         profiles = checkout.recommender.bundle.profiles
         request = parse_request(document, now=time.time(), default_id=call.request_id, profiles=profiles)
         return orjson.dumps((await checkout.answer(request, call)).to_dict())
@@ -44,6 +45,7 @@ def routes(checkout: Checkout) -> dict[str, Route]:
     async def predict(scope: Scope, document: object) -> bytes:
         """Answer the requests one after the other, each with the whole deadline once its turn comes."""
         call = _call(scope, checkout.limit_s)
+        await checkout.enter(call)
         profiles = checkout.recommender.bundle.profiles
         predictions = []
         requests = parse_instances(document, time.time(), call.request_id, profiles)

@@ -467,7 +467,7 @@ class Recommender:
         if plan.minimums:
             codes = codes[~self.below_minimum(codes, request, plan)]
         if not len(pinned):
-            return codes[: request.k]
+            return codes[: request.k].astype(np.int64)
         shown = codes[~np.isin(codes, pinned)].tolist()
         for slot, code in enumerate(plan.pins.tolist()):
             if code in codes and slot < request.k:

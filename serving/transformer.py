@@ -71,9 +71,10 @@ class Transformer(Model):
         """Check the body; read features and retrieve candidates for the first of its requests."""
         envelope = payload if isinstance(payload, InferRequest) else None
         route = "V1" if envelope is None else "V2 over gRPC" if envelope.from_grpc else "V2"
-        profiles = self._checkout.recommender.bundle.profiles
         try:
             call = read_call(headers or {}, route, self._checkout.limit_s)
+            await self._checkout.enter(call)
+            profiles = self._checkout.recommender.bundle.profiles
             if envelope is None:
                 requests = parse_instances(payload, time.time(), call.request_id, profiles)
             else:

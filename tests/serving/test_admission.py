@@ -50,6 +50,13 @@ def test_a_queue_that_stands_is_kept_short_and_prefetches_out_of_it() -> None:
     assert not admission.admits(waited(1, 1e3, "prefetch"), 1e3)
 
 
+def test_a_wait_that_is_still_to_come_counts_and_makes_no_pause() -> None:
+    admission = overloaded(until=1e3)
+    assert not admission.admits(waited(1, 1e3, "prefetch"), 1e3, ahead_s=2 * CALM_S)
+    assert Admission(100.0).admits(waited(1, 1e3, "prefetch"), 1e3, ahead_s=100 * PREFETCH - 2)
+    assert not Admission(100.0).admits(waited(1, 1e3, "prefetch"), 1e3, ahead_s=100 * PREFETCH)
+
+
 def test_after_a_pause_it_is_patient_again() -> None:
     admission, now = overloaded(until=1e3), 1e3 + 2 * CALM_S
     assert admission.admits(waited(100 * PATIENT - 1, now), now)

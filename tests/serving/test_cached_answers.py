@@ -527,6 +527,15 @@ def test_a_herd_without_time_for_all_candidates_waits_for_the_list_all_the_same(
     assert len(rank.turns) == 1
 
 
+def test_a_list_of_scores_that_are_no_probabilities_is_not_kept(cached: Recommender) -> None:
+    async def logits(turn: Turn) -> np.ndarray:
+        return 20 * await rank_here(turn) - 10
+
+    (answer,) = ask_all(cached, logits, NOBODY)
+    assert answer.items
+    assert len(cached.answers or ()) == 0
+
+
 def test_who_is_forgotten_finds_no_list_that_was_kept(cached: Recommender) -> None:
     (before,) = ask_all(cached, Counting(), KNOWN)
     assert "history" in {item.source for item in before.items}

@@ -33,6 +33,7 @@ from serving.recommender import Recommender, open_recommender
 from serving.retrieval import thin
 from serving.schemas import Request, Response
 from serving.tracebacks import Wordless
+from serving.turnstile import SLICE_S
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
 
@@ -90,12 +91,49 @@ def test_in_a_burst_who_has_begun_is_answered_before_the_last_begin(recommender:
     def observe(turn: Turn) -> None:
         begun_when_answered.append(begun)
 
+    async def ask(checkout: Checkout) -> Response:
+        of_now = call()
+        await checkout.enter(of_now)
+        return await checkout.answer(REQUEST, of_now)
+
     async def ask_all() -> list[Response]:
         checkout = Checkout(recommender, 1e6, find=find, observers=(observe,))
-        return await asyncio.gather(*(checkout.answer(REQUEST, call()) for _ in range(400)))
+        return await asyncio.gather(*(ask(checkout) for _ in range(400)))
 
     assert {answer.rung for answer in asyncio.run(ask_all())} == {"full"}
     assert begun_when_answered[0] < 100, "none waits for the first steps of all"
+
+
+@pytest.mark.parametrize(
+    ("queue", "each_s"), [(3, 0.06), (300, 2 * SLICE_S)], ids=["has waited too long", "would have to"]
+)
+def test_a_prefetch_that_queues_too_long_is_refused(
+    recommender: Recommender, queue: int, each_s: float
+) -> None:
+    refused: list[str] = []
+
+    async def other(checkout: Checkout) -> None:
+        await checkout.enter(call())
+        time.sleep(each_s)
+
+    async def prefetch(checkout: Checkout) -> None:
+        now = time.perf_counter()
+        of_now = Call(now, now + 1.0, "p", priority="prefetch")
+        try:
+            await checkout.enter(of_now)
+        except Overloaded:
+            refused.append("at once")
+            return
+        with pytest.raises(Overloaded):
+            checkout.begin(REQUEST, of_now)
+        refused.append("when its turn came")
+
+    async def ask_all() -> None:
+        checkout = Checkout(recommender, 1_000.0)
+        await asyncio.gather(*(other(checkout) for _ in range(1 + queue)), prefetch(checkout))
+
+    asyncio.run(ask_all())
+    assert refused == ["when its turn came" if queue == 3 else "at once"]
 
 
 @pytest.mark.parametrize(
