@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from serving import metrics
-from serving.admission import Admission
+from serving.admission import PREFETCH, Admission
 from serving.batch_steering import Steering
 from serving.batching import Batcher, Priority
 from serving.budgets import Budgets
@@ -44,6 +44,7 @@ from serving.user_limits import UserLimits
 
 FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
 
+_NO_TIME = "overloaded: there is no time for a prefetch now, ask later"
 _log = logging.getLogger(__name__)
 
 
@@ -204,10 +205,19 @@ class Checkout:
         Raises:
             Overloaded: it is a prefetch, and there would be no time for it.
         """
-        if call.priority != PRIORITIES[0]:
+        urgent = call.priority == PRIORITIES[0]
+        if not urgent:
             self._refuse_prefetch(call, time.perf_counter(), self._turnstile.wait_s())
-        if (turn := self._turnstile.enter()) is not None:
+        if (turn := self._turnstile.enter(urgent)) is None:
+            return
+        if urgent:
             await turn
+            return
+        try:
+            async with _until(call.arrived + PREFETCH * (call.deadline - call.arrived)):
+                await turn
+        except TimeoutError:
+            raise Overloaded(_NO_TIME) from None
 
     def begin(self, request: Request, call: Call) -> Turn:
         """Return the turn of a request: the bundle of this moment is its own.
@@ -226,7 +236,7 @@ class Checkout:
         """Let others have theirs before a later request of one body, which then has its whole time anew."""
         arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
         await asyncio.sleep(0)
-        if (entry := self._turnstile.enter()) is not None:
+        if (entry := self._turnstile.enter(urgent=True)) is not None:
             await entry
         turn.began, turn.began_s = time.perf_counter(), time.thread_time()
         turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
@@ -317,7 +327,7 @@ class Checkout:
 
     def _refuse_prefetch(self, call: Call, now: float, ahead_s: float = 0.0) -> None:
         if not self._admission.admits(call, now, ahead_s):
-            raise Overloaded("overloaded: there is no time for a prefetch now, ask later")
+            raise Overloaded(_NO_TIME)
 
     def _refused(self, turn: Turn) -> str | None:
         """Return why nothing is computed for a turn, None if it may be."""

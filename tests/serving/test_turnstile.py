@@ -23,7 +23,7 @@ def run(test: Callable[[VirtualLoop, Turnstile], Coroutine[Any, Any, None]]) -> 
 def test_who_comes_alone_waits_for_nobody() -> None:
     async def test(loop: VirtualLoop, turnstile: Turnstile) -> None:
         for _ in range(3):
-            assert turnstile.enter() is None
+            assert turnstile.enter(urgent=True) is None
             loop.work(10 * STEP_MS)
             await asyncio.sleep(0)
         assert turnstile.wait_s() == 0
@@ -34,9 +34,9 @@ def test_who_comes_alone_waits_for_nobody() -> None:
 def test_a_few_that_come_together_begin_together() -> None:
     async def test(loop: VirtualLoop, turnstile: Turnstile) -> None:
         for _ in range(4):
-            assert turnstile.enter() is None
+            assert turnstile.enter(urgent=True) is None
             loop.work(STEP_MS)
-        assert turnstile.enter() is not None
+        assert turnstile.enter(urgent=True) is not None
 
     run(test)
 
@@ -47,7 +47,7 @@ def test_in_a_burst_who_has_begun_goes_on_before_the_others_begin() -> None:
         begun_at_end: list[int] = []
 
         async def request(number: int) -> None:
-            if (turn := turnstile.enter()) is not None:
+            if (turn := turnstile.enter(urgent=True)) is not None:
                 await turn
             begun.append(number)
             loop.work(STEP_MS)
@@ -71,7 +71,7 @@ def test_a_slice_is_as_long_as_the_slowest_of_late_allow() -> None:
 
         async def request(ms: float) -> None:
             nonlocal begun
-            if (turn := turnstile.enter()) is not None:
+            if (turn := turnstile.enter(urgent=True)) is not None:
                 await turn
             begun += 1
             loop.work(ms)
@@ -90,18 +90,34 @@ def test_a_slice_is_as_long_as_the_slowest_of_late_allow() -> None:
     run(test)
 
 
+def test_those_whom_nobody_waits_for_come_after_the_others() -> None:
+    async def test(loop: VirtualLoop, turnstile: Turnstile) -> None:
+        begun: list[str] = []
+
+        async def request(kind: str) -> None:
+            if (turn := turnstile.enter(urgent=kind == "checkout")) is not None:
+                await turn
+            begun.append(kind)
+            loop.work(5 * STEP_MS)
+
+        await asyncio.gather(*map(request, ["first", *["prefetch"] * 5, *["checkout"] * 5]))
+        assert begun == ["first", *["checkout"] * 5, *["prefetch"] * 5]
+
+    run(test)
+
+
 def test_who_has_left_takes_no_turn() -> None:
     async def test(loop: VirtualLoop, turnstile: Turnstile) -> None:
-        assert turnstile.enter() is None
+        assert turnstile.enter(urgent=True) is None
         loop.work(5 * STEP_MS)
-        waiting = [turnstile.enter() for _ in range(3)]
+        waiting = [turnstile.enter(urgent=True) for _ in range(3)]
         left, *stay = (one for one in waiting if one is not None)
         left.cancel()
         for one in stay:
             await one
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert turnstile.enter() is None, "nobody queues any more"
+        assert turnstile.enter(urgent=True) is None, "nobody queues any more"
 
     run(test)
 
@@ -113,7 +129,7 @@ def test_how_long_a_newcomer_would_queue_is_learnt() -> None:
         async def request() -> None:
             began = loop.time()
             expected = turnstile.wait_s()
-            if (turn := turnstile.enter()) is not None:
+            if (turn := turnstile.enter(urgent=True)) is not None:
                 await turn
             waits.append(loop.time() - began)
             loop.work(4 * STEP_MS)
