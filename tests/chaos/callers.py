@@ -25,6 +25,11 @@ class Callers:
         """The bundles that gave the answers from the given one on."""
         return {answer["bundle_id"] for answer in self.answers[since:]}
 
+    def callers(self, bundle_id: str) -> set[str]:
+        """The callers that a bundle has answered."""
+        answers = (answer for answer in self.answers if answer["bundle_id"] == bundle_id)
+        return {answer["request_id"].partition("-")[0] for answer in answers}
+
     def ask_on(self, number: int) -> None:
         """Ask one request after the other, on one connection as long as the endpoint keeps it."""
         host, port = self.http.removeprefix("http://").split(":")

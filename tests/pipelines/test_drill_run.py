@@ -30,7 +30,7 @@ from pipelines.drills import ALL, DRILLS, Drill, choose_drills
 PATIENT_STORE = """
 import sys
 from serving.redis_store import RedisStore
-RedisStore.__init__.__defaults__ = (500.0,)
+RedisStore.__init__.__defaults__ = (250.0,)
 from serving.server import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -178,7 +178,7 @@ def test_an_endpoint_that_waits_for_its_store_does_not_pass(toy_line: Path, tmp_
     assert reached["longest wait of a request for the store"] is False
     waited_ms = waited_for_store(found)
     assert waited_ms is not None
-    assert waited_ms >= 400.0
+    assert waited_ms >= 200.0
     assert reached["answers that failed at the client"] is True, (
         "the client answers, whatever the endpoint does"
     )

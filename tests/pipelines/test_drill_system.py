@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +66,7 @@ def test_bodies_are_those_of_the_client_or_of_v1() -> None:
     assert wrapped == b'{"instances": [' + plain + b"]}"
 
 
-def test_who_listens_who_came_and_what_is_open_is_counted() -> None:
-    before = files_of(os.getpid())
+def test_who_listens_and_who_came_is_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert sockets_at(port, LISTENS) == 1
@@ -73,8 +74,23 @@ def test_who_listens_who_came_and_what_is_open_is_counted() -> None:
             accepted, _ = server.accept()
             assert sockets_at(port, ESTABLISHED) == 1, "the caller has a port of its own"
             accepted.close()
-        assert files_of(os.getpid()) == before + 1
     assert sockets_at(port, LISTENS) == 0
+
+
+def test_what_a_process_has_open_is_counted() -> None:
+    wait = "print(flush=True); input()"
+    code = f"import os; {wait}; kept = [open(os.devnull) for _ in range(5)]; {wait}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        before = files_of(other.pid)
+        other.stdin.write(b"\n")
+        other.stdout.readline()
+        assert files_of(other.pid) == before + 5
+        other.stdin.write(b"\n")
 
 
 def test_an_address_is_host_and_port_with_or_without_a_scheme() -> None:

@@ -205,8 +205,8 @@ def test_a_promoted_bundle_takes_over_without_a_failed_request(
     with calling(running.http) as seen:
         eventually(lambda: len(seen.answers) > 20)
         point(home, new)
-        eventually(lambda: new in seen.bundles(), 60)
-        since = len(seen.answers) + 4  # each of the callers may wait for one that began before
+        eventually(lambda: len(seen.callers(new)) == 4, 60)
+        since = len(seen.answers)  # none of the callers waits any more for one that began before
         eventually(lambda: len(seen.answers) > since + 20)
         assert seen.bundles(since) == {new}
         point(home, old)  # a rollback
