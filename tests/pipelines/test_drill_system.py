@@ -77,6 +77,7 @@ def test_who_listens_and_who_came_is_counted() -> None:
     assert sockets_at(port, LISTENS) == 0
 
 
+@pytest.mark.slow
 def test_what_a_process_has_open_is_counted() -> None:
     wait = "print(flush=True); input()"
     code = f"import os; {wait}; kept = [open(os.devnull) for _ in range(5)]; {wait}"
