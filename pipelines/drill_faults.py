@@ -44,7 +44,7 @@ from pipelines.drill_system import (
 )
 from pipelines.load_arms import PREDICT
 from serving.feast_layout import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
-from serving.load_generator import Load, Plan
+from serving.load_generator import Load, Plan, percentiles
 from serving.measured_server import processes_of
 from serving.schemas import MAX_BASKET
 
@@ -380,7 +380,7 @@ def cut_in_half(bundle: Path) -> None:
 
 def note_refusals(system: System, notes: Notes) -> None:
     """Note how long a crowd waits for the least there is to answer: no JSON is refused. Nobody else asks."""
-    notes["refusals_p99_ms"] = _p99_ms(_at_once(system, [b"{"]))
+    notes["refusals_p99_ms"] = percentiles(_at_once(system, [b"{"]).client_ms)["p99"]
 
 
 @contextlib.contextmanager
@@ -420,12 +420,8 @@ def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
         "failed": int((~load.answered).sum()),
         "whole": int((load.answered & ~load.degraded).sum()),
         "computed_most": max(computed.values(), default=0),
-        "p99_ms": _p99_ms(load),
+        "p99_ms": percentiles(load.client_ms)["p99"],
     }
-
-
-def _p99_ms(load: Load) -> float:
-    return float(np.percentile(load.client_ms, 99, method="higher"))
 
 
 def _at_once(system: System, bodies: Sequence[bytes]) -> Load:

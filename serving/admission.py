@@ -24,6 +24,11 @@ CALM_S = 0.05  # without a refusal, after which it is the patient one again
 _WEIGHT = 0.05  # of the newest in the average time of an answer
 
 
+def prefetch_waits_s(call: Call) -> float:
+    """Return how long after its arrival a prefetch may still be begun."""
+    return PREFETCH * (call.deadline - call.arrived)
+
+
 class Admission:
     """Belongs to one event loop."""
 
@@ -48,7 +53,7 @@ class Admission:
         waited_s = now + ahead_s + self._computing * self._answer_s - call.arrived
         given_s = call.deadline - call.arrived
         if call.priority != PRIORITIES[0]:
-            return not strict and waited_s <= PREFETCH * given_s
+            return not strict and waited_s <= prefetch_waits_s(call)
         share = STRICT if strict else PATIENT
         # That one caller is in a hurry, or asks for what can wait, does not make a queue.
         if waited_s > share * self._limit_s:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from serving import metrics
-from serving.admission import PREFETCH, Admission
+from serving.admission import Admission, prefetch_waits_s
 from serving.batch_steering import Steering
 from serving.batching import Batcher, Priority
 from serving.budgets import Budgets
@@ -214,7 +214,7 @@ class Checkout:
             await turn
             return
         try:
-            async with _until(call.arrived + PREFETCH * (call.deadline - call.arrived)):
+            async with _until(call.arrived + prefetch_waits_s(call)):
                 await turn
         except TimeoutError:
             raise Overloaded(_NO_TIME) from None
