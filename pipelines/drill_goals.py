@@ -142,7 +142,7 @@ def _p99(phase: Mapping[str, Any]) -> float | None:
 
 
 def waited_for_store(outcome: Outcome) -> float | None:
-    """Read the longest time that an answer spent on features while the store was broken."""
+    """Read the longest time that an answer spent, or may have spent, on features while the store was down."""
     found = [outcome["during"][stream]["features_max_ms"] for stream in (CLIENT, RAW)]
     return max((ms for ms in found if ms is not None), default=None)
 

@@ -68,7 +68,12 @@ class Answer:
 
     @property
     def features_ms(self) -> float | None:
-        """How long the endpoint spent on features; on everything, where a fallback answered in the end."""
+        """How long the endpoint spent on features; on everything, where a fallback answered in the end.
+
+        An answer that never came may have waited for them until its caller gave up: all that time counts.
+        """
+        if self.from_client:
+            return self.took_ms
         stages = self.document.get("stage_ms", {})
         found: float | None = stages.get("features", stages.get("total"))
         return found

@@ -1,6 +1,7 @@
 """Answers and faults at known times -> counts, times and recoveries that one can reckon by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,5 +170,9 @@ def test_a_fallback_has_waited_for_features_all_the_time_it_took() -> None:
     late = Answer(0, 0.0, 60.0, 60.0, True, {**late.document, "stage_ms": {"fallback": 0.2, "total": 57.0}})
     found = tally([answer(0.0, features_ms=6.0), late], 50.0)
     assert found["features_max_ms"] == 57.0
-    client_own = Answer(0, 0.0, 60.0, 60.0, True, {**late.document, "stage_ms": {}})
-    assert tally([client_own], 50.0)["features_max_ms"] is None
+
+
+def test_an_answer_that_never_came_may_have_waited_until_its_caller_gave_up() -> None:
+    gave_up = answer(0.0, ms=53.0, took_ms=50.4, reason="deadline_exceeded", rung="popular", source=SOURCE)
+    gave_up = replace(gave_up, document={**gave_up.document, "bundle_id": "", "stage_ms": {}})
+    assert tally([answer(0.1, features_ms=6.0), gave_up], 50.0)["features_max_ms"] == 50.4
