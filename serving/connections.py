@@ -20,6 +20,7 @@ FIRST_S = 4.0  # from the connection to the first byte of its first request
 MARGIN_S = 1.0  # more than a body may take: by then it was refused with 408, and this is what is left of it
 MAX_HEAD_BYTES = 16_384  # request line and headers
 MAX_HEADERS = 100
+MAX_UNREAD_BYTES = 1_048_576  # of a body that is still coming when its request is answered: refused, mostly
 SPARE_FILES = 512  # of this process, besides its connections: bundle, logs, store
 Connection = TypeVar("Connection")
 

@@ -21,7 +21,15 @@ import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from serving.connections import FIRST_S, MARGIN_S, MAX_HEAD_BYTES, MAX_HEADERS, SWEEP_S, Waits
+from serving.connections import (
+    FIRST_S,
+    MARGIN_S,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_UNREAD_BYTES,
+    SWEEP_S,
+    Waits,
+)
 from serving.http_routes import ARRIVED, GONE, TASK, Scope
 from serving.limits import App, Receive, Send, refuse
 from serving.metrics import count_rejected
@@ -105,6 +113,7 @@ class _HttpProtocol(HttpToolsProtocol):
         self._arriving = False  # a request has begun, and its body has not ended
         self._head_bytes = 0  # of a head that has not ended
         self._may_be_long = False  # not all of the head came in one part of a bounded length
+        self._unread_bytes = 0  # of a body that came after its request was answered
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(cast("asyncio.Transport", _Joined(transport)))
@@ -145,6 +154,10 @@ class _HttpProtocol(HttpToolsProtocol):
         if self._arriving and not self._in_head:  # of a body, and maybe of the next head
             self._may_be_long = True
             super().data_received(data)
+            if self._arriving and not self._is_answering():
+                self._unread_bytes += len(data)
+                if self._unread_bytes > MAX_UNREAD_BYTES:
+                    self.flow.pause_reading()  # its client waits until it is cut off, and costs nothing
             return
         for start in range(0, len(data), MAX_HEAD_BYTES):
             self._may_be_long, part = self._in_head, data[start : start + MAX_HEAD_BYTES]
@@ -160,6 +173,7 @@ class _HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._arriving = True
+        self._unread_bytes = 0
         self._expect(self._arrival_s)
 
     def on_headers_complete(self) -> None:

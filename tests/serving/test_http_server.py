@@ -190,6 +190,44 @@ def test_a_body_that_nobody_reads_holds_no_connection(request_: bytes) -> None:
     served(scenario)
 
 
+@pytest.mark.parametrize("how", [b"Content-Length: 80000000", b"Transfer-Encoding: chunked"])
+def test_who_sends_on_after_a_refusal_is_read_no_more_and_cut_off(how: bytes) -> None:
+    piece = b"10000\r\n" + b" " * 65_536 + b"\r\n"
+
+    async def scenario(ask: Ask) -> None:
+        _, writer = await ask()
+        with socket.create_connection(writer.get_extra_info("peername")) as caller:
+            caller.setblocking(False)
+            caller.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + how + b"\r\n\r\n" + piece)
+            answer = await asyncio.get_running_loop().sock_recv(caller, 1_000)
+            assert answer.startswith(b"HTTP/1.1 413")
+            sent, rest = 0, piece
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # cut off
+                while sent < 80_000_000:
+                    try:
+                        count = caller.send(rest)
+                        sent, rest = sent + count, rest[count:] or piece
+                    except BlockingIOError:
+                        pass
+                    await asyncio.sleep(0)  # the server has its turn
+            assert sent < 40_000_000, "more than the two sockets hold: the server has read it"
+
+    served(scenario)
+
+
+def test_a_body_that_is_a_little_too_long_costs_nobody_the_connection() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        body = b" " * 10 * BODY_LIMIT
+        writer.write(
+            b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body + GOOD
+        )
+        assert b"413" in await reader.readuntil(b"\r\n\r\n")
+        assert b"HTTP/1.1 200" in await reader.readuntil(b"\r\n\r\n")
+
+    served(scenario)
+
+
 @pytest.mark.parametrize(
     ("headers", "is_told"),
     [
