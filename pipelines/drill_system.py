@@ -40,6 +40,7 @@ from serving.settings import Settings
 
 SERVER = (sys.executable, "-m", "serving.server")
 WAIT_S = 180.0  # for what must happen, and takes long on a busy machine
+LOOK_S = 0.05  # between two looks: who looked all the time would take from what is measured
 BEAT_S = 0.25
 ESTABLISHED, LISTENS = "01", "0A"  # states of a socket, as /proc/net/tcp writes them
 STALE_AFTER_S = 3.0  # in a system with a pulse; the default of a minute makes a long drill
@@ -388,7 +389,7 @@ def wait_for(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -
     while not condition():
         if time.monotonic() - began > wait_s:
             raise NotReached(f"waited {wait_s:g} s in vain: {what}")
-        time.sleep(0.02)
+        time.sleep(LOOK_S)
     return time.monotonic() - began
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -19,6 +19,29 @@ from prometheus_client.parser import text_string_to_metric_families
 START_S = 600.0  # two servers import for half a minute; on a busy machine for minutes
 STOP_S = 10.0
 METRICS_S = 10.0
+_BEGINS = b'{"event": "'
+
+
+class Events:
+    """The lines {"event": KIND, ...} of a file that grows; each look reads what came since the one before.
+
+    An endpoint says something about each request: who read it from the beginning, again and again, would take
+    a processor from what is measured.
+    """
+
+    def __init__(self, said: Path) -> None:
+        self._said, self._read = said, 0
+        self._found: list[dict[str, Any]] = []
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Return those of a kind that were written so far; a line that is not ended yet is left for later."""
+        with self._said.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        new = new[: new.rfind(b"\n") + 1]
+        self._read += len(new)
+        self._found += [orjson.loads(line) for line in new.splitlines() if line.startswith(_BEGINS)]
+        return [event for event in self._found if event["event"] == kind]
 
 
 @dataclass(frozen=True)
@@ -27,7 +50,7 @@ class MeasuredServer:
 
     process: subprocess.Popen[bytes]
     ready: dict[str, Any]  # its ready line
-    said: Path = Path(os.devnull)  # what it writes goes there
+    said: Events = field(default_factory=lambda: Events(Path(os.devnull)))
 
     def cpu_ms(self) -> float:
         """Return the processor time that all its processes have used so far."""
@@ -46,7 +69,7 @@ class MeasuredServer:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Return the lines {"event": KIND, ...} that it has written so far."""
-        return _events(self.said, kind)
+        return self.said.of(kind)
 
     def samples(self, metric: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric in its /metrics now, by those of its labels in their order.
@@ -83,7 +106,8 @@ def started(
     with said.open("wb") as out:
         process = subprocess.Popen(command, env=dict(environment), stdout=out, stderr=out)
     try:
-        yield MeasuredServer(process, _wait_ready(process, said, start_s), said)
+        events = _wait_ready(process, said, start_s)
+        yield MeasuredServer(process, events.of("ready")[0], events)
     finally:
         _stop(process)
 
@@ -100,20 +124,15 @@ def processes_of(pid: int) -> list[int]:
     return found
 
 
-def _wait_ready(process: subprocess.Popen[bytes], said: Path, start_s: float) -> dict[str, Any]:
+def _wait_ready(process: subprocess.Popen[bytes], said: Path, start_s: float) -> Events:
+    events = Events(said)
     until = time.monotonic() + start_s
     while process.poll() is None and time.monotonic() < until:
-        if ready := _events(said, "ready"):
-            return ready[0]
+        if events.of("ready"):
+            return events
         time.sleep(0.05)
     text = said.read_text(errors="replace").strip()[-2_000:]
     raise RuntimeError(f"the server did not start: {text or 'it said nothing'}")
-
-
-def _events(said: Path, kind: str) -> list[dict[str, Any]]:
-    begins = b'{"event": "%s"' % kind.encode()
-    lines = said.read_bytes().splitlines(keepends=True)
-    return [orjson.loads(line) for line in lines if line.startswith(begins) and line.endswith(b"\n")]
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

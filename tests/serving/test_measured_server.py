@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.measured_server import MeasuredServer, processes_of, started
+from serving.measured_server import Events, MeasuredServer, processes_of, started
 from serving.settings import Settings
 
 BUSY = """
@@ -86,8 +86,22 @@ def test_events_are_the_whole_lines_of_their_kind(tmp_path: Path) -> None:
     lines = ['{"event": "ready", "http": "here"}', "a warning", '{"event": "bundle", "bundle_id": "b2"}']
     said.write_text("\n".join([*lines, '{"event": "bundle", "bun']))
     process: Any = None
-    assert MeasuredServer(process, {}, said).events("bundle") == [{"event": "bundle", "bundle_id": "b2"}]
+    server = MeasuredServer(process, {}, Events(said))
+    assert server.events("bundle") == [{"event": "bundle", "bundle_id": "b2"}]
+    with said.open("a") as file:
+        file.write('dle_id": "b3"}\n')
+    assert [event["bundle_id"] for event in server.events("bundle")] == ["b2", "b3"]
+    assert server.events("ready") == [{"event": "ready", "http": "here"}]
     assert MeasuredServer(process, {}).events("bundle") == []
+
+
+def test_what_was_looked_at_once_is_not_read_again(tmp_path: Path) -> None:
+    said = tmp_path / "server.log"
+    said.write_text('{"event": "bundle", "bundle_id": "b2"}\n')
+    events = Events(said)
+    assert len(events.of("bundle")) == 1
+    said.write_text("x" * said.stat().st_size)
+    assert len(events.of("bundle")) == 1
 
 
 def _state(pid: int) -> str:
