@@ -27,8 +27,9 @@ Scope = MutableMapping[str, Any]  # ASGI's
 Route = Callable[[Scope, object], Awaitable[bytes]]  # raises InvalidRequest, Overloaded, ClientGone
 
 # What the HTTP server says in the scope: when a request was here whole (perf_counter), and that its client
-# has left; and what it is told there: the task to cancel if the client leaves later.
-ARRIVED, GONE, TASK = "reco.arrived", "reco.gone", "reco.task"
+# has left; and what it is told there: the task to cancel if the client leaves later, and that the rest of a
+# body is of no use.
+ARRIVED, GONE, TASK, UNREAD = "reco.arrived", "reco.gone", "reco.task", "reco.unread"
 _HEADERS = {name.encode(): name for name in HEADERS}
 
 

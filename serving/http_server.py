@@ -30,7 +30,7 @@ from serving.connections import (
     SWEEP_S,
     Waits,
 )
-from serving.http_routes import ARRIVED, GONE, TASK, Scope
+from serving.http_routes import ARRIVED, GONE, TASK, UNREAD, Scope
 from serving.limits import App, Receive, Send, refuse
 from serving.metrics import count_rejected
 from serving.problems import MEDIA_TYPE, problem
@@ -78,8 +78,8 @@ def http_server(
 class _Joined:
     """A transport that sends an answer's head with its body: one system call and one packet, not two."""
 
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
+    def __init__(self, transport: Any, lingers: Callable[[], bool]) -> None:
+        self._transport, self._lingers = transport, lingers
         self._head = b""
 
     def write(self, data: bytes) -> None:
@@ -96,7 +96,10 @@ class _Joined:
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        if self._lingers():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -114,9 +117,10 @@ class _HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # of a head that has not ended
         self._may_be_long = False  # not all of the head came in one part of a bounded length
         self._unread_bytes = 0  # of a body that came after its request was answered
+        self._lingering = False  # all is said: it is closed as soon as the body has ended
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(cast("asyncio.Transport", _Joined(transport)))
+        super().connection_made(cast("asyncio.Transport", _Joined(transport, self._lingers)))
         if len(self.connections) > self._waits.most:
             count_rejected("connections")
             (self._waits.longest() or self).abort()
@@ -157,7 +161,8 @@ class _HttpProtocol(HttpToolsProtocol):
             if self._arriving and not self._is_answering():
                 self._unread_bytes += len(data)
                 if self._unread_bytes > MAX_UNREAD_BYTES:
-                    self.flow.pause_reading()  # its client waits until it is cut off, and costs nothing
+                    self.flow.pause_reading()
+                    self._expect(MARGIN_S)  # to read the answer, before it is cut off
             return
         for start in range(0, len(data), MAX_HEAD_BYTES):
             self._may_be_long, part = self._in_head, data[start : start + MAX_HEAD_BYTES]
@@ -191,7 +196,9 @@ class _HttpProtocol(HttpToolsProtocol):
         scope: Any = self.scope
         scope[ARRIVED] = time.perf_counter()
         super().on_message_complete()
-        if self._is_answering():
+        if self._lingering:
+            self.transport.close()
+        elif self._is_answering():
             self._waits.end(self)
         else:  # it was answered before it was here whole
             self._expect(self.timeout_keep_alive + MARGIN_S)
@@ -221,6 +228,16 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._hang_up(400, "not_http", "the request is not HTTP/1.1")
+
+    def _lingers(self) -> bool:
+        """Say, once, whether its client is to hear that we have done, but is still read.
+
+        Who closes on a client that sends on makes it hear of a reset, maybe before it has read the answer.
+        """
+        lingers = self._arriving and not self._in_head and not self._lingering
+        lingers = lingers and self.cycle is not None and bool(self.cycle.scope.get(UNREAD))
+        self._lingering = self._lingering or lingers
+        return lingers
 
     def _expect(self, within_s: float) -> None:
         """Wait for the client, unless it has gone: an answer may end, or its buffer empty, after that."""

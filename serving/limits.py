@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from serving.errors import ClientGone, InvalidRequest, Overloaded
-from serving.http_routes import ARRIVED, Route, Scope
+from serving.http_routes import ARRIVED, UNREAD, Route, Scope
 from serving.metrics import count_rejected
 from serving.problems import MEDIA_TYPE, problem
 from serving.settings import Settings
@@ -73,9 +73,10 @@ class Limits:
             answer = None if route is None else await route(scope, document)
         except _Refused as refused:
             count_rejected(refused.reason)
-            # The rest of a body that did not come in time must not be read as the next request.
-            late = refused.status == 408 and not self.draining
-            await refuse(_last(send) if late else send, refused.status, str(refused))
+            # The rest of a body must not be read as the next request, nor need it be read at all.
+            scope[UNREAD] = refused.status == 413
+            last = refused.status in (408, 413) and not self.draining
+            await refuse(_last(send) if last else send, refused.status, str(refused))
         except InvalidRequest as error:
             count_rejected("invalid_input")
             await refuse(send, 422, str(error))

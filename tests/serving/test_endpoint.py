@@ -352,7 +352,7 @@ def test_a_v2_body_that_is_nested_deeply_is_the_clients_fault(client: httpx.Clie
         check_refusal(answer)
 
 
-def test_bodies_of_5_mb_are_refused_and_the_connection_lives(client: httpx.Client) -> None:
+def test_bodies_of_5_mb_are_refused_and_their_client_can_ask_on(client: httpx.Client) -> None:
     body = b'{"instances": [{"basket": ["' + b"7" * 5_000_000 + b'"]}]}'
 
     def chunks() -> Iterator[bytes]:
