@@ -80,10 +80,11 @@ def served(
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
     """What comes until the server hangs up."""
-    try:
-        return await reader.read()
-    except ConnectionResetError:
-        return b""
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):  # what came before it has come
+        while part := await reader.read(65_536):
+            answer += part
+    return answer
 
 
 def refusal(answer: bytes) -> tuple[int, str]:
