@@ -73,7 +73,7 @@ class Limits:
             answer = None if route is None else await route(scope, document)
         except _Refused as refused:
             count_rejected(refused.reason)
-            # The rest of a body must not be read as the next request, nor need it be read at all.
+            # The rest of a body must not be read as the next request; that of a long one is of no use.
             scope[UNREAD] = refused.status == 413
             last = refused.status in (408, 413) and not self.draining
             await refuse(_last(send) if last else send, refused.status, str(refused))

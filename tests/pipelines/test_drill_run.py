@@ -26,7 +26,7 @@ from pipelines.drill_run import _by_setup, run_drills
 from pipelines.drill_system import SERVER, SHORT, STANDARD, NotReached, System
 from pipelines.drills import ALL, DRILLS, Drill, choose_drills
 
-# A store that may be waited for a hundred times as long as ours is.
+# A store that may be waited for fifty times as long as ours is.
 PATIENT_STORE = """
 import sys
 from serving.redis_store import RedisStore
