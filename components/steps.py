@@ -24,7 +24,7 @@ def ingest_events(
     import json
     from pathlib import Path
 
-    from components.ingest_events import ingest_events
+    from components.data.ingest_events import ingest_events
 
     cut = ingest_events(data, Path(dataset.path), max_quarantine_ratio, train_until, home)
     return (cut, json.loads((Path(dataset.path) / "manifest.json").read_bytes())["data_hash"])
@@ -35,7 +35,7 @@ def fit_statistics(dataset: Input[Dataset], cut: str, statistics: Output[Artifac
     """Count what was bought, when, where and together with what."""
     from pathlib import Path
 
-    from components.fit_statistics import fit_statistics
+    from components.data.fit_statistics import fit_statistics
 
     return fit_statistics(Path(dataset.path), Path(statistics.path), cut)
 
@@ -47,7 +47,7 @@ def materialize_features(
     """Write the offline store's files: every event, and what is known of users and items as of the cut."""
     from pathlib import Path
 
-    from components.materialize_features import materialize_features
+    from components.data.materialize_features import materialize_features
 
     return materialize_features(Path(dataset.path), Path(statistics.path), Path(features.path), cut)
 
@@ -63,7 +63,7 @@ def build_examples(
     """Turn past baskets into training examples, each with what was known at its time."""
     from pathlib import Path
 
-    from components.build_examples import build_examples
+    from components.data.build_examples import build_examples
 
     return build_examples(Path(dataset.path), Path(statistics.path), Path(examples.path), cut, params)
 
@@ -75,7 +75,7 @@ def train_retriever(
     """Train the two towers that find candidates."""
     from pathlib import Path
 
-    from components.train_retriever import train_retriever
+    from components.retriever.train_retriever import train_retriever
 
     return train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
 
@@ -91,7 +91,7 @@ def train_ranker(
     """Train one teacher that scores candidates, and calibrate it."""
     from pathlib import Path
 
-    from components.train_ranker import train_ranker
+    from components.ranker.train_ranker import train_ranker
 
     return train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params)
 
@@ -111,7 +111,7 @@ def distill_ranker(
     """Train one small student on what the teachers think of every candidate."""
     from pathlib import Path
 
-    from components.distill_ranker import distill_ranker
+    from components.ranker.distill_ranker import distill_ranker
 
     teachers = [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)]
     return distill_ranker(Path(examples.path), Path(statistics.path), teachers, Path(ranker.path), params)
@@ -124,7 +124,7 @@ def prune_ranker(
     """Take out the student's hidden units that say least."""
     from pathlib import Path
 
-    from components.prune_ranker import prune_ranker
+    from components.compression.prune_ranker import prune_ranker
 
     return prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params)
 
@@ -136,7 +136,7 @@ def quantize_ranker(
     """Write the student in fewer bits, several ways, and measure what each loses."""
     from pathlib import Path
 
-    from components.quantize_ranker import quantize_ranker
+    from components.compression.quantize_ranker import quantize_ranker
 
     return quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params)
 
@@ -152,7 +152,7 @@ def compile_ranker(
     """Measure every variant on every engine of this machine and keep the best."""
     from pathlib import Path
 
-    from components.compile_ranker import compile_ranker
+    from components.compression.compile_ranker import compile_ranker
 
     return compile_ranker(
         Path(examples.path), Path(pruned.path), Path(variants.path), Path(ranker.path), params
@@ -166,7 +166,7 @@ def export_retriever(
     """Write the query tower as ONNX and measure that it answers alike."""
     from pathlib import Path
 
-    from components.export_retriever import export_retriever
+    from components.retriever.export_retriever import export_retriever
 
     return export_retriever(Path(retriever.path), Path(examples.path), Path(graphs.path))
 
@@ -178,7 +178,7 @@ def build_index(
     """Put the item vectors into the Faiss index that is fastest at the recall that is asked for."""
     from pathlib import Path
 
-    from components.build_index import build_index
+    from components.retriever.build_index import build_index
 
     return build_index(Path(retriever.path), Path(examples.path), Path(index.path), params)
 
@@ -198,7 +198,7 @@ def assemble_bundle(
     """Seal all parts of one release, with golden requests, and return the bundle id."""
     from pathlib import Path
 
-    from components.assemble_bundle import assemble_bundle
+    from components.release.assemble_bundle import assemble_bundle
 
     return assemble_bundle(
         Path(statistics.path),
@@ -220,7 +220,7 @@ def evaluate_bundle(
     """Measure the served path on the weeks after the cut, beside the baselines."""
     from pathlib import Path
 
-    from components.evaluate_bundle import evaluate_bundle
+    from components.evaluation.evaluate_bundle import evaluate_bundle
 
     return evaluate_bundle(Path(bundle.path), Path(dataset.path), Path(evaluated.path))
 
@@ -230,7 +230,7 @@ def register_bundle(bundle: Input[Model], tracking_uri: str, model_name: str) ->
     """Store the bundle in the registry as the challenger and return its version."""
     from pathlib import Path
 
-    from components.register_bundle import register_bundle
+    from components.release.register_bundle import register_bundle
 
     return register_bundle(Path(bundle.path), tracking_uri, model_name)
 
@@ -247,7 +247,7 @@ def promote_bundle(
     """Let the version through the gate to champion, or raise naming metric, got and needed."""
     from pathlib import Path
 
-    from components.promote_bundle import promote_bundle
+    from components.release.promote_bundle import promote_bundle
 
     return promote_bundle(version, Path(dataset.path), tracking_uri, model_name, home, params)
 
@@ -259,6 +259,6 @@ def publish_features(
     """Fill the online store with each user's row and with the champion's statistics of items."""
     from pathlib import Path
 
-    from components.publish_features import publish_features
+    from components.release.publish_features import publish_features
 
     return publish_features(Path(features.path), cut, promoted, home, online_store)

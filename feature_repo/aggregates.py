@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feature_repo.kernels import DAY_S as DAY_S
-from feature_repo.kernels import is_orderly, repeats, summarise
+from feature_repo.kernels.compiled import DAY_S as DAY_S
+from feature_repo.kernels.compiled import is_orderly, repeats, summarise
 
 DECAY_DAYS = (15.0, 60.0, 120.0)  # the second is half of the third, the first a quarter of the second
 SESSION_GAP_S = 30 * 60.0  # a session ends after so long without an event
@@ -48,7 +48,7 @@ class UserEvents:
     `items` holds the distinct item ids (str) or item codes (int) in order, `item` a line's position there.
     `key` tells events apart (`hash_ids` of the event id), `basket` baskets of one moment. Money is what the
     line cost in all and what was taken off. `version` says which events of a stream are in: those up to that
-    version, see `feature_repo.archive`.
+    version, see `feature_repo.stream.archive`.
     """
 
     items: np.ndarray  # (m,) sorted

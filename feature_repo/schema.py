@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from feature_repo import kernels
 from feature_repo import transforms as t
-from feature_repo.kernels import begin_rows, categories, put_columns, tower_rows, within
+from feature_repo.kernels import compiled as kernels
+from feature_repo.kernels.compiled import begin_rows, categories, put_columns, tower_rows, within
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import (
     Feature,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from feature_repo.kernels import codes_of, find, index_ids
+from feature_repo.kernels.compiled import codes_of, find, index_ids
 
 NO_ITEM = -1
 NEW_ITEMS = "new_items.txt"  # how many there are; no file, none

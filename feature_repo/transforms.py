@@ -26,7 +26,6 @@ from functools import cached_property
 
 import numpy as np
 
-from feature_repo import kernels
 from feature_repo.aggregates import (
     CLICK,
     DAY_S,
@@ -38,7 +37,8 @@ from feature_repo.aggregates import (
     merge_lines,
     summary_of,
 )
-from feature_repo.kernels import (
+from feature_repo.kernels import compiled as kernels
+from feature_repo.kernels.compiled import (
     best,
     compare,
     fill_rows,

@@ -30,8 +30,8 @@ from monitoring.windows import (
     log_tables,
     purchases,
 )
-from serving.bundle import read_manifest
 from serving.prediction_log import read_log
+from serving.release.bundle import read_manifest
 
 log = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ def write_report(path: Path, verdict: dict[str, Any], charts: str = "") -> None:
 def draw_weeks(
     weeks: pd.DataFrame, path: Path, title: str = "PSI of each week against the reference"
 ) -> None:
-    """Draw the rows of one column of `monitoring.bench_drift.drift_by_week` as a PNG."""
+    """Draw the rows of one column of `pipelines.bench.drift.drift_by_week` as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")

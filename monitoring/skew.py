@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feature_repo.aggregates import UserEvents, no_events
-from feature_repo.archive import EVENTS, read_archive, rows_of
 from feature_repo.schema import DENSE_NAMES, model_inputs
+from feature_repo.stream.archive import EVENTS, read_archive, rows_of
 from feature_repo.transforms import Rows
-from serving.bundle import Bundle, load_bundle
 from serving.prediction_log import feature_names, feature_rows, read_log
-from serving.ranking import rank
-from serving.retrieval import build_query
+from serving.release.bundle import Bundle, load_bundle
 from serving.settings import Settings
+from serving.stages.ranking import rank
+from serving.stages.retrieval import build_query
 
 SCORE_TOLERANCE = 1e-6
 SETTLED_S = 10.0  # the stream archives what it folded within seconds; younger answers are left for next time

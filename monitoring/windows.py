@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from feature_repo.events import Dataset, merge_lines
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
-from serving.bundle import read_manifest
 from serving.prediction_log import feature_names, feature_rows
+from serving.release.bundle import read_manifest
 
 WEEKDAYS = np.array(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], object)
 HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)

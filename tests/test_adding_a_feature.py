@@ -28,7 +28,7 @@ from feature_repo.schema import DENSE_NAMES, USER, model_inputs, schema_hash
 from feature_repo.snapshots import USER_COLUMNS, USER_VIEW, user_table
 from feature_repo.statistics import read_statistics
 from feature_repo.transforms import Rows
-from serving.retrieval import build_query
+from serving.stages.retrieval import build_query
 
 NAME, at = "user_items_per_basket_90d", 1_718_000_000.0
 statistics = read_statistics(__import__("pathlib").Path(sys.argv[1]))
@@ -61,15 +61,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from components.fit_statistics import fit_statistics
-from components.materialize_features import materialize_features
-from components.feast_store import feature_store, quiet_feast
-from components.publish_features import publish_features
+from components.data.fit_statistics import fit_statistics
+from components.data.materialize_features import materialize_features
+from components.data.feast_store import feature_store, quiet_feast
+from components.release.publish_features import publish_features
 from feature_repo.aggregates import unpack
 from feature_repo.events import write_dataset
 from feature_repo.toy_shop import toy_dataset
 from feature_repo.transforms import User, user_items_per_basket_90d
-from serving.online_features import open_store
+from serving.stores.online_features import open_store
 
 root, cut = Path(sys.argv[1]), "2024-06-10T00:00:00Z"
 write_dataset(root / "dataset", toy_dataset(users=6, weeks=28))
@@ -131,7 +131,7 @@ def said(program: str, argument: Path, clone: Path) -> str:
 def statistics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import pandas as pd
 
-    from components.fit_statistics import fit, fit_vocabulary, purchases_of
+    from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
     from feature_repo.statistics import write_statistics
     from feature_repo.toy_shop import toy_dataset
 

@@ -18,23 +18,23 @@ STEPS = [path for path in MODULES if path.name == "steps.py"]
 
 TOUCHES_ENVIRONMENT = {
     "serving/settings.py": "reads it, once, when the endpoint starts",
-    "feature_repo/kafka.py": "reads where the broker is, once, when a process that talks to it starts",
-    "pipelines/cli.py": "reads RECO_HOME",
-    "pipelines/local_run.py": "tells the steps' threads not to spin while they wait",
-    "components/registry.py": "sets MLflow's own switches before it imports MLflow",
+    "feature_repo/stream/kafka.py": "reads where the broker is, once, when a process that talks to it starts",
+    "pipelines/cli/shell.py": "reads RECO_HOME",
+    "pipelines/run/local_run.py": "tells the steps' threads not to spin while they wait",
+    "components/release/registry.py": "sets MLflow's own switches before it imports MLflow",
 }
 # Package markers hold no logic to test.
 WITHOUT_TESTS = {"__init__.py"}
 # Part of the feature repository, but never of the endpoint: Feast's objects and what talks to the broker.
 NOT_SERVED = {
-    "feature_repo/dead_letters.py",
-    "feature_repo/fact_stream.py",
+    "feature_repo/stream/dead_letters.py",
+    "feature_repo/stream/fact_stream.py",
     "feature_repo/feature_definitions.py",
-    "feature_repo/kafka.py",
-    "feature_repo/online_rows.py",
-    "feature_repo/outbox.py",
-    "feature_repo/replay_events.py",
-    "feature_repo/stream.py",
+    "feature_repo/stream/kafka.py",
+    "feature_repo/stream/online_rows.py",
+    "feature_repo/stream/outbox.py",
+    "feature_repo/stream/replay_events.py",
+    "feature_repo/stream/stream.py",
 }
 # What runs, or makes any object of, a text.
 RUN_TEXT = {
@@ -42,7 +42,7 @@ RUN_TEXT = {
     *("yaml.load", "yaml.full_load", "yaml.unsafe_load"),
 }
 # What a caller installs: it needs the extra `client` alone.
-FOR_CALLERS = {"serving/attempts.py", "serving/client.py"}
+FOR_CALLERS = {"serving/client/attempts.py", "serving/client/client.py"}
 
 
 def name(path: Path) -> str:
@@ -246,7 +246,7 @@ def loaded_by(module: str, **environment: str) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "may_load"),
-    [("serving.recommender", set()), ("serving.schemas", set()), ("pipelines.cli", set())],
+    [("serving.answer.recommender", set()), ("serving.schemas", set()), ("pipelines.cli.shell", set())],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_light_module_stays_light(module: str, may_load: set[str]) -> None:
@@ -256,7 +256,7 @@ def test_a_light_module_stays_light(module: str, may_load: set[str]) -> None:
 @pytest.mark.slow
 def test_the_endpoint_loads_nothing_of_the_training_side() -> None:
     """kserve itself brings pandas; feast, torch and the others would cost seconds and hundreds of MB."""
-    assert not loaded_by("serving.transformer") & (set(HEAVY) - {"kserve", "pandas"})
+    assert not loaded_by("serving.api.transformer") & (set(HEAVY) - {"kserve", "pandas"})
 
 
 @pytest.mark.slow

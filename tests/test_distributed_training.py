@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.examples import read_ranker_examples
-from components.ranker_artefact import read_ranker
-from components.scoring import OnnxRanker
-from components.train_ranker import train_ranker
+from components.data.examples import read_ranker_examples
+from components.ranker.ranker_artefact import read_ranker
+from components.ranker.scoring import OnnxRanker
+from components.ranker.train_ranker import train_ranker
 
 pytestmark = pytest.mark.slow
 PARAMS = '{"dlrm": {"epochs": 1, "size": {"dropout": 0.0}}}'
@@ -23,7 +23,7 @@ def test_two_processes_train_what_one_does(toy_line: Path, tmp_path: Path) -> No
     asked = ["--model", "dlrm", "--params", PARAMS, "--ranker", str(tmp_path / "two")]
     paths = ["--examples", str(examples), "--statistics", str(statistics)]
     done = subprocess.run(
-        [*run, "-m", "components.train_ranker", *asked, *paths],
+        [*run, "-m", "components.ranker.train_ranker", *asked, *paths],
         capture_output=True,
         text=True,
         timeout=300,

@@ -13,17 +13,17 @@ from typing import Any
 import click
 import pytest
 
-from components.assemble_bundle import BundleParams
-from components.ingest_events import ingest_events
+from components.data.ingest_events import ingest_events
+from components.release.assemble_bundle import BundleParams
 from feature_repo.events import EVENT_SCHEMA
-from feature_repo.kafka import VARIABLES as KAFKA_VARIABLES
-from feature_repo.kafka import KafkaSettings
-from pipelines.cli import main
-from pipelines.drill_report import drill_rows
-from pipelines.drills import DRILLS, Drill
-from serving.rules_file import SECTIONS, SELECTORS, parse_rules
+from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
+from feature_repo.stream.kafka import KafkaSettings
+from pipelines.cli.shell import main
+from pipelines.drills.catalogue import DRILLS, Drill
+from pipelines.drills.report import drill_rows
 from serving.schemas import parse_request
 from serving.settings import Settings, variable
+from serving.shop.rules_file import SECTIONS, SELECTORS, parse_rules
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from feature_repo.toy_shop import held_out, request_basket, user_name
-from serving.online_features import open_store
-from serving.recommender import open_recommender
+from serving.answer.recommender import open_recommender
 from serving.schemas import Request
+from serving.stores.online_features import open_store
 
 pytestmark = pytest.mark.slow
 

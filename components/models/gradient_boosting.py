@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from components.examples import RankerExamples
+from components.data.examples import RankerExamples
 from components.models.ranker import CANDIDATE, FLAT, Shape
 
 log = logging.getLogger(__name__)

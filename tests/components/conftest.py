@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.certificate import certify
-from components.examples import RankerExamples, write_arrays, write_manifest
-from components.ranker_artefact import CERTIFICATES, GRAPH, graph_id
-from components.registry import Registry
+from components.data.examples import RankerExamples, write_arrays, write_manifest
+from components.ranker.certificate import certify
+from components.ranker.ranker_artefact import CERTIFICATES, GRAPH, graph_id
+from components.release.registry import Registry
 from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH
 from feature_repo.statistics import ARRAYS, Statistics, write_statistics
-from serving.bundle import REQUIRED, RankingSettings, seal_bundle
-from serving.retrieval import Quotas
+from serving.release.bundle import REQUIRED, RankingSettings, seal_bundle
+from serving.stages.retrieval import Quotas
 
 SIGNAL = DENSE_NAMES.index("together_sum")  # the feature that says what is bought
 ITEMS, TYPES, CATEGORIES, DEPARTMENTS = 60, 9, 5, 3  # without the unknown one, which is 0
@@ -172,14 +172,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few_repeats() -> Iterator[None]:
     """A latency of three calls is as good as one of 120 to a test that asserts nothing about time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("components.scoring.REPEATS", 3)
+        patch.setattr("components.ranker.scoring.REPEATS", 3)
         yield
 
 
 @pytest.fixture(scope="session")
 def teacher(shop: Path, few_repeats: None) -> Path:
     """A small DLRM that has found the planted signal."""
-    from components.train_ranker import train_ranker
+    from components.ranker.train_ranker import train_ranker
 
     params = {"dlrm": {"size": {"hidden": 32}, "epochs": 4, "batch_size": 16, "learning_rate": 0.01}}
     train_ranker(shop / "examples", shop / "statistics", shop / "teacher", "dlrm", params)
@@ -189,7 +189,7 @@ def teacher(shop: Path, few_repeats: None) -> Path:
 @pytest.fixture(scope="session")
 def student(shop: Path, teacher: Path) -> Path:
     """What was distilled from the teacher."""
-    from components.distill_ranker import distill_ranker
+    from components.ranker.distill_ranker import distill_ranker
 
     params = {"hidden": 32, "epochs": 4, "batch_size": 16, "learning_rate": 0.01}
     distill_ranker(shop / "examples", shop / "statistics", [teacher], shop / "student", params)

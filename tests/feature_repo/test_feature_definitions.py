@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.online_features import HISTORY, JOIN_KEY, PROJECT, VIEW
+from serving.stores.online_features import HISTORY, JOIN_KEY, PROJECT, VIEW
 
 FEATURE_REPO = Path(__file__).parents[2] / "feature_repo"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from components.fit_statistics import fit, fit_vocabulary, purchases_of
+from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo import schema
 from feature_repo.aggregates import UserEvents, no_events
 from feature_repo.schema import (

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from components.fit_statistics import fit, fit_vocabulary, purchases_of
+from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, pack, unpack
 from feature_repo.schema import ITEM, USER, model_inputs
 from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, USER_COLUMNS, item_table, user_table

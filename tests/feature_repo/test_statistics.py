@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from components.fit_statistics import fit, fit_vocabulary, purchases_of
+from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
 from feature_repo.toy_shop import toy_dataset
 

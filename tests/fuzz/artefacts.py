@@ -29,11 +29,11 @@ import faiss
 import numpy as np
 
 from feature_repo.ids import is_id
-from serving.bundle import _bundle_id, load_bundle, read_manifest, seal_bundle
+from serving.answer.recommender import Recommender, answer_golden, open_recommender
 from serving.errors import BundleInvalid
-from serving.online_features import MemoryStore, UserRow
-from serving.recommender import Recommender, answer_golden, open_recommender
+from serving.release.bundle import _bundle_id, load_bundle, read_manifest, seal_bundle
 from serving.schemas import Request
+from serving.stores.online_features import MemoryStore, UserRow
 
 SECONDS, MEGABYTES = 10, 512  # of one case, at most
 INDEXES = {

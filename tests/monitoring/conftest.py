@@ -13,10 +13,10 @@ import pytest
 
 from feature_repo.events import Dataset, write_dataset
 from feature_repo.statistics import ARRAYS, Statistics, write_statistics
-from serving.bundle import RankingSettings, read_manifest, seal_bundle
 from serving.prediction_log import Record, records_to_table
-from serving.retrieval import Quotas
+from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
 from serving.schemas import Recommendation, Request, Response
+from serving.stages.retrieval import Quotas
 
 CATEGORIES, ITEMS, STORES = 40, 400, 8
 MONDAY = datetime(2024, 1, 1, tzinfo=UTC)

@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from feature_repo.aggregates import fold, no_events, pack
-from feature_repo.archive import EVENTS, read_archive, rows_of, streamed_name, write_segment
 from feature_repo.schema import DENSE_NAMES
+from feature_repo.stream.archive import EVENTS, read_archive, rows_of, streamed_name, write_segment
 from monitoring import skew as module
 from monitoring.skew import SkewFound, check_skew, describe, replay, replay_home
-from serving.bundle import load_bundle
-from serving.online_features import MemoryStore, UserRow
+from serving.answer.recommender import Recommender
 from serving.prediction_log import Record, records_to_table
-from serving.recommender import Recommender
+from serving.release.bundle import load_bundle
 from serving.schemas import Request
+from serving.stores.online_features import MemoryStore, UserRow
 
 REQUESTS = 1_000
 

@@ -18,9 +18,9 @@ from monitoring.windows import (
     log_tables,
     purchases,
 )
-from serving.bundle import RankingSettings, seal_bundle
 from serving.prediction_log import Record, records_to_table
-from serving.retrieval import Quotas
+from serving.release.bundle import RankingSettings, seal_bundle
+from serving.stages.retrieval import Quotas
 
 NEW_YORK = "America/New_York"
 FEATURES = ("user_item_count", "item_price")

@@ -7,7 +7,7 @@ import pytest
 from kfp import dsl
 from kfp.dsl import Dataset, Input, Model, Output
 
-from pipelines.graph import Spec, read_spec
+from pipelines.run.graph import Spec, read_spec
 
 step = partial(dsl.component, base_image="test-python:1", install_kfp_package=False)
 

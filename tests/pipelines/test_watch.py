@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.graph import read_spec, step_names
+from pipelines.run.graph import read_spec, step_names
 
 pytestmark = pytest.mark.slow  # importing kfp takes seconds
 

@@ -19,12 +19,12 @@ import pytest
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH
 from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
-from serving.bundle import RankingSettings, load_bundle, seal_bundle
-from serving.online_features import entity_key
-from serving.profiles import ItemFilter, Profile
-from serving.recommender import answer_golden
-from serving.retrieval import Quotas
+from serving.answer.recommender import answer_golden
+from serving.release.bundle import RankingSettings, load_bundle, seal_bundle
 from serving.settings import Settings
+from serving.stages.profiles import ItemFilter, Profile
+from serving.stages.retrieval import Quotas
+from serving.stores.online_features import entity_key
 
 CUT = datetime(2017, 11, 27, 5, tzinfo=UTC)
 ITEMS, TYPES, STORES, WIDTH = 240, 12, 3, 8

@@ -7,10 +7,10 @@ import lightgbm
 import numpy as np
 import pytest
 
-from components.examples import RankerExamples
+from components.data.examples import RankerExamples
 from components.models.gradient_boosting import GradientBoosting, _in_float32
 from components.models.ranker import Shape
-from components.scoring import OnnxRanker
+from components.ranker.scoring import OnnxRanker
 from feature_repo.schema import DENSE_NAMES
 
 SHAPE = Shape(len(DENSE_NAMES), (61, 10, 6, 4))

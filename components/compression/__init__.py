@@ -1,0 +1,1 @@
+"""Ranker -> fewer units, fewer bits, the fastest form."""

@@ -1,0 +1,257 @@
+"""Rankers in several precisions -> the one that this machine runs fastest, optimised ahead of time."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+
+from components.data.examples import ContractViolation, RankerExamples, read_ranker_examples
+from components.home import write_json
+from components.parameters import read_params
+from components.ranker.certificate import check, enforce
+from components.ranker.export_ranker import sample_inputs
+from components.ranker.lineage import Parent
+from components.ranker.ranker_artefact import ENGINES, GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
+from components.ranker.scoring import SIZES, Call, OnnxRanker, measure_calls, request
+from components.ranker.train_ranker import load_ranker
+
+log = logging.getLogger(__name__)
+
+# Engines of ONNX Runtime by the provider they need, in the order of preference among equals.
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "cuda_graph": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+SERVED = ("cpu",)  # what the endpoint runs a bundle with; the others are measured for comparison
+TORCH = ("torch_eager", "torch_compile")  # measured for comparison; the endpoint has no PyTorch
+
+
+class EngineMissing(Exception):
+    """An engine cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class CompileParams:
+    """How the winner is chosen."""
+
+    candidates: int = 500  # the number of candidates whose p50 decides
+    near_ratio: float = 1.03  # as good as equally fast: then the smaller file wins
+
+    def __post_init__(self) -> None:
+        """Refuse a number of candidates that is not measured."""
+        if self.candidates not in SIZES:
+            raise TypeError(f"CompileParams.candidates is {self.candidates}, expected one of {SIZES}")
+        if self.near_ratio < 1:
+            raise TypeError(f"CompileParams.near_ratio is {self.near_ratio}, expected 1 or more")
+
+
+def compile_ranker(
+    examples: Path, ranker: Path, variants: Path, compiled: Path, params: dict[str, Any]
+) -> dict[str, Any]:
+    """Optimise every variant ahead of time, measure all engines of this machine, keep the best.
+
+    Only variants within their tolerance may win, and only engines that the endpoint has: PyTorch, eager and
+    compiled, is measured beside them for comparison.
+
+    Args:
+        examples: what `build_examples` wrote.
+        ranker: what `prune_ranker` wrote; it takes part as the variant fp32.
+        variants: what `quantize_ranker` wrote.
+        compiled: the directory to write; ENGINES in it tells of every engine and variant.
+        params: fields of `CompileParams`.
+
+    Returns:
+        The winner's variant and engine, its p50 and how many times faster than eager PyTorch that is.
+
+    Raises:
+        ParityFailed: the optimised graph does not say what its variant says.
+    """
+    settings = read_params(CompileParams, params)
+    held_out = read_ranker_examples(examples, "calibration")
+    parent = read_ranker(ranker)
+    cost = Cost([parent])
+    known = {"fp32": parent}
+    known |= {place.name: read_ranker(place) for place in sorted(variants.iterdir()) if place.is_dir()}
+    parent.weights()  # refuses what is no ranker of PyTorch, before anything is written
+    strangers = [
+        name for name, one in known.items() if one is not parent and parent.id not in one.manifest["parents"]
+    ]
+    if strangers:
+        raise ContractViolation(
+            f"{variants / strangers[0]} was not made from {ranker}: pass what quantize_ranker made of it"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        graphs = {name: optimise(one.graph, Path(scratch) / f"{name}.onnx") for name, one in known.items()}
+        arms, skipped = _measure(known, graphs, held_out)
+        sizes = {name: graph.stat().st_size for name, graph in graphs.items()}
+        winner = choose(arms, sizes, settings)
+        begin_ranker(compiled)
+        write_json(compiled / ENGINES, {"arms": arms, "skipped": skipped})
+        shutil.copyfile(graphs[winner["variant"]], compiled / GRAPH)
+    source, engine = Parent(known[winner["variant"]], held_out), winner["engine"]
+    certificate = source.certify("compile_ranker", "compile", compiled, engine=engine)
+    enforce(certificate)
+    source.finish(compiled, certificate, cost, {"compile": asdict(settings)}, engine=engine)
+    size = str(settings.candidates)
+    eager = next(arm for arm in arms if arm["engine"] == "torch_eager")
+    speedup = eager["latency_ms"][size]["p50"] / winner["latency_ms"][size]["p50"]
+    return {
+        "variant": winner["variant"],
+        "engine": engine,
+        "p50_ms": winner["latency_ms"][size]["p50"],
+        "speedup_over_eager": round(speedup, 2),
+    }
+
+
+def _measure(
+    known: Mapping[str, RankerArtefact], graphs: Mapping[str, Path], held_out: RankerExamples
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the latency of every variant on every engine, and why an engine, or one variant, was skipped."""
+    arms: list[dict[str, Any]] = []
+    calls: list[Call] = []
+    skipped: dict[str, str] = {}
+    feed = OnnxRanker(known["fp32"].graph).feed
+    trial = request(feed, held_out, SIZES[0])
+
+    def add(variant: str, engine: str, failed: list[str], open_call: Callable[[], Call]) -> None:
+        try:
+            call = open_call()
+            call(trial)
+        except EngineMissing as reason:
+            skipped[engine] = str(reason)
+        except Exception as reason:
+            if engine in SERVED:
+                raise
+            # Engines refuse a graph with errors of many kinds; one that is only compared stops no release.
+            skipped[f"{engine}, {variant}"] = f"{type(reason).__name__}: {reason}".splitlines()[0]
+        else:
+            calls.append(call)
+            served = engine in SERVED
+            arms.append(
+                {"variant": variant, "engine": engine, "is_served": served, "outside_tolerance": failed}
+            )
+
+    for name, artefact in known.items():
+        failed = check(artefact.certificates[-1])
+        for engine in PROVIDERS:
+            # What was fused for a CPU is not what a GPU has kernels for: its engines fuse for themselves.
+            graph = graphs[name] if engine in SERVED else artefact.graph
+            add(name, engine, failed, partial(open_engine, graph, engine))
+    for engine in TORCH:
+        add("fp32", engine, [], partial(open_torch, known["fp32"], engine, held_out))
+    feeds = [feed] * len(calls)
+    for arm, latency in zip(arms, measure_calls(calls, feeds, held_out), strict=True):
+        arm["latency_ms"] = latency
+    return arms, skipped
+
+
+def choose(arms: list[dict[str, Any]], sizes: dict[str, int], settings: CompileParams) -> dict[str, Any]:
+    """Return the fastest arm that may serve; among those as good as equally fast, the smallest.
+
+    Raises:
+        ValueError: there is none.
+    """
+    size = str(settings.candidates)
+    fit = [arm for arm in arms if arm["is_served"] and not arm["outside_tolerance"]]
+    if not fit:
+        raise ValueError("no variant that may serve is within its tolerance: look at its certificate")
+    fastest = min(arm["latency_ms"][size]["p50"] for arm in fit)
+    near = [arm for arm in fit if arm["latency_ms"][size]["p50"] <= settings.near_ratio * fastest]
+    return min(near, key=lambda arm: (sizes[arm["variant"]], arm["latency_ms"][size]["p50"]))
+
+
+def optimise(graph: Path, file: Path) -> Path:
+    """Write a graph with its operators fused; the runtime need not do it again whenever a process starts."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(file)
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    return file
+
+
+def open_engine(file: Path, engine: str) -> Call:
+    """Return what runs a graph on an engine: feed in, scores out.
+
+    Raises:
+        EngineMissing: this machine, or this build of ONNX Runtime, has it not.
+    """
+    provider = PROVIDERS[engine]
+    if provider not in ort.get_available_providers():
+        raise EngineMissing(f"this build of onnxruntime has no {provider}")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    settings = {"enable_cuda_graph": "1"} if engine == "cuda_graph" else {}
+    session = ort.InferenceSession(str(file), options, providers=[(provider, settings)])
+    if session.get_providers()[0] != provider:
+        raise EngineMissing(f"{provider} could not start here: no GPU, or not the libraries it needs")
+    if engine != "cuda_graph":
+        return lambda feed: session.run(["score"], feed)
+    return _CudaGraph(session)
+
+
+class _CudaGraph:
+    """Replays one recorded launch per number of candidates: inputs must stay where they were recorded."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session = session
+        self._bound: dict[int, tuple[ort.IOBinding, dict[str, ort.OrtValue], ort.RunOptions]] = {}
+
+    def __call__(self, feed: dict[str, np.ndarray]) -> np.ndarray:
+        rows = len(feed["dense"])
+        if rows not in self._bound:
+            binding, options = self._session.io_binding(), ort.RunOptions()
+            options.add_run_config_entry("gpu_graph_id", str(len(self._bound) + 1))
+            values = {
+                name: ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0) for name, value in feed.items()
+            }
+            for name, value in values.items():
+                binding.bind_ortvalue_input(name, value)
+            values["score"] = ort.OrtValue.ortvalue_from_shape_and_type([rows], np.float32, "cuda", 0)
+            binding.bind_ortvalue_output("score", values["score"])
+            self._bound[rows] = binding, values, options
+        binding, values, options = self._bound[rows]
+        for name, value in feed.items():
+            values[name].update_inplace(value)
+        self._session.run_with_iobinding(binding, options)
+        return np.asarray(values["score"].numpy())
+
+
+def open_torch(artefact: RankerArtefact, engine: str, held_out: RankerExamples) -> Call:
+    """Return what runs a ranker in PyTorch, eager or compiled, with as many threads as ONNX Runtime gets.
+
+    Raises:
+        EngineMissing: there is no C++ compiler, which torch.compile needs.
+    """
+    model: Any = load_ranker(artefact)
+    given = sample_inputs(model, held_out)[0]
+    names = list(given)
+    torch.set_num_threads(1)
+    if engine == "torch_compile":
+        if shutil.which("g++") is None:
+            raise EngineMissing("torch.compile needs a C++ compiler: g++ is not installed")
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter(
+                "ignore"
+            )  # the compiler warns of its own internals, nothing a user can mend
+            model = torch.compile(model, dynamic=True)
+            model(*given.values())
+
+    def call(feed: dict[str, np.ndarray]) -> Any:
+        with torch.inference_mode():
+            return model(*(torch.from_numpy(feed[name]) for name in names))
+
+    return call

@@ -1,0 +1,1 @@
+"""Events -> features and training examples."""

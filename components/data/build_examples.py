@@ -1,0 +1,442 @@
+"""Purchases and statistics -> training examples, by replaying each user's baskets in time order.
+
+Rolling origin: for each base in (cut - 20, -16, -12, -8, -4 weeks) the statistics are fitted on what
+came before the base, and the examples are the baskets of the four weeks after it. A user's history is
+the fold of that user's earlier baskets. So no feature sees its own week, nor its own basket; and the
+candidates and features come out of the very functions that serve. One source is left out here, the
+two-tower: it is trained on these very weeks and would bring the hidden items by heart.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from components.data.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
+from components.data.fit_statistics import NoCatalogue, Purchases, fit, read_purchases
+from components.parameters import read_params, require_positive, require_share
+from feature_repo.aggregates import IMPRESSION, PURCHASE, UserEvents, hash_ids, latest, no_events
+from feature_repo.schema import (
+    BASKET_LENGTH,
+    CATEGORICAL,
+    DENSE_NAMES,
+    HISTORY_LENGTH,
+    model_inputs,
+    tower_inputs,
+)
+from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
+from feature_repo.transforms import Query, Rows, User
+from serving.stages.retrieval import Quotas, retrieve
+
+log = logging.getLogger(__name__)
+
+WINDOW = pd.Timedelta(weeks=4)
+BASKET_WIDTH = 64  # items of one basket the retriever trains on
+MIN_BASKET_ITEMS = 4  # smaller baskets have nothing to hide and still say what the shopper is after
+HIDDEN_RATIO = 0.2
+ANSWERED_S = 1_800.0  # a checkout is over when it neither asks nor pays for so long
+GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smooths over
+SHARES = 8  # users are split into as many, whatever the machine: the same seed gives the same examples
+
+
+@dataclass(frozen=True)
+class ExampleParams:
+    """How many examples to build; `fast` runs lower the numbers, never the steps."""
+
+    windows: int = 5
+    negatives: int = 60  # per list, drawn from the retrieved candidates
+    masks: int = 4  # lists made from one basket, each hiding other items; against one: NDCG@10 + 2.3 %
+    user_ratio: float = 1.0  # users who give examples; all count in the statistics
+    stranger_ratio: float = 0.1  # baskets asked once more without history, with any part of the basket
+    calibration_ratio: float = 0.2  # users whose last window is held out of training, all candidates kept
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse examples of nothing, of nobody, or with none held out."""
+        require_positive(self, "windows", "negatives", "masks")
+        require_share(self, "stranger_ratio")
+        if not 0 < self.calibration_ratio < 1:
+            raise TypeError(
+                f"ExampleParams.calibration_ratio is {self.calibration_ratio}, expected between 0 and 1"
+            )
+        if not 0 < self.user_ratio <= 1:
+            raise TypeError(
+                f"ExampleParams.user_ratio is {self.user_ratio}, expected a share: 0.1, or 1 for all"
+            )
+
+
+@dataclass(frozen=True)
+class Basket:
+    """One basket in a user's replay: what is bought, and the history strictly before it was asked about.
+
+    Where the checkout asked what goes with it, `at` is when it first did and `shown` the answers: what the
+    shopper did not have yet then, and took or left.
+    """
+
+    basket: int
+    user: int
+    at: float  # seconds since the epoch: when it was asked about, else when it was bought
+    items: np.ndarray  # sorted distinct dataset item codes
+    shown: np.ndarray  # likewise
+    store: int
+    history: UserEvents  # of dataset item codes
+
+
+def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Basket]:
+    """Yield every basket of `users` (default all), user by user in time order, with its history.
+
+    This is the point-in-time join: a user's lines lie in the order of time, so what was known before a basket
+    is the part of them before the moment it was asked about. Baskets that share a moment all see what came
+    before it.
+    """
+    rows = np.arange(len(purchases.at)) if users is None else np.flatnonzero(np.isin(purchases.user, users))
+    if len(rows) == 0:
+        return
+    hashed = hash_ids(purchases.basket_ids.tolist()).astype(np.uint32)
+    keys = (purchases.item[rows], hashed[purchases.basket[rows]], purchases.at[rows], purchases.user[rows])
+    order = rows[np.lexsort(keys)]
+    user, at, basket = purchases.user[order], purchases.at[order], purchases.basket[order]
+    new_user = np.r_[True, user[1:] != user[:-1]]
+    begins = np.flatnonzero(new_user | np.r_[True, basket[1:] != basket[:-1]])
+    ends = np.r_[begins[1:], len(order)]
+    by_viewer = np.argsort(purchases.views.user, kind="stable")
+    viewer = purchases.views.user[by_viewer]
+    lines, last_user = no_events(np.int64), -1
+    impressions, bought = lines, lines.at
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        if user[begin] != last_user:
+            last_user, own = int(user[begin]), begin
+            finish = int(np.searchsorted(user, last_user, "right"))
+            seen = slice(*np.searchsorted(viewer, [last_user, last_user + 1]))
+            lines = _lines(purchases, order[own:finish], hashed, by_viewer[seen])
+            impressions, bought = lines.where(lines.kind == IMPRESSION), lines.at[lines.kind == PURCHASE]
+        asked, shown = _first_asked(impressions, bought, float(at[begin]))
+        yield Basket(
+            basket=int(basket[begin]),
+            user=last_user,
+            at=asked,
+            items=np.unique(purchases.item[order[begin:end]]),
+            shown=shown,
+            store=int(purchases.store[order[begin]]),
+            history=latest(lines.before(asked)),
+        )
+
+
+def _first_asked(shown: UserEvents, bought: np.ndarray, at: float) -> tuple[float, np.ndarray]:
+    """Return when a basket was first asked about, and all that was shown; if never, its own time and nothing.
+
+    A checkout may ask after each scan: its answers are what the user was shown since the purchase before,
+    back to the first pause of more than ANSWERED_S. None of them was there when it asked first.
+
+    Args:
+        shown: the user's impressions.
+        bought: (n,) the times of the user's purchases, sorted.
+        at: the time of the basket's own.
+    """
+    if len(shown) == 0:
+        return at, shown.items[:0]
+    earlier = int(np.searchsorted(bought, at))
+    since = bought[earlier - 1] if earlier else -np.inf
+    answers = shown.where(slice(*np.searchsorted(shown.at, [since, at], "right")))
+    pauses = np.flatnonzero(np.diff(answers.at, append=at) > ANSWERED_S)
+    answers = answers.where(slice(int(pauses[-1]) + 1 if len(pauses) else 0, None))
+    return (float(answers.at[0]) if len(answers) else at), answers.distinct()
+
+
+def _lines(purchases: Purchases, rows: np.ndarray, basket_hash: np.ndarray, views: np.ndarray) -> UserEvents:
+    """Return one user's purchases and views as events with item codes; the rows are in order already."""
+    seen = purchases.views
+    items, item = np.unique(np.concatenate([purchases.item[rows], seen.item[views]]), return_inverse=True)
+    nothing = np.zeros(len(views), np.float32)
+    lines = UserEvents(
+        items=items,
+        at=np.concatenate([purchases.at[rows], seen.at[views]]),
+        item=item,
+        kind=np.concatenate([np.full(len(rows), PURCHASE, np.uint8), seen.kind[views]]),
+        basket=np.concatenate([basket_hash[purchases.basket[rows]], seen.basket[views]]),
+        key=np.concatenate([rows, len(purchases.at) + views]).astype(np.uint64),
+        paid=np.concatenate([purchases.paid[rows].astype(np.float32), nothing]),
+        discount=np.concatenate([purchases.discount[rows].astype(np.float32), nothing]),
+    )
+    if len(views) == 0:
+        return lines
+    return lines.where(np.lexsort((lines.key, lines.item, lines.basket, lines.at)))
+
+
+def build_examples(
+    dataset: Path, statistics: Path, examples: Path, cut: str, params: dict[str, Any]
+) -> dict[str, int]:
+    """Write the retriever's and the ranker's examples of everything before `cut`.
+
+    Args:
+        dataset: what `ingest_events` wrote.
+        statistics: what `fit_statistics` wrote for the same cut.
+        examples: the directory to write.
+        cut: ISO 8601 time; nothing at or after it is read.
+        params: fields of `ExampleParams`.
+
+    Returns:
+        The number of retriever baskets, ranker lists and ranker rows.
+
+    Raises:
+        ValueError: too little history before the cut to build one window.
+    """
+    settings = read_params(ExampleParams, params)
+    end = pd.Timestamp(cut)
+    purchases, items = read_purchases(dataset)
+    seen = purchases.before(end)
+    vocabulary = read_vocabulary(statistics)
+    bases = [end - WINDOW * (j + 1) for j in range(settings.windows)]
+    bases = [base for base in bases if seen.at[0] < (base - WINDOW).timestamp()] if len(seen.at) else []
+    if not bases:
+        raise ValueError(
+            f"the purchases before {cut} span less than two windows of {WINDOW.days} days: "
+            "move --train-until later or bring more history"
+        )
+    examples.mkdir(parents=True, exist_ok=True)
+    windows = examples / "windows"
+    for done, base in enumerate(bases):
+        try:
+            fitted = fit(seen.before(base), items, vocabulary, base)
+        except NoCatalogue as error:
+            if done == 0:
+                raise
+            log.warning("windows before the first %d are left out: %s", done, error)
+            bases = bases[:done]  # older ones hold less still
+            break
+        write_statistics(windows / str(done), fitted, vocabulary)
+        log.info("window %d of %d: statistics before %s", done + 1, len(bases), base.date())
+
+    users = np.random.default_rng(settings.seed).permutation(len(purchases.user_ids))
+    users = users[: math.ceil(settings.user_ratio * len(users))]
+    starts = [base.timestamp() for base in bases]
+    jobs = [
+        (
+            seen.where(np.isin(seen.user, share)),
+            share,
+            statistics,
+            windows,
+            starts,
+            end.timestamp(),
+            settings,
+        )
+        for share in np.array_split(users, SHARES)
+    ]
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, SHARES), mp_context=get_context("spawn")) as pool:
+        parts = list(pool.map(_build_share, jobs))
+    retriever = _concatenate([part[0] for part in parts])
+    train = _concatenate_lists([part[1] for part in parts])
+    calibration = _concatenate_lists([part[2] for part in parts])
+    if len(train.start) < 2:
+        raise ValueError(
+            f"no basket of the {len(bases)} training windows gives an example: a basket needs "
+            f"{MIN_BASKET_ITEMS} catalogue items or more, one of which is found when it is hidden; "
+            "bring larger baskets or more history"
+        )
+    write_arrays(examples / "retriever", retriever)
+    write_arrays(examples / "ranker_train", train)
+    write_arrays(examples / "ranker_calibration", calibration)
+    _write_graph(examples, statistics, windows / str(len(bases) - 1), seen.item_ids)
+    counts = {
+        "retriever_baskets": len(retriever.basket),
+        "ranker_lists": len(train.start) - 1,
+        "ranker_rows": len(train.label),
+        "calibration_lists": len(calibration.start) - 1,
+    }
+    shutil.rmtree(windows)
+    write_manifest(
+        examples, cut=cut, params=asdict(settings), bases=[base.isoformat() for base in bases], **counts
+    )
+    return counts
+
+
+def _build_share(
+    job: tuple[Purchases, np.ndarray, Path, Path, list[float], float, ExampleParams],
+) -> tuple[RetrieverExamples, RankerExamples, RankerExamples]:
+    """Build the examples of some users from their purchases: for retriever, ranker and calibration."""
+    seen, users, statistics_path, windows_path, starts, end_s, params = job
+    final = _Window(read_statistics(statistics_path), seen.item_ids)
+    windows = [
+        _Window(read_statistics(windows_path / str(i)), seen.item_ids, final.code) for i in range(len(starts))
+    ]
+    quotas, nobody = Quotas(), no_events(np.int64)
+    rng = np.random.default_rng([params.seed, int(users[0]) if len(users) else 0])
+    held_out = np.random.default_rng(params.seed).random(len(seen.user_ids)) < params.calibration_ratio
+    retriever: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    lists: dict[bool, list[RankerExamples]] = {True: [], False: []}
+    for basket in replay(seen):
+        if (row := _retriever_row(final, basket)) is not None:
+            retriever.append(row)
+        window = next(
+            (i for i, start in enumerate(starts) if start <= basket.at < start + WINDOW.total_seconds()), None
+        )
+        if window is None or basket.at >= end_s:
+            continue
+        calibrates = window == 0 and bool(held_out[basket.user])
+        asked = [(basket, False)] * (1 if calibrates else params.masks)
+        if rng.random() < params.stranger_ratio:
+            asked.append((replace(basket, history=nobody), True))
+        negatives = None if calibrates else params.negatives
+        for one, stranger in asked:
+            built = _ranker_list(windows[window], one, seen.store_ids, quotas, rng, negatives, stranger)
+            if built is not None:
+                lists[calibrates].append(built)
+    return _stack(retriever), _concatenate_lists(lists[False]), _concatenate_lists(lists[True])
+
+
+def _write_graph(examples: Path, statistics: Path, oldest: Path, item_ids: np.ndarray) -> None:
+    """Write the bought-together graph as it was before the first example, in codes shifted by one."""
+    final = _Window(read_statistics(statistics), item_ids)
+    window = _Window(read_statistics(oldest), item_ids, final.code)
+    found = window.statistics
+    near = found.neighbours[:, :GRAPH_DEGREE]
+    there = near >= 0
+    share = np.where(there, found.together_count[:, :GRAPH_DEGREE], 0)
+    share = share / np.sqrt(np.maximum(found.basket_count[near], 1))
+    neighbours = np.zeros((len(final.statistics.item_ids) + 1, GRAPH_DEGREE), np.int32)
+    weights = np.zeros(neighbours.shape, np.float32)
+    rows = window.input_code[1:]
+    neighbours[rows, : near.shape[1]] = window.input_code[near + 1]
+    weights[rows, : near.shape[1]] = share / np.maximum(share.sum(1, keepdims=True), 1e-9)
+    np.save(examples / "graph_neighbours.npy", neighbours, allow_pickle=False)
+    np.save(examples / "graph_weights.npy", weights, allow_pickle=False)
+
+
+class _Window:
+    """Statistics with the map from dataset item codes to their catalogue codes."""
+
+    def __init__(self, statistics: Statistics, item_ids: np.ndarray, final: np.ndarray | None = None) -> None:
+        """Take the statistics, the dataset's item ids and, for each, its code in the catalogue at the cut."""
+        self.statistics = statistics
+        at = np.minimum(np.searchsorted(statistics.item_ids, item_ids), len(statistics.item_ids) - 1)
+        self.code = np.where(self.statistics.item_ids[at] == item_ids, at, -1)
+        own = np.flatnonzero(self.code >= 0)
+        # Models of several windows must mean the same item by a code: the one it has at the cut, plus one.
+        self.input_code = np.zeros(len(statistics.item_ids) + 1, np.int32)
+        self.input_code[self.code[own] + 1] = (self.code if final is None else final)[own] + 1
+
+    def query(self, basket: Basket, visible: np.ndarray, size: int) -> Query:
+        events = replace(basket.history, items=self.code[basket.history.items])
+        return Query(self.statistics, basket.at, visible, size, User(events, basket.at))
+
+
+def _retriever_row(window: _Window, basket: Basket) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    codes = window.code[basket.items]
+    codes = codes[codes >= 0][:BASKET_WIDTH]
+    if len(codes) < 2:
+        return None
+    inputs = tower_inputs(window.query(basket, np.empty(0, np.int64), 0))
+    row = np.zeros(BASKET_WIDTH, np.int32)
+    row[: len(codes)] = codes + 1
+    return inputs["history"][0].astype(np.int32), inputs["history_weight"][0].astype(np.float16), row
+
+
+def _ranker_list(
+    window: _Window,
+    basket: Basket,
+    store_ids: np.ndarray,
+    quotas: Quotas,
+    rng: np.random.Generator,
+    negatives: int | None,
+    stranger: bool = False,
+) -> RankerExamples | None:
+    """Hide a fifth of the basket and return the features and labels of the candidates for the rest.
+
+    All positives among the candidates are kept, and `negatives` others at random (None: all others). Where
+    the checkout got an answer, what the shopper took of it is hidden, and what was left is among the others.
+    Of a stranger only the first so many visible items are known, down to none: the model must know what
+    most people buy.
+    """
+    codes = window.code[basket.items]
+    codes = rng.permutation(codes[codes >= 0])
+    if len(codes) < MIN_BASKET_ITEMS:
+        return None
+    hidden = max(1, round(HIDDEN_RATIO * len(codes)))
+    shown = window.code[basket.shown]
+    if (accepted := np.isin(codes, shown)).any():
+        codes = codes[np.argsort(~accepted, kind="stable")]
+        hidden = min(max(hidden, int(accepted.sum())), len(codes) - 1)
+    unknown = len(basket.items) - len(codes)
+    visible, size = codes[hidden:], len(codes) - hidden + unknown
+    if stranger:
+        visible = visible[: rng.integers(len(visible) + 1)]
+        size = len(visible)
+    query = window.query(basket, visible, size)
+    store = window.statistics.store_row.get(str(store_ids[basket.store]))
+    candidates = retrieve(
+        query, None if store is None else window.statistics.store_popular[store], quotas
+    ).codes
+    label = np.isin(candidates, codes[:hidden])
+    if negatives is not None:
+        if not label.any():
+            return None
+        others = rng.permutation(np.flatnonzero(~label))
+        ignored = np.isin(candidates[others], shown)
+        ignored &= (
+            np.cumsum(ignored) <= negatives // 2
+        )  # the rest stays what serving ranks: whatever is found
+        others = others[np.argsort(~ignored, kind="stable")][:negatives]
+        keep = np.sort(np.r_[np.flatnonzero(label), others])
+        candidates, label = candidates[keep], label[keep]
+    dense, categorical = model_inputs(Rows(query, candidates))
+    categorical[:, 0] = window.input_code[categorical[:, 0]]
+    asked = tower_inputs(query)
+    return RankerExamples(
+        dense,
+        categorical.astype(np.int32),
+        label.astype(np.int8),
+        np.array([0, len(label)]),
+        window.input_code[asked["history"]],
+        asked["history_weight"].astype(np.float16),
+        window.input_code[asked["basket"]],
+    )
+
+
+def _stack(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> RetrieverExamples:
+    if not rows:
+        return RetrieverExamples(
+            np.empty((0, HISTORY_LENGTH), np.int32),
+            np.empty((0, HISTORY_LENGTH), np.float16),
+            np.empty((0, BASKET_WIDTH), np.int32),
+        )
+    return RetrieverExamples(*(np.stack(column) for column in zip(*rows, strict=True)))
+
+
+def _concatenate(parts: list[RetrieverExamples]) -> RetrieverExamples:
+    return RetrieverExamples(
+        *(np.concatenate(column) for column in zip(*(vars(p).values() for p in parts), strict=True))
+    )
+
+
+def _concatenate_lists(parts: list[RankerExamples]) -> RankerExamples:
+    parts = parts or [_no_lists()]
+    lengths = np.concatenate([np.diff(part.start) for part in parts])
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in RankerExamples.__annotations__
+        if name != "start"
+    }
+    return RankerExamples(start=np.cumsum([0, *lengths]), **columns)
+
+
+def _no_lists() -> RankerExamples:
+    return RankerExamples(
+        np.empty((0, len(DENSE_NAMES)), np.float32),
+        np.empty((0, len(CATEGORICAL)), np.int32),
+        np.empty(0, np.int8),
+        np.zeros(1, np.int64),
+        np.empty((0, HISTORY_LENGTH), np.int32),
+        np.empty((0, HISTORY_LENGTH), np.float16),
+        np.empty((0, BASKET_LENGTH), np.int32),
+    )

@@ -1,0 +1,1 @@
+"""Rankers and bundles -> measured quality."""

@@ -1,0 +1,358 @@
+"""A bundle and the weeks after its cut -> quality through the served path, beside the baselines.
+
+The baskets are those of `components.evaluation.protocol`; the whole catalogue minus the basket is ranked,
+never
+a sample. Answers come from `serving.answer.recommender`, so what is measured is what is served. Intervals
+are a
+bootstrap over users.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from components.data.build_examples import MIN_BASKET_ITEMS
+from components.data.fit_statistics import Purchases, fit, purchases_of
+from components.evaluation.baselines import BASELINES
+from components.evaluation.cluster_users import warming_requests, write_warming
+from components.evaluation.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
+from components.evaluation.protocol import PROTOCOL_SEED, Task, last_baskets, read_tasks
+from feature_repo.aggregates import UserEvents, no_events, pack
+from feature_repo.events import Dataset, merge_lines, read_dataset
+from feature_repo.schema import DENSE_NAMES
+from feature_repo.statistics import read_vocabulary
+from feature_repo.transforms import Window
+from serving.answer.recommender import Prepared, Recommender
+from serving.prediction_log import Record, records_to_table
+from serving.release.bundle import INDEX_REPORT, WARMING, Bundle, load_bundle, seal_bundle
+from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, MAX_K
+from serving.stages.item_index import FaissTower
+from serving.stages.retrieval import Quotas, retrieve
+from serving.stores.online_features import MemoryStore, UserRow
+
+log = logging.getLogger(__name__)
+
+TEST_WINDOW = pd.Timedelta(weeks=5)
+REFERENCE_WINDOW = pd.Timedelta(weeks=9)
+COLD_RATIO = 0.2
+
+
+def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, float]:
+    """Evaluate a bundle and write it anew, sealed with results, drift reference and warming requests.
+
+    Args:
+        bundle: what `assemble_bundle` wrote.
+        dataset: the data set, including the weeks after the bundle's cut.
+        evaluated: the directory to write.
+
+    Returns:
+        The headline metrics of the served path.
+
+    Raises:
+        ValueError: no basket of the test window can be asked.
+    """
+    loaded = load_bundle(bundle)
+    data = read_dataset(dataset)
+    results, records = evaluate(loaded, data)
+    if evaluated.exists():
+        shutil.rmtree(evaluated)
+    shutil.copytree(bundle, evaluated)
+    (evaluated / "evaluation.json").write_text(json.dumps(results, indent=1))
+    pq.write_table(records_to_table(records, DENSE_NAMES), evaluated / "reference_log.parquet")
+    pq.write_table(
+        _reference_events(data, pd.Timestamp(loaded.manifest["cut"])), evaluated / "reference_events.parquet"
+    )
+    write_warming(evaluated / WARMING, warming_requests(loaded, purchases_of(data.events)))
+    seal_bundle(
+        evaluated,
+        cut=loaded.manifest["cut"],
+        settings=loaded.settings,
+        made_from={**loaded.manifest["made_from"], "parent": loaded.bundle_id},
+    )
+    return {
+        name: results["served"][name] for name in ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
+    }
+
+
+def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record]]:
+    """Return the evaluation of a bundle on the five weeks after its cut, and the served answers' records.
+
+    Raises:
+        ValueError: no basket of the test window can be asked.
+    """
+    began = time.perf_counter()
+    purchases = purchases_of(data.events)
+    start = pd.Timestamp(bundle.manifest["cut"])
+    end = start + TEST_WINDOW
+    found = read_tasks(purchases, bundle.statistics, *window_s(start))
+    tasks = found.hidden
+    if not tasks:
+        raise ValueError(
+            f"no basket of {MIN_BASKET_ITEMS} catalogue items between {start} and {end}: "
+            "choose an earlier --train-until, so that some weeks are left to test on"
+        )
+    log.info("%d test baskets from %s to %s", len(tasks), start.date(), end.date())
+    boot = Bootstrap([task.user_id for task in tasks])
+    size = len(bundle.statistics.item_ids)
+    store = MemoryStore()
+    baselines = {name: Tally.empty() for name in BASELINES}
+    # The parts share nothing but their inputs, so a second process halves the wait.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
+        others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks)
+        served, pairs = _serve(Recommender(bundle, store), store, tasks, baselines)
+        records = _records(bundle, store, found.whole)
+        frozen, candidates, cold = others.result()
+    window = f"{data.manifest['data_hash']} {start.isoformat()}"
+    results: dict[str, Any] = {
+        "test_window": {
+            "from": start.isoformat(),
+            "until": end.isoformat(),
+            "data_hash": data.manifest["data_hash"],
+            "hash": hashlib.sha256(window.encode()).hexdigest()[:16],
+        },
+        "baskets": len(tasks),
+        "users": len({task.user_id for task in tasks}),
+        "catalogue_items": size,
+        "hidden_items": int(sum(len(task.hidden) for task in tasks)),
+        "out_of_catalogue_ratio": found.out_of_catalogue_ratio,
+        "served": summary(served, boot, size),
+        "served_frozen_history": summary(frozen, boot, size),
+        "baselines": {name: summary(tally, boot, size) for name, tally in baselines.items()},
+        "ratios": {name: ratios(served, tally, boot) for name, tally in baselines.items()},
+        "candidates": candidates,
+        "segments": _segments(served, tasks),
+        "cold": cold,
+        "calibration": calibration(pairs),
+        "index": _index(bundle),
+    }
+    results["seconds"] = round(time.perf_counter() - began, 1)
+    return results, records
+
+
+def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, Any]:
+    """Return the served path's metrics of one bundle on the test baskets of another.
+
+    Args:
+        bundle: the bundle that answers. Hidden items that it does not know are misses.
+        examiner: the bundle whose cut and catalogue say what is asked.
+        data: the data set that holds the weeks after that cut.
+    """
+    loaded, asks = load_bundle(bundle), load_bundle(examiner)
+    start = pd.Timestamp(asks.manifest["cut"])
+    found = read_tasks(purchases_of(data.events), asks.statistics, *window_s(start), asked=loaded.statistics)
+    store = MemoryStore()
+    served, _ = _serve(Recommender(loaded, store), store, found.hidden)
+    boot = Bootstrap([task.user_id for task in found.hidden])
+    return {"served": summary(served, boot, len(loaded.statistics.item_ids))}
+
+
+def _index(bundle: Bundle) -> dict[str, Any]:
+    """Return what was measured of the index when it was built, without the curve."""
+    file = bundle.path / INDEX_REPORT
+    report: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+    names = ("kind", "recall", "k", "quota", "target", "p50_ms", "bytes")
+    return {name: report[name] for name in names if name in report}
+
+
+def window_s(start: pd.Timestamp) -> tuple[float, float]:
+    """Return begin and end of the test window after a cut, in seconds since the epoch."""
+    return start.timestamp(), (start + TEST_WINDOW).timestamp()
+
+
+def _evaluate_beside(
+    bundle_path: Path, items: pd.DataFrame, purchases: Purchases, tasks: list[Task]
+) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
+    """Return the tally with histories frozen at the cut, the recall of each source, and cold users."""
+    bundle = load_bundle(bundle_path)
+    store = MemoryStore()
+    recommender = Recommender(bundle, store)
+    cut_s = window_s(pd.Timestamp(bundle.manifest["cut"]))[0]
+    frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
+    tally, _ = _serve(recommender, store, frozen)
+    return tally, _source_recall(recommender, tasks), _cold(bundle, items, purchases, tasks)
+
+
+def _serve(
+    recommender: Recommender, store: MemoryStore, tasks: list[Task], baselines: dict[str, Tally] | None = None
+) -> tuple[Tally, list[Pair]]:
+    """Ask every task through the served path, and the baselines beside it; k is the largest one may ask."""
+    tally, pairs = Tally.empty(), []
+    bundle = recommender.bundle
+    tower = bundle.profiles[DEFAULT_PROFILE].tower
+    began = time.perf_counter()
+    for number, (task, prepared) in enumerate(prepared_tasks(recommender, store, tasks)):
+        scores = recommender.rank(prepared.dense, prepared.categorical)
+        response = recommender.finish(prepared, scores)
+        ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
+        tally.add(ranked, task.hidden, task.bought_before)
+        if baselines is None:
+            continue
+        _rank_baselines(baselines, bundle, tower, task, prepared)
+        pairs.append((scores, np.isin(prepared.candidates.codes, task.hidden)))
+        if (number + 1) % 2_000 == 0:
+            each = (time.perf_counter() - began) / (number + 1)
+            log.info(
+                "%d of %d answered, %.0f s to go", number + 1, len(tasks), each * (len(tasks) - number - 1)
+            )
+    return tally, pairs
+
+
+def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task]) -> list[Record]:
+    """Return what the prediction log would hold, had these tasks come in at their own time."""
+    records: list[Record] = []
+    recommender = Recommender(bundle, store, records)
+    for _, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K):
+        recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
+    return [replace(record, answered_at=record.request.at) for record in records]
+
+
+def _rank_baselines(
+    tallies: dict[str, Tally], bundle: Bundle, tower: FaissTower, task: Task, prepared: Prepared
+) -> None:
+    row = bundle.statistics.store_row.get(task.store_id)
+    best = None if row is None else bundle.statistics.store_popular[row]
+    for name, baseline in BASELINES.items():
+        scores = baseline(prepared.query, best, tower)
+        scores[prepared.query.basket] = -np.inf
+        top = np.argpartition(-scores, min(MAX_K, len(scores) - 1))[:MAX_K]
+        ranked = top[np.argsort(-scores[top], kind="stable")]
+        tallies[name].add(ranked, task.hidden, task.bought_before)
+
+
+def prepared_tasks(
+    recommender: Recommender, store: MemoryStore, tasks: list[Task], k: int = MAX_K
+) -> Iterator[tuple[Task, Prepared]]:
+    """Yield each task with what the request path knows before it ranks; fills the store on the way."""
+    for task in tasks:
+        store.write(task.user_id, UserRow(pack(task.history), float(task.at)))
+        yield task, recommender.prepare(task.request(k))
+
+
+def _source_recall(recommender: Recommender, tasks: list[Task]) -> dict[str, dict[str, float]]:
+    """Return Recall@500 of each source alone and of the union as served, on a sample of the tasks."""
+    bundle = recommender.bundle
+    alone: dict[str, Quotas] = {
+        "served": bundle.settings.quotas,
+        "history": Quotas(history=500, together=0, tower=0, store=0),
+        "together": Quotas(history=0, together=500, tower=0, store=0),
+        "tower": Quotas(history=0, together=0, tower=500, store=0),
+        "store": Quotas(history=0, together=0, tower=0, store=500),
+        "popular": Quotas(history=0, together=0, tower=0, store=0),
+    }
+    store = MemoryStore()
+    tower = bundle.profiles[DEFAULT_PROFILE].tower
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in alone}
+    sample = Recommender(bundle, store)
+    for task, prepared in prepared_tasks(sample, store, tasks[:: max(1, len(tasks) // 2_000)]):
+        row = bundle.statistics.store_row.get(task.store_id)
+        best = None if row is None else bundle.statistics.store_popular[row]
+        for name, quotas in alone.items():
+            near = tower.search([prepared.query], quotas.tower)[0] if quotas.tower else None
+            candidates = retrieve(prepared.query, best, quotas, near)
+            # `retrieve` fills up with best sellers; a source alone is only what it brought itself.
+            own = (
+                candidates.codes if name in ("served", "popular") else candidates.codes[candidates.source < 4]
+            )
+            hit = np.isin(task.hidden, own)
+            before = task.bought_before
+            found[name].append(
+                (
+                    hit.mean(),
+                    hit[before].mean() if before.any() else np.nan,
+                    hit[~before].mean() if (~before).any() else np.nan,
+                )
+            )
+    return {
+        name: dict(
+            zip(("recall", "repeat", "new"), (round(float(x), 4) for x in _nanmeans(rows)), strict=True)
+        )
+        for name, rows in found.items()
+    }
+
+
+def _nanmeans(rows: list[tuple[float, float, float]]) -> list[float]:
+    columns = np.array(rows).T
+    return [float(c[~np.isnan(c)].mean()) if (~np.isnan(c)).any() else 0.0 for c in columns]
+
+
+def _segments(tally: Tally, tasks: list[Task]) -> dict[str, dict[str, float]]:
+    values = np.array(tally.rows)
+    visible = np.array([len(task.visible) for task in tasks])
+    baskets = np.array([Window(task.history).baskets for task in tasks])
+    masks = {
+        "basket 3 items or fewer": visible <= 3,
+        "basket 4-6 items": (visible >= 4) & (visible <= 6),
+        "basket 7-12 items": (visible >= 7) & (visible <= 12),
+        "basket 13 items or more": visible >= 13,
+        "under 20 baskets before": baskets < 20,
+        "20-60 baskets before": (baskets >= 20) & (baskets < 60),
+        "60 baskets or more before": baskets >= 60,
+    }
+    return {
+        name: {
+            "baskets": int(mask.sum()),
+            **{m: round(float(values[mask, i].mean()), 5) for i, m in enumerate(METRICS)},
+        }
+        for name, mask in masks.items()
+        if mask.any()
+    }
+
+
+def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list[Task]) -> dict[str, Any]:
+    """Return metrics for users the tables know nothing of, with no, a little and all of their history.
+
+    The tables are fitted again without a seeded fifth of the users (leaving those users' other baskets in
+    them would flatter the score by a seventh). The models' weights are shared; they hold no user id.
+    """
+    cut = pd.Timestamp(bundle.manifest["cut"])
+    cold = np.random.default_rng(PROTOCOL_SEED).random(len(purchases.user_ids)) < COLD_RATIO
+    seen = purchases.before(cut)
+    warm = seen.where(~cold[seen.user])
+    chosen = [task for task in tasks if cold[task.user]]
+    if not chosen or len(warm.at) == 0:
+        return {}
+    vocabulary = read_vocabulary(bundle.path / "statistics")
+    statistics = fit(
+        warm, items.set_index("item_id"), vocabulary, cut, np.asarray(bundle.statistics.item_ids)
+    )
+    stranger = replace(bundle, statistics=statistics)
+    store = MemoryStore()
+    recommender = Recommender(stranger, store)
+    boot = Bootstrap([task.user_id for task in chosen])
+    shapes: dict[str, Callable[[Task], UserEvents]] = {
+        "no_history": lambda task: no_events(),
+        "last_5_baskets": lambda task: last_baskets(task.history, 5),
+        "all_history": lambda task: task.history,
+    }
+    results: dict[str, Any] = {"users": len({task.user_id for task in chosen}), "baskets": len(chosen)}
+    for name, shape in shapes.items():
+        tally, _ = _serve(recommender, store, [replace(task, history=shape(task)) for task in chosen])
+        results[name] = summary(tally, boot, len(statistics.item_ids))
+    return results
+
+
+def _reference_events(data: Dataset, cut: pd.Timestamp) -> pa.Table:
+    """Return the purchases of the nine weeks before the cut: what later weeks are compared with."""
+    events = data.events
+    window = (
+        (events["at"] >= cut - REFERENCE_WINDOW) & (events["at"] < cut) & (events["event_type"] == "purchase")
+    )
+    columns = ["at", "item_id", "basket_id", "store_id", "price", "discount", "quantity"]
+    items = data.items.reindex(columns=["item_id", "category", "department"])
+    joined = merge_lines(events.loc[window, columns]).merge(items, on="item_id", how="left")
+    return pa.Table.from_pandas(joined, preserve_index=False)

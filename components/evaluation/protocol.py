@@ -1,0 +1,131 @@
+"""A data set and a cut -> the test baskets of the protocol: what is asked, and what is hidden.
+
+A test basket holds four catalogue items or more; a seeded fifth of them is hidden, the rest is the
+request. The user's history is streamed: every basket strictly before the request's time is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from components.data.build_examples import HIDDEN_RATIO, MIN_BASKET_ITEMS, Basket, replay
+from components.data.fit_statistics import Purchases
+from feature_repo.aggregates import UserEvents
+from feature_repo.statistics import Statistics
+from serving.schemas import DEFAULT_K, Request
+
+PROTOCOL_SEED = 20171
+CHECKOUTS = 4_000
+
+
+@dataclass(frozen=True)
+class Task:
+    """One test basket: what the checkout sees, and what the shopper also bought."""
+
+    user: int  # code in the purchases
+    user_id: str
+    basket_id: str
+    store_id: str
+    at: float  # seconds since the epoch
+    visible: tuple[str, ...]
+    hidden: np.ndarray  # catalogue codes
+    bought_before: np.ndarray  # (hidden,) bool: a repeat purchase
+    history: UserEvents  # with item ids, strictly before the request
+
+    def request(self, k: int = DEFAULT_K) -> Request:
+        """Return what the checkout would ask."""
+        return Request(self.visible, float(self.at), self.user_id, self.store_id or None, k, self.basket_id)
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The test baskets of a window in time order, and how much of it the catalogue knows."""
+
+    hidden: list[Task]  # the protocol: a fifth of the basket is hidden
+    whole: list[Task]  # as the checkout meets them: nothing hidden
+    out_of_catalogue_ratio: float  # of the window's lines
+
+
+def read_tasks(
+    purchases: Purchases, statistics: Statistics, start: float, end: float, asked: Statistics | None = None
+) -> Tasks:
+    """Return the test baskets from `start` to `end`, seconds since the epoch; at most CHECKOUTS whole ones.
+
+    Args:
+        purchases: the whole data set's.
+        statistics: the catalogue that says which items count.
+        start: the cut.
+        end: where the window ends.
+        asked: the catalogue of the model that is asked, if it is another one; what it lacks has code -1.
+    """
+    code = _codes(purchases, statistics)
+    answered = code if asked is None else _codes(purchases, asked)
+    window = (purchases.at >= start) & (purchases.at < end)
+    users = np.unique(purchases.user[window])
+    every = -(-len(np.unique(purchases.basket[window])) // CHECKOUTS)
+    hidden, whole = [], []
+    baskets = lines = known = 0
+    for basket in replay(purchases.where(purchases.at < end), users):
+        if basket.at < start:
+            continue
+        history = basket.history.named(purchases.item_ids)
+        if baskets % every == 0:
+            whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), answered, history))
+        baskets += 1
+        items = basket.items[code[basket.items] >= 0]
+        lines += len(basket.items)
+        known += len(items)
+        if len(items) < MIN_BASKET_ITEMS:
+            continue
+        order = protocol_rng(str(purchases.basket_ids[basket.basket])).permutation(len(items))
+        hide = max(1, round(HIDDEN_RATIO * len(items)))
+        shown = np.concatenate([items[np.sort(order[hide:])], basket.items[code[basket.items] < 0]])
+        hidden.append(_task(purchases, basket, shown, items[order[:hide]], answered, history))
+    for tasks in (hidden, whole):
+        tasks.sort(key=lambda task: (task.at, task.basket_id))
+    return Tasks(hidden, whole, round(1 - known / max(lines, 1), 4))
+
+
+def _codes(purchases: Purchases, statistics: Statistics) -> np.ndarray:
+    code_of = statistics.code_of
+    return np.array([code_of.get(item, -1) for item in purchases.item_ids.tolist()], np.int64)
+
+
+def _task(
+    purchases: Purchases,
+    basket: Basket,
+    shown: np.ndarray,
+    hidden: np.ndarray,
+    code: np.ndarray,
+    history: UserEvents,
+) -> Task:
+    return Task(
+        user=basket.user,
+        user_id=str(purchases.user_ids[basket.user]),
+        basket_id=str(purchases.basket_ids[basket.basket]),
+        store_id=str(purchases.store_ids[basket.store]),
+        at=basket.at,
+        visible=tuple(purchases.item_ids[shown].tolist()),
+        hidden=code[hidden],
+        bought_before=np.isin(hidden, basket.history.distinct()),
+        history=history,
+    )
+
+
+def protocol_rng(basket_id: str) -> np.random.Generator:
+    """Return the generator that hides a basket's items: a function of the basket's own id."""
+    number = (
+        int(basket_id)
+        if basket_id.isdigit()
+        else int(hashlib.sha256(basket_id.encode()).hexdigest()[:15], 16)
+    )
+    return np.random.default_rng([PROTOCOL_SEED, number % 2**31])
+
+
+def last_baskets(history: UserEvents, count: int) -> UserEvents:
+    """Return the history as if only its last `count` baskets had been seen."""
+    baskets = np.flatnonzero(history.begins())
+    return history.where(slice(int(baskets[-count]), None)) if len(baskets) > count else history

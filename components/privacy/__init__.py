@@ -1,0 +1,1 @@
+"""A shopper who must be forgotten -> files and stores without them."""

@@ -1,0 +1,380 @@
+"""A user's id -> the stores and files of a home without that user, and a report of what was removed where.
+
+The tombstone comes first (`feature_repo.stream.erasure`): from then on nothing of the user up to now counts,
+so
+that a stream, a run or a repeated message brings nothing back, and whoever is killed half way does it again.
+A
+stream at work may still write what it held: its rows and the archive are looked at until nothing is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import redis
+
+from components.home import Conflict, NoChampion, locked, read_champion, read_running
+from components.privacy.erased_files import (
+    bundles,
+    datasets,
+    drop_stale,
+    erase_dataset,
+    erase_lines,
+    erase_rows,
+    files,
+    is_stale,
+    names_user,
+)
+from components.privacy.erased_stores import erase_coupons, erase_row
+from feature_repo.events import CLOCK_SKEW
+from feature_repo.ids import MAX_ID_LENGTH, is_id
+from feature_repo.snapshots import USER_VIEW
+from feature_repo.stream.archive import EVENTS
+from feature_repo.stream.erasure import Forgotten, forget, microseconds
+from serving.errors import FactsUnavailable
+from serving.settings import Settings
+
+LOOK_S = 2.0  # between two looks, while a stream works: longer than it takes to write a turn's rows
+LOOKS = 30
+ALIVE_S = 10.0  # a stream that wrote its state so long ago at most is at work
+QUEUE_S = 1.5  # a record waits at most so long until it is in the log's open segment
+DONE, UNREACHABLE, IN_USE, REMAINS = "done", "unreachable", "in use", "remains"
+
+
+@dataclass
+class Place:
+    """What became of a user's data in one place."""
+
+    place: str
+    what: str
+    removed: int = 0
+    state: str = DONE
+    note: str = ""
+
+
+@dataclass
+class Report:
+    """Every place, and the time up to which the user is forgotten."""
+
+    until: str
+    dry_run: bool
+    places: list[Place] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """Return 3 when a store could not be reached, 4 when something was in use: to be repeated; else 0."""
+        states = {place.state for place in self.places}
+        return 3 if UNREACHABLE in states else 4 if IN_USE in states else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON has it; it does not name the user."""
+        return {"kind": "erasure", "removed": sum(place.removed for place in self.places), **asdict(self)}
+
+
+def forget_user(
+    settings: Settings, user_id: str, dry_run: bool = False, say: Callable[[str], None] = lambda _: None
+) -> Report:
+    """Remove a user from everything under a home and from the stores it names.
+
+    Args:
+        settings: of the endpoint: its home, stores and log.
+        user_id: who; nothing is written that holds it.
+        dry_run: count only.
+        say: is told why it takes long.
+
+    Raises:
+        ValueError: this can be nobody's id.
+        Conflict: another one is being forgotten under this home.
+    """
+    if not is_id(user_id):
+        raise ValueError(
+            f"the user's id is not 1 to {MAX_ID_LENGTH} printable characters: give the id itself"
+        )
+    home = settings.home
+    if not home.is_dir():
+        raise ValueError(f"{home} is no folder of state: point --home at one")
+    with locked(home / "forget.lock", "forgetting a user"):
+        until = _until(settings, user_id)
+        if not dry_run:
+            forget(home, user_id, until)
+            until = Forgotten.load(home).until(user_id) or until
+        named = datetime.fromtimestamp(until / 1e6, UTC).isoformat(timespec="seconds")
+        return _Erasure(settings, user_id, until, dry_run, say).run(Report(named, dry_run))
+
+
+def _until(settings: Settings, user_id: str) -> int:
+    """Return now; or the time of the user's latest event or answer, where a till's clock is ahead.
+
+    By a day at most: what lies further ahead no stream takes. What cannot be read says nothing: the tombstone
+    does not wait for it.
+    """
+    times = [now := datetime.now(UTC)]
+    own = pc.field("user_id") == user_id
+    archive = settings.home / "offline_store" / EVENTS
+    for file in (*archive.glob("*.parquet"), *settings.prediction_log_dir.glob("*.parquet")):
+        with contextlib.suppress(pa.ArrowException, OSError):
+            latest = pc.max(pq.read_table(file, columns=["at"], filters=own)["at"]).as_py()
+            times += [latest] if latest is not None else []
+    return microseconds(min(max(times), now + CLOCK_SKEW))
+
+
+class _Erasure:
+    """One command's work: who, until when, and where."""
+
+    def __init__(
+        self, settings: Settings, user_id: str, until: int, dry_run: bool, say: Callable[[str], None]
+    ) -> None:
+        self.settings, self.home, self.user_id = settings, settings.home, user_id
+        self.until, self.dry_run, self.say = until, dry_run, say
+        self.damaged: set[Path] = set()  # tables that nobody can read
+        # Where another store is named, the files under home may hold what was there before it.
+        self.files = replace(settings, store_url="")
+
+    def run(self, report: Report) -> Report:
+        watched = [
+            (Place("online store", "features of the user's row"), lambda: self.row(self.settings)),
+            (Place("archive", "events"), self.archive),
+            (Place("offline store", "rows of snapshots"), self.snapshots),
+        ]
+        if self.settings.store_url:
+            held = Place("online store's file", "features of the user's row")
+            watched.append((held, lambda: self.row(self.files)))
+        for look in range(LOOKS):
+            found = 0
+            for place, erase in watched:
+                if place.state == DONE:
+                    found += self.note(place, erase)
+            if self.dry_run or not self.streams() or (look and not found):
+                break
+            self.say("a stream is at work: looking again")
+            time.sleep(LOOK_S)
+        report.places = [place for place, _ in watched]
+        for place, erase in (
+            (Place("fact store", "coupons"), lambda: self.coupons(self.settings)),
+            *self.fact_file(),
+            (Place("prediction log", "answers"), self.prediction_log),
+            (Place("outbox", "messages not yet sent"), self.outboxes),
+            (Place("runs and data sets", "rows"), self.runs),
+        ):
+            self.note(place, erase)
+            report.places.append(place)
+        report.places += [*self.stopped_store(), *self.bundles(), *self.unreadable(), *ELSEWHERE]
+        return report
+
+    def note(self, place: Place, erase: Callable[[], int]) -> int:
+        """Let something be erased and write down what came of it."""
+        try:
+            count = erase()
+        except (ConnectionError, FactsUnavailable, redis.RedisError, sqlite3.Error) as error:
+            place.state = UNREACHABLE
+            # A server's own words may repeat what it was asked.
+            said = (
+                str(error) if isinstance(error, ConnectionError | FactsUnavailable) else type(error).__name__
+            )
+            place.note = f"{said}: repeat when it is back"
+            return 0
+        except _InUse as error:
+            place.state, place.note, count = IN_USE, str(error), error.removed
+        place.removed += count
+        return count
+
+    def streams(self) -> bool:
+        """Say whether a stream works under this home."""
+        try:
+            updated_at = float(json.loads((self.home / "stream.json").read_bytes())["updated_at"])
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            return False  # one that works writes it anew each second
+        return time.time() - updated_at < ALIVE_S
+
+    def row(self, settings: Settings) -> int:
+        return erase_row(settings.online_store_url, self.user_id, self.until, self.dry_run)
+
+    def coupons(self, settings: Settings) -> int:
+        return erase_coupons(settings.fact_store_url, self.user_id, self.until, self.dry_run)
+
+    def fact_file(self) -> list[tuple[Place, Callable[[], int]]]:
+        """Return the facts under home, if there are any beside those of the store that is named."""
+        file = Path(self.files.fact_store_url.removeprefix("sqlite:///"))
+        if not self.settings.store_url or not file.is_file():
+            return []
+        return [(Place("fact store's file", "coupons"), lambda: self.coupons(self.files))]
+
+    def stopped_store(self) -> list[Place]:
+        """Say that the store of `reco up` is away unless it is the one that was asked: it keeps its rows."""
+        running = read_running(self.home)
+        asked = running is not None and running.own_store and running.store_url == self.settings.store_url
+        if asked or not (self.home / "store").is_dir():
+            return []
+        note = (
+            f"it is not running and keeps its rows in {self.home / 'store'}: start `reco up` and repeat, or "
+            "delete that folder"
+        )
+        return [Place("store of `reco up`", "features of the user's row", state=UNREACHABLE, note=note)]
+
+    def archive(self) -> int:
+        return self._tables(self.home / "offline_store" / EVENTS)
+
+    def snapshots(self) -> int:
+        return self._tables(self.home / "offline_store" / USER_VIEW)
+
+    def _tables(self, folder: Path) -> int:
+        if not self.dry_run:
+            drop_stale(folder)
+        return sum(self._rows(file) for file in files(folder, "*.parquet"))
+
+    def _rows(self, file: Path) -> int:
+        try:
+            return erase_rows(file, self.user_id, self.until, self.dry_run)
+        except pa.ArrowInvalid:
+            self.damaged.add(file)
+            return 0
+
+    def prediction_log(self) -> int:
+        folder = self.settings.prediction_log_dir
+        if not folder.is_dir():
+            return 0
+        if self.dry_run:
+            return self._tables(folder)
+        patience_s = self.settings.log_segment_s + 5
+        if any(not is_stale(file, patience_s) for file in folder.iterdir()):
+            time.sleep(QUEUE_S)  # an endpoint may be at work
+        opened = [file for file in folder.glob(".*.tmp") if not is_stale(file, patience_s)]
+        if opened:
+            self.say(f"an endpoint writes to {folder}: waiting up to {patience_s:.0f} s for its open segment")
+        end = time.monotonic() + patience_s
+        while any(file.exists() for file in opened) and time.monotonic() < end:
+            time.sleep(0.1)
+        count = self._tables(folder)
+        if left := [file for file in opened if file.exists() and not is_stale(file, patience_s)]:
+            raise _InUse(f"{len(left)} segments of {folder} are still written: repeat later", count)
+        for file in folder.glob(".*.tmp"):
+            if is_stale(file, patience_s):
+                file.unlink(missing_ok=True)
+        return count
+
+    def outboxes(self) -> int:
+        folders = sorted({file.parent for file in (self.home / "outbox").rglob("*.spool")})
+        if not folders:
+            return 0
+        from feature_repo.stream.outbox import OutboxInUse, remove_messages
+
+        count, busy = 0, 0
+        for folder in folders:
+            try:
+                count += remove_messages(folder, self._is_mine, self.dry_run)
+            except OutboxInUse:
+                busy += 1
+        if busy:
+            raise _InUse(f"{busy} are being sent: the stream leaves them out; repeat later", count)
+        return count
+
+    def _is_mine(self, message: tuple[str, bytes, bytes]) -> bool:
+        _, key, value = message
+        try:
+            said = orjson.loads(value)
+        except ValueError:
+            said = None
+        return key == self.user_id.encode() or (
+            isinstance(said, dict) and said.get("user_id") == self.user_id
+        )
+
+    def runs(self) -> int:
+        """Erase in all that runs keep, and wherever else under the home a table names users."""
+        try:
+            with locked(self.home / "run.lock", "forgetting a user"):
+                return self._tables_of_runs()
+        except Conflict as error:
+            raise _InUse(f"{error}; it brings nothing of the user to the stores") from error
+
+    def _tables_of_runs(self) -> int:
+        if not self.dry_run:
+            drop_stale(self.home / "runs")
+            for left in self.home.glob(".feast-*"):  # of a publication that was killed
+                if is_stale(left):
+                    shutil.rmtree(left, ignore_errors=True)
+        checked = [*datasets(self.home)]
+        done = {*checked, *bundles(self.home), self.settings.prediction_log_dir}
+        done |= {self.home / "offline_store" / name for name in (EVENTS, USER_VIEW)}
+        count = sum(erase_dataset(one, self.user_id, self.until, self.dry_run) for one in checked)
+        count += sum(self._rows(file) for file in self._loose("*.parquet", done))
+        quarantines = self._loose("quarantine.jsonl", done)
+        return count + sum(erase_lines(file, self.user_id, self.dry_run) for file in quarantines)
+
+    def _loose(self, pattern: str, done: set[Path]) -> Iterator[Path]:
+        return (file for file in files(self.home, pattern) if file.parent not in done)
+
+    def bundles(self) -> list[Place]:
+        """Say which bundles hold the user: they are sealed, and serve or may be gone back to."""
+        try:
+            champion = read_champion(self.home).bundle(self.home)
+        except NoChampion:
+            champion = None
+        counts = {path: names_user(path, self.user_id) for path in bundles(self.home)}
+        place = Place("bundles", "golden requests and reference answers")
+        held = {path: count for path, count in counts.items() if count}
+        if not held:
+            return [place]
+        place.state = REMAINS
+        notes = [
+            f"{sum(held.values())} in {len(held)} sealed bundles, none in those that are made from now on"
+        ]
+        if champion in held:
+            notes.append("the champion is one: it remains until the next promotion")
+        others = {str(path.relative_to(self.home)) for path in held if path != champion}
+        of_runs = {path for path in others if path.startswith("runs/")}
+        if of_runs:
+            notes.append(f"{len(of_runs)} are artifacts of runs and go when three newer runs have ended")
+        if others > of_runs:
+            notes.append(f"kept to go back to, delete them by hand: {', '.join(sorted(others - of_runs))}")
+        place.note = "; ".join(notes)
+        return [place]
+
+    def unreadable(self) -> list[Place]:
+        """Say which tables are damaged: whoever mends them may find the user there."""
+        names = ", ".join(sorted(os.path.relpath(path, self.home) for path in self.damaged))
+        note = f"they may hold the user and cannot be read: delete them: {names}"
+        return [Place("damaged files", "rows", state=REMAINS, note=note)] if names else []
+
+
+class _InUse(Exception):
+    """Another process holds what is to be erased; so many rows went all the same."""
+
+    def __init__(self, message: str, removed: int = 0) -> None:
+        super().__init__(message)
+        self.removed = removed
+
+
+ELSEWHERE = (
+    Place(
+        "training examples, weights",
+        "numbers without an id",
+        state=REMAINS,
+        note="cannot be told apart by user; replaced by the next run, gone with the run's artifacts",
+    ),
+    Place(
+        "broker: events, facts, dead letters",
+        "messages",
+        state=REMAINS,
+        note="go with the topics' retention; they count no more",
+    ),
+    Place(
+        "what --data names, other registries",
+        "source files, registered copies",
+        state=REMAINS,
+        note="not this home's: delete them there; ingest_events leaves the user out",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Examples -> rankers, teachers and student, with their certificates."""

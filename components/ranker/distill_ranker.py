@@ -1,0 +1,213 @@
+"""Teachers -> one small student that has learnt from what they think of every candidate."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from components.data.examples import ContractViolation, RankerExamples, read_manifest, read_ranker_examples
+from components.models.dlrm import Dlrm
+from components.parameters import read_params, require_positive, require_share
+from components.ranker.certificate import certify, enforce
+from components.ranker.export_ranker import export_ranker
+from components.ranker.fitting import Schedule, Soft, fit, sample_rows
+from components.ranker.ranker_artefact import (
+    GRAPH,
+    Cost,
+    RankerArtefact,
+    begin_ranker,
+    finish_ranker,
+    read_ranker,
+)
+from components.ranker.scoring import OnnxRanker, logit, measure
+from components.ranker.train_ranker import calibrate, platt, read_shape
+
+log = logging.getLogger(__name__)
+
+TAUGHT = "taught.npy"  # beside a student: the ensemble's logit of every training row, for later tuning
+
+
+@dataclass(frozen=True)
+class StudentParams:
+    """The student's size and what it learns from."""
+
+    hidden: int = 128
+    dim: int = 8
+    dropout: float = 0.1
+    epochs: int = 3
+    batch_size: int = 64  # lists
+    learning_rate: float = 2e-3
+    pointwise_weight: float = 0.1
+    soft_weight: float = 0.7  # of the teachers' opinion; what was bought has the rest
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a student of nothing, and weights that are no shares."""
+        require_positive(self, "hidden", "dim", "epochs", "batch_size", "learning_rate", "temperature")
+        require_share(self, "dropout", "soft_weight")
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Several teachers that speak with one voice: the mean of their calibrated logits, calibrated again."""
+
+    teachers: tuple[RankerArtefact, ...]
+    slope: float
+    intercept: float
+
+    @classmethod
+    def of(cls, teachers: Sequence[RankerArtefact], held_out: RankerExamples) -> Ensemble:
+        """Put distinct teachers together and calibrate what they say on the held-out lists."""
+        distinct = tuple({teacher.id: teacher for teacher in teachers}.values())
+        raw = cls(distinct, 1.0, 0.0)
+        if len(distinct) == 1 or not np.any(held_out.label):
+            return raw
+        return cls(distinct, *platt(raw.logits(held_out), held_out.label))
+
+    def logits(self, data: RankerExamples) -> np.ndarray:
+        """Return the logit of every row, (rows,) float32."""
+        total = np.zeros(len(data.label), np.float32)
+        for teacher in self.teachers:
+            began = time.perf_counter()
+            total += logit(OnnxRanker(teacher.graph, threads=2).scores(data))
+            log.info(
+                "%s scored %d rows in %.0f s",
+                teacher.manifest["model"],
+                len(total),
+                time.perf_counter() - began,
+            )
+        return self.slope * total / len(self.teachers) + self.intercept
+
+    def scores(self, data: RankerExamples) -> np.ndarray:
+        """Return the probability of every row, (rows,) float64."""
+        return 1 / (1 + np.exp(-self.logits(data).astype(np.float64)))
+
+
+def distill_ranker(
+    examples: Path, statistics: Path, teachers: Sequence[Path], student: Path, params: dict[str, Any]
+) -> dict[str, float]:
+    """Train a student on what was bought and on the ensemble's opinion of each list.
+
+    The soft loss is the cross-entropy between the ensemble's and the student's softmax over each list
+    (Hinton et al., "Distilling the Knowledge in a Neural Network", arXiv 1503.02531).
+
+    Args:
+        examples: what `build_examples` wrote.
+        statistics: what `fit_statistics` wrote for the same cut.
+        teachers: what `train_ranker` wrote, at least one; one that is named twice counts once.
+        student: the directory to write.
+        params: fields of `StudentParams`.
+
+    Returns:
+        NDCG@10 on the held-out lists of the student and of the ensemble, and what it took.
+
+    Raises:
+        ParityFailed: the student is too far from the ensemble.
+    """
+    certificate, cost = train_student(examples, statistics, teachers, student, params)
+    enforce(certificate)
+    own = certificate["ndcg_at_10"]
+    return {"student_ndcg_at_10": own["child"], "ensemble_ndcg_at_10": own["parent"], **cost}
+
+
+def train_student(
+    examples: Path, statistics: Path, teachers: Sequence[Path], student: Path, params: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Do what `distill_ranker` does, however good the student gets; return its certificate and cost."""
+    settings = read_params(StudentParams, params)
+    if not teachers:
+        raise ValueError("no teachers are named: a student needs one or more of what train_ranker wrote")
+    data = read_ranker_examples(examples, "train")
+    held_out = read_ranker_examples(examples, "calibration")
+    ensemble = Ensemble.of([read_ranker(teacher) for teacher in teachers], held_out)
+    cost = Cost(ensemble.teachers)
+    taught = ensemble.logits(data)
+    torch.manual_seed(settings.seed)
+    size = {"hidden": settings.hidden, "dim": settings.dim, "dropout": settings.dropout}
+    shape = read_shape(examples, statistics)
+    model = Dlrm(shape, **size)  # type: ignore[arg-type]
+    model.fit_scale(sample_rows(data))
+    fit(
+        model,
+        data,
+        Schedule(
+            settings.epochs,
+            settings.batch_size,
+            settings.learning_rate,
+            settings.pointwise_weight,
+            0.0,
+            settings.seed,
+        ),
+        Soft(taught, settings.soft_weight, settings.temperature),
+    )
+    model.eval()
+    calibrate(model, held_out)
+    spent = cost.spent()
+    begin_ranker(student)
+    np.save(student / TAUGHT, taught, allow_pickle=False)
+    exported = export_ranker(model, student, held_out)
+    certificate = certify_against_ensemble(ensemble, student / GRAPH, exported, held_out)
+    own = [one for teacher in ensemble.teachers for one in teacher.certificates]
+    finish_ranker(
+        student,
+        [*own, certificate],
+        step="distill_ranker",
+        parents=[teacher.id for teacher in ensemble.teachers],
+        model="dlrm",
+        shape=asdict(shape),
+        size=size,
+        params={"student": asdict(settings), "examples": read_manifest(examples)["params"]},
+        cost=spent,
+    )
+    return certificate, spent
+
+
+def read_taught(student: Path, data: RankerExamples) -> np.ndarray:
+    """Return the ensemble's logit of each training row, (rows,), as it lies beside a student.
+
+    Raises:
+        ContractViolation: there is none, or it is of other rows.
+    """
+    file = student / TAUGHT
+    if not file.is_file():
+        raise ContractViolation(f"{student} holds no {TAUGHT}: pass what distill_ranker wrote, a student")
+    taught: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+    if len(taught) != len(data.label):
+        raise ContractViolation(
+            f"{file} speaks of {len(taught)} rows, the examples hold {len(data.label)}: "
+            "pass the examples that the student learnt from"
+        )
+    return taught
+
+
+def certify_against_ensemble(
+    ensemble: Ensemble, graph: Path, exported: dict[str, Any], held_out: RankerExamples
+) -> dict[str, Any]:
+    """Return the certificate of a student; the ensemble's bytes and milliseconds are its teachers' sums."""
+    ranker = OnnxRanker(graph)
+    teachers = [OnnxRanker(teacher.graph) for teacher in ensemble.teachers]
+    latency, *theirs = measure([ranker, *teachers], held_out)
+    return certify(
+        "distill_ranker",
+        "distill",
+        (exported["id"], ranker.scores(held_out)),
+        [teacher.id for teacher in ensemble.teachers],
+        ensemble.scores(held_out).astype(np.float32),
+        held_out,
+        export=exported,
+        bytes=graph.stat().st_size,
+        latency_ms=latency,
+        parent_bytes=sum(teacher.graph.stat().st_size for teacher in ensemble.teachers),
+        parent_latency_ms={
+            size: {name: round(sum(one[size][name] for one in theirs), 4) for name in latency[size]}
+            for size in latency
+        },
+    )

@@ -1,0 +1,177 @@
+"""Lists of candidates -> fitted weights: the loop of training, distilling and tuning torch rankers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from components.data.examples import RankerExamples
+from components.models.ranker import Inputs, Ranker
+
+log = logging.getLogger(__name__)
+
+LEAST_STEPS = 300  # a small shop's few lists are passed more often than asked, until so many steps are done
+
+
+@dataclass(frozen=True)
+class Soft:
+    """A teacher's opinion to learn from, besides what was bought (Hinton et al., arXiv 1503.02531)."""
+
+    logits: np.ndarray  # (rows,) float32
+    weight: float  # of the soft loss; the hard one has the rest
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast to learn."""
+
+    epochs: int  # at least: see LEAST_STEPS
+    batch_size: int  # lists
+    learning_rate: float
+    pointwise_weight: float
+    table_decay: float  # of embedding tables: a row that is seldom seen stays near zero
+    seed: int
+
+
+def fit(
+    model: Ranker,
+    data: RankerExamples,
+    schedule: Schedule,
+    soft: Soft | None = None,
+) -> float:
+    """Train in place with Adam and one learning-rate cycle; return the mean loss of the last epoch.
+
+    Under `torchrun` each process takes its share of every batch, and DistributedDataParallel averages the
+    gradients: the batches and steps of one process, in less time.
+
+    Args:
+        model: what to train; left in training mode.
+        data: lists, each with a purchase.
+        schedule: how long and how fast.
+        soft: a teacher's logits for every row.
+    """
+    rng = np.random.default_rng(schedule.seed)
+    rank, workers = (
+        (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+    )
+    call: nn.Module = _Logits(model)
+    if workers > 1:
+        call = DistributedDataParallel(call)
+    # All parameters of a table's module: where its rounding is in the loop, `weight` itself is none.
+    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding))
+    tables = [weight for module in embeddings for weight in module.parameters()]
+    others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
+    groups: list[dict[str, Any]] = [
+        {"params": others},
+        {"params": tables, "weight_decay": schedule.table_decay},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=schedule.learning_rate, weight_decay=0.0)
+    lists = len(data.start) - 1
+    batches = max(1, math.ceil(lists / schedule.batch_size))
+    epochs = max(schedule.epochs, math.ceil(LEAST_STEPS / batches))
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, schedule.learning_rate, total_steps=batches * epochs, pct_start=0.2
+    )
+    model.train()
+    label = np.asarray(data.label)
+    began, said, mean_loss = time.perf_counter(), time.perf_counter(), math.nan
+    for epoch in range(epochs):
+        losses = []
+        for done, together in enumerate(np.array_split(rng.permutation(lists), batches)):
+            chosen = together[rank::workers] if len(together) >= workers else together
+            inputs, rows, there = inputs_of(data, chosen)
+            logits = call(inputs)
+            bought = torch.from_numpy(label[rows]) * there
+            loss = hard_loss(logits, bought, there, schedule.pointwise_weight)
+            if soft is not None:
+                taught = torch.from_numpy(soft.logits[rows])
+                loss = (1 - soft.weight) * loss + soft.weight * soft_loss(
+                    logits, taught, there, soft.temperature
+                )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            cycle.step()
+            losses.append(loss.item())
+            if time.perf_counter() - said > 15:
+                said = time.perf_counter()
+                share = (epoch + (done + 1) / batches) / epochs
+                left = (said - began) * (1 / share - 1)
+                log.info("%3.0f %%: loss %.4f, about %.0f s to go", 100 * share, np.mean(losses[-200:]), left)
+        mean_loss = float(np.mean(losses))
+        log.info("epoch %d of %d: loss %.4f", epoch + 1, epochs, mean_loss)
+    return mean_loss
+
+
+class _Logits(nn.Module):
+    """Calls `logits`: DistributedDataParallel only sees `forward`."""
+
+    def __init__(self, ranker: Ranker) -> None:
+        super().__init__()
+        self.ranker = ranker
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return self.ranker.logits(inputs)
+
+
+def inputs_of(data: RankerExamples, lists: np.ndarray) -> tuple[Inputs, np.ndarray, Tensor]:
+    """Return some lists, padded to the longest by repeating their first row.
+
+    Returns:
+        The inputs, (lists, longest, ·); the row numbers, (lists, longest); which of them are real.
+    """
+    rows, there = pad(data.start, lists)
+    return (
+        Inputs(
+            torch.from_numpy(data.dense[rows]),
+            torch.from_numpy(data.categorical[rows].astype(np.int64)),
+            torch.from_numpy(data.history[lists].astype(np.int64)),
+            torch.from_numpy(data.history_weight[lists].astype(np.float32)),
+            torch.from_numpy(data.basket[lists].astype(np.int64)),
+        ),
+        rows,
+        torch.from_numpy(there),
+    )
+
+
+def sample_rows(data: RankerExamples) -> Tensor:
+    """Return the dense features of some rows, spread over all lists."""
+    rows = np.linspace(0, len(data.label) - 1, min(len(data.label), 200_000)).astype(int)
+    return torch.from_numpy(data.dense[rows])
+
+
+def pad(start: np.ndarray, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return row numbers, (lists, longest), and which of them are real, same shape."""
+    begin, end = np.asarray(start[lists]), np.asarray(start[lists + 1])
+    rows = begin[:, None] + np.arange((end - begin).max())[None, :]
+    there = rows < end[:, None]
+    return np.where(there, rows, begin[:, None]), there
+
+
+def hard_loss(logits: Tensor, label: Tensor, there: Tensor, pointwise_weight: float) -> Tensor:
+    """Return the softmax loss over each list, its purchases sharing the target, plus weighted BCE."""
+    log_p = functional.log_softmax(logits.masked_fill(~there, -1e9), dim=1)
+    label = label.to(logits.dtype)
+    listwise = -(log_p * label).sum(1) / label.sum(1).clamp(min=1)
+    pointwise = functional.binary_cross_entropy_with_logits(logits[there], label[there])
+    return listwise.mean() + pointwise_weight * pointwise
+
+
+def soft_loss(logits: Tensor, taught: Tensor, there: Tensor, temperature: float) -> Tensor:
+    """Return the cross-entropy between the teacher's and the student's softmax over each list.
+
+    Times the temperature squared, so that its gradients weigh the same at any temperature.
+    """
+    log_p = functional.log_softmax(logits.masked_fill(~there, -1e9) / temperature, dim=1)
+    target = functional.softmax(taught.masked_fill(~there, -1e9) / temperature, dim=1)
+    return -(log_p * target).sum(1).mean() * temperature**2

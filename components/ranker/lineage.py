@@ -1,0 +1,69 @@
+"""A ranker and held-out lists -> how those that are made from it are certified and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from components.data.examples import RankerExamples
+from components.ranker.certificate import certify
+from components.ranker.ranker_artefact import GRAPH, Cost, RankerArtefact, finish_ranker, graph_id
+from components.ranker.scoring import OnnxRanker, measure
+
+
+class Parent:
+    """What children are held against: the scores of a ranker on the held-out lists, computed once."""
+
+    def __init__(self, artefact: RankerArtefact, held_out: RankerExamples) -> None:
+        """Take the ranker and the lists."""
+        self.artefact, self.held_out = artefact, held_out
+        self.ranker = OnnxRanker(artefact.graph)
+        self.scores = self.ranker.scores(held_out)
+
+    def certify(self, step: str, tolerance: str, place: Path, **measured: Any) -> dict[str, Any]:
+        """Return the certificate of the graph in `place`; bytes and milliseconds of both are measured.
+
+        Args:
+            step: what was done, for example "quantize_ranker".
+            tolerance: the section of `tolerances.toml` it is held against.
+            place: the child's directory, which holds its graph.
+            measured: what else is to stand in it.
+        """
+        graph = place / GRAPH
+        child = OnnxRanker(graph)
+        latency, theirs = measure([child, self.ranker], self.held_out)
+        return certify(
+            step,
+            tolerance,
+            (graph_id(graph), child.scores(self.held_out)),
+            [self.artefact.id],
+            self.scores,
+            self.held_out,
+            **measured,
+            bytes=graph.stat().st_size,
+            latency_ms=latency,
+            parent_bytes=self.artefact.graph.stat().st_size,
+            parent_latency_ms=theirs,
+        )
+
+    def finish(
+        self, place: Path, certificate: dict[str, Any], cost: Cost, params: dict[str, Any], **fields: Any
+    ) -> None:
+        """Write a child's certificates and manifest: the parent's, and what the step changed.
+
+        Args:
+            place: the child's directory, which holds its graph.
+            certificate: what `certify` returned.
+            cost: of the step, still running.
+            params: the step's own, under its name.
+            fields: of the manifest.
+        """
+        known = {name: value for name, value in self.artefact.manifest.items() if name not in ("kind", "id")}
+        changed = {
+            "step": certificate["step"],
+            "parents": [self.artefact.id],
+            "params": {**known["params"], **params},
+            "cost": cost.spent(),
+            **fields,
+        }
+        finish_ranker(place, [*self.artefact.certificates, certificate], **{**known, **changed})

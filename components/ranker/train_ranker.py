@@ -1,0 +1,273 @@
+"""Ranker examples -> a trained, calibrated ranker: its ONNX graph, and the weights to go on from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from components.data.examples import RankerExamples, read_graph, read_manifest, read_ranker_examples
+from components.models.dcn_v2 import DcnV2
+from components.models.dlrm import Dlrm
+from components.models.gradient_boosting import GradientBoosting
+from components.models.graph import GraphRanker
+from components.models.ranker import Ranker, Shape
+from components.models.sequence import SequenceRanker
+from components.models.wide_deep import WideDeep
+from components.parameters import overlay, read_arguments, read_params, require_positive
+from components.ranker.export_ranker import export_ranker
+from components.ranker.fitting import Schedule, fit, inputs_of, sample_rows
+from components.ranker.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker
+from components.ranker.scoring import batches
+from feature_repo.schema import LEVELS
+from feature_repo.statistics import read_statistics, read_vocabulary
+
+log = logging.getLogger(__name__)
+
+MIN_SLOPE = 1e-3
+
+
+@dataclass(frozen=True)
+class RankerParams:
+    """How large a ranker is and how it is trained."""
+
+    size: dict[str, Any] = field(default_factory=dict)  # arguments of the model's class
+    epochs: int = 2
+    batch_size: int = 64  # lists
+    learning_rate: float = 2e-3
+    pointwise_weight: float = 0.1
+    table_decay: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a training of nothing."""
+        require_positive(self, "epochs", "batch_size", "learning_rate")
+
+
+# Adding a ranker: a file in `components/models/` and a line here, with what it is trained by unless told.
+RANKERS: Mapping[str, tuple[type[Ranker] | type[GradientBoosting], RankerParams]] = {
+    "dlrm": (Dlrm, RankerParams(epochs=1, size={"items": True, "dim": 16})),
+    "wide_deep": (WideDeep, RankerParams()),
+    "dcn_v2": (DcnV2, RankerParams()),
+    "sequence": (SequenceRanker, RankerParams(table_decay=10.0)),
+    "graph": (GraphRanker, RankerParams(epochs=1)),
+    "gradient_boosting": (GradientBoosting, RankerParams()),
+}
+
+
+def train_ranker(
+    examples: Path, statistics: Path, checkpoint: Path, model: str, params: dict[str, Any]
+) -> dict[str, Any]:
+    """Train a ranker on lists, then calibrate it on whole lists of users whose last weeks it has not seen.
+
+    The torch rankers' loss is a softmax over each list plus a little binary cross-entropy, which keeps
+    scores of different lists comparable. Training sees a sample of the negatives; Platt scaling on
+    complete lists turns the logits into purchase probabilities (Platt 1999).
+
+    Under `torchrun` each process takes its share of every batch (DistributedDataParallel) and the first
+    one writes. Trees use all cores of one machine instead.
+
+    Args:
+        examples: what `build_examples` wrote.
+        statistics: what `fit_statistics` wrote for the same cut.
+        checkpoint: the directory to write.
+        model: a key of `RANKERS`.
+        params: fields of `RankerParams` for each model, by its name; others' are passed over.
+
+    Returns:
+        Calibration slope and intercept, the mean probability against the purchase rate on the calibration
+        lists, and what it took.
+
+    Raises:
+        ContractViolation: the examples are missing or of another schema.
+        ValueError: no list holds a purchase or none is held out, or there is no ranker of that name.
+    """
+    settings = read_ranker_params(params).get(model)
+    leads = join_workers()
+    if settings is None:
+        raise ValueError(f"no ranker {model!r}: choose one of {', '.join(RANKERS)}")
+    kind, _ = RANKERS[model]
+    if kind is GradientBoosting and not leads:  # trees take all cores of one process
+        return {"model": model}
+    data = read_ranker_examples(examples, "train")
+    if len(data.start) < 2:
+        raise ValueError("no training list holds a purchase: bring more baskets of four items or more")
+    held_out = read_ranker_examples(examples, "calibration")
+    if len(held_out.label) == 0:
+        raise ValueError("no list is held out to calibrate on: raise calibration_ratio or bring more users")
+    shape = read_shape(examples, statistics)
+    cost = Cost()
+    torch.manual_seed(settings.seed)
+    ranker = kind(shape, **settings.size)
+    if isinstance(ranker, GradientBoosting):
+        ranker.fit(data, settings.seed, os.cpu_count() or 1)
+    else:
+        if isinstance(ranker, GraphRanker):
+            ranker.set_graph(*read_graph(examples))
+        ranker.fit_scale(sample_rows(data))
+        fit(ranker, data, schedule_of(settings))
+        ranker.eval()
+    if not leads:  # all processes hold the same weights: one writes them
+        return {"model": model}
+    scores = calibrate(ranker, held_out)
+    spent = cost.spent()
+    begin_ranker(checkpoint)
+    certificate = {**export_ranker(ranker, checkpoint, held_out), "step": "train_ranker"}
+    finish_ranker(
+        checkpoint,
+        [certificate],
+        step="train_ranker",
+        parents=[],
+        model=model,
+        shape=asdict(shape),
+        size=settings.size,
+        params={
+            "ranker": {"model": model, **{name: getattr(settings, name) for name in reads(kind)}},
+            "examples": read_manifest(examples)["params"],
+        },
+        cost=spent,
+    )
+    return {"model": model, **scores, **spent, "ndcg_at_10": certificate["ndcg_at_10"]["child"]}
+
+
+def join_workers() -> bool:
+    """Join the other processes when `torchrun` started this one; return whether this one leads."""
+    if distributed.is_torchelastic_launched() and not distributed.is_initialized():
+        distributed.init_process_group("gloo")
+    return not distributed.is_initialized() or distributed.get_rank() == 0
+
+
+def read_ranker_params(given: Mapping[str, Any]) -> dict[str, RankerParams]:
+    """Return how each ranker is trained: what is given for it by its name, the rest as usual.
+
+    Raises:
+        TypeError: there is no such ranker, or it has no such parameter.
+    """
+    if unknown := sorted(set(given) - set(RANKERS)):
+        raise TypeError(f"no ranker {unknown[0]!r}: there is {', '.join(RANKERS)}")
+    found = {}
+    for name, (kind, usual) in RANKERS.items():
+        asked = given.get(name, {})
+        if not isinstance(asked, Mapping):
+            raise TypeError(f'{name} is {asked!r}, expected an object, for example {{"epochs": 1}}')
+        if unread := sorted(asked.keys() & RankerParams.__annotations__.keys() - set(reads(kind))):
+            raise TypeError(f"{name} is not trained by {unread[0]!r}: it reads {' and '.join(reads(kind))}")
+        settings = read_params(RankerParams, overlay(asdict(usual), asked))
+        found[name] = replace(settings, size=read_arguments(kind, settings.size))
+    return found
+
+
+def reads(kind: type[Ranker] | type[GradientBoosting]) -> tuple[str, ...]:
+    """Return the fields of `RankerParams` that a model is trained by."""
+    return ("size", "seed") if kind is GradientBoosting else tuple(RankerParams.__annotations__)
+
+
+def schedule_of(settings: RankerParams) -> Schedule:
+    """Return how long and how fast these settings ask to learn."""
+    return Schedule(
+        settings.epochs,
+        settings.batch_size,
+        settings.learning_rate,
+        settings.pointwise_weight,
+        settings.table_decay,
+        settings.seed,
+    )
+
+
+def read_shape(examples: Path, statistics: Path) -> Shape:
+    """Return what the data says about a ranker's size."""
+    vocabulary = read_vocabulary(statistics)
+    levels = (len(vocabulary[level]) for level in LEVELS)
+    dense = read_ranker_examples(examples, "train").dense.shape[1]
+    return Shape(dense, (len(read_statistics(statistics).item_ids) + 1, *levels))
+
+
+def calibrate(model: Ranker | GradientBoosting, data: RankerExamples) -> dict[str, float]:
+    """Fit slope and intercept by Newton's method on whole lists, and set them in the model."""
+    if len(data.label) == 0 or not data.label.any():
+        log.warning("no purchases to calibrate on: probabilities stay as trained")
+        return {"calibration_slope": 1.0, "calibration_intercept": 0.0}
+    logits = model.logits_of(data) if isinstance(model, GradientBoosting) else logits_of(model, data)
+    slope, intercept = platt(logits, data.label)
+    model.calibrate(slope, intercept)
+    return {"calibration_slope": slope, "calibration_intercept": intercept}
+
+
+def platt(logits: np.ndarray, label: np.ndarray) -> tuple[float, float]:
+    """Return the slope and intercept that turn logits, (rows,), into purchase probabilities (Platt 1999)."""
+    z, y = logits.astype(np.float64), label.astype(np.float64)
+    x = np.stack([z, np.ones(len(z))], axis=1)
+    weights = np.array([1.0, np.log(y.mean()) - np.log(np.exp(z).mean())])
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-x @ weights))
+        hessian = (x * (p * (1 - p))[:, None]).T @ x + 1e-6 * np.eye(2)
+        step = np.linalg.solve(hessian, x.T @ (p - y))
+        weights = weights - np.clip(step, -1, 1)
+        if np.abs(step).max() < 1e-8:
+            break
+    if weights[0] < MIN_SLOPE:  # a falling slope would turn the ranking round: all that is known is the rate
+        weights = np.array([MIN_SLOPE, np.log(y.mean() / (1 - y.mean())) - MIN_SLOPE * z.mean()])
+    return float(weights[0]), float(weights[1])
+
+
+def logits_of(model: Ranker, data: RankerExamples) -> np.ndarray:
+    """Return the logit of each row, (rows,) float32, scoring some lists at a time."""
+    found = np.empty(len(data.label), np.float32)
+    with torch.no_grad():
+        for lists in batches(data.start):
+            inputs, rows, there = inputs_of(data, lists)
+            found[rows[there.numpy()]] = model.logits(inputs)[there].numpy()
+    return found
+
+
+def shape_of(artefact: RankerArtefact) -> Shape:
+    """Return the shape a ranker was made for."""
+    shape = artefact.manifest["shape"]
+    return Shape(shape["dense"], tuple(shape["cardinality"]))
+
+
+def load_ranker(artefact: RankerArtefact) -> Ranker:
+    """Return a torch ranker with its weights, ready for inference.
+
+    Raises:
+        ContractViolation: it is no torch model.
+    """
+    weights, manifest = artefact.weights(), artefact.manifest
+    kind, _ = RANKERS[manifest["model"]]
+    model = kind(shape_of(artefact), **manifest["size"])
+    assert isinstance(model, Ranker)  # GradientBoosting writes no weights
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def main() -> None:
+    """Train one ranker from the command line: what `torchrun` starts, once for each process."""
+    parser = argparse.ArgumentParser(description="Train one ranker; under torchrun, in several processes.")
+    parser.add_argument("--model", choices=list(RANKERS), required=True)
+    parser.add_argument("--params", type=json.loads, default={}, help="JSON, as in ranker_params")
+    for name, what in (
+        ("examples", "what build_examples wrote"),
+        ("statistics", "what fit_statistics wrote"),
+        ("ranker", "the directory to write"),
+    ):
+        parser.add_argument(f"--{name}", type=Path, required=True, help=what)
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    result = train_ranker(given.examples, given.statistics, given.ranker, given.model, given.params)
+    if join_workers():
+        log.info("%s", json.dumps(result))
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Graphs and tables -> bundle -> registry -> champion."""

@@ -1,0 +1,1 @@
+"""Examples -> two-tower retriever and its index."""

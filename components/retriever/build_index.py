@@ -1,0 +1,90 @@
+"""Retriever checkpoint and examples -> a Faiss index over the item tower's vectors, chosen by measurement."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from components.data.examples import read_retriever_examples
+from components.models.two_tower import TwoTower
+from components.parameters import read_params
+from components.retriever.choose_index import IndexParams, choose_index, measure_index, search_for_quota
+from components.retriever.train_retriever import load_retriever
+from feature_repo.schema import BASKET_LENGTH
+from serving.measurement import measured_on
+
+log = logging.getLogger(__name__)
+
+
+def build_index(retriever: Path, examples: Path, index: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """Write `index.faiss` (inner product, row number = item code) and `index.json`: the curve it comes from.
+
+    The queries of the measurement are the query tower's vectors of training baskets, whole, each with its
+    shopper's history.
+
+    Args:
+        retriever: checkpoint of `train_retriever`.
+        examples: the examples it was trained on.
+        index: the directory to write.
+        params: fields of `IndexParams`.
+
+    Returns:
+        Items, dimension, and what was chosen: kind, recall, bytes, milliseconds.
+    """
+    settings = read_params(IndexParams, params)
+    model = load_retriever(retriever)
+    vectors, queries = item_vectors(model), query_vectors(model, examples, settings)
+    index.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=index) as scratch:
+        curve, files = measure_index(vectors, queries, settings, Path(scratch))
+        row = choose_index(curve, settings.target, settings.margin)
+        own = [point for point, file in zip(curve, files, strict=True) if file == files[row]]
+        quota = search_for_quota(files[row], own, vectors, queries, settings)
+        shutil.move(files[row], index / "index.faiss")
+    chosen = curve[row]
+    report = {
+        **chosen,
+        "k": min(settings.k, len(vectors)),
+        "target": settings.target,
+        "margin": settings.margin,
+        "items": vectors.shape[0],
+        "dimension": vectors.shape[1],
+        "quota": quota,
+        "queries": {"count": len(queries), "of": "the query tower, for baskets of the training window"},
+        "curve": curve,
+        **measured_on(),
+    }
+    (index / "index.json").write_text(json.dumps(report, indent=1))
+    size = {"items": vectors.shape[0], "dimension": vectors.shape[1]}
+    log.info("%s: %s %s", size, chosen["description"], chosen["search"])
+    return size | {name: chosen[name] for name in ("kind", "recall", "bytes", "p50_ms", "p99_ms")}
+
+
+def item_vectors(model: TwoTower) -> np.ndarray:
+    """Return the item tower's vectors of the whole catalogue, (n, dim + 1) float32."""
+    with torch.no_grad():
+        vectors = model.item_vectors(model.content(model.every), model.every)[1:].numpy()
+    return np.ascontiguousarray(vectors, np.float32)
+
+
+def query_vectors(model: TwoTower, examples: Path, params: IndexParams) -> np.ndarray:
+    """Return the query tower's vectors of some training baskets, (q, dim + 1) float32."""
+    rows = read_retriever_examples(examples)
+    baskets = len(rows.basket)
+    some = np.random.default_rng(params.seed).choice(baskets, min(params.queries, baskets), replace=False)
+    some.sort()
+    with torch.no_grad():
+        vectors = model.query_vectors(
+            model.content(model.every),
+            torch.from_numpy(rows.history[some].astype(np.int64)),
+            torch.from_numpy(rows.history_weight[some].astype(np.float32)),
+            torch.from_numpy(rows.basket[some, :BASKET_LENGTH].astype(np.int64)),
+        ).numpy()
+    return np.ascontiguousarray(vectors, np.float32)

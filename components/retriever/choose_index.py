@@ -1,0 +1,263 @@
+"""Item vectors and queries -> the recall and speed of every type of index, and the one that is worth it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from components.parameters import require_positive, require_share
+from serving.stages.item_index import ItemIndex, Search, read_item_index
+from serving.stages.retrieval import Quotas
+
+log = logging.getLogger(__name__)
+
+KINDS = ("flat", "ivf_sq8", "ivf_pq", "ivf_pq_refined", "hnsw")  # the simplest first
+LEAST_ITEMS = 5_000  # of fewer a full scan takes tens of microseconds
+HNSW_MOST = 200_000  # items: beyond, one core builds the graph for half an hour and more
+ENOUGH_RECALL = 0.995  # what looks at more than this needs is not measured
+TRAIN_ROWS = 64  # vectors for each list: more move its centre by little
+PQ_ITERATIONS = 6  # of k-means on the parts of a vector: twenty more gain next to nothing
+BLOCK = 20  # queries in a row on one point, then another one's turn
+CHUNK = 100_000  # vectors that are put into an index at a time
+
+_faiss: Any = faiss  # its stubs know neither keyword parameters nor properties of C++ objects
+
+
+@dataclass(frozen=True)
+class IndexParams:
+    """What the index must reach, and how that is measured."""
+
+    target: float = 0.97  # of the k items nearest by exact search, the share that it finds
+    k: int = 500
+    quota: int = Quotas.tower  # items that the default profile asks for: it may look at less to find them
+    margin: float = 0.25  # share of the time that another type must save; nearer ones count as equally fast
+    queries: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a measurement of nothing."""
+        require_positive(self, "k", "quota", "queries", "target")
+        require_share(self, "target", "margin")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One type of index, searched in one way, with what it finds."""
+
+    kind: str
+    description: str  # Faiss's own word for the type
+    search: dict[str, int]
+    file: Path
+    build_s: float
+    recall: float
+
+
+def measure_index(
+    vectors: np.ndarray, queries: np.ndarray, params: IndexParams, scratch: Path
+) -> tuple[list[dict[str, Any]], list[Path]]:
+    """Build every type of index and measure it as it is served: mapped, one query at a time, one thread.
+
+    The points take turns, in another order each time, so that a busy moment of the machine is shared.
+
+    Args:
+        vectors: (n, d) float32, row number = item code.
+        queries: (q, d) float32.
+        params: k, and what recall is enough.
+        scratch: where the indexes are written. What cannot be trained on so few vectors, or would take too
+            long to build of so many, is left out.
+
+    Returns:
+        The curve, one row for each point, and the file of each row's index.
+    """
+    k = min(params.k, len(vectors))
+    exact = _exact(vectors, queries, k)
+    points: list[Point] = []
+    for kind in KINDS:
+        if kind == "flat" or (len(vectors) >= LEAST_ITEMS and (kind != "hnsw" or len(vectors) <= HNSW_MOST)):
+            log.info("%s of %d vectors", kind, len(vectors))
+            points += _points(kind, vectors, queries, exact, params, scratch)
+    rng = np.random.default_rng(params.seed)
+    times = _times(points, queries, k, rng)
+    rows = [
+        {
+            "kind": point.kind,
+            "description": point.description,
+            "search": point.search,
+            "bytes": point.file.stat().st_size,
+            "build_s": round(point.build_s, 2),
+            "recall": round(point.recall, 5),
+            "p50_ms": round(float(np.percentile(ms, 50)), 4),
+            "p99_ms": round(float(np.percentile(ms, 99)), 4),
+        }
+        for point, ms in zip(points, times, strict=True)
+    ]
+    return rows, [point.file for point in points]
+
+
+def choose_index(curve: Sequence[dict[str, Any]], target: float, margin: float) -> int:
+    """Return the row of the curve to serve.
+
+    The exact scan (flat) stays unless another one reaches the target and takes less than `1 - margin` of
+    its time. Of the others, those within the margin of the fastest count as equally fast: times differ from
+    one measurement to the next, bytes do not, so that the smallest of them is taken.
+
+    Raises:
+        ValueError: nothing reaches the target.
+    """
+    reached = [row for row, point in enumerate(curve) if point["recall"] >= target]
+    if not reached:
+        best = max(point["recall"] for point in curve)
+        raise ValueError(
+            f"the best index finds {best:.4f} of the nearest items, expected {target:g}: measure flat"
+        )
+    fastest = min(curve[row]["p50_ms"] for row in reached)
+    flat = [row for row in reached if curve[row]["kind"] == "flat"]
+    if flat and fastest > (1 - margin) * curve[flat[0]]["p50_ms"]:
+        return flat[0]
+    equal = [row for row in reached if curve[row]["p50_ms"] * (1 - margin) <= fastest]
+    return min(equal, key=lambda row: (curve[row]["bytes"], curve[row]["p50_ms"]))
+
+
+def search_for_quota(
+    file: Path, curve: Sequence[dict[str, Any]], vectors: np.ndarray, queries: np.ndarray, params: IndexParams
+) -> dict[str, Any]:
+    """Return the search of an index that looks at the least and finds the target share of `quota` items.
+
+    Fewer neighbours lie in fewer lists: what finds 97 % of the 500 nearest finds more of the 60 nearest than
+    anybody asked for.
+
+    Args:
+        file: the index.
+        curve: its points, those that look at least first.
+        vectors: (n, d) float32, row number = item code.
+        queries: (q, d) float32.
+        params: quota, and what recall is enough.
+
+    Returns:
+        How many are asked for (`k`), the search, its recall, and its milliseconds.
+    """
+    k = min(params.quota, len(vectors))
+    exact, item_index = _exact(vectors, queries, k), read_item_index(file)
+    for point in curve:
+        recall = _recall(item_index.search(queries, k, Search(point["search"]))[1], exact)
+        if recall >= params.target:
+            break
+    served = Point(point["kind"], point["description"], point["search"], file, 0.0, recall)
+    [ms] = _times([served], queries, k, np.random.default_rng(params.seed))
+    p50_ms, p99_ms = np.percentile(ms, [50, 99]).tolist()
+    return {
+        "k": k,
+        "search": point["search"],
+        "recall": round(recall, 5),
+        "p50_ms": round(p50_ms, 4),
+        "p99_ms": round(p99_ms, 4),
+    }
+
+
+def _points(
+    kind: str, vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray, params: IndexParams, scratch: Path
+) -> Iterator[Point]:
+    began = time.perf_counter()
+    file = scratch / f"{kind}.faiss"
+    description = _write(kind, vectors, params.seed, file)
+    built = time.perf_counter() - began
+    item_index, k = read_item_index(file), exact.shape[1]
+    for search in _searches(kind, len(vectors), k):
+        recall = _recall(item_index.search(queries, k, Search(search))[1], exact)
+        yield Point(kind, description, search, file, built, recall)
+        if recall >= max(ENOUGH_RECALL, params.target):
+            break
+
+
+def _write(kind: str, vectors: np.ndarray, seed: int, file: Path) -> str:
+    """Write an index of the vectors and return Faiss's word for its type."""
+    items, width = vectors.shape
+    lists = _lists(items)
+    parts = next(parts for parts in range(max(width // 4, 1), 0, -1) if width % parts == 0)
+    description = {
+        "flat": "Flat",
+        "ivf_sq8": f"IVF{lists},SQ8",
+        "ivf_pq": f"IVF{lists},PQ{parts}",
+        "ivf_pq_refined": f"IVF{lists},PQ{parts},Refine(SQ8)",
+        "hnsw": "HNSW32",
+    }[kind]
+    _faiss.omp_set_num_threads(1)  # so that the same vectors give the same index
+    if kind == "ivf_pq_refined":
+        base = _faiss.read_index(str(file.with_name("ivf_pq.faiss")))
+        finer = _filled(_faiss.index_factory(width, "SQ8", faiss.METRIC_INNER_PRODUCT), vectors, items, seed)
+        _faiss.write_index(_faiss.IndexRefine(base, finer), str(file))
+        return description
+    index = _faiss.index_factory(width, description, faiss.METRIC_INNER_PRODUCT)
+    if kind.startswith("ivf"):
+        index.cp.max_points_per_centroid = TRAIN_ROWS
+        index.cp.seed = seed
+    if kind == "ivf_pq":
+        index.pq.cp.niter = PQ_ITERATIONS
+        index.pq.cp.max_points_per_centroid = TRAIN_ROWS
+        index.pq.cp.seed = seed
+    _faiss.write_index(_filled(index, vectors, lists * TRAIN_ROWS, seed), str(file))
+    return description
+
+
+def _filled(index: Any, vectors: np.ndarray, rows: int, seed: int) -> Any:
+    """Return the index, trained on some rows, with all vectors in it."""
+    if not index.is_trained:
+        some = np.random.default_rng(seed).choice(len(vectors), min(len(vectors), rows), replace=False)
+        index.train(np.ascontiguousarray(vectors[np.sort(some)]))
+    for first in range(0, len(vectors), CHUNK):
+        index.add(np.ascontiguousarray(vectors[first : first + CHUNK], np.float32))
+    return index
+
+
+def _lists(items: int) -> int:
+    """Return about four times the root of the number of items, a power of two."""
+    return int(2 ** np.floor(np.log2(4 * np.sqrt(items))))
+
+
+def _searches(kind: str, items: int, k: int) -> list[dict[str, int]]:
+    """Return ways to search one type, those that look at least first."""
+    lists = _lists(items)
+    # Fewer lists than hold twice as many items as are asked for say nothing: the search looks at more anyhow.
+    probes = [2**power for power in range(3, 12) if 2 * k * lists <= 2**power * items and 2**power <= lists]
+    if kind in ("ivf_sq8", "ivf_pq"):
+        return [{"nprobe": probe} for probe in probes]
+    if kind == "ivf_pq_refined":
+        return [{"nprobe": probe, "k_factor": factor} for factor in (2, 4) for probe in probes]
+    if kind == "hnsw":
+        return [{"efSearch": factor * k} for factor in (1, 2, 4)]
+    return [{}]
+
+
+def _exact(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+    """Return the codes of the k nearest of each query, (q, k)."""
+    codes: np.ndarray = _faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    return codes
+
+
+def _recall(found: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.mean([np.isin(right, got).mean() for got, right in zip(found, exact, strict=True)]))
+
+
+def _times(
+    points: Sequence[Point], queries: np.ndarray, k: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Return milliseconds of each point and query."""
+    opened: dict[Path, ItemIndex] = {point.file: read_item_index(point.file) for point in points}
+    searches = [Search(point.search) for point in points]
+    ms = [np.empty(len(queries)) for _ in points]
+    for first in range(0, len(queries), BLOCK):
+        for turn in rng.permutation(len(points)).tolist():
+            index, search = opened[points[turn].file], searches[turn]
+            index.search(queries[first : first + 1], k, search)  # not counted: it finds cold caches
+            for row in range(first, min(first + BLOCK, len(queries))):
+                began = time.perf_counter()
+                index.search(queries[row : row + 1], k, search)
+                ms[turn][row] = (time.perf_counter() - began) * 1e3
+    return ms

@@ -1,0 +1,66 @@
+"""A trained retriever -> its query tower as ONNX, with the difference to PyTorch measured."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import torch
+
+from components.data.examples import read_retriever_examples
+from components.models.two_tower import QueryTower
+from components.ranker.certificate import ParityFailed
+from components.ranker.onnx_export import export_torch
+from components.retriever.checkpoint import read_checkpoint
+from components.retriever.train_retriever import load_retriever
+from feature_repo.schema import BASKET_LENGTH
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-4  # largest difference allowed between PyTorch and ONNX Runtime, both in float32
+
+
+def export_retriever(retriever: Path, examples: Path, graphs: Path) -> dict[str, float]:
+    """Write `query_tower.onnx`, `parity.json` and `params.json`: what it was trained with.
+
+    Args:
+        retriever: checkpoint of `train_retriever`.
+        examples: the examples it was trained on; real inputs for the comparison.
+        graphs: the directory to write.
+
+    Returns:
+        The largest absolute difference between PyTorch and ONNX Runtime.
+
+    Raises:
+        ParityFailed: it is larger than TOLERANCE.
+    """
+    graphs.mkdir(parents=True, exist_ok=True)
+    rows = read_retriever_examples(examples)
+    some = slice(0, min(256, len(rows.basket)))
+    inputs = {
+        "history": torch.from_numpy(rows.history[some].astype(np.int64)),
+        "history_weight": torch.from_numpy(rows.history_weight[some].astype(np.float32)),
+        "basket": torch.from_numpy(rows.basket[some, :BASKET_LENGTH].astype(np.int64)),
+    }
+    batch = torch.export.Dim("rows", min=1, max=1 << 20)
+    tower, file = QueryTower(load_retriever(retriever)).eval(), graphs / "query_tower.onnx"
+    export_torch(tower, inputs, {name: {0: batch} for name in inputs}, "vector", file)
+    with torch.no_grad():
+        expected = tower(*inputs.values()).numpy()
+    session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    got = session.run(["vector"], {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+    alone = session.run(["vector"], {name: tensor[:1].numpy() for name, tensor in inputs.items()})[0]
+    difference = float(max(np.abs(got - expected).max(), np.abs(alone - expected[:1]).max()))
+    log.info("%s: largest difference to PyTorch %.2e", file.name, difference)
+    if not difference <= TOLERANCE:
+        raise ParityFailed(
+            f"{file.name} differs from PyTorch by {difference:.2e}, at most {TOLERANCE:.0e} is allowed"
+        )
+    parity = {"query_tower_max_difference": difference}
+    (graphs / "parity.json").write_text(json.dumps({"tolerance": TOLERANCE, **parity}, indent=1))
+    params = read_checkpoint(retriever, "two_tower")[1]["params"]
+    (graphs / "params.json").write_text(json.dumps(params, indent=1))
+    return parity

@@ -1,0 +1,173 @@
+"""A bundle, its retriever, new items and removed ones -> a bundle that knows of them, without any training.
+
+The models, the main index and everything that was counted stay as they are. A new item gets a row in the item
+table, with its names and its price and with zeros where nothing was counted yet, and a vector from the item
+tower's content: what it has learned of the item's type, category and department. The item's own embedding is
+left out, and its bias is the mean of its type's: both take purchases to learn.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from components.data.examples import ContractViolation
+from components.models.two_tower import TwoTower
+from components.release.assemble_bundle import seal_with_golden
+from components.retriever.train_retriever import load_retriever
+from feature_repo.ids import is_id
+from feature_repo.schema import LEVELS
+from feature_repo.statistics import (
+    ARRAYS,
+    NO_ITEM,
+    Statistics,
+    read_vocabulary,
+    write_statistics,
+)
+from serving.release.bundle import NEW_VECTORS, REMOVED_ITEMS, load_bundle
+
+log = logging.getLogger(__name__)
+
+_OF_ITEMS = ("price", "is_private")  # what may be told of a new item beside its names
+
+
+def extend_index(
+    bundle: Path, retriever: Path, extended: Path, new: pd.DataFrame, removed: Sequence[str]
+) -> str:
+    """Write a bundle with new items and without removed ones, and return its id.
+
+    Args:
+        bundle: the bundle to start from; it may be an extended one.
+        retriever: the checkpoint that it was made from.
+        extended: the directory to write.
+        new: one row for each new item: `item_id`, and as far as they are known `type`, `category`,
+            `department`, `price` and `is_private` (1 for the shop's own brand).
+        removed: ids of items that are not sold any more.
+
+    Raises:
+        ValueError: a new item has no id, comes twice or is known already; a removed one is not known.
+        ContractViolation: the retriever is of another bundle.
+    """
+    loaded = load_bundle(bundle)
+    before = loaded.statistics
+    _check(new, removed, before)
+    model = load_retriever(retriever)
+    known = before.known_items
+    if not np.array_equal(model.categorical[1:].numpy(), before.categorical[:known]):
+        raise ContractViolation(
+            f"{retriever} was trained on other items than bundle {loaded.bundle_id} holds: "
+            "pass the checkpoint of the run that made the bundle"
+        )
+    if extended.exists():
+        shutil.rmtree(extended)
+    shutil.copytree(bundle, extended)
+    vocabulary = read_vocabulary(bundle / "statistics")
+    after = _with_rows(before, new, vocabulary)
+    shutil.rmtree(extended / "statistics")
+    write_statistics(extended / "statistics", after, vocabulary)
+    vectors = cold_vectors(model, np.asarray(after.categorical[known:], np.int64))
+    if after.new_items:
+        np.save(extended / NEW_VECTORS, vectors, allow_pickle=False)
+    gone = np.union1d(loaded.removed, after.codes(list(removed)))
+    if len(gone):
+        np.save(extended / REMOVED_ITEMS, gone, allow_pickle=False)
+    lines = (bundle / "golden.jsonl").read_text().splitlines()
+    bundle_id = seal_with_golden(
+        extended,
+        [json.loads(line) for line in lines],
+        cut=loaded.manifest["cut"],
+        settings=loaded.settings,
+        made_from={**loaded.manifest["made_from"], "parent": loaded.bundle_id},
+    )
+    log.info("bundle %s: %d new items, %d removed", bundle_id, after.new_items, len(gone))
+    return bundle_id
+
+
+def read_new_items(file: Path) -> pd.DataFrame:
+    """Return the rows of a CSV file with a header; ids and names stay text.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    try:
+        names = {name: str for name in ("item_id", *LEVELS)}
+        return pd.read_csv(file, dtype=names, keep_default_na=False, na_values={"price": [""]})
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file} is no CSV file of items ({error}): expected a header with item_id"
+        ) from error
+
+
+def cold_vectors(model: TwoTower, categorical: np.ndarray) -> np.ndarray:
+    """Return vectors of items that nobody bought yet, (m, dim + 1) float32.
+
+    Args:
+        model: the trained towers.
+        categorical: (m, 3) int64 codes of type, category and department; 0 is unknown.
+    """
+    with torch.no_grad():
+        rows = torch.from_numpy(categorical)
+        content = sum(
+            (table(codes) for table, codes in zip(model.levels, rows.unbind(1), strict=True)),
+            torch.zeros(len(rows), model.item.embedding_dim),
+        )
+        vectors = torch.cat([content + model.item_mlp(content), torch.zeros(len(rows), 1)], dim=1).numpy()
+        bias, known = model.bias.weight[1:, 0].numpy(), model.categorical[1:].numpy()
+    for row, codes in enumerate(categorical):
+        alike = (known[:, level] == code for level, code in enumerate(codes) if code)
+        mask = next((found for found in alike if found.any()), np.ones(len(known), bool))
+        vectors[row, -1] = bias[mask].mean()
+    return np.ascontiguousarray(vectors, np.float32)
+
+
+def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) -> None:
+    may = ("item_id", *LEVELS, *_OF_ITEMS)
+    if "item_id" not in new or set(new) - set(may):
+        found = ", ".join(map(str, new)) or "no column"
+        raise ValueError(
+            f"new items come with {found}: expected item_id, and of {', '.join(may[1:])} what is known"
+        )
+    for item in new["item_id"].tolist():
+        if not isinstance(item, str) or not is_id(item):
+            raise ValueError(f"{item!r} is no item id: expected a short printable text")
+        if item in statistics.code_of:
+            raise ValueError(f"item {item} is no new one: the bundle knows it already")
+    if new["item_id"].duplicated().any():
+        raise ValueError(f"item {new.loc[new['item_id'].duplicated(), 'item_id'].iloc[0]} comes twice")
+    if unknown := [item for item in removed if item not in statistics.code_of]:
+        raise ValueError(f"item {unknown[0]} cannot be removed: the bundle does not know it")
+
+
+def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list[str]]) -> Statistics:
+    """Return the tables with a row for each new item."""
+    count = len(new)
+    if not count:
+        return before
+    rows = {"item_ids": new["item_id"].to_numpy(str), "neighbours": np.array([NO_ITEM])}
+    levels = []
+    for level in LEVELS:
+        code = {name: number for number, name in enumerate(vocabulary[level])}
+        named = new[level] if level in new else [""] * count
+        levels.append([code.get(name, 0) for name in named])
+    rows["categorical"] = np.array(levels, np.int32).T
+    for name in _OF_ITEMS:
+        values = pd.to_numeric(new[name]).fillna(0.0) if name in new else np.zeros(count)
+        rows[name] = np.asarray(values, np.float32)
+    longer = {}
+    for name in ARRAYS:
+        old = np.asarray(getattr(before, name))
+        if name not in _NOT_OF_ITEMS and len(old):  # of an old bundle no manufacturer is known
+            own = np.broadcast_to(rows.get(name, np.zeros(1)).astype(old.dtype.type), (count, *old.shape[1:]))
+            longer[name] = np.concatenate([old, own])
+    return replace(before, **longer, new_items=before.new_items + count)
+
+
+_NOT_OF_ITEMS = ("type_lift", "popular", "store_ids", "store_popular", "total_baskets")

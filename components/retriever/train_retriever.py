@@ -1,0 +1,167 @@
+"""Retriever examples -> a trained two-tower checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from components.data.examples import RetrieverExamples, read_manifest, read_retriever_examples
+from components.models.two_tower import TwoTower
+from components.parameters import read_params, require_positive
+from components.retriever.checkpoint import read_checkpoint, write_checkpoint
+from feature_repo.schema import BASKET_LENGTH
+from feature_repo.statistics import read_statistics, read_vocabulary
+
+log = logging.getLogger(__name__)
+
+CARDINALITY = ("type", "category", "department")
+
+
+@dataclass(frozen=True)
+class RetrieverParams:
+    """Hyper-parameters of the two-tower model."""
+
+    dim: int = 63  # one more dimension holds the item's bias
+    hidden: int = 128
+    epochs: int = 4
+    batch_size: int = 512
+    learning_rate: float = 4e-3
+    negatives: int = 8_192  # uniform from the catalogue, shared by a batch
+    targets: int = 3  # hidden items per basket and epoch
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a training of nothing."""
+        require_positive(
+            self, "epochs", "batch_size", "dim", "hidden", "learning_rate", "negatives", "targets"
+        )
+
+
+def train_retriever(
+    examples: Path, statistics: Path, checkpoint: Path, params: dict[str, Any]
+) -> dict[str, float]:
+    """Train by sampled softmax: each epoch hides other items of each basket and asks for them.
+
+    With m negatives drawn uniformly from n items, each one's term counts n/m times, which makes the
+    sampled softmax an unbiased estimate of the full one (Jean et al., arXiv 1412.2007).
+
+    Returns:
+        The loss of the last epoch and the seconds it took.
+
+    Raises:
+        ContractViolation: the examples are missing or of another schema.
+    """
+    settings = read_params(RetrieverParams, params)
+    torch.manual_seed(settings.seed)
+    rng = np.random.default_rng(settings.seed)
+    data = read_retriever_examples(examples)
+    table = torch.from_numpy(np.array(read_statistics(statistics).categorical, np.int64))
+    vocabulary = read_vocabulary(statistics)
+    cardinality = [len(vocabulary[level]) for level in CARDINALITY]
+    model = TwoTower(table, cardinality, settings.dim, settings.hidden)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    baskets = len(data.basket)
+    steps = max(1, math.ceil(baskets / settings.batch_size)) * settings.epochs
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=steps, pct_start=0.1
+    )
+    began, loss_value = time.perf_counter(), math.nan
+    for epoch in range(settings.epochs):
+        losses = []
+        for rows in np.array_split(
+            rng.permutation(baskets), max(1, math.ceil(baskets / settings.batch_size))
+        ):
+            loss = _loss(model, data, np.sort(rows), len(table), settings, rng)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        loss_value = float(np.mean(losses))
+        took = time.perf_counter() - began
+        left = took / (epoch + 1) * (settings.epochs - epoch - 1)
+        log.info(
+            "epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go",
+            epoch + 1,
+            settings.epochs,
+            loss_value,
+            took,
+            left,
+        )
+    write_checkpoint(
+        checkpoint,
+        "two_tower",
+        model,
+        cardinality=cardinality,
+        dim=settings.dim,
+        hidden=settings.hidden,
+        params={"retriever": asdict(settings), "examples": read_manifest(examples)["params"]},
+    )
+    return {"loss": loss_value, "seconds": time.perf_counter() - began, "baskets": float(baskets)}
+
+
+def _loss(
+    model: TwoTower,
+    data: RetrieverExamples,
+    rows: np.ndarray,
+    items: int,
+    settings: RetrieverParams,
+    rng: np.random.Generator,
+) -> torch.Tensor:
+    basket, targets = _hide(np.asarray(data.basket[rows]), settings.targets, rng)
+    negatives = rng.choice(items, min(settings.negatives, items), replace=False) + 1
+    history = data.history[rows].astype(np.int64)
+    # Only the items that this batch names go through the towers; the optimiser still visits every row.
+    named, places = np.unique(
+        np.concatenate([[0], *(part.ravel() for part in (history, basket, targets, negatives))]),
+        return_inverse=True,
+    )
+    sizes = np.cumsum([1, history.size, basket.size, targets.size])
+    _, past, now, target, other = (torch.from_numpy(part) for part in np.split(places, sizes))
+    codes = torch.from_numpy(named)
+    content = model.content(codes)
+    weight = torch.from_numpy(data.history_weight[rows].astype(np.float32))
+    query = model.query_vectors(content, past.view(history.shape), weight, now.view(basket.shape))
+    vectors = model.item_vectors(content, codes)
+    target = target.view(targets.shape)  # (b, t), 0 where there is none
+    positive = (query[:, None, :] * vectors[target]).sum(2)  # (b, t)
+    negative = query @ vectors[other].T + math.log(items / len(negatives))  # (b, m)
+    rest = torch.logsumexp(negative, dim=1, keepdim=True)
+    # The positive itself may be among the negatives; with thousands of them that changes little.
+    each = functional.softplus(rest - positive)
+    there = (target > 0).to(each.dtype)
+    return (each * there).sum() / there.sum().clamp(min=1)
+
+
+def _hide(basket: np.ndarray, targets: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Split baskets, (b, w) with 0 behind the last item, into what is seen and what is asked for.
+
+    A random share of each basket is hidden, at least one item; up to `targets` of the hidden are asked.
+    """
+    b, width = basket.shape
+    filled = basket > 0
+    order = np.argsort(np.where(filled, rng.random((b, width)), 2.0), axis=1)
+    shuffled = np.take_along_axis(basket, order, axis=1)
+    count = filled.sum(1)
+    hidden = np.clip((count * rng.uniform(0.1, 1.0, b)).astype(int), 1, np.maximum(count, 1))
+    place = np.arange(width)[None, :]
+    asked = np.where(place < np.minimum(hidden, targets)[:, None], shuffled, 0)[:, :targets]
+    seen = np.where(place >= hidden[:, None], shuffled, 0)
+    first = np.argsort(seen == 0, axis=1, kind="stable")
+    return np.take_along_axis(seen, first, axis=1)[:, :BASKET_LENGTH].astype(np.int64), asked.astype(np.int64)
+
+
+def load_retriever(checkpoint: Path) -> TwoTower:
+    """Return the trained model of a checkpoint, ready for inference."""
+    weights, config = read_checkpoint(checkpoint, "two_tower")
+    model = TwoTower(weights["categorical"][1:], config["cardinality"], config["dim"], config["hidden"])
+    model.load_state_dict(weights)
+    return model.eval()

@@ -1,0 +1,1 @@
+"""Events and facts from Kafka to the online store."""

@@ -1,0 +1,308 @@
+"""A data set -> its events on the broker, at any speed, by the data's own clock.
+
+Who plays the shopper too asks the endpoint before each basket is bought, with the first half of it. For tests
+of what reads the stream, events are repeated, delayed and mixed with messages that are none.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import orjson
+import pandas as pd
+
+from feature_repo.events import EventsInvalid, as_times, iso
+from feature_repo.stream.outbox import MAX_BYTES, Outbox
+
+CHUNK = 5_000  # messages that are encoded at once
+LONGEST_BASKET = 100  # items of a question
+LAG_S = 1.0  # later than this is told
+REPORT_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What is wrong with a hard test stream: shares of the events, the same ones for the same seed."""
+
+    duplicates: float = 0.0  # sent once more, up to `within` events later
+    out_of_order: float = 0.0  # sent up to `within` events too late
+    poison: float = 0.0  # messages in between that are no events
+    within: int = 1_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("duplicates", "out_of_order", "poison"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} is {share}; expected a share from 0 to 1")
+        if self.within < 1:
+            raise ValueError(f"within is {self.within}; expected at least 1 event")
+
+
+@dataclass
+class Counts:
+    """What a replay did so far."""
+
+    messages: int = 0  # that the outbox took
+    duplicates: int = 0
+    delayed: int = 0
+    poison: int = 0
+    asked: int = 0  # questions to the endpoint that it answered
+    degraded: int = 0  # answers from further down the ladder
+    errors: int = 0  # questions without an answer
+    lag_s: float = 0.0  # how late the messages of now are
+    most_lag_s: float = 0.0
+
+
+def choose(events: pd.DataFrame, since: str = "", until: str = "", limit: int = 0) -> pd.DataFrame:
+    """Return the events of a stretch of time, in order: from `since` up to but without `until`.
+
+    Raises:
+        EventsInvalid: a time cannot be read, or no event lies in the stretch.
+    """
+    chosen = events
+    for text, name in ((since, "from"), (until, "until")):
+        if text:
+            at = moment(name, text)
+            chosen = chosen[chosen["at"] >= at if name == "from" else chosen["at"] < at]
+    if chosen.empty:
+        first, last = iso(events["at"].min()), iso(events["at"].max())
+        raise EventsInvalid(
+            f"no event lies between {since or 'the start'} and {until or 'the end'}; "
+            f"the data reach from {first} to {last}: choose a stretch of that"
+        )
+    chosen = chosen.sort_values(["at", "basket_id", "item_id"], kind="stable", ignore_index=True)
+    return chosen.head(limit) if limit else chosen
+
+
+def moment(option: str, text: str) -> pd.Timestamp:
+    """Return the time that an option names.
+
+    Raises:
+        EventsInvalid: it is none.
+    """
+    [at] = as_times(pd.Series([text], dtype=object))
+    if at is pd.NaT:
+        raise EventsInvalid(f"--{option} {text!r} is no time; expected for example 2017-11-27T05:00:00Z")
+    return at
+
+
+def order(rows: int, disturbance: Disturbance) -> tuple[np.ndarray, np.ndarray, Counts]:
+    """Return what is sent, in its order, and when.
+
+    Returns:
+        For each message the row of its event, or -1 for poison; the row whose time is the message's; counts.
+    """
+    rng = np.random.default_rng(disturbance.seed)
+
+    def some(share: float) -> np.ndarray:
+        return rng.choice(rows, round(share * rows), replace=False)
+
+    def later(chosen: np.ndarray) -> np.ndarray:
+        # Half a row later: behind that row, never in its place.
+        return chosen + rng.integers(1, disturbance.within + 1, len(chosen)) + 0.5
+
+    place = np.arange(rows, dtype=np.float64)
+    late, again, poison = (
+        some(share) for share in (disturbance.out_of_order, disturbance.duplicates, disturbance.poison)
+    )
+    place[late] = later(late)
+    row = np.concatenate([np.arange(rows), again, np.full(len(poison), -1)])
+    place = np.concatenate([place, later(again), poison + 0.5])
+    by_place = np.argsort(place, kind="stable")
+    when = np.minimum(place[by_place].astype(np.int64), rows - 1)
+    counts = Counts(duplicates=len(again), delayed=len(late), poison=len(poison))
+    return row[by_place], when, counts
+
+
+def encode(events: pd.DataFrame) -> list[tuple[str, bytes]]:
+    """Return key and value of the message of each event; what is unknown is left out."""
+    at = np.datetime_as_string(events["at"].dt.tz_convert(None).to_numpy("datetime64[us]"), timezone="UTC")
+    columns = {name: events[name].tolist() for name in events.columns} | {"at": at.tolist()}
+    messages = []
+    for values in zip(*columns.values(), strict=True):
+        # NaN is the one value that differs from itself.
+        event = {k: v for k, v in zip(columns, values, strict=True) if v == v and v not in (None, "")}
+        messages.append((event["user_id"], orjson.dumps(event)))
+    return messages
+
+
+def poison(number: int, good: bytes) -> tuple[str | None, bytes]:
+    """Return a message that no reader may take for an event, made from a good one."""
+    event = orjson.loads(good) | {"event_id": f"poison-{number}"}
+    kinds: tuple[tuple[str | None, bytes], ...] = (
+        (None, b"{not JSON"),
+        (None, b"\xff\xfe\x00"),
+        ("poison", orjson.dumps([event])),
+        ("poison", orjson.dumps({k: v for k, v in event.items() if k != "item_id"})),
+        ("poison", orjson.dumps(event | {"at": "yesterday"})),
+        ("poison", orjson.dumps(event | {"at": "2999-01-01T00:00:00Z"})),
+        ("poison", orjson.dumps(event | {"quantity": "many"})),
+        ("poison", orjson.dumps(event | {"item_id": "x" * 100_000})),
+        ("poison", orjson.dumps(event | {"event_type": "wish"})),
+    )
+    return kinds[number % len(kinds)]
+
+
+@dataclass
+class Shopper:
+    """Asks an endpoint what goes with a basket, one question at a time over one connection."""
+
+    url: str
+    timeout_s: float = 5.0
+    _connection: http.client.HTTPConnection | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"an endpoint is http://HOST:PORT, not {self.url!r}")
+
+    def ask(self, question: dict[str, Any], counts: Counts) -> None:
+        """Ask one question and count what came back."""
+        try:
+            answer = self._post(orjson.dumps({"instances": [question]}))
+            degraded = bool(answer["predictions"][0]["degraded"])
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            if not counts.errors:
+                _log.warning(
+                    "the endpoint at %s did not answer (%r); such errors are counted", self.url, error
+                )
+            counts.errors += 1
+            self.close()
+            return
+        counts.asked += 1
+        counts.degraded += degraded
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection:
+            self._connection.close()
+        self._connection = None
+
+    def _post(self, body: bytes) -> Any:
+        parts = urlsplit(self.url)
+        if self._connection is None:
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            self._connection = kind(str(parts.hostname), parts.port, timeout=self.timeout_s)
+        path = parts.path.rstrip("/") + "/v1/models/checkout:predict"
+        self._connection.request("POST", path, body, {"content-type": "application/json"})
+        response = self._connection.getresponse()
+        found = response.read()
+        if response.status != 200:
+            raise ValueError(f"status {response.status}: {found[:200]!r}")
+        return orjson.loads(found)
+
+
+def replay_events(
+    events: pd.DataFrame,
+    topic: str,
+    outbox: Outbox,
+    speed: float,
+    disturbance: Disturbance | None = None,
+    shopper: Shopper | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> Counts:
+    """Send each event when the data's clock, `speed` times as fast as ours, says so.
+
+    What is due at once is sent together. When the outbox fills up, because the broker is slow or away, the
+    replay waits, and says how far it lags behind.
+
+    Args:
+        events: as `choose` returns them.
+        topic: where to.
+        outbox: through which; the caller flushes it.
+        speed: seconds of the data per second; 0 is as fast as possible.
+        disturbance: what is made wrong on purpose.
+        shopper: who asks the endpoint before a basket is bought.
+        report: gets a line about every five seconds.
+    """
+    if not 0 <= speed < float("inf"):
+        raise ValueError(f"speed is {speed}; expected 0, as fast as possible, or seconds of data per second")
+    rows, when, counts = order(len(events), disturbance or Disturbance())
+    at = events["at"].astype("int64").to_numpy() / (1e6 if events["at"].dt.unit == "us" else 1e9)
+    due = (at - at[0])[when] / speed if speed else np.zeros(len(when))
+    questions = _Questions(events)
+    poisoned, began, reported = 0, time.monotonic(), time.monotonic()
+    for first in range(0, len(rows), CHUNK):
+        chunk = rows[first : first + CHUNK]
+        # A poisonous message is made from the event whose time it has.
+        source = np.where(chunk >= 0, chunk, when[first : first + CHUNK])
+        messages: list[tuple[str | None, bytes]] = [*encode(events.iloc[source])]
+        for place in np.flatnonzero(chunk < 0).tolist():
+            messages[place] = poison(poisoned, messages[place][1])
+            poisoned += 1
+        sent = 0
+        while sent < len(chunk):
+            now = time.monotonic() - began
+            if now - (reported - began) >= REPORT_S:
+                report(
+                    _progress(counts, len(rows), now, float(due[-1]), iso(events["at"].iloc[source[sent]]))
+                )
+                reported = time.monotonic()
+            ready = int(np.searchsorted(due[first : first + len(chunk)], now, "right"))
+            if ready <= sent:
+                time.sleep(min(float(due[first + sent]) - now, 0.2))
+                continue
+            counts.lag_s = now - float(due[first + sent]) if speed else 0.0
+            counts.most_lag_s = max(counts.most_lag_s, counts.lag_s)
+            # Not all at once: a replay that lags behind still tells so.
+            ready = min(ready, sent + 100)
+            for place in range(sent, ready):
+                row = int(chunk[place])
+                if shopper and row >= 0 and (question := questions.before(row)):
+                    shopper.ask(question, counts)
+                while outbox.pending_bytes > MAX_BYTES // 4:
+                    outbox.flush(0.01)  # it says when nobody sends any more
+                    if time.monotonic() - reported >= REPORT_S:
+                        report("the broker does not take the messages as fast as they come: waiting for it")
+                        reported = time.monotonic()
+                counts.messages += outbox.send(topic, *messages[place])  # it counts what it had to drop
+            sent = ready
+    return counts
+
+
+class _Questions:
+    """What the shopper asks before each basket: the first half of it, at the time when it was bought."""
+
+    def __init__(self, events: pd.DataFrame) -> None:
+        rows = np.flatnonzero(events["event_type"] == "purchase")  # an archive holds what was shown as well
+        bought = events.iloc[rows]
+        names = ("user_id", "basket_id", "item_id", "store_id")
+        self._user, self._basket, self._item, self._store = (bought[name].to_numpy() for name in names)
+        self._at = bought["at"]
+        first = np.flatnonzero(~bought["basket_id"].duplicated())
+        self._first = dict(zip(rows[first].tolist(), first.tolist(), strict=True))  # row -> its purchase
+
+    def before(self, row: int) -> dict[str, Any] | None:
+        """Return the question if a basket begins with this row and was not asked about yet."""
+        begin = self._first.pop(row, None)
+        if begin is None:
+            return None
+        end = begin + 1
+        while end < len(self._basket) and self._basket[end] == self._basket[begin]:
+            end += 1
+        items = [*dict.fromkeys(self._item[begin:end].tolist())]  # some were scanned twice
+        question = {
+            "user_id": self._user[begin],
+            "basket": items[: min((len(items) + 1) // 2, LONGEST_BASKET)],
+            "at": iso(self._at.iloc[begin]),
+            "request_id": self._basket[begin],
+        }
+        return question | ({"store_id": self._store[begin]} if self._store[begin] else {})
+
+
+def _progress(counts: Counts, total: int, now: float, end: float, at: str) -> str:
+    rate = counts.messages / now
+    by_rate = (total - counts.messages) / rate if rate else 0.0
+    left = by_rate if not end or counts.lag_s > LAG_S else end - now
+    lag = f", lags {counts.lag_s:.1f} s behind" if counts.lag_s > LAG_S else ""
+    asked = f", asked {counts.asked:,} ({counts.degraded} degraded, {counts.errors} errors)"
+    head = f"{counts.messages:,} of {total:,} messages, at {at[:16]}, {rate:,.0f} a second"
+    return f"{head}, {left:,.0f} s to go{lag}{asked if counts.asked or counts.errors else ''}"

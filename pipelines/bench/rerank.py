@@ -1,0 +1,523 @@
+"""A bundle and the weeks after its cut -> what re-ranking brings and costs, and how long it takes.
+
+Four things are asked of a list beside NDCG@10: how much of the catalogue is ever shown, how often items of
+new manufacturers are, how rare what is shown is, and how many types a list holds. Each has its weight, and
+each weight its price. The weights are chosen on the baskets of half of the shoppers and judged on the rest.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import logging
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pandas as pd
+
+from components.data.fit_statistics import purchases_of
+from components.evaluation.evaluate_bundle import prepared_tasks, window_s
+from components.evaluation.metrics import DISCOUNT, Bootstrap
+from components.evaluation.protocol import Task, read_tasks
+from feature_repo.events import Dataset, read_dataset
+from feature_repo.facts import Fact
+from feature_repo.statistics import Statistics
+from serving.answer.recommender import Prepared, Recommender
+from serving.measurement import measured_on, write_result
+from serving.release.bundle import Bundle, load_bundle
+from serving.schemas import DEFAULT_K
+from serving.shop.fact_store import MemoryFactStore
+from serving.shop.facts import LiveFacts
+from serving.shop.rules import Catalogue, Rules
+from serving.shop.rules_file import read_rules
+from serving.stages.reranking import (
+    NO_RARITY,
+    POOL,
+    exposure_weights,
+    item_rarity,
+    of_new_manufacturers,
+    rerank,
+)
+from serving.stores.online_features import MemoryStore
+
+log = logging.getLogger(__name__)
+
+GOALS = {"coverage": 0.2, "new_manufacturers": 0.3}  # by how much they are to grow
+MOST_LOST = 0.01  # of NDCG@10, at most
+RULED_ITEMS = 10_000
+TIMED, REPEATS = 100, 30  # requests, and how often each
+EXPOSURES = (0.25, 0.5, 1.0, 2.0, 4.0)
+PENALTIES = (0.95, 0.9, 0.85, 0.8, 0.7)
+NOVELTIES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)
+SLOTS: tuple[tuple[int, ...], ...] = ((10,), (9, 10), (8, 9, 10), tuple(range(1, 11)))
+METRICS = (
+    "ndcg_at_10",
+    "recall_at_10",
+    "new_recall_at_10",
+    "coverage",
+    "new_manufacturers",
+    "novelty",
+    "types",
+)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of re-ranking, as a bundle holds them; these change nothing."""
+
+    type_penalty: float = 1.0
+    exposure: float = 0.0
+    novelty: float = 0.0
+    novel_slots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What was retrieved and scored for each test basket."""
+
+    statistics: Statistics
+    tasks: list[Task]
+    start: np.ndarray  # (q + 1,) where each basket's candidates begin
+    codes: np.ndarray  # (rows,) int32
+    scores: np.ndarray  # (rows,) float32
+    hidden: np.ndarray  # (rows,) bool, whether the shopper bought it, too
+    new: np.ndarray  # (rows,) bool, likewise, and for the first time
+
+    def where(self, chosen: np.ndarray) -> Lists:
+        """Return the baskets that a mask names, (q,)."""
+        numbers = np.flatnonzero(chosen)
+        rows = np.concatenate([np.arange(self.start[n], self.start[n + 1]) for n in numbers])
+        columns = (getattr(self, name)[rows] for name in ("codes", "scores", "hidden", "new"))
+        start = np.concatenate([[0], np.cumsum(np.diff(self.start)[numbers])])
+        return Lists(self.statistics, [self.tasks[n] for n in numbers], start, *columns)
+
+
+def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
+    """Measure and write `rerank.json`, `rerank.md` and `rerank.png`; return what the JSON holds.
+
+    Args:
+        bundle: its weights are what is served now; one that does not know manufacturers takes the data set's.
+        dataset: a data set with weeks after the bundle's cut.
+        out_dir: where the results go.
+
+    Raises:
+        ValueError: too few baskets come after the cut.
+    """
+    data = read_dataset(dataset)
+    loaded = with_manufacturers(load_bundle(bundle), data.items)
+    lists, prepared = read_lists(loaded, data)
+    half = np.array([zlib.crc32(task.user_id.encode()) % 2 == 0 for task in lists.tasks])
+    if half.all() or not half.any():
+        raise ValueError(
+            f"{len(lists.tasks)} test baskets, all of one half of the shoppers: expected some of both; "
+            "choose an earlier --train-until"
+        )
+    chosen_on, judged_on = lists.where(half), lists.where(~half)
+    settings = loaded.settings
+    served = Weights(settings.type_penalty, settings.exposure, settings.novelty, settings.novel_slots)
+    log.info("choosing weights on %d baskets", len(chosen_on.tasks))
+    points = {weights: judge(chosen_on, weights) for weights in grid(settings.type_penalty)}
+    chosen = choose(points)
+    log.info("chosen: %s; judging on %d baskets", chosen, len(judged_on.tasks))
+    off = judge(judged_on, Weights())
+    results = {
+        "bundle_id": loaded.bundle_id,
+        **measured_on(),
+        "chosen_on": len(chosen_on.tasks),
+        "judged_on": len(judged_on.tasks),
+        "items": len(loaded.statistics.item_ids),
+        "items_of_new_manufacturers": int(of_new_manufacturers(loaded.statistics).sum()),
+        "off": off[0],
+        "served": compared(judged_on, served, off),
+        "chosen": compared(judged_on, chosen, off),
+        "chosen_where_it_was_chosen": compared(chosen_on, chosen, judge(chosen_on, Weights())),
+        "alone": {
+            name: [compared(judged_on, weights, off) for weights in curve] for name, curve in curves().items()
+        },
+        "frontier": [compared(judged_on, weights, off) for weights in frontier(points)],
+        "ms": timings(loaded, chosen, prepared),
+        "load_s": load_times(loaded),
+    }
+    write_result(out_dir / "rerank.json", orjson.dumps(results, option=orjson.OPT_INDENT_2))
+    write_result(out_dir / "rerank.md", rerank_table(results).encode())
+    draw(results, out_dir / "rerank.png")
+    return results
+
+
+def with_manufacturers(bundle: Bundle, items: pd.DataFrame) -> Bundle:
+    """Return a bundle that knows the manufacturers of its items, from a data set if it is too old to."""
+    statistics = bundle.statistics
+    if len(statistics.manufacturer) or "manufacturer" not in items:
+        return bundle
+    names = items.set_index("item_id")["manufacturer"].reindex(statistics.item_ids).fillna("").astype(str)
+    _, codes = np.unique(["", *names], return_inverse=True)
+    return replace(bundle, statistics=replace(statistics, manufacturer=codes[1:].astype(np.int32)))
+
+
+def read_lists(bundle: Bundle, data: Dataset) -> tuple[Lists, list[Prepared]]:
+    """Return the lists of the baskets that `evaluate_bundle` asks, and the first requests as ranked."""
+    start = pd.Timestamp(bundle.manifest["cut"])
+    tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
+    store = MemoryStore()
+    recommender = Recommender(bundle, store)
+    kept: list[Prepared] = []
+    bounds, columns = [0], []
+    for task, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K):
+        if len(kept) < TIMED:
+            kept.append(prepared)
+        codes = prepared.candidates.codes
+        scores = recommender.rank(prepared.dense, prepared.categorical)
+        new = np.isin(codes, task.hidden[~task.bought_before])
+        columns.append((codes.astype(np.int32), scores, np.isin(codes, task.hidden), new))
+        bounds.append(bounds[-1] + len(codes))
+        if len(columns) % 2_000 == 0:
+            log.info("%d of %d baskets ranked", len(columns), len(tasks))
+    joined = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return Lists(bundle.statistics, tasks, np.array(bounds), *joined), kept
+
+
+# ------------------------------------------------------------------------------------------- quality
+
+
+def curves() -> dict[str, list[Weights]]:
+    """Return what is tried of each weight alone, the weakest first."""
+    found = {
+        "type penalty": [Weights(type_penalty=penalty) for penalty in PENALTIES],
+        "exposure": [Weights(exposure=exposure) for exposure in EXPOSURES],
+    }
+    for slots in SLOTS:
+        name = "novelty everywhere" if len(slots) == DEFAULT_K else f"novelty in {len(slots)} of {DEFAULT_K}"
+        found[name] = [Weights(novelty=novelty, novel_slots=slots) for novelty in NOVELTIES]
+    return found
+
+
+def grid(type_penalty: float) -> list[Weights]:
+    """Return the combinations that are tried beside none at all."""
+    novel: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *itertools.product(NOVELTIES, SLOTS)]
+    tried = itertools.product((0.0, *EXPOSURES), novel)
+    return [Weights(), *(Weights(type_penalty, exposure, *how) for exposure, how in tried)]
+
+
+def judge(lists: Lists, weights: Weights) -> tuple[dict[str, float], np.ndarray]:
+    """Return the metrics of lists of ten re-ranked with some weights, and NDCG@10 of each, (q,)."""
+    statistics = lists.statistics
+    own = exposure_weights(statistics, weights.exposure)
+    rarity = item_rarity(statistics, weights.novelty)
+    novel = np.array(weights.novel_slots, np.int64) - 1
+    types = statistics.categorical[:, 0]
+    rows = np.full((len(lists.tasks), DEFAULT_K), -1)
+    for number in range(len(lists.tasks)):
+        begin, end = lists.start[number : number + 2].tolist()
+        codes = lists.codes[begin:end]
+        worth = lists.scores[begin:end] if own is None else lists.scores[begin:end] * own[codes]
+        rare = NO_RARITY if rarity is None else rarity[codes]
+        found = rerank(worth, types[codes], DEFAULT_K, weights.type_penalty, rare, novel)
+        rows[number, : len(found)] = begin + found
+    shown = rows >= 0
+    codes = lists.codes[rows[shown]]
+    wanted = np.array([len(task.hidden) for task in lists.tasks])
+    wanted_new = np.array([int((~task.bought_before).sum()) for task in lists.tasks])
+    hit, hit_new = lists.hidden[rows] & shown, lists.new[rows] & shown
+    ideal = np.cumsum(DISCOUNT)[np.minimum(wanted, DEFAULT_K) - 1]
+    ndcg = hit @ DISCOUNT / ideal
+    share = np.maximum(statistics.basket_count, 1.0) / max(float(statistics.total_baskets), 1.0)
+    kinds = np.where(shown, types[lists.codes[rows]], -1)
+    distinct = [len(set(kind[kind >= 0].tolist())) for kind in kinds]
+    some_new = wanted_new > 0
+    return {
+        "ndcg_at_10": float(ndcg.mean()),
+        "recall_at_10": float((hit.sum(1) / wanted).mean()),
+        "new_recall_at_10": float((hit_new.sum(1)[some_new] / wanted_new[some_new]).mean())
+        if some_new.any()
+        else 0.0,
+        "coverage": len(np.unique(codes)) / len(statistics.item_ids),
+        "new_manufacturers": float(of_new_manufacturers(statistics)[codes].mean()),
+        "novelty": float(-np.log2(share[codes]).mean()),
+        "types": float(np.mean(distinct)),
+    }, ndcg
+
+
+def gains(found: dict[str, float], off: dict[str, float]) -> dict[str, float]:
+    """Return by how much each metric grew, as a share of what it was; 0 of one that was nothing."""
+    return {name: found[name] / off[name] - 1 if off[name] else 0.0 for name in METRICS}
+
+
+def compared(lists: Lists, weights: Weights, off: tuple[dict[str, float], np.ndarray]) -> dict[str, Any]:
+    """Return weights, their metrics, what they gain against none, and the interval of NDCG@10's change."""
+    found, ndcg = judge(lists, weights)
+    boot = Bootstrap([task.user_id for task in lists.tasks])
+    low, high = boot.ratio_interval(ndcg, off[1])
+    return {
+        "weights": asdict(weights),
+        "metrics": found,
+        "gains": gains(found, off[0]),
+        "ndcg_interval": [low - 1, high - 1],
+    }
+
+
+def choose(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> Weights:
+    """Return the cheapest weights that reach the goals, or come closest for what NDCG@10 may lose."""
+    off = points[Weights()][0]
+
+    def worth(weights: Weights) -> tuple[float, float]:
+        gained = gains(points[weights][0], off)
+        reached = sum(min(gained[name] / goal, 1.0) for name, goal in GOALS.items())
+        return reached, gained["ndcg_at_10"]
+
+    return max(affordable(points), key=worth)
+
+
+def affordable(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> list[Weights]:
+    """Return the weights that do not lose too much."""
+    off = points[Weights()][0]["ndcg_at_10"]
+    return [weights for weights, (found, _) in points.items() if found["ndcg_at_10"] >= off * (1 - MOST_LOST)]
+
+
+def frontier(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> list[Weights]:
+    """Return the weights that no others beat in both NDCG@10 and coverage, those with the most NDCG first."""
+    ordered = sorted(points, key=lambda one: (-points[one][0]["ndcg_at_10"], -points[one][0]["coverage"]))
+    best, kept = -1.0, []
+    for weights in ordered:
+        if points[weights][0]["coverage"] > best:
+            best = points[weights][0]["coverage"]
+            kept.append(weights)
+    return kept
+
+
+# -------------------------------------------------------------------------------------------- timing
+
+
+def timings(bundle: Bundle, weights: Weights, prepared: Sequence[Prepared]) -> dict[str, Any]:
+    """Return p50 and p99 of re-ranking in full, with the filter of minimums, in milliseconds.
+
+    With all weights and rules for RULED_ITEMS items, and with none.
+    """
+    settings = replace(bundle.settings, **vars(weights))
+    full = Recommender(
+        replace(bundle, settings=settings), MemoryStore(), facts=_known_facts(bundle, prepared)
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        full.facts.rules = _loaded(Path(scratch), bundle, rules_of_lists(bundle))
+    plain = replace(bundle.settings, **vars(Weights()))
+    without = Recommender(replace(bundle, settings=plain), MemoryStore())
+    return {
+        "candidates": int(np.median([len(one.candidates.codes) for one in prepared])),
+        "with_rules_and_weights": _milliseconds(full, prepared),
+        "without": _milliseconds(without, prepared),
+    }
+
+
+def _known_facts(bundle: Bundle, prepared: Sequence[Prepared]) -> LiveFacts:
+    """Return facts that know of each candidate what minimums look up, enough for all of them."""
+    codes = np.unique(np.concatenate([one.candidates.codes for one in prepared]))
+    known = (("stock", 100.0), ("price", 2.0), ("cost", 1.0))
+    store = MemoryFactStore()
+    store.write(
+        [
+            Fact(f"{kind} {item}", kind, item, value, 0.0)
+            for kind, value in known
+            for item in bundle.statistics.item_ids[codes].tolist()
+        ]
+    )
+    facts = LiveFacts(bundle.statistics, store)
+    facts.close()  # what was read stays
+    return facts
+
+
+def _milliseconds(recommender: Recommender, prepared: Sequence[Prepared]) -> dict[str, float]:
+    asked = []
+    for one in prepared:
+        plan = recommender.facts.rules.plan(one.request.at, one.request.store_id)
+        known = replace(one.known, plan=plan)
+        asked.append((replace(one, known=known), recommender.rank(one.dense, one.categorical)))
+    took = []
+    gc.collect()
+    gc.disable()
+    try:
+        for repeat in range(REPEATS + 1):
+            for one, scores in asked:
+                began = time.perf_counter()
+                if one.known.plan.minimums:
+                    recommender.below_minimum(one.candidates.codes, one.request, one.known.plan)
+                best = recommender.best(one, scores, max(POOL * one.request.k, 1))
+                recommender.present(one.request, one.known, best)
+                if repeat:  # the first time warms
+                    took.append((time.perf_counter() - began) * 1e3)
+    finally:
+        gc.enable()
+    p50, p99 = np.percentile(took, [50, 99])
+    return {"p50": round(float(p50), 4), "p99": round(float(p99), 4)}
+
+
+def rules_of_lists(bundle: Bundle) -> str:
+    """Return a file of a few rules with long lists, RULED_ITEMS items in all where the catalogue has them."""
+    items = bundle.statistics.item_ids[:RULED_ITEMS].tolist()
+    pins = items[:3]
+    parts = [items[3:][number::3] for number in range(3)]
+    lines = ["pin:"]
+    for slot, item in zip((2, 5, 9), pins, strict=False):
+        lines += [f"  - name: campaign {slot}", f"    item: '{item}'", f"    slot: {slot}"]
+    for section, head, part in zip(
+        ("boost", "bury", "ban"), ("factor: 2", "factor: 0.5", ""), parts, strict=True
+    ):
+        lines += [f"{section}:", f"  - name: {section} of many", f"    {head}", "    items:"]
+        lines += [f"      - '{item}'" for item in part]
+    lines += ["minimum_stock:", "  - {name: enough, units: 5}"]
+    lines += ["minimum_margin:", "  - {name: earns, share: 0.05}"]
+    lines += ["slots:", "  - {name: something new, repeat: [1, 3], new: [4, 8]}"]
+    return "\n".join(line for line in lines if line.strip()) + "\n"
+
+
+def rules_of_one(bundle: Bundle) -> str:
+    """Return a file of RULED_ITEMS rules with one item each, or as many as the catalogue has."""
+    lines = ["boost:"]
+    for number, item in enumerate(bundle.statistics.item_ids[:RULED_ITEMS].tolist()):
+        lines += [
+            f"  - name: campaign {number}",
+            "    factor: 1.5",
+            f"    items: ['{item}']",
+            "    until: 2999-01-01",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def load_times(bundle: Bundle) -> dict[str, float]:
+    """Return the seconds from a file to rules that a request can ask, for both files."""
+    found = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, text in (("few_rules", rules_of_lists(bundle)), ("a_rule_for_each", rules_of_one(bundle))):
+            took = []
+            for _ in range(3):
+                began = time.perf_counter()
+                _loaded(Path(scratch), bundle, text).plan(time.time(), None)
+                took.append(time.perf_counter() - began)
+            found[name] = round(max(took), 3)
+    return found
+
+
+def _loaded(folder: Path, bundle: Bundle, text: str) -> Rules:
+    file = folder / "rules.yaml"
+    file.write_text(text)
+    return Catalogue(bundle.statistics, bundle.vocabulary).bind(read_rules(file)[0])[0]
+
+
+# ---------------------------------------------------------------------------------------- the report
+
+
+def rerank_table(results: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    ms, load = results["ms"], results["load_s"]
+    chosen = results["chosen"]
+    gained = chosen["gains"]
+    low, high = chosen["ndcg_interval"]
+    full = ms["with_rules_and_weights"]
+    lines = [
+        f"Weights chosen on the first {results['chosen_on']} test baskets, judged on the "
+        f"{results['judged_on']} behind them; {results['items']} items, "
+        f"{results['items_of_new_manufacturers']} of new manufacturers; "
+        f"bundle {results['bundle_id']}, commit {results['commit']}, {results['machine']['cpu']}, "
+        f"{results['machine']['cores']} cores.",
+        "",
+        f"Chosen: {_named(chosen['weights'])}. "
+        f"NDCG@10 {gained['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}], "
+        f"coverage {gained['coverage']:+.1%}, new manufacturers' share of places "
+        f"{gained['new_manufacturers']:+.1%}, "
+        f"novelty {gained['novelty']:+.1%}, types in a list {gained['types']:+.1%}.",
+        "",
+        *_table([("none", {"metrics": results["off"], "gains": {}})]),
+        *_rows([("as the bundle serves", results["served"]), ("**chosen**", chosen)]),
+        "",
+        "Each weight alone:",
+        "",
+        *_table(_points(point for curve in results["alone"].values() for point in curve)),
+        "",
+        "Combinations that no other beats in both NDCG@10 and coverage:",
+        "",
+        *_table(_points(results["frontier"])),
+        "",
+        f"| re-ranking of {ms['candidates']} candidates to ten items, in full | p50 ms | p99 ms |",
+        "|---|---|---|",
+        f"| all weights, rules for {RULED_ITEMS:,} items | {full['p50']:.3f} | {full['p99']:.3f} |",
+        f"| neither | {ms['without']['p50']:.3f} | {ms['without']['p99']:.3f} |",
+        "",
+        f"Rules for {RULED_ITEMS:,} items are loaded in {load['few_rules']:.2f} s as a few lists, in "
+        f"{load['a_rule_for_each']:.2f} s as a rule for each.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _points(points: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    return [(_named(point["weights"]), point) for point in points]
+
+
+def _named(weights: dict[str, Any]) -> str:
+    """Return weights in words, those that do something."""
+    said = [f"types {weights['type_penalty']:g}"] if weights["type_penalty"] != 1 else []
+    said += [f"exposure {weights['exposure']:g}"] if weights["exposure"] else []
+    if weights["novelty"]:
+        slots = weights["novel_slots"]
+        places = "every place" if len(slots) == DEFAULT_K else f"places {', '.join(map(str, slots))}"
+        said.append(f"novelty {weights['novelty']:g} in {places}")
+    return ", ".join(said) or "none"
+
+
+def _table(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    head = ["weights", *(name.replace("_", " ") for name in METRICS)]
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *_rows(points)]
+
+
+def _rows(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    lines = []
+    for name, point in points:
+        cells = [
+            f"{point['metrics'][metric]:.4f}"
+            + (f" ({point['gains'][metric]:+.1%})" if point["gains"] else "")
+            for metric in METRICS
+        ]
+        lines.append("| " + " | ".join([name, *cells]) + " |")
+    return lines
+
+
+def draw(results: dict[str, Any], file: Path) -> None:
+    """Draw what each weight gains for what NDCG@10 loses."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
+    panels: tuple[tuple[Any, str, Callable[[str], bool]], ...] = (
+        (left, "coverage", lambda name: True),
+        (right, "new_manufacturers", lambda name: name == "exposure"),
+    )
+    for axes, metric, is_shown in panels:
+        for name, curve in results["alone"].items():
+            if is_shown(name):
+                _line(axes, curve, metric, name.replace("_", " "), "o-")
+        if metric == "coverage":
+            _line(axes, results["frontier"], metric, "together", "--")
+        _line(axes, [results["chosen"]], metric, "chosen", "k*")
+        axes.set_xlim(-400 * MOST_LOST, 30 * MOST_LOST)
+        axes.axvline(-100 * MOST_LOST, color="#999", linewidth=0.8, linestyle=":")
+        axes.set_xlabel("NDCG@10, %")
+        axes.set_ylabel(f"{metric.replace('_', ' ')}, %")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    figure.tight_layout()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=140)
+    pyplot.close(figure)
+    write_result(file, picture.getvalue())
+
+
+def _line(axes: Any, points: Sequence[dict[str, Any]], metric: str, label: str, style: str) -> None:
+    gained = [point["gains"] for point in points]
+    axes.plot([100 * g["ndcg_at_10"] for g in gained], [100 * g[metric] for g in gained], style, label=label)

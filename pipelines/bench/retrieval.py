@@ -1,0 +1,303 @@
+"""A bundle, its data set and a size -> what retrieval finds, how fast, in how many bytes, for each profile.
+
+Large catalogues are synthetic: no shop of millions of items gives its purchases away. Their vectors lie as
+those of the synthetic shop would: items of a type are alike, types of a category, categories of a
+department. A query is the mean of a basket: two items of one type and two from anywhere.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pandas as pd
+
+from components.data.fit_statistics import purchases_of
+from components.evaluation.evaluate_bundle import window_s
+from components.evaluation.metrics import METRICS, Tally
+from components.evaluation.protocol import Task, read_tasks
+from components.retriever.choose_index import KINDS, IndexParams, choose_index, measure_index
+from feature_repo.aggregates import pack
+from feature_repo.events import Dataset, read_dataset
+from pipelines.bench.synthetic_shop import CATEGORIES, DEPARTMENTS, TYPES
+from serving.answer.recommender import Recommender
+from serving.measurement import measured_on, write_result
+from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle
+from serving.schemas import MAX_K
+from serving.stages.item_index import Search, read_item_index
+from serving.stores.online_features import MemoryStore, UserRow
+
+log = logging.getLogger(__name__)
+
+# How far items of one department, category and type, and an item from its type, lie apart, in each
+# dimension; a two-tower's own embeddings are of about this proportion.
+SPREAD = {"department": 0.3, "category": 0.4, "type": 0.6, "item": 0.5}
+TARGET_P99_MS = 2.0
+REMOVED_RATIO = 0.01
+BESIDE = 1_000  # new items
+TASKS = 1_000  # test baskets that each profile is asked
+
+
+def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_000_000) -> dict[str, Any]:
+    """Measure and write `retrieval.json`, `.md` and `.png`; return what the JSON holds.
+
+    Args:
+        bundle: whose index was measured when it was built, and whose profiles are asked.
+        dataset: the weeks after its cut are in it.
+        out_dir: the folder of the results.
+        items: size of the large catalogue; 2 M need 5 GiB of memory and, on two cores, half an hour.
+    """
+    loaded = load_bundle(bundle)
+    sizes = ((items, 64, 500), (min(items, 68_500), 128, 500), (min(items, 68_500), 128, 1_000))
+    report = bundle / INDEX_REPORT
+    results: dict[str, Any] = {
+        "bundle_id": loaded.bundle_id,
+        **measured_on(),
+        "champion": json.loads(report.read_bytes()) if report.is_file() else None,
+        "profiles": evaluate_profiles(loaded, read_dataset(dataset)),
+        "catalogues": [bench_catalogue(*size) for size in sizes],
+    }
+    write_result(out_dir / "retrieval.json", orjson.dumps(results, option=orjson.OPT_INDENT_2))
+    write_result(out_dir / "retrieval.md", retrieval_table(results).encode())
+    draw_retrieval(results, out_dir / "retrieval.png")
+    return results
+
+
+def bench_catalogue(items: int, width: int, k: int, seed: int = 0) -> dict[str, Any]:
+    """Return the curve of every type of index over a synthetic catalogue, and what changes cost."""
+    log.info("%d items, %d dimensions, k = %d", items, width, k)
+    params = IndexParams(k=k)
+    vectors, queries = clustered(items, width, params.queries, seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        curve, files = measure_index(vectors, queries, params, Path(scratch))
+        row = choose_index(curve, params.target, params.margin)
+        changes = _changes(files[row], curve[row]["search"], vectors, queries, min(k, items))
+    reached = [p for p in curve if p["recall"] >= params.target and p["p99_ms"] <= TARGET_P99_MS]
+    measured = {point["kind"] for point in curve}
+    return {
+        "items": items,
+        "dimension": width,
+        "k": min(k, items),
+        "queries": len(queries),
+        "target_recall": params.target,
+        "target_p99_ms": TARGET_P99_MS,
+        "reached_by": sorted({point["kind"] for point in reached}),
+        "left_out": [kind for kind in KINDS if kind not in measured],
+        "chosen": curve[row],
+        "changes_ms": changes,
+        "curve": curve,
+    }
+
+
+def clustered(items: int, width: int, queries: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return vectors of a synthetic catalogue, (items, width), and of queries, (queries, width), float32.
+
+    The last dimension is the item's bias, 1 on the query's side, as the two towers have it.
+    """
+    rng = np.random.default_rng(seed)
+    kind = np.arange(items) // 4 % TYPES
+    vectors = rng.normal(0, SPREAD["item"], (items, width)).astype(np.float32)
+    for name, size in (("department", DEPARTMENTS), ("category", CATEGORIES), ("type", TYPES)):
+        centres = rng.normal(0, SPREAD[name], (size, width)).astype(np.float32)
+        centres[:, -1] = 0
+        vectors += centres[kind % size]
+    first = rng.integers(items, size=queries)
+    alike = (first + 4 * TYPES * rng.integers(1, max(items // (4 * TYPES), 2), queries)) % items
+    basket = np.stack([first, alike, *rng.integers(items, size=(2, queries))])
+    asked = vectors[basket].mean(0)
+    asked[:, -1] = 1
+    return vectors, asked
+
+
+def _changes(
+    file: Path, given: dict[str, int], vectors: np.ndarray, queries: np.ndarray, k: int
+) -> dict[str, dict[str, float]]:
+    """Return milliseconds of a search of the index as it was built, and after changes.
+
+    "k + spare" is the other way to leave out what was removed: ask for so many more, and drop them.
+    """
+    rng = np.random.default_rng(1)
+    removed = rng.choice(len(vectors), int(REMOVED_RATIO * len(vectors)), replace=False)
+    gone = np.zeros(len(vectors), bool)
+    gone[removed] = True
+    plain, without, beside = (read_item_index(file) for _ in range(3))
+    without.remove(removed)
+    beside.add(
+        np.arange(len(vectors), len(vectors) + BESIDE), vectors[rng.integers(len(vectors), size=BESIDE)]
+    )
+    search = Search(given)
+
+    def spare(query: np.ndarray) -> np.ndarray:
+        codes = plain.search(query, min(k + len(removed), len(vectors)), search)[1][0]
+        codes = codes[codes >= 0]
+        return codes[~gone[codes]][:k]
+
+    arms: dict[str, Callable[[np.ndarray], object]] = {
+        "as built": lambda query: plain.search(query, k, search),
+        f"{REMOVED_RATIO:.0%} removed": lambda query: without.search(query, k, search),
+        f"{REMOVED_RATIO:.0%} removed, k + spare": spare,
+        f"{BESIDE:,} new items beside": lambda query: beside.search(query, k, search),
+    }
+    ms: dict[str, list[float]] = {name: [] for name in arms}
+    for row in range(len(queries)):
+        for name in rng.permutation(list(arms)).tolist():
+            began = time.perf_counter()
+            arms[name](queries[row : row + 1])
+            ms[name].append((time.perf_counter() - began) * 1e3)
+    return {
+        name: dict(zip(("p50", "p99"), np.percentile(taken, [50, 99]).tolist(), strict=True))
+        for name, taken in ms.items()
+    }
+
+
+def evaluate_profiles(bundle: Bundle, data: Dataset) -> dict[str, dict[str, float]]:
+    """Return Recall@500 of the candidates and the metrics of the answers for each profile of a bundle.
+
+    A profile can only be right about items that its filter lets pass: of each test basket, the hidden ones
+    of those count; baskets without any are left out.
+    """
+    start = pd.Timestamp(bundle.manifest["cut"])
+    tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
+    some = tasks[:: max(1, len(tasks) // TASKS)]
+    return {name: _evaluate_profile(bundle, name, some) for name in bundle.profiles}
+
+
+def _evaluate_profile(bundle: Bundle, name: str, tasks: list[Task]) -> dict[str, float]:
+    store, tally, recalls = MemoryStore(), Tally.empty(), []
+    recommender, barred = Recommender(bundle, store), bundle.profiles[name].barred
+    hidden = passed = 0
+    for task in tasks:
+        wanted = ~np.isin(task.hidden, barred)
+        hidden, passed = hidden + len(wanted), passed + int(wanted.sum())
+        if not wanted.any():
+            continue
+        store.write(task.user_id, UserRow(pack(task.history), float(task.at)))
+        prepared = recommender.prepare(replace(task.request(MAX_K), profile=name))
+        answer = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
+        ranked = bundle.statistics.codes([item.item_id for item in answer.items])
+        tally.add(ranked, task.hidden[wanted], task.bought_before[wanted])
+        recalls.append(float(np.isin(task.hidden[wanted], prepared.candidates.codes).mean()))
+    means = np.array(tally.rows).mean(0).tolist() if recalls else [0.0] * len(METRICS)
+    return {
+        "items": len(bundle.statistics.item_ids) - len(barred),
+        "baskets": len(recalls),
+        "hidden_ratio": round(passed / max(hidden, 1), 4),
+        "recall_at_500": round(float(np.mean(recalls or [0.0])), 4),
+        **{metric: round(mean, 4) for metric, mean in zip(METRICS, means, strict=True)},
+    }
+
+
+def retrieval_table(results: dict[str, Any]) -> str:
+    """Return the measurements as Markdown."""
+    machine = results["machine"]
+    lines = [
+        f"Bundle {results['bundle_id']}; commit {results['commit']}, {machine['cpu']}, "
+        f"{machine['cores']} cores, load average {machine['load_average'][0]:.2f}. One query at a time, one "
+        "thread, indexes mapped from files; the points take turns.",
+    ]
+    if results["champion"]:
+        lines += _champion(results["champion"])
+    lines += [
+        "",
+        "| profile | items that pass | baskets | hidden items that pass | Recall@500 | NDCG@10 | Recall@20 |",
+        "|" + "---|" * 7,
+    ]
+    for name, row in results["profiles"].items():
+        metrics = " | ".join(f"{row[m]:.4f}" for m in ("recall_at_500", "ndcg_at_10", "recall_at_20"))
+        lines.append(
+            f"| {name} | {row['items']:,} | {row['baskets']} | {row['hidden_ratio']:.1%} | {metrics} |"
+        )
+    for catalogue in results["catalogues"]:
+        lines += _catalogue(catalogue)
+    return "\n".join(lines) + "\n"
+
+
+def _champion(report: dict[str, Any]) -> list[str]:
+    return [
+        "",
+        f"The champion's {report['items']:,} items, d = {report['dimension']}, k = {report['k']}; "
+        f"{report['queries']['count']} queries of {report['queries']['of']}. Chosen: "
+        f"{report['description']} {_search(report['search'])} (recall {report['target']:g} asked for, "
+        f"{report['margin']:.0%} less time than the exact scan).",
+        "",
+        *_curve(report["curve"]),
+    ]
+
+
+def _catalogue(catalogue: dict[str, Any]) -> list[str]:
+    reached = ", ".join(catalogue["reached_by"]) or "none"
+    left = ", ".join(catalogue["left_out"]) or "none"
+    chosen = catalogue["chosen"]
+    return [
+        "",
+        f"A synthetic catalogue of {catalogue['items']:,} items, d = {catalogue['dimension']}, "
+        f"k = {catalogue['k']}, {catalogue['queries']} queries. Recall {catalogue['target_recall']:g} with a "
+        f"p99 of at most {catalogue['target_p99_ms']:g} ms: {reached}. Left out, too slow to build or too "
+        f"few items to train on: {left}.",
+        "",
+        *_curve(catalogue["curve"]),
+        "",
+        f"Changes, on {chosen['description']} {_search(chosen['search'])}:",
+        "",
+        "| | p50 ms | p99 ms |",
+        "|---|---|---|",
+        *(f"| {name} | {ms['p50']:.3f} | {ms['p99']:.3f} |" for name, ms in catalogue["changes_ms"].items()),
+    ]
+
+
+def _curve(curve: list[dict[str, Any]]) -> list[str]:
+    flat = next(row["bytes"] for row in curve if row["kind"] == "flat")
+    lines = [
+        "| type | searched with | MB | smaller | build s | recall | p50 ms | p99 ms |",
+        "|" + "---|" * 8,
+    ]
+    for row in curve:
+        lines.append(
+            f"| {row['description']} | {_search(row['search'])} | {row['bytes'] / 1e6:.1f} "
+            f"| {flat / row['bytes']:.1f}x | {row['build_s']:.1f} | {row['recall']:.4f} "
+            f"| {row['p50_ms']:.3f} | {row['p99_ms']:.3f} |"
+        )
+    return lines
+
+
+def _search(given: dict[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in given.items())
+
+
+def draw_retrieval(results: dict[str, Any], file: Path) -> None:
+    """Draw recall against p99, one line per type of index, one panel per catalogue."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = [(c["items"], c["dimension"], c["k"], c["curve"]) for c in results["catalogues"]]
+    if champion := results["champion"]:
+        panels.insert(0, (champion["items"], champion["dimension"], champion["k"], champion["curve"]))
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.4), squeeze=False)
+    for axis, (items, width, k, curve) in zip(axes[0], panels, strict=True):
+        for kind in KINDS:
+            points = [(row["p99_ms"], row["recall"]) for row in curve if row["kind"] == kind]
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=kind)
+        axis.axhline(0.97, color="#999", linewidth=0.8, linestyle=":")
+        axis.set_xscale("log")
+        axis.set_xlabel("p99 ms")
+        axis.set_title(f"{items:,} x {width}, k = {k}", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("recall against exact search")
+    axes[0, -1].legend(fontsize=7)
+    figure.tight_layout()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=140)
+    pyplot.close(figure)
+    write_result(file, picture.getvalue())

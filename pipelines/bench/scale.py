@@ -1,0 +1,171 @@
+"""Two sizes -> seconds, memory and bytes of each step on a synthetic shop of that size.
+
+The steps are those of the pipeline, from the events to a ranker in four bits, with parameters that keep the
+number of examples small: tables have as many rows as the shop has items, however many purchases are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from components.compression.quantize_ranker import VARIANTS, quantize_ranker
+from components.data.build_examples import build_examples
+from components.data.fit_statistics import fit_statistics
+from components.data.ingest_events import ingest_events
+from components.ranker.train_ranker import train_ranker
+from components.retriever.build_index import build_index
+from components.retriever.export_retriever import export_retriever
+from components.retriever.train_retriever import train_retriever
+from pipelines.bench.synthetic_shop import check_sizes, write_synthetic_shop
+from serving.measurement import measured_on, write_result
+
+log = logging.getLogger(__name__)
+
+CUT = "2024-09-30"  # a week before the end: the fortieth is there to be recommended for
+TABLE_DIM = 64
+EXAMPLE_USERS = 50_000  # who give examples; the others count in every statistic
+MOST_ITEMS = 8_000_000  # of TABLE_DIM x 4 bytes, with room for the rest of the graph
+EVERY_S = 0.2  # between two looks at the memory
+
+
+def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
+    """Run the steps, each in a process of its own, and write `scale.json` and `.md`.
+
+    Memory is the resident sets of a step's processes, pages that they share counted once for each: the
+    highest of what the largest process ever had and of their sum, looked at five times a second.
+
+    Args:
+        items: size of the catalogue, a multiple of four, at most MOST_ITEMS.
+        users: number of shoppers, at least half as many.
+        out_dir: the folder of the results.
+
+    Returns:
+        What the JSON file holds.
+
+    Raises:
+        ValueError: the sizes do not fit together, or the graph would not fit into one file.
+    """
+    check_sizes(items, users)
+    if items > MOST_ITEMS:
+        raise ValueError(
+            f"{items} items: a graph is one file of 2 GiB at most, which holds {MOST_ITEMS} rows"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        steps: list[dict[str, Any]] = []
+        examples = {"windows": 1, "masks": 1, "user_ratio": min(1.0, EXAMPLE_USERS / users)}
+        size = {"items": True, "dim": TABLE_DIM}
+        dataset, statistics, built = place / "dataset", place / "statistics", place / "examples"
+        retriever, ranker, variants = place / "retriever", place / "ranker", place / "variants"
+
+        def step(name: str, work: Callable[..., Any], *given: Any) -> Any:
+            log.info("%s", name)
+            with _watched() as used, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                result, most = pool.submit(_with_memory, work, *given).result()
+            used["gib"] = max(used["gib"], most)
+            steps.append({"step": name, **used, "result": result})
+            log.info("%s: %.0f s, %.1f GiB", name, used["seconds"], used["gib"])
+            return result
+
+        step("write_synthetic_shop", write_synthetic_shop, place / "shop", items, users)
+        cut = step("ingest_events", ingest_events, str(place / "shop"), dataset, 0.0, CUT)
+        step("fit_statistics", fit_statistics, dataset, statistics, cut)
+        step("build_examples", build_examples, dataset, statistics, built, cut, examples)
+        step("train_retriever", train_retriever, built, statistics, retriever, {"epochs": 1})
+        step("export_retriever", export_retriever, retriever, built, place / "graphs")
+        step("build_index", build_index, retriever, built, place / "index", {"queries": 20})
+        params = {"dlrm": {"epochs": 1, "size": size}}
+        step("train_ranker", train_ranker, built, statistics, ranker, "dlrm", params)
+        # Rounding alone: tuning visits every row of the table at every step, some seconds each at 2 M rows.
+        step("quantize_ranker", quantize_ranker, built, ranker, variants, {"tune_epochs": 0})
+        results = {
+            "items": items,
+            "users": users,
+            **measured_on(),
+            "steps": steps,
+            "variants": orjson.loads((variants / "table.json").read_bytes()),
+        }
+    write_result(out_dir / "scale.json", orjson.dumps(results, option=orjson.OPT_INDENT_2))
+    write_result(out_dir / "scale.md", scale_table(results).encode())
+    return results
+
+
+def _with_memory(work: Callable[..., Any], *given: Any) -> tuple[Any, float]:
+    """Return what the work returns, and the GiB that this process had at most."""
+    result = work(*given)
+    return result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+@contextmanager
+def _watched() -> Iterator[dict[str, float]]:
+    """Measure what happens inside: seconds, and the highest memory of the processes that it starts."""
+    used = {"seconds": 0.0, "gib": 0.0}
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(EVERY_S):
+            used["gib"] = max(used["gib"], _resident() / 2**30)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    began = time.perf_counter()
+    watcher.start()
+    try:
+        yield used
+    finally:
+        used["seconds"] = time.perf_counter() - began
+        over.set()
+        watcher.join()
+
+
+def _resident() -> int:
+    """Return the bytes of memory of this process's descendants."""
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue  # it has ended since it was listed
+    return total
+
+
+def scale_table(results: dict[str, Any]) -> str:
+    """Return the measurements as Markdown."""
+    whole = results["variants"]["fp16"]["parent_bytes"]
+    lines = [
+        f"{results['items']:,} items, {results['users']:,} users; commit {results['commit']}, "
+        f"{results['machine']['cpu']}, {results['machine']['cores']} cores.",
+        "",
+        "| step | seconds | GiB at most |",
+        "|---|---|---|",
+        *(f"| {row['step']} | {row['seconds']:.0f} | {row['gib']:.1f} |" for row in results["steps"]),
+        "",
+        f"The ranker, a DLRM with an item table of d = {TABLE_DIM}: {whole / 1e6:.1f} MB in FP32. "
+        "On the held-out lists:",
+        "",
+        "| tables | dense layers | MB | smaller | NDCG@10 kept | AUC kept | within tolerance | p50 ms, 500 "
+        "| of FP32's |",
+        "|" + "---|" * 9,
+    ]
+    for name, row in results["variants"].items():
+        p50, before = (row[key]["500"]["p50"] for key in ("latency_ms", "parent_latency_ms"))
+        bits = VARIANTS[name].table_bits
+        lines.append(
+            f"| {'FP' if bits == 16 else 'INT'}{bits} | {VARIANTS[name].dense} | {row['bytes'] / 1e6:.1f} "
+            f"| {whole / row['bytes']:.2f}x | {row['ndcg_at_10']['ratio']:.4f} | {row['auc']['ratio']:.4f} "
+            f"| {'; '.join(row['outside_tolerance']) or 'yes'}{', tuned' if row['tuned'] else ''} "
+            f"| {p50:.3f} | {p50 / before:.2f} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""A fault on the whole system -> what it cost the callers."""

@@ -1,0 +1,59 @@
+"""`python -m pipelines.drills.callers HOST PORT PATH` sends bodies of 80 MB until its input ends.
+
+Every other one does not say how long it is. A process of its own, which gives way to all others: what it
+costs to send so much must not count as what it costs to refuse it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections import Counter
+
+import orjson
+
+BODY_BYTES = 80_000_000
+PATIENCE_S = 6.0
+_PIECE = b" " * 65_536
+_HOW = (
+    (f"Content-Length: {BODY_BYTES}", _PIECE),
+    ("Transfer-Encoding: chunked", b"%x\r\n%b\r\n" % (len(_PIECE), _PIECE)),
+)
+
+
+def send_long_bodies(host: str, port: int, path: str, over: threading.Event) -> dict[str, int]:
+    """Send one body after the other until it is over; return how many were answered with which status."""
+    answers = Counter[str]()
+    number = 0
+    while not over.is_set():
+        how, piece = _HOW[number % 2]
+        number += 1
+        answer = b""
+        with contextlib.suppress(OSError), socket.create_connection((host, port), PATIENCE_S) as caller:
+            with contextlib.suppress(OSError):  # who is refused cannot send all
+                caller.sendall(f"POST {path} HTTP/1.1\r\nHost: drill\r\n{how}\r\n\r\n".encode())
+                for _ in range(BODY_BYTES // len(_PIECE)):
+                    caller.sendall(piece)
+            answer = caller.recv(64)
+        answers[answer[9:12].decode(errors="replace") or "none"] += 1
+    return dict(answers)
+
+
+def _main() -> None:
+    os.nice(19)
+    over = threading.Event()
+
+    def end() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=end, daemon=True).start()
+    host, port, path = sys.argv[1:]
+    sys.stdout.buffer.write(orjson.dumps(send_long_bodies(host, int(port), path, over)))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,363 @@
+"""The drills, by name: what breaks in the really running system, and the figures that must hold meanwhile.
+
+A drill is its faults (`pipelines.drills.faults`) and its figures (`pipelines.drills.goals`);
+`pipelines.drills.run` carries it out. To add a drill is to add an entry here. MLflow, the Feast registry,
+Kafka, Prometheus and a collector of spans are away during every one of them: answers need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.bench.load.goals import Goal, part_of
+from pipelines.drills import faults, goals
+from pipelines.drills.faults import Break, Notes
+from pipelines.drills.outcome import CLIENT, LATE_MS
+from pipelines.drills.system import (
+    CLOCKED,
+    KEEPS_ANSWERS,
+    LIMITED,
+    REMOTE_RANKER,
+    STALE_AFTER_S,
+    STANDARD,
+    TWO_PROCESSES,
+    Setup,
+    System,
+)
+from pipelines.run.arguments import closest
+
+HOUR_S, DAY_S = 3_600.0, 86_400.0
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One drill."""
+
+    name: str
+    proves: str  # in a line
+    scenarios: str  # of the list of what the product must survive
+    breaks: Mapping[str, Break]  # by name, in turn
+    own_goals: Sequence[Goal] = ()  # beside those of every drill
+    setup: Setup = STANDARD
+    during_s: float = 0.0  # of each fault, at least: some show late
+    in_front: bool = False  # the client asks through the proxy before the endpoint
+    raw_suffers: bool = False  # see `common_goals`
+    late_ms: float = LATE_MS  # likewise
+    recovery_s: float = goals.RECOVERY_S  # likewise
+    prepare: Callable[[System, Notes], None] | None = None  # called before anybody asks
+    note: Callable[[System, Notes], None] | None = None  # called before the first fault and at the end
+
+    def goals(self) -> Iterator[Goal]:
+        """Yield everything that must hold."""
+        yield from goals.common_goals(self.raw_suffers, self.late_ms, self.recovery_s)
+        yield from self.own_goals
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what it is, as plain JSON types."""
+        figures = [{"name": goal.name, "wanted": goal.wanted} for goal in self.goals()]
+        return {
+            "name": self.name,
+            "proves": self.proves,
+            "scenarios": self.scenarios,
+            "faults": list(self.breaks),
+            "figures": figures,
+        }
+
+
+DRILLS = (
+    Drill(
+        "store-killed",
+        "without the online store answers come in time and say so; it is found again when it is back",
+        "S05, S09",
+        {"killed": faults.store_killed},
+        (
+            *goals.store_goals("killed"),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+        ),
+        recovery_s=2.0,
+    ),
+    Drill(
+        "store-frozen",
+        "a store that hangs holds nobody: no request waits for it, new ones do not even ask",
+        "S06",
+        {"frozen": faults.store_frozen},
+        (
+            *goals.store_goals("frozen"),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+        ),
+    ),
+    Drill(
+        "store-slow",
+        "a slow store costs its features, not the answer; one slow reply in fifty costs one answer in fifty",
+        "S07",
+        {
+            "one in 50 after 200 ms": faults.store_late_now_and_then(faults.ONE_IN, faults.MIDDLING_S),
+            "each after 20 ms": faults.store_late(faults.LATE_S),
+            "each after 5 s": faults.store_late(faults.SLOW_S),
+        },
+        (
+            Goal("degraded, one in 50", "<=", 2.5, " %", goals.share("degraded", "one in 50 after 200 ms")),
+            Goal(
+                "p99, one in 50",
+                "<=",
+                50,
+                " ms",
+                goals.of_fault("one in 50 after 200 ms", "during", CLIENT, "p99_ms"),
+            ),
+            *goals.store_goals("each after 20 ms", "each after 5 s"),
+        ),
+    ),
+    Drill(
+        "half-answers",
+        "replies that are cut, drip or are reset are no replies, and nothing of them is left behind",
+        "S08",
+        {
+            "cut": faults.answers_cut(faults.HALF_A_REPLY),
+            "dripping": faults.answers_drip(*faults.DRIP),
+            "reset": faults.connections_reset,
+        },
+        (
+            *goals.store_goals("cut", "dripping"),
+            Goal("open files more than at the beginning", "<=", 3, "", goals.more_files),
+        ),
+        note=faults.note_files,
+    ),
+    Drill(
+        "ranker-killed",
+        "without the ranker that it asks the endpoint offers best sellers, and ranks again when it is back",
+        "S02",
+        {"killed": faults.ranker_killed},
+        (
+            Goal("until every answer says so", "<=", 1, " s", goals.of_fault("killed", "told_s")),
+            Goal("calls of the ranker that failed", "<=", 20, "", goals.note("failed_calls")),
+            Goal("p99 meanwhile", "<=", 55, " ms", part_of("during", CLIENT, "p99_ms")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+        ),
+        REMOTE_RANKER,
+    ),
+    Drill(
+        "worker-killed",
+        "one of two processes dies: the client asks the other one, and a new one comes",
+        "S01, S03",
+        {"first": faults.worker_killed, "second": faults.worker_killed},
+        (
+            Goal("degraded, through the client", "<=", 1, " %", goals.client_share("degraded")),
+            Goal("p99 meanwhile", "<=", 50, " ms", part_of("during", CLIENT, "p99_ms")),
+            Goal("until the process is back", "<=", 5, " s", goals.most("back_s")),
+            Goal("answered more often than asked", "<=", 5, " %", goals.asked_again),
+        ),
+        TWO_PROCESSES,
+        note=faults.note_answers,
+    ),
+    Drill(
+        "corrupt-bundle",
+        "a champion with a changed byte or half a file is refused; the one before answers as if nothing were",
+        "S40, S45",
+        {
+            "a byte changed": faults.broken_champion(faults.flip_a_byte),
+            "half an index": faults.broken_champion(faults.cut_in_half),
+        },
+        (
+            Goal("broken bundles that were refused", ">=", 2, "", goals.count("refused_s")),
+            Goal("bundles that answered", "<=", 1, "", goals.bundles),
+            Goal("degraded", "<=", 1, " %", goals.degraded),
+        ),
+    ),
+    Drill(
+        "stale-features",
+        "a stream that is silent, or rows that are too old, are told in each answer",
+        "S37",
+        {"stream silent": faults.stream_silent, "rows too old": faults.rows_of_long_ago},
+        (
+            Goal(
+                f"until every answer says so, silent for {STALE_AFTER_S:g} s",
+                "<=",
+                STALE_AFTER_S + 1.5,
+                " s",
+                goals.of_fault("stream silent", "told_s"),
+            ),
+            Goal(
+                "until every answer says so, rows too old",
+                "<=",
+                1,
+                " s",
+                goals.of_fault("rows too old", "told_s"),
+            ),
+        ),
+        CLOCKED,
+        during_s=6.0,
+    ),
+    Drill(
+        "cold-herd",
+        "however many ask for a list that nobody has, it is made once",
+        "S11",
+        {"for one list": faults.herd_for_one, "for many lists": faults.herd_for_many},
+        (
+            Goal("computed, all asking for one list", "<=", 1, "", goals.note("one_list", "computed_most")),
+            Goal(
+                "computed, two asking for each list", "<=", 1, "", goals.note("many_lists", "computed_most")
+            ),
+            Goal("of the herd without an answer", "<=", 0, "", goals.note("one_list", "failed")),
+            Goal("of the herd for many without an answer", "<=", 0, "", goals.note("many_lists", "failed")),
+            Goal("of the herd with the list itself", ">=", 1, "", goals.note("one_list", "whole")),
+            Goal("p99 of the herd", "<=", 100, " ms", goals.note("one_list", "p99_ms")),
+        ),
+        KEEPS_ANSWERS,
+        prepare=faults.note_refusals,
+    ),
+    Drill(
+        "overload",
+        "three times what it can, in prefetches: those are refused, checkouts are served",
+        "S14",
+        {"3 x": faults.overload},
+        (
+            Goal("checkouts served by the endpoint in time", ">=", 99, " %", goals.served),
+            Goal(
+                "prefetches that failed and were not refused",
+                "<=",
+                0,
+                "",
+                goals.note("not_refused_but_failed"),
+            ),
+            Goal("whole answers, of what it can", ">=", 90, " %", goals.goodput),
+            Goal("until a prefetch is refused, p50", "<=", 5, " ms", goals.note("shed_p50_ms")),
+        ),
+        prepare=faults.note_capacity,
+    ),
+    Drill(
+        "greedy-shopper",
+        "one shopper who asks as often as all others together gets less, and takes nothing from them",
+        "S22",
+        {"half of all": faults.one_asks_for_all},
+        (
+            Goal("p99 against the healthy one", "<=", 1.2, " x", goals.times_healthy("half of all")),
+            Goal("degraded, of the others", "<=", 1, " %", goals.share("degraded", "half of all")),
+            Goal("requests of the one without an answer", "<=", 0, "", goals.note("failed")),
+            Goal("answers that are computed for the one", "<=", 75, " %", goals.computed_for_one),
+        ),
+        LIMITED,
+    ),
+    Drill(
+        "processors-taken",
+        "where others take the processors, answers are less, and come in time",
+        "S16",
+        {"two for each": faults.processors_taken},
+        (Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),),
+        late_ms=30.0,
+    ),
+    Drill(
+        "poisoned-row",
+        "rows of nonsense hurt nobody but their owners, and those get a list, too",
+        "S33, S34",
+        {"a sixth of each kind": faults.rows_poisoned},
+        (
+            Goal("change of another shopper's score", "<=", 1e-6, "", goals.score_moved),
+            Goal("owners without an answer", "<=", 0, "", goals.raw_lost),
+        ),
+        raw_suffers=True,
+    ),
+    Drill(
+        "slow-clients",
+        "a crowd that sends half a request, nothing or far too much is cut off and holds up nobody",
+        "S31, S32",
+        {
+            "half a body": faults.slow_callers(faults.half_a_body, "half"),
+            "nothing": faults.slow_callers(lambda system: b"", "idle"),
+            "80 MB": faults.long_bodies,
+        },
+        (
+            *(
+                Goal(f"p99 against the healthy one, {fault}", "<=", 1.3, " x", goals.times_healthy(fault))
+                for fault in ("half a body", "nothing", "80 MB")
+            ),
+            Goal("bodies of 80 MB not refused with 413", "<=", 0, "", goals.note("long", "otherwise")),
+            Goal("half-sent bodies not cut off", "<=", 0, "", goals.not_cut("half")),
+            Goal("until the last half-sent body is cut off", "<=", 5, " s", goals.note("half", "last_s")),
+            Goal("idle connections not cut off", "<=", 0, "", goals.not_cut("idle")),
+            Goal("until the last idle connection is cut off", "<=", 5, " s", goals.note("idle", "last_s")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+        ),
+    ),
+    Drill(
+        "bundle-swap",
+        "another bundle takes over, and the first one again, between two requests",
+        "S45, S46",
+        {"another one": faults.another_champion(1), "the first again": faults.another_champion(0)},
+        (
+            Goal("bundles that answered", ">=", 2, "", goals.bundles),
+            Goal("until the bundle answers", "<=", 10, " s", goals.most("swap_s")),
+            Goal("degraded", "<=", 1, " %", goals.degraded),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+        ),
+    ),
+    Drill(
+        "disk-full",
+        "a full disk costs records of the log, which are counted, and no answer; then it writes again",
+        "S19",
+        {"full": faults.disk_full},
+        (
+            Goal("degraded", "<=", 1, " %", goals.degraded),
+            Goal("records counted as dropped", ">=", 1, "", goals.note("dropped")),
+            Goal("records written after", ">=", 1, "", goals.note("written_after")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+        ),
+        note=faults.note_written,
+    ),
+    Drill(
+        "clock-jump",
+        "a clock that jumps moves no deadline and spoils no kept answer; features that look old are told",
+        "S20",
+        {
+            "an hour back": faults.clock_off(-HOUR_S),
+            "an hour on": faults.clock_off(HOUR_S),
+            "400 days on": faults.clock_off(400 * DAY_S),
+        },
+        (
+            Goal(
+                "until every answer says that features look old",
+                "<=",
+                1,
+                " s",
+                goals.of_fault("an hour on", "told_s"),
+            ),
+            Goal("degraded, an hour back", "<=", 1, " %", goals.share("degraded", "an hour back")),
+            Goal("p99 meanwhile", "<=", 50, " ms", part_of("during", CLIENT, "p99_ms")),
+            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+        ),
+        CLOCKED,
+    ),
+    Drill(
+        "service-gone",
+        "without any endpoint the client answers from its best sellers, in time, and raises nothing",
+        "S04",
+        {
+            "refused": faults.service_refuses,
+            "silent": faults.service_silent,
+            "no such name": faults.name_gone,
+        },
+        (
+            Goal("slowest answer", "<=", 100, " ms", part_of("during", CLIENT, "max_ms")),
+            Goal("slowest answer, no such name", "<=", 100, " ms", goals.note("nameless", "max_ms")),
+            Goal("failed, no such name", "<=", 0, "", goals.note("nameless", "failed")),
+            Goal("until every answer says so, refused", "<=", 1, " s", goals.of_fault("refused", "told_s")),
+            Goal("until every answer says so, silent", "<=", 1, " s", goals.of_fault("silent", "told_s")),
+        ),
+        in_front=True,
+    ),
+)
+
+
+def choose_drills(names: Sequence[str]) -> tuple[Drill, ...]:
+    """Return the drills of these names, in their own order; `all` are all.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
+    known = [drill.name for drill in DRILLS]
+    for name in names:
+        if name != ALL and name not in known:
+            raise ValueError(f"no drill {name!r}: {closest(name, [ALL, *known])}")
+    return tuple(drill for drill in DRILLS if ALL in names or drill.name in names)

@@ -1,0 +1,255 @@
+"""What was asked around some faults -> counts and times before, during and after each, and its end."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from pipelines.bench.load.generator import Load
+from serving.client.client import SOURCE
+from serving.schemas import NOTHING_LEFT
+
+CLIENT, RAW = "client", "raw"  # who asks through the project's client, and who without it
+LATE_MS = 5.0  # after the deadline: what a call may take longer
+WHOLE = 10  # answers in a row that say that a fault is over
+SAME_SCORE = 1e-4  # two answers to one question whose scores are so close are the same
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one request; times are the machine's monotonic clock, in seconds."""
+
+    question: int
+    due: float
+    ms: float  # from due to the answer
+    took_ms: float  # from the call to the answer: what the caller waited
+    status_ok: bool
+    document: Mapping[str, Any]  # the response; empty where there is none
+
+    @property
+    def done(self) -> float:
+        """When the answer was there."""
+        return self.due + self.ms / 1e3
+
+    @property
+    def degraded(self) -> bool:
+        """Whether it says that it is less than it should be."""
+        return self.document.get("degraded") is True
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is an answer of the endpoint, and no less than it should be."""
+        return self.status_ok and not self.degraded and self.document.get("rung") == "full"
+
+    @property
+    def from_client(self) -> bool:
+        """Whether the client gave it because the endpoint gave none."""
+        items = self.document.get("items", ())
+        return any(item["source"] == SOURCE for item in items) or not self.document.get("bundle_id", "-")
+
+    @property
+    def labelled(self) -> bool:
+        """Whether an answer that is less says so, and why."""
+        less = self.document.get("rung") != "full" or self.from_client or self.degraded
+        reason = self.document.get("degraded_reason")
+        return not less or reason == NOTHING_LEFT or (self.degraded and bool(reason))
+
+    @property
+    def valid(self) -> bool:
+        """Whether its list can be shown: finite scores, nothing twice."""
+        items = self.document.get("items", ())
+        ids = [item["item_id"] for item in items]
+        return len(set(ids)) == len(ids) and all(math.isfinite(item["score"]) for item in items)
+
+    @property
+    def features_ms(self) -> float | None:
+        """How long the endpoint spent on features; on everything, where a fallback answered in the end.
+
+        An answer that never came may have waited for them until its caller gave up: all that time counts.
+        """
+        if self.from_client:
+            return self.took_ms
+        stages = self.document.get("stage_ms", {})
+        found: float | None = stages.get("features", stages.get("total"))
+        return found
+
+    def differs(self, other: Answer) -> float:
+        """Return how far its scores are from those of another answer; infinite if items differ."""
+        scores = {item["item_id"]: item["score"] for item in self.document["items"]}
+        theirs = {item["item_id"]: item["score"] for item in other.document["items"]}
+        if scores.keys() != theirs.keys():
+            return math.inf
+        return max((abs(score - theirs[item]) for item, score in scores.items()), default=0.0)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """When something was broken: from the order to break it until all was mended again."""
+
+    name: str
+    began: float
+    mending: float  # from then on some of it may be whole already
+    ended: float
+
+
+def answers_of(load: Load, questions: int) -> list[Answer]:
+    """Return what a generator kept, bodies being asked in turn from the first."""
+    rows = zip(
+        *(load.due_s.tolist(), load.client_ms.tolist(), load.late_ms.tolist()),
+        *(load.answered.tolist(), load.answers),
+        strict=True,
+    )
+    return [
+        Answer(n % questions, load.began_s + due_s, ms, ms - late_ms, ok, _document(answer) if ok else {})
+        for n, (due_s, ms, late_ms, ok, answer) in enumerate(rows)
+    ]
+
+
+def _document(answer: bytes) -> Mapping[str, Any]:
+    """Return the response in an answer of the client, or the first one in that of V1."""
+    document = orjson.loads(answer)
+    found: Mapping[str, Any] = document["predictions"][0] if "predictions" in document else document
+    return found
+
+
+def outcome_of(
+    streams: Mapping[str, Sequence[Answer]],
+    faults: Sequence[Fault],
+    ended: float,
+    deadline_ms: float,
+    late_ms: float = LATE_MS,
+) -> dict[str, Any]:
+    """Return the outcome of a drill, as plain JSON types.
+
+    Args:
+        streams: `client`, those of the project's client, and `raw`, those without it.
+        faults: in the order of time, apart from each other.
+        ended: when nothing more was due.
+        deadline_ms: of a call of the client.
+        late_ms: what a call may take longer.
+
+    Returns:
+        `before`, `during` and `after` all faults, `healthy`, which is before and after, and the same for each
+        fault, with a tally for each stream;
+        `recovery_s` of each, and the longest: None where the client's answers were not whole again.
+    """
+    expected = {name: _expected(answers, faults[0].began) for name, answers in streams.items()}
+
+    def tallies(of: Mapping[str, Iterable[Answer]]) -> dict[str, Any]:
+        return {name: tally(list(some), deadline_ms, expected[name], late_ms) for name, some in of.items()}
+
+    nexts = [*(fault.began for fault in faults[1:]), ended]
+    before = {name: [a for a in some if a.done < faults[0].began] for name, some in streams.items()}
+    during, after, rows = _none(streams), _none(streams), []
+    recoveries: list[float | None] = []
+    for fault, end in zip(faults, nexts, strict=True):
+        ones = {name: [a for a in some if during_fault(a, fault)] for name, some in streams.items()}
+        others = {
+            name: [a for a in some if a.due >= fault.ended and a.done < end] for name, some in streams.items()
+        }
+        for name in streams:
+            during[name] += ones[name]
+            after[name] += others[name]
+        recoveries.append(recovery_s(others[CLIENT], fault.ended))
+        rows.append(
+            {
+                "name": fault.name,
+                "seconds": fault.ended - fault.began,
+                "during": tallies(ones),
+                "after": tallies(others),
+                "told_s": told_s(ones[CLIENT], fault),
+                "recovery_s": recoveries[-1],
+            }
+        )
+    return {
+        "before": tallies(before),
+        "during": tallies(during),
+        "after": tallies(after),
+        "healthy": tallies({name: [*before[name], *after[name]] for name in streams}),
+        "all": tallies(streams),
+        "faults": rows,
+        "recovery_s": _longest(recoveries),
+    }
+
+
+def _longest(recoveries: Sequence[float | None]) -> float | None:
+    known = [seconds for seconds in recoveries if seconds is not None]
+    return max(known) if len(known) == len(recoveries) else None
+
+
+def _none(streams: Mapping[str, Any]) -> dict[str, list[Answer]]:
+    return {name: [] for name in streams}
+
+
+def during_fault(answer: Answer, fault: Fault) -> bool:
+    """Say whether a fault was there at any moment between a request and its answer."""
+    return answer.due < fault.ended and answer.done >= fault.began
+
+
+def _expected(answers: Iterable[Answer], until: float) -> dict[int, Answer]:
+    """Return a whole answer to each question from before the first fault."""
+    return {answer.question: answer for answer in answers if answer.whole and answer.done < until}
+
+
+def tally(
+    answers: Sequence[Answer],
+    deadline_ms: float,
+    expected: Mapping[int, Answer] | None = None,
+    late_ms: float = LATE_MS,
+) -> dict[str, Any]:
+    """Return counts and times of some answers; `moved` is how far scores went from those expected.
+
+    Unlabelled are those that are less and do not say so. An answer that claims to be whole, and has other
+    items or scores than the same question had before anything was broken, is one of them.
+    """
+    answered = [answer for answer in answers if answer.status_ok]
+    moved = [
+        answer.differs(expected[answer.question])
+        for answer in answered
+        if expected and answer.whole and answer.question in expected
+    ]
+    on_features = [answer.features_ms for answer in answered if answer.features_ms is not None]
+    waits = sorted(answer.ms for answer in answered)
+    return {
+        "requests": len(answers),
+        "failed": len(answers) - len(answered),
+        "degraded": sum(answer.degraded for answer in answered),
+        "late": sum(answer.took_ms > deadline_ms + late_ms for answer in answered),
+        "unlabelled": sum(not answer.labelled for answer in answered)
+        + sum(change > SAME_SCORE for change in moved),
+        "invalid": sum(not answer.valid for answer in answered),
+        "from_client": sum(answer.from_client for answer in answered),
+        "reasons": dict(Counter(str(a.document["degraded_reason"]) for a in answered if a.degraded)),
+        "bundles": sorted({a.document["bundle_id"] for a in answered if a.document.get("bundle_id")}),
+        "p50_ms": _percentile(waits, 0.50),
+        "p99_ms": _percentile(waits, 0.99),
+        "max_ms": waits[-1] if waits else None,
+        "features_max_ms": max(on_features, default=None),
+        # What cannot be compared at all has no distance: it is counted as unlabelled.
+        "moved": round(max((change for change in moved if math.isfinite(change)), default=0.0), 9),
+    }
+
+
+def _percentile(waits: Sequence[float], share: float) -> float | None:
+    return waits[min(math.ceil(share * len(waits)) - 1, len(waits) - 1)] if waits else None
+
+
+def told_s(answers: Sequence[Answer], fault: Fault) -> float:
+    """Return how long after a fault began there still were whole answers; 0 if there were none."""
+    whole = (a for a in answers if a.whole and a.due >= fault.began and a.done < fault.mending)
+    return max((answer.due - fault.began for answer in whole), default=0.0)
+
+
+def recovery_s(answers: Sequence[Answer], ended: float) -> float | None:
+    """Return when, after a fault ended, the first of WHOLE whole answers in a row was due; None: never."""
+    row = 0
+    for number, answer in enumerate(answers):
+        row = row + 1 if answer.whole else 0
+        if row == WHOLE:
+            return answers[number - WHOLE + 1].due - ended
+    return None

@@ -1,0 +1,235 @@
+"""Drills and a champion -> what callers noticed: the drills carried out one after the other, and judged.
+
+Two processes ask at constant rates all the time, as an open loop: `client` through the project's own client,
+as a checkout does, and `raw` straight over HTTP, where the client would hide what the endpoint did. Latencies
+count from the time a request was due; late is a call that took longer than its deadline allows. Drills that
+need the same system share one that runs on: it must be well again for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import redis
+
+from pipelines.bench.load.arms import PREDICT
+from pipelines.bench.load.generator import LoadGenerator, Plan, load_generator
+from pipelines.drills.catalogue import Drill
+from pipelines.drills.faults import WARM_UP, Notes
+from pipelines.drills.outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
+from pipelines.drills.report import draw_drills, drill_table
+from pipelines.drills.system import (
+    SERVER,
+    Effort,
+    NotReached,
+    Setup,
+    System,
+    bodies_of,
+    open_ground,
+    running_system,
+)
+from serving.client.client import DEADLINE_MS
+from serving.measurement import measured_on, write_result
+from serving.release.bundle import read_manifest
+
+log = logging.getLogger(__name__)
+
+LONGEST_S = 900.0  # of a drill: it is told to stop when it has seen enough
+WELL = 10  # whole answers, one after the other: the system is well
+SETTLING_S = 30.0  # for a system to be well after the drill before
+Generators = Mapping[str, LoadGenerator]
+
+
+def run_drills(
+    drills: Sequence[Drill],
+    bundle: Path,
+    offline_store: Path,
+    requests: Sequence[Mapping[str, Any]],
+    out_dir: Path,
+    effort: Effort | None = None,
+    deadline_ms: float = DEADLINE_MS,
+    launch: Sequence[str] = SERVER,
+) -> dict[str, Any]:
+    """Carry drills out and write `drills.json`, `drills.md` and `drills.png`; return what the JSON holds.
+
+    Args:
+        drills: of `choose_drills`.
+        bundle: that is served.
+        offline_store: of its home: the rows of its users.
+        requests: request lines with known shoppers.
+        out_dir: where the results go.
+        effort: how long.
+        deadline_ms: of a call of the client, and of the endpoint.
+        launch: what starts an endpoint; a test may start a worse one.
+
+    Returns:
+        What the JSON holds; `broken_off` says why a drill has no outcome: a part did not start, or did not do
+        what a fault waits for.
+
+    Raises:
+        FileNotFoundError: there is no Redis to start, or no offline store.
+        NotReached: that Redis does not start.
+        ValueError: the requests are of too few shoppers.
+    """
+    effort, load_before = effort or Effort(), os.getloadavg()
+    found: dict[str, dict[str, Any]] = {}
+    seen: dict[str, Sequence[Answer]] = {}
+    broken_off: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
+        ground = stack.enter_context(
+            open_ground(bundle, offline_store, requests, folder, effort, deadline_ms, launch)
+        )
+        generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW, "flood")}
+        groups, number = _by_setup(drills), 0
+        while groups:
+            setup, group = groups.pop(0)
+            drill, number = group[0], number + 1
+            try:
+                with running_system(ground, setup, effort, generators["flood"], f"system-{number}") as system:
+                    for drill in group:
+                        log.info("%s: %s", drill.name, drill.proves)
+                        found[drill.name], seen[drill.name] = run_drill(drill, system, generators)
+                        log.info("%s", missed_line(found[drill.name]))
+            except (NotReached, OSError, redis.RedisError) as error:  # the endpoint may have died
+                log.error("  BROKEN OFF: %s", error)
+                broken_off[drill.name] = str(error) or type(error).__name__
+                if rest := group[group.index(drill) + 1 :]:
+                    groups.insert(0, (setup, rest))
+    result = {
+        "bundle_id": read_manifest(bundle)["bundle_id"],
+        **measured_on(),
+        "load_average_before": load_before,
+        "load_average_after": os.getloadavg(),
+        "effort": asdict(effort),
+        "deadline_ms": deadline_ms,
+        "drills": {drill.name: found[drill.name] for drill in drills if drill.name in found},
+        "broken_off": broken_off,
+        "passed": not broken_off and all(one["passed"] for one in found.values()),
+    }
+    write_result(out_dir / "drills.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    write_result(out_dir / "drills.md", drill_table(result).encode())
+    if seen:
+        draw_drills(result, {name: seen[name] for name in result["drills"]}, out_dir / "drills.png")
+    return result
+
+
+def missed_line(outcome: Mapping[str, Any]) -> str:
+    """Return what of a drill's figures was missed, in a line."""
+    missed = [goal for goal in outcome["goals"] if not goal["reached"]]
+    told = (f"{goal['name']} {goal['measured']} (wanted {goal['goal']})" for goal in missed)
+    return f"  MISSED: {'; '.join(told)}" if missed else "  passed"
+
+
+def _by_setup(drills: Iterable[Drill]) -> list[tuple[Setup, list[Drill]]]:
+    """Return drills in groups that can share a system, in the order in which they first appear."""
+    groups: list[tuple[Setup, list[Drill]]] = []
+    for drill in drills:
+        group = next((group for setup, group in groups if setup is drill.setup), None)
+        if group is None:
+            groups.append((drill.setup, [drill]))
+        else:
+            group.append(drill)
+    return groups
+
+
+def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dict[str, Any], list[Answer]]:
+    """Carry one drill out; return its outcome, judged, and the client's answers.
+
+    Raises:
+        NotReached: what a fault waits for did not happen.
+    """
+    effort, ground, notes = system.effort, system.ground, Notes()
+    faults: list[Fault] = []
+    if drill.prepare:
+        drill.prepare(system, notes)
+    with _asked(drill, system, generators) as streams:
+        time.sleep(effort.before_s)
+        if drill.note:
+            drill.note(system, notes)
+        for name, break_it in drill.breaks.items():
+            began = time.monotonic()
+            with break_it(system, notes):
+                time.sleep(max(effort.during_s, drill.during_s))
+                mending = time.monotonic()
+            faults.append(Fault(name, began, mending, time.monotonic()))
+            time.sleep(effort.after_s)
+        if drill.note:
+            drill.note(system, notes)
+        ended = time.monotonic()
+    first = streams[CLIENT][0].due
+    outcome = {
+        "proves": drill.proves,
+        "scenarios": drill.scenarios,
+        "settings": dict(drill.setup.settings),
+        **outcome_of(streams, faults, ended, ground.deadline_ms, drill.late_ms),
+        "notes": notes,
+        "marks_s": [[fault.began - first, fault.ended - first] for fault in faults],
+    }
+    outcome["goals"] = [goal.judge(outcome) for goal in drill.goals()]
+    outcome["passed"] = all(goal["reached"] for goal in outcome["goals"])
+    return outcome, streams[CLIENT]
+
+
+@contextlib.contextmanager
+def _asked(drill: Drill, system: System, generators: Generators) -> Iterator[dict[str, list[Answer]]]:
+    """Ask until the block ends; what came of it is there after the block."""
+    ground, effort = system.ground, system.effort
+    asked_at = f"http://{system.front.address}" if drill.in_front else str(system.server.ready["http"])
+    over = ground.folder / f"over-{time.monotonic_ns()}"
+    common: dict[str, Any] = {"connections": 64, "warm_up": WARM_UP, "keep": True}
+    client = Plan(
+        f"client+{asked_at}",
+        generators[CLIENT].bodies(bodies_of(ground.asked, wrapped=False)),
+        *(LONGEST_S, effort.client_rate),
+        **common,
+        best_sellers=str(ground.best_sellers),
+        deadline_ms=ground.deadline_ms,
+    )
+    raw = Plan(
+        f"{system.server.ready['http']}{PREDICT}",
+        generators[RAW].bodies(bodies_of(ground.raw, wrapped=True)),
+        *(LONGEST_S, effort.raw_rate),
+        **common,
+        seed=1,
+    )
+    plans = {CLIENT: (client, len(ground.asked)), RAW: (raw, len(ground.raw))}
+    _await_well(generators[CLIENT], client)
+    streams: dict[str, list[Answer]] = {}
+    with ThreadPoolExecutor(len(plans)) as threads:
+        asking = {
+            name: threads.submit(generators[name].run, replace(plan, stop=str(over)))
+            for name, (plan, _) in plans.items()
+        }
+        try:
+            yield streams
+        finally:
+            over.touch()
+        for name, (_, questions) in plans.items():
+            streams[name] = answers_of(asking[name].result(), questions)
+
+
+def _await_well(generator: LoadGenerator, plan: Plan) -> None:
+    """Ask until all answers are whole, which also warms what is cold; say so if they never are."""
+    until = time.monotonic() + SETTLING_S
+    once = replace(plan, seconds=SETTLING_S, rate=0.0, connections=1, warm_up=0, requests=WELL)
+    while time.monotonic() < until:
+        answers = answers_of(generator.run(once), 1)
+        if all(answer.whole for answer in answers):
+            return
+    reasons = {str(answer.document.get("degraded_reason")) for answer in answers if not answer.whole}
+    log.warning(
+        "  answers are not whole after %g s (%s): is this machine busy? The figures will say so, too",
+        SETTLING_S,
+        ", ".join(sorted(reasons)),
+    )

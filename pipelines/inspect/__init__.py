@@ -1,0 +1,1 @@
+"""Looks into a running system or a bundle: questions, reasons, rules, health."""

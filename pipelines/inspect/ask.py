@@ -1,0 +1,91 @@
+"""Request lines -> response lines, through the very path that is served, with no server around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.home import Champion
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from serving.answer.recommender import Recommender
+
+
+def open_champion(settings: Settings, champion: Champion) -> Recommender:
+    """Return the recommender that `reco serve` would serve, without the prediction log.
+
+    Raises:
+        BundleInvalid: the bundle is broken.
+    """
+    from serving.answer.recommender import open_recommender
+    from serving.shop.fact_store import open_fact_store
+    from serving.stores.online_features import open_store
+
+    store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
+    path, rules = champion.bundle(settings.home), settings.rules_path
+    return open_recommender(path, store, None, settings.availability_path, facts, rules=rules)
+
+
+def answer_lines(recommender: Recommender, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield one response for each request line; a line that breaks the contract gives its number and why."""
+    import orjson
+
+    from serving.errors import InvalidRequest
+    from serving.schemas import parse_request
+
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            request = parse_request(
+                orjson.loads(line),
+                now=time.time(),
+                default_id=f"line-{number}",
+                profiles=recommender.bundle.profiles,
+            )
+        except orjson.JSONDecodeError as error:
+            yield {"line": number, "error": f"not JSON ({error}): expected one request object a line"}
+        except InvalidRequest as error:
+            yield {"line": number, "error": str(error)}
+        else:
+            yield recommender.recommend(request).to_dict()
+
+
+def item_names(recommender: Recommender, item_ids: Iterable[str]) -> dict[str, str]:
+    """Return what is known of each item: type, or the next wider level that is known."""
+    from feature_repo.schema import LEVELS
+
+    statistics, vocabulary = recommender.bundle.statistics, recommender.bundle.vocabulary
+    names = {}
+    for item_id in item_ids:
+        row = statistics.categorical[statistics.code_of[item_id]]
+        levels = [vocabulary[level][int(code)] for level, code in zip(LEVELS, row, strict=True)]
+        names[item_id] = next((level for level in levels if level), "")
+    return names
+
+
+def evaluation_requests(bundle: Path, limit: int) -> list[dict[str, Any]]:
+    """Return request lines that real baskets made when the bundle was evaluated.
+
+    Raises:
+        BundleInvalid: the bundle holds none.
+    """
+    import pyarrow.parquet as pq
+
+    from serving.errors import BundleInvalid
+
+    file = bundle / "reference_log.parquet"
+    if not file.is_file():
+        raise BundleInvalid(f"{bundle} holds no reference_log.parquet: run evaluate_bundle on it first")
+    rows = pq.read_table(file, columns=["user_id", "basket", "store_id", "at"]).slice(0, limit).to_pylist()
+    return [
+        {
+            name: value.isoformat() if name == "at" else value
+            for name, value in row.items()
+            if value is not None
+        }
+        for row in rows
+    ]

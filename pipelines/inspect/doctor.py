@@ -1,0 +1,308 @@
+"""This machine and a home -> what is missing or broken, and how to mend it; in seconds, changing nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+from components.home import NoChampion, read_champion
+from pipelines.inspect.preview_rules import check_rules
+from pipelines.run.runs import list_runs
+from serving.settings import Settings, unknown_variables, variable
+from serving.shop.availability import read_excluded
+
+PYTHONS = ((3, 11), (3, 14))
+LEAST_DISK_BYTES = 5 << 30  # a run on Complete Journey leaves 1 to 2 GB
+LEAST_MEMORY_BYTES = 4 << 30
+BROKER_SILENT_S = 5.0
+DISTRIBUTION = "checkout-recommender"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    mend: str = ""
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Look at everything that `reco` needs; each look stands for itself, so that one fault hides no other."""
+    looks: list[Callable[[Settings], Iterator[Finding]]] = [
+        _python,
+        _packages,
+        _home,
+        _champion,
+        _online_store,
+        _stream,
+        _facts,
+        _registry,
+        _ports,
+        _runs,
+        _settings,
+        _rules,
+    ]
+    findings: list[Finding] = []
+    for look in looks:
+        try:
+            findings += look(settings)
+        except Exception as error:  # noqa: BLE001 - whatever is broken, the other looks must be heard
+            findings.append(Finding(look.__name__.strip("_"), "fail", f"{type(error).__name__}: {error}"))
+    return findings
+
+
+def _python(settings: Settings) -> Iterator[Finding]:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    good = PYTHONS[0] <= sys.version_info[:2] < PYTHONS[1]
+    mend = "" if good else "make a virtual environment with Python 3.11 to 3.13 and run `make setup`"
+    yield Finding("python", "ok" if good else "fail", here, mend)
+
+
+def _packages(settings: Settings) -> Iterator[Finding]:
+    """Ask for the distributions by name; importing them would take half a minute."""
+    missing = []
+    needed = requires(DISTRIBUTION) or []
+    if not needed:
+        yield Finding("packages", "fail", f"{DISTRIBUTION} was installed from something older", "make setup")
+        return
+    for line in needed:
+        name, _, marker = line.partition(";")
+        if marker and not any(f'extra == "{extra}"' in marker for extra in ("cpu", "train")):
+            continue
+        name = name.strip().split("[")[0].split("<")[0].split(">")[0].split("=")[0].strip()
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    instead = {"onnxruntime": "onnxruntime-gpu", "faiss-cpu": "faiss-gpu"}
+    missing = [name for name in missing if not _installed(instead.get(name, name))]
+    twice = [name for name, other in instead.items() if _installed(name) and _installed(other)]
+    if missing:
+        yield Finding("packages", "fail", f"not installed: {', '.join(missing)}", "make setup")
+    elif twice:
+        both = ", ".join(f"{name} and {instead[name]}" for name in twice)
+        mend = "uninstall both, then install one extra: '.[cpu]' or '.[gpu]'"
+        yield Finding("packages", "fail", f"installed over one another: {both}", mend)
+    else:
+        yield Finding("packages", "ok", f"{DISTRIBUTION} {version(DISTRIBUTION)} and all it needs")
+
+
+def _installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _home(settings: Settings) -> Iterator[Finding]:
+    home = settings.home.absolute()
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        yield Finding("home", "fail", f"{there} cannot be written", "choose another folder with --home")
+        return
+    yield Finding("home", "ok", f"{home}" if there == home else f"{home} (not there yet)")
+    free = shutil.disk_usage(there).free
+    enough = free >= LEAST_DISK_BYTES
+    mend = "" if enough else f"a run needs some GB: remove old runs from {home / 'runs'}, or move --home"
+    yield Finding("disk", "ok" if enough else "warn", f"{free / 1e9:.0f} GB free", mend)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    enough = memory >= LEAST_MEMORY_BYTES
+    mend = "" if enough else "training on Complete Journey needs 8 GB; `reco run --data toy` works"
+    yield Finding(
+        "memory", "ok" if enough else "warn", f"{memory / 1e9:.0f} GB, {os.cpu_count()} cores", mend
+    )
+
+
+def _champion(settings: Settings) -> Iterator[Finding]:
+    from serving.errors import BundleInvalid
+    from serving.release.bundle import load_bundle
+
+    try:
+        champion = read_champion(settings.home)
+    except NoChampion as error:
+        found, _, mend = str(error).partition(":")
+        if (settings.home / "champion.json").exists():
+            yield Finding("champion", "fail", found, mend.strip())
+        else:
+            yield Finding("champion", "warn", found, "reco run")
+        return
+    try:
+        bundle = load_bundle(champion.bundle(settings.home))
+    except BundleInvalid as error:
+        mend = f"reco promote {champion.version} fetches it again; reco rollback goes back to the one before"
+        yield Finding("champion", "fail", str(error), mend)
+        return
+    items = f"{len(bundle.statistics.item_ids):,} items"
+    found = f"version {champion.version}, bundle {champion.bundle_id}, {items}, trained until {champion.cut}"
+    yield Finding("champion", "ok", found)
+
+
+def _online_store(settings: Settings) -> Iterator[Finding]:
+    from serving.errors import FeaturesUnavailable
+    from serving.stores.online_features import open_store
+
+    note = settings.home / "online_store.json"
+    if not settings.store_url and not (settings.home / "online_store.db").exists():
+        yield Finding("online store", "warn", "not there yet", "reco run")
+        return
+    store = open_store(settings.online_store_url)
+    try:
+        store.read("doctor")
+    except FeaturesUnavailable as error:
+        yield Finding("online store", "fail", str(error), "start it, or run `reco run` to write it anew")
+        return
+    finally:
+        store.close()
+    if not note.is_file():
+        yield Finding("online store", "warn", "answers, but what it holds is not written down", "reco run")
+        return
+    try:
+        held = dict(json.loads(note.read_bytes()))
+    except (ValueError, TypeError):
+        yield Finding("online store", "warn", f"{note} cannot be read", "reco run --resume last")
+        return
+    found = f"{held.get('users', '?')} users as of {held.get('cut', '?')}"
+    try:
+        champion = read_champion(settings.home)
+    except NoChampion:
+        yield Finding("online store", "ok", found)
+        return
+    same = str(held.get("cut")) == champion.cut
+    status: Literal["ok", "warn"] = "ok" if same else "warn"
+    yield Finding(
+        "online store", status, found, "" if same else f"the champion was trained until {champion.cut}"
+    )
+
+
+def _stream(settings: Settings) -> Iterator[Finding]:
+    file = settings.home / "stream.json"
+    if not file.is_file():
+        return  # nobody streams here
+    state = json.loads(file.read_bytes())
+    silent_s = time.time() - state["updated_at"]
+    lag = "an unknown number of" if state["lag"] is None else f"{state['lag']:,}"
+    found = f"{state['events']:,} events, {state['dead_letters']:,} dead letters, {lag} messages wait"
+    if silent_s > settings.stale_after_s:
+        mend = "reco stream, or reco up; without it answers say stale_features"
+        yield Finding("stream", "warn", f"silent for {silent_s:,.0f} s, after {found}", mend)
+    elif state["broker_silent_s"] > BROKER_SILENT_S:
+        found += f"; the broker has been silent for {state['broker_silent_s']:,.0f} s"
+        yield Finding("stream", "warn", found, "start the broker, or correct RECO_KAFKA_BOOTSTRAP")
+    elif state["store_failures"]:
+        found += f"; the online store failed {state['store_failures']:,} times"
+        yield Finding("stream", "warn", found, "see what the stream's log says of the store")
+    else:
+        yield Finding("stream", "ok", found)
+
+
+def _facts(settings: Settings) -> Iterator[Finding]:
+    from serving.errors import FactsUnavailable
+    from serving.shop.fact_store import PAGE, open_fact_store
+
+    if not settings.store_url and not Path(settings.fact_store_url.removeprefix("sqlite:///")).exists():
+        return  # nobody wrote one
+    store = open_fact_store(settings.fact_store_url)
+    try:
+        facts, _ = store.changed_since(0)
+    except FactsUnavailable as error:
+        yield Finding("facts", "fail", str(error), "start it; until then prices and stock stay as they are")
+        return
+    finally:
+        store.close()
+    more = " or more" if len(facts) == PAGE else ""
+    yield Finding("facts", "ok", f"{len(facts):,}{more} prices, stocks, bans, promotions and coupons")
+
+
+def _registry(settings: Settings) -> Iterator[Finding]:
+    """Read the alias with plain SQL: MLflow takes seconds to import, and would migrate what it opens."""
+    database = settings.home / "mlflow.db"
+    if not database.exists():
+        yield Finding("registry", "warn", f"{database} is not there yet", "reco run")
+        return
+    query = "SELECT name, version FROM registered_model_aliases WHERE alias = 'champion'"
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            aliases = {str(name): str(version) for name, version in connection.execute(query)}
+    except sqlite3.Error as error:
+        mend = f"restore {database} from a backup, or remove it and run `reco run`"
+        yield Finding("registry", "fail", f"{database} is no database of MLflow ({error})", mend)
+        return
+    try:
+        champion = read_champion(settings.home)
+    except NoChampion:
+        champion = None
+    # No alias here at all: the champion came from another registry (--tracking-uri).
+    alias = aliases.get(champion.model_name) if champion else None
+    if champion and alias and alias != champion.version:
+        found = f"its champion is version {alias}, champion.json says {champion.version}"
+        yield Finding("registry", "fail", found, "reco promote champion")
+        return
+    yield Finding("registry", "ok", f"{database}")
+
+
+def _ports(settings: Settings) -> Iterator[Finding]:
+    for field, port in (("http_port", settings.http_port), ("grpc_port", settings.grpc_port)):
+        with socket.socket() as probe:
+            probe.settimeout(0.5)
+            taken = port != 0 and probe.connect_ex((settings.host, port)) == 0
+        mend = f"the endpoint if it runs already; else choose another with {variable(field)}" if taken else ""
+        yield Finding(
+            f"port {port}", "warn" if taken else "ok", "something listens" if taken else "free", mend
+        )
+
+
+def _runs(settings: Settings) -> Iterator[Finding]:
+    run = next(list_runs(settings.home), None)
+    if run is None:
+        yield Finding("last run", "ok", "none yet")
+    elif run.status in ("done", "running"):
+        yield Finding("last run", "ok", f"{run.run_id}: {run.status}")
+    else:
+        failed = next((step for step in run.steps if step.error), None)
+        why = f"failed at {failed.name}: {failed.error.splitlines()[0]}" if failed else "stopped"
+        # The same step on the same inputs fails the same gate: what helps is to look at the comparison.
+        refused = failed is not None and failed.error.startswith("GateFailed")
+        mend = "reco promote --dry-run" if refused else f"reco run --resume {run.run_id}"
+        yield Finding("last run", "warn", f"{run.run_id}: {why}", mend)
+
+
+def _settings(settings: Settings) -> Iterator[Finding]:
+    if unknown := unknown_variables():
+        yield Finding("settings", "warn", f"name no setting: {', '.join(unknown)}", "correct or unset them")
+    file = settings.availability_path
+    if file.is_file():
+        try:
+            excluded = read_excluded(file)
+        except (OSError, ValueError) as error:
+            yield Finding("availability", "fail", str(file), str(error))
+        else:
+            yield Finding("availability", "ok", f"{file}: {len(excluded)} items are not offered")
+
+
+def _rules(settings: Settings) -> Iterator[Finding]:
+    file = settings.rules_path
+    if not file.is_file():
+        return
+    checked = check_rules(file, settings.home)
+    told = sum(1 for problem in checked.problems if not problem.refused)
+    if checked.refused:
+        yield Finding("rules", "fail", f"{file} is not taken", f"reco rules check {file}")
+    elif told:
+        found = f"{file}: {len(checked.rules)} rules, {told} warnings"
+        yield Finding("rules", "warn", found, f"reco rules check {file}")
+    else:
+        yield Finding("rules", "ok", f"{file}: {len(checked.rules)} rules")

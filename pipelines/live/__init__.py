@@ -1,0 +1,1 @@
+"""The whole system on one machine: store, broker, stream, endpoint, feedback."""

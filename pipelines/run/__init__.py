@@ -1,0 +1,1 @@
+"""Pipeline runs: on this machine or on a cluster."""

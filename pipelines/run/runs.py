@@ -1,0 +1,206 @@
+"""The record of a local run on disk -> what was asked for, how far it came, what each step gave.
+
+<home>/runs/<run id>/state.json      this record, rewritten after each step
+                     artifacts/<step>/<name>/
+                     logs/<step>.log
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from components.home import write_json
+from pipelines.run.graph import Outputs
+
+
+class RunUnknown(Exception):
+    """No run of that name under this home."""
+
+    exit_code = 2
+
+
+@dataclass
+class StepState:
+    """One step of a run."""
+
+    name: str
+    status: str = "waiting"  # waiting | running | done | failed
+    seconds: float = 0.0
+    parameters: dict[str, Any] = field(default_factory=dict)
+    artifacts: list[str] = field(default_factory=list)
+    error: str = ""
+
+
+@dataclass
+class Run:
+    """One run of a pipeline on this machine."""
+
+    run_id: str
+    folder: Path
+    pipeline: str
+    arguments: dict[str, Any]
+    created_at: str
+    code: str  # hash of the packages when the newest step ran
+    steps: list[StepState]
+    pid: int = 0
+    fast: bool = False
+    peak_memory_mib: int = 0
+
+    @property
+    def status(self) -> str:
+        """Return done, failed, running, stopped (nobody works on it) or waiting."""
+        states = {step.status for step in self.steps}
+        if states == {"done"}:
+            return "done"
+        if self.pid and _alive(self.pid):
+            return "running"
+        return "failed" if "failed" in states else "stopped" if states != {"waiting"} else "waiting"
+
+    def shown_arguments(self) -> dict[str, Any]:
+        """Return the arguments without the passwords that their URLs may hold."""
+        return {
+            name: re.sub(r"://[^/@]*@", "://…@", value) if isinstance(value, str) else value
+            for name, value in self.arguments.items()
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Return the time spent in steps."""
+        return sum(step.seconds for step in self.steps)
+
+    def step(self, name: str) -> StepState:
+        """Return a step by its name."""
+        return next(step for step in self.steps if step.name == name)
+
+    def outputs(self) -> dict[str, Outputs]:
+        """Return what the good steps gave, as far as it is still there."""
+        given = {}
+        for step in self.steps:
+            places = {name: self.artifacts(step.name) / name for name in step.artifacts}
+            if step.status == "done" and all(place.exists() for place in places.values()):
+                given[step.name] = Outputs(step.parameters, places)
+        return given
+
+    def artifacts(self, step: str) -> Path:
+        """Return the folder of a step's artifacts."""
+        return self.folder / "artifacts" / step
+
+    def log(self, step: str) -> Path:
+        """Return the file with everything a step said."""
+        return self.folder / "logs" / f"{step}.log"
+
+    def save(self) -> None:
+        """Write the record, atomically."""
+        document = {"kind": "run", **asdict(self)}
+        del document["folder"]
+        write_json(self.folder / "state.json", document)
+        (self.folder / "state.json").chmod(0o600)  # an argument may hold the online store's password
+
+
+def new_run(
+    home: Path, pipeline: str, arguments: dict[str, Any], steps: list[str], fast: bool = False
+) -> Run:
+    """Make the folder and the record of a new run."""
+    now = datetime.now(UTC)
+    name = now.strftime("%Y%m%d-%H%M%S")
+    number = 1
+    while (folder := home / "runs" / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    folder.mkdir(parents=True)
+    created_at = now.isoformat(timespec="seconds")
+    run = Run(
+        folder.name,
+        folder,
+        pipeline,
+        arguments,
+        created_at,
+        "",
+        [StepState(step) for step in steps],
+        fast=fast,
+    )
+    run.save()
+    return run
+
+
+def list_runs(home: Path) -> Iterator[Run]:
+    """Yield the runs under a home, newest first; folders that hold no readable record are left out."""
+    for folder in sorted((home / "runs").glob("*/"), reverse=True):
+        try:
+            yield read_run(folder)
+        except RunUnknown:
+            continue
+
+
+def read_run(folder: Path) -> Run:
+    """Return the run recorded in a folder.
+
+    Raises:
+        RunUnknown: there is no readable record.
+    """
+    try:
+        document = json.loads((folder / "state.json").read_bytes())
+        del document["kind"]
+        steps = [StepState(**step) for step in document.pop("steps")]
+        return Run(folder=folder, steps=steps, **document)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunUnknown(f"{folder / 'state.json'} is not the record of a run ({error})") from error
+
+
+def find_run(home: Path, name: str) -> Run:
+    """Return a run by its id, the beginning of it, or `last`.
+
+    Raises:
+        RunUnknown: none or several match; the message names the newest ones.
+    """
+    known = list(list_runs(home))
+    matching = known[:1] if name == "last" else [run for run in known if run.run_id == name]
+    matching = matching or [run for run in known if run.run_id.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    newest = ", ".join(run.run_id for run in known[:5]) or "none yet: start one with `reco run`"
+    found = "several runs begin with" if matching else "no run"
+    raise RunUnknown(f"{found} {name!r} under {home / 'runs'}; newest: {newest}")
+
+
+def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:
+    """Remove the artifacts of all but the newest runs and the run `spare`; records and logs stay.
+
+    Returns:
+        The ids of the runs that were freed.
+    """
+    freed = []
+    for run in list(list_runs(home))[keep:]:
+        left = [place for name in ("artifacts", "working") if (place := run.folder / name).exists()]
+        if left and run.run_id != spare and run.status != "running":
+            for place in left:
+                shutil.rmtree(place)
+            freed.append(run.run_id)
+    return freed
+
+
+def usual_seconds(home: Path, run: Run) -> dict[str, float]:
+    """Return how long each step took in the newest finished run that was asked for the same."""
+    same = ("data", "train_until", "example_params", "retriever_params", "ranker_params")
+    for other in list_runs(home):
+        alike = all(other.arguments.get(key) == run.arguments.get(key) for key in same)
+        if other.run_id != run.run_id and other.pipeline == run.pipeline and alike and other.status == "done":
+            return {step.name: step.seconds for step in other.steps}
+    return {}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

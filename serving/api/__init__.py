@@ -1,0 +1,1 @@
+"""The doors: HTTP, gRPC, KServe, OpenAPI."""

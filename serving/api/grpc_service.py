@@ -1,0 +1,75 @@
+"""The typed gRPC service, reco.v1.Recommendations: a message -> an answer, over the path of all protocols."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC
+from typing import Any
+
+from serving.checkout.call_headers import PRIORITIES, read_call
+from serving.checkout.checkout import Checkout
+from serving.errors import InvalidRequest
+from serving.proto.recommendations_pb2 import Recommendation, RecommendRequest, RecommendResponse
+from serving.proto.recommendations_pb2_grpc import RecommendationsServicer
+from serving.schemas import Response, parse_request
+
+_PLAIN = ("user_id", "store_id", "k", "profile", "request_id")
+_PRIORITIES = {0: PRIORITIES[0], 1: "checkout", 2: "prefetch"}
+
+
+class RecommendationsService(RecommendationsServicer):
+    """Answers `Recommend`; the interceptor around it turns InvalidRequest into INVALID_ARGUMENT."""
+
+    def __init__(self, checkout: Checkout) -> None:
+        self._checkout = checkout
+
+    async def Recommend(self, request: RecommendRequest, context: Any) -> RecommendResponse:
+        """Answer one request."""
+        headers = read_metadata(context)
+        if request.priority:
+            if request.priority not in _PRIORITIES:
+                raise InvalidRequest(f"priority must be {' or '.join(PRIORITIES)}")
+            headers["x-priority"] = _PRIORITIES[request.priority]
+        call = read_call(headers, "gRPC", self._checkout.limit_s, gone=context.cancelled)
+        await self._checkout.enter(call)
+        profiles = self._checkout.recommender.bundle.profiles
+        plain = _plain(request)
+        asked = parse_request(plain, now=time.time(), default_id=call.request_id, profiles=profiles)
+        return _message(await self._checkout.answer(asked, call))
+
+
+def read_metadata(context: Any) -> dict[str, str]:
+    """Return a call's metadata as headers, the time it has left among them as `x-deadline-ms`."""
+    headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+    left_s = context.time_remaining()
+    if left_s is not None:
+        given_ms = headers.get("x-deadline-ms")
+        left_ms = max(left_s * 1e3, 1e-3)
+        if given_ms is None or _is_longer(given_ms, left_ms):
+            headers["x-deadline-ms"] = f"{left_ms:.3f}"
+    return headers
+
+
+def _is_longer(text: str, left_ms: float) -> bool:
+    try:
+        return float(text) > left_ms
+    except ValueError:
+        return False  # is refused where it is read
+
+
+def _plain(message: RecommendRequest) -> dict[str, Any]:
+    """Return the message as the JSON object that the other protocols take, for the same checks."""
+    raw: dict[str, Any] = {"basket": list(message.basket)}
+    raw |= {name: getattr(message, name) for name in _PLAIN if message.HasField(name)}
+    if message.HasField("at"):
+        try:
+            raw["at"] = message.at.ToDatetime(UTC).isoformat()
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequest("at must be a time of the years 1 to 9999") from error
+    return raw
+
+
+def _message(response: Response) -> RecommendResponse:
+    plain = response.to_dict()
+    plain["items"] = [Recommendation(**item) for item in plain["items"]]
+    return RecommendResponse(**plain)

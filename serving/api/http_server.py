@@ -1,0 +1,373 @@
+"""uvicorn's server and protocol, and what a public door needs besides: `Endpoint` runs one of these.
+
+Of a connection it bounds the length of a head, the time of everything that its client has to do, and how many
+there are (`serving.api.connections`). Of a request it tells when it was here whole, and that its client
+has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from serving.api.body_limits import App, Receive, Send, refuse
+from serving.api.connections import (
+    FIRST_S,
+    MARGIN_S,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_UNREAD_BYTES,
+    SWEEP_S,
+    Waits,
+)
+from serving.api.http_routes import ARRIVED, GONE, TASK, UNREAD, Scope
+from serving.api.problems import MEDIA_TYPE, problem
+from serving.metrics import count_rejected
+
+LAST_CALL_S = 0.5  # who connected just before the door shut gets this time to send its request
+# Among processes that accept on one socket, one waits this long per connection it has, so that the one with
+# the fewest is the quickest.
+SHY_S, SHYEST_S = 0.0005, 0.02
+NO_FILES_S = 1.0  # where there are no files left for connections, those that wait are looked at again
+AT_ONCE = 8  # connections that are let in before the next turn of who is in already
+_TICK_S = 0.1  # uvicorn's
+_NOT_ACCEPTED = "no connection can be accepted, those that come wait: %s"
+_LONG_HEAD = f"the headers are longer than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS}"
+_log = logging.getLogger(__name__)
+
+
+def http_server(
+    app: App, arrival_s: float, keep_alive_s: int, grace_s: int, waits: Waits[_HttpProtocol], shy_s: float
+) -> HttpServer:
+    """Return a server that has not started.
+
+    Args:
+        app: ASGI application.
+        arrival_s: how long a request's head may take to arrive, and its body after that.
+        keep_alive_s: how long a connection that was answered may wait with its next request.
+        grace_s: how long requests on their way get when it ends.
+        waits: of its connections.
+        shy_s: SHY_S if other processes accept on its socket, too, else 0.
+    """
+    config = uvicorn.Config(
+        app,
+        http=cast(Any, functools.partial(_HttpProtocol, waits, arrival_s)),
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # nobody asks who the client is
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=grace_s,
+        timeout_keep_alive=keep_alive_s,
+    )
+    return HttpServer(config, waits, shy_s)
+
+
+class _Joined:
+    """A transport that sends an answer's head with its body: one system call and one packet, not two."""
+
+    def __init__(self, transport: Any, lingers: Callable[[], bool]) -> None:
+        self._transport, self._lingers = transport, lingers
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if not self._head and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._head = b""
+
+    def flush(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+
+    def close(self) -> None:
+        self.flush()
+        if self._lingers():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _HttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, waits: Waits[_HttpProtocol], arrival_s: float, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waits, self._arrival_s = waits, arrival_s
+        self._gone = False
+        self._in_head = False  # a request has begun, and its headers have not ended
+        self._arriving = False  # a request has begun, and its body has not ended
+        self._head_bytes = 0  # of a head that has not ended
+        self._may_be_long = False  # not all of the head came in one part of a bounded length
+        self._unread_bytes = 0  # of a body that came after its request was answered
+        self._lingering = False  # all is said: it is closed as soon as the body has ended
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(cast("asyncio.Transport", _Joined(transport, self._lingers)))
+        if len(self.connections) > self._waits.most:
+            count_rejected("connections")
+            (self._waits.longest() or self).abort()
+        if not self.transport.is_closing():
+            self._expect(FIRST_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone = True
+        self._waits.end(self)
+        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                scope: Any = cycle.scope
+                scope[GONE] = True
+                if TASK in scope:
+                    scope[TASK].cancel()
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """Hang up, whatever is left to be sent."""
+        self._waits.end(self)
+        self.transport.abort()
+
+    def cut(self) -> None:
+        """Hang up on a client that is too late; who sends a head is told."""
+        if (
+            self._is_answering() and not self.flow.write_paused
+        ):  # it sends the next one meanwhile: ours comes first
+            self._expect(self._arrival_s)
+        elif self._in_head and not self.transport.is_closing():
+            self._hang_up(408, "head_timeout", f"the headers did not arrive within {self._arrival_s:g} s")
+        else:
+            self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._arriving and not self._in_head:  # of a body, and maybe of the next head
+            self._may_be_long = True
+            super().data_received(data)
+            if self._arriving and not self._is_answering():
+                self._unread_bytes += len(data)
+                if self._unread_bytes > MAX_UNREAD_BYTES:
+                    self.flow.pause_reading()
+                    self._expect(MARGIN_S)  # to read the answer, before it is cut off
+            return
+        for start in range(0, len(data), MAX_HEAD_BYTES):
+            self._may_be_long, part = self._in_head, data[start : start + MAX_HEAD_BYTES]
+            super().data_received(part)
+            if self.transport.is_closing():
+                return
+            if self._in_head:
+                self._head_bytes = self._head_bytes + len(part) if self._may_be_long else 0
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self._hang_up(431, "head_too_large", _LONG_HEAD)
+                    return
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._arriving = True
+        self._unread_bytes = 0
+        self._expect(self._arrival_s)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        long = len(self.headers) > MAX_HEADERS or (self._may_be_long and self._head_length() > MAX_HEAD_BYTES)
+        self.app = _refuse_head if long else self.config.loaded_app
+        super().on_headers_complete()
+        if self.pipeline:
+            self._waits.end(self)  # its body is not read before its turn comes
+        else:
+            self._expect(self._arrival_s + MARGIN_S)
+
+    def on_message_complete(self) -> None:
+        self._arriving = False
+        scope: Any = self.scope
+        scope[ARRIVED] = time.perf_counter()
+        super().on_message_complete()
+        if self._lingering:
+            self.transport.close()
+        elif self._is_answering():
+            self._waits.end(self)
+        else:  # it was answered before it was here whole
+            self._expect(self.timeout_keep_alive + MARGIN_S)
+
+    def on_response_complete(self) -> None:
+        cast(_Joined, self.transport).flush()  # an answer without a body
+        super().on_response_complete()
+        if self.flow.write_paused or self.transport.is_closing():
+            self._expect(self._arrival_s + MARGIN_S)  # until it has read
+        elif self._is_answering():  # the next one, that was here already
+            self._waits.end(self)
+        elif self._arriving:
+            self._expect(self._arrival_s + MARGIN_S)
+        else:
+            self._expect(self.timeout_keep_alive + MARGIN_S)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect(self._arrival_s + MARGIN_S)  # it does not read what we send
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._is_answering():
+            self._waits.end(self)
+        else:
+            self._expect(self.timeout_keep_alive + MARGIN_S)
+
+    def send_400_response(self, msg: str) -> None:
+        self._hang_up(400, "not_http", "the request is not HTTP/1.1")
+
+    def _lingers(self) -> bool:
+        """Say, once, whether its client is to hear that we have done, but is still read.
+
+        Who closes on a client that sends on makes it hear of a reset, maybe before it has read the answer.
+        """
+        lingers = self._arriving and not self._in_head and not self._lingering
+        lingers = lingers and self.cycle is not None and bool(self.cycle.scope.get(UNREAD))
+        self._lingering = self._lingering or lingers
+        return lingers
+
+    def _expect(self, within_s: float) -> None:
+        """Wait for the client, unless it has gone: an answer may end, or its buffer empty, after that."""
+        if not self._gone:
+            self._waits.expect(self, within_s)
+
+    def _is_answering(self) -> bool:
+        """Say whether a request is here whole, or is read by the application, and has no answer yet."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _head_length(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _hang_up(self, status: int, reason: str, detail: str) -> None:
+        count_rejected(reason)
+        body = orjson.dumps(problem(status, detail))
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+        self._expect(MARGIN_S)  # to take it
+
+
+async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer as an ASGI application, in the place of the one that would read so many headers."""
+    count_rejected("head_too_large")
+    await refuse(send, 431, _LONG_HEAD, (b"connection", b"close"))
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's, leaving the signals to `Endpoint`, and accepting few connections at a time.
+
+    asyncio takes all that wait, and a crowd of them would hold up each request. Among processes that accept
+    on one socket, the one with the fewest connections comes first: left to themselves, the process that wakes
+    up first takes all, and keeps them as long as they keep their connections. What waits for a process that
+    dies is taken by the others.
+    """
+
+    def __init__(self, config: uvicorn.Config, waits: Waits[_HttpProtocol], shy_s: float) -> None:
+        super().__init__(config)
+        self._waits, self._shy_s = waits, shy_s
+        self._coming: set[asyncio.Task[None]] = set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept."""
+        await super().startup([])
+        assert sockets is not None
+        (self._listening,) = sockets
+        self._listening.setblocking(False)
+        self._listening.listen(self.config.backlog)
+        self._loop = asyncio.get_running_loop()
+        self._watch()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Cut the connections that are too late; uvicorn calls this ten times a second."""
+        if counter % round(SWEEP_S / _TICK_S) == 0:
+            for connection in self._waits.overdue():
+                connection.cut()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut the door, but answer those who are through it: whom the kernel took in, and their requests."""
+        self._loop.remove_reader(self._listening)
+        await asyncio.gather(*self._coming)
+        try:
+            for connection in _waiting(self._listening):
+                await self._take(connection)
+        except OSError as error:
+            _log.error(_NOT_ACCEPTED, error)
+        self._listening.close()
+        await asyncio.sleep(LAST_CALL_S)
+        await super().shutdown(sockets)
+
+    def _watch(self) -> None:
+        if not self.should_exit:
+            self._loop.add_reader(self._listening, self._seen)
+
+    def _seen(self) -> None:
+        self._loop.remove_reader(self._listening)
+        shy_s = min(len(self.server_state.connections) * self._shy_s, SHYEST_S)
+        self._loop.call_later(shy_s, self._accept)
+
+    def _accept(self) -> None:
+        if self.should_exit:
+            return
+        several = AT_ONCE
+        if (
+            self._shy_s
+        ):  # who has many takes several: else a flood of connections would hold up those behind it
+            several = 1 + int(len(self.server_state.connections) * SHY_S / SHYEST_S)
+        try:
+            for connection in itertools.islice(_waiting(self._listening), several):
+                coming = self._loop.create_task(self._take(connection))
+                self._coming.add(coming)
+                coming.add_done_callback(self._coming.discard)
+        except OSError as error:
+            _log.error(_NOT_ACCEPTED, error)
+            self._loop.call_later(NO_FILES_S, self._watch)  # not at once: there are still some to accept
+        else:
+            self._watch()
+
+    async def _take(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it went away again
+            await self._loop.connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """Return what uvicorn makes for each connection."""
+        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+
+def _waiting(listening: socket.socket) -> Iterator[socket.socket]:
+    """Yield the connections that nobody has accepted yet.
+
+    Raises:
+        OSError: there is one, and no file or memory left for it.
+    """
+    listening.setblocking(False)
+    while True:
+        try:
+            connection, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # none, or one that has gone
+            return
+        connection.setblocking(False)
+        yield connection

@@ -1,0 +1,300 @@
+"""Limits and fields of the request path -> the OpenAPI 3.1 document of GET /openapi.json.
+
+The tests hold it against the endpoint: what it allows is accepted, what it forbids is refused, and real
+answers and refusals are as it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+from feature_repo.ids import MAX_ID_LENGTH
+from serving.api.connections import MAX_HEAD_BYTES
+from serving.api.http_routes import PREDICT, RECOMMENDATIONS
+from serving.api.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
+from serving.checkout.call_headers import PRIORITIES
+from serving.schemas import (
+    DEFAULT_K,
+    DEFAULT_PROFILE,
+    MAX_BASKET,
+    MAX_INSTANCES,
+    MAX_K,
+    NOTHING_LEFT,
+    REASONS,
+    RUNGS,
+)
+from serving.settings import Settings
+
+_REQUEST = {
+    "request_id": "r1",
+    "user_id": "1228",
+    "basket": ["1041453", "995242"],
+    "store_id": "406",
+    "at": "2017-12-05T18:30:00Z",
+    "k": 1,
+}
+_RESPONSE = {
+    "request_id": "r1",
+    "items": [
+        {
+            "item_id": "5569471",
+            "score": 0.0933,
+            "source": "history",
+            "reason": "bought 31 times before, last 14 days ago",
+            "price": 3.99,
+            "promotion": 0.25,
+            "coupon": "SODA25",
+        }
+    ],
+    "bundle_id": "c31e6aa76126a01d",
+    "degraded": False,
+    "degraded_reason": None,
+    "rung": "full",
+    "stage_ms": {"features": 0.9, "retrieval": 0.7, "ranking": 0.6, "reranking": 0.2, "total": 2.4},
+}
+_METRICS = {
+    "/metrics": {
+        "get": {
+            "operationId": "metrics",
+            "summary": "Counters and histograms, in Prometheus's text form",
+            "responses": {"200": {"description": "Metrics", "content": {"text/plain": {}}}},
+        }
+    }
+}
+
+
+def openapi(settings: Settings, profiles: Iterable[str] = (DEFAULT_PROFILE,)) -> dict[str, Any]:
+    """Return the document for an endpoint with these limits and profiles, as plain JSON types."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Checkout recommender",
+            "version": version("checkout-recommender"),
+            "description": "What goes with the basket that is being paid. The Open Inference Protocol (V2) "
+            "is served as KServe describes it, under /v2.",
+        },
+        "paths": {
+            RECOMMENDATIONS: {
+                "post": _operation(
+                    "recommend",
+                    "Ask for recommendations",
+                    "Request",
+                    _REQUEST,
+                    "Response",
+                    _RESPONSE,
+                    settings,
+                )
+            },
+            PREDICT: {
+                "post": _operation(
+                    "predict",
+                    "Ask for recommendations in KServe's V1 form, several requests at a time",
+                    "Instances",
+                    {"instances": [_REQUEST]},
+                    "Predictions",
+                    {"predictions": [_RESPONSE]},
+                    settings,
+                )
+            },
+            "/healthz": {
+                "get": {
+                    "operationId": "ready",
+                    "summary": "Whether requests may come",
+                    "responses": {
+                        "200": _content("Ready", {"type": "object"}, {"status": "ready"}),
+                        "503": _refusal(503, "Not ready, or about to stop", "not ready"),
+                    },
+                }
+            },
+            **({} if settings.metrics_address else _METRICS),
+        },
+        "components": {"schemas": _schemas(profiles)},
+    }
+
+
+def _operation(
+    name: str,
+    summary: str,
+    asks: str,
+    request: dict[str, Any],
+    answers: str,
+    response: dict[str, Any],
+    settings: Settings,
+) -> dict[str, Any]:
+    body_bytes, wait_s = settings.body_limit_bytes, settings.body_timeout_ms / 1e3
+    return {
+        "operationId": name,
+        "summary": summary,
+        "parameters": [
+            _header("x-request-id", "Id of requests that bring none", {"type": "string"}),
+            _header(
+                "x-deadline-ms",
+                f"Milliseconds until the answer comes from a lower rung; at most {settings.deadline_ms:g}",
+                {"type": "number", "exclusiveMinimum": 0},
+            ),
+            _header(
+                "x-priority",
+                f"{PRIORITIES[1]}: nobody waits for this answer yet",
+                {"enum": list(PRIORITIES), "default": PRIORITIES[0]},
+            ),
+            _header("traceparent", "The caller's span, as W3C Trace Context writes it", {"type": "string"}),
+        ],
+        "requestBody": {
+            "required": True,
+            "description": f"At most {body_bytes} bytes",
+            "content": {"application/json": {"schema": _ref(asks), "example": request}},
+        },
+        "responses": {
+            "200": _content(
+                "The answer; what fails in the server makes it `degraded`", _ref(answers), response
+            ),
+            "400": _refusal(400, "The body is not JSON", "the body is not JSON"),
+            "408": _refusal(408, "The request took too long", f"the body did not arrive within {wait_s:g} s"),
+            "413": _refusal(413, "The body is too long", f"the body is longer than {body_bytes} bytes"),
+            "422": _refusal(422, "The body or a header is not as described here", "k must be 0 or more"),
+            "429": _refusal(
+                429,
+                "There is no time for a prefetch",
+                "overloaded: there is no time for a prefetch now, ask later",
+            ),
+            "431": _refusal(
+                431, "The headers are too long", f"the headers are longer than {MAX_HEAD_BYTES} bytes"
+            ),
+        },
+    }
+
+
+def _header(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": description, "schema": schema}
+
+
+def _content(
+    description: str, schema: dict[str, Any], example: object, media_type: str = "application/json"
+) -> dict[str, Any]:
+    return {"description": description, "content": {media_type: {"schema": schema, "example": example}}}
+
+
+def _refusal(status: int, description: str, detail: str) -> dict[str, Any]:
+    return _content(description, _ref("Problem"), problem(status, detail), MEDIA_TYPE)
+
+
+def _ref(schema: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def _schemas(profiles: Iterable[str]) -> dict[str, Any]:
+    optional_id = {"anyOf": [_ref("Id"), {"type": "null"}]}
+    return {
+        "Id": {
+            "type": "string",
+            "format": "printable",  # no line ends and no control characters: what Python calls printable
+            "description": "Printable characters, as in the data",
+            "minLength": 1,
+            "maxLength": MAX_ID_LENGTH,
+        },
+        "Request": _object(
+            {
+                "basket": {
+                    "type": "array",
+                    "items": _ref("Id"),
+                    "maxItems": MAX_BASKET,
+                    "description": "Items of the basket, oldest first; may be empty",
+                },
+                "user_id": {**optional_id, "description": "Absent: nothing is known of the shopper"},
+                "store_id": optional_id,
+                "at": {
+                    "type": ["string", "null"],
+                    "format": "date-time",
+                    "description": "ISO 8601, UTC unless it names an offset; absent: now",
+                },
+                "k": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "default": DEFAULT_K,
+                    "description": f"Items wanted; more than {MAX_K} is {MAX_K}",
+                },
+                "profile": {
+                    "enum": [*profiles, None],
+                    "description": "How candidates are found; absent: default",
+                },
+                "request_id": {**optional_id, "description": "Absent: one is made"},
+            },
+            required=["basket"],
+        ),
+        "Instances": _object(
+            {"instances": {"type": "array", "items": _ref("Request"), "maxItems": MAX_INSTANCES}},
+            required=["instances"],
+        ),
+        "Recommendation": _object(
+            {
+                "item_id": _ref("Id"),
+                "score": {
+                    "type": "number",
+                    "minimum": 0,
+                    "maximum": 1,
+                    "description": "Chance of a purchase",
+                },
+                "source": {"type": "string", "description": "What found it"},
+                "reason": {"type": "string", "description": "Why it is here, for people"},
+                "price": {"type": "number", "minimum": 0},
+                "promotion": {"type": "number", "description": "Discount as a share of the price"},
+                "coupon": {"type": "string"},
+            },
+            required=["item_id", "score", "source", "reason"],
+        ),
+        "Response": _object(
+            {
+                "request_id": _ref("Id"),
+                "items": {"type": "array", "items": _ref("Recommendation"), "maxItems": MAX_K},
+                "bundle_id": {"type": "string", "description": "The released model that answered"},
+                "degraded": {"type": "boolean", "description": "Something was missing or late"},
+                "degraded_reason": {
+                    "enum": [*REASONS, None],
+                    "description": f"Why it is degraded, or, with {NOTHING_LEFT}, why it is empty and is not",
+                },
+                "rung": {
+                    "enum": list(RUNGS),
+                    "description": "Of the ladder: all candidates ranked, fewer of them, a kept list, "
+                    "best sellers of the store, of the chain, nothing",
+                },
+                "stage_ms": {
+                    "type": "object",
+                    "additionalProperties": {"type": "number", "minimum": 0},
+                    "description": "Milliseconds by stage",
+                },
+            },
+            required=["request_id", "items", "bundle_id", "degraded", "degraded_reason", "rung", "stage_ms"],
+        ),
+        "Predictions": _object(
+            {"predictions": {"type": "array", "items": _ref("Response"), "maxItems": MAX_INSTANCES}},
+            required=["predictions"],
+        ),
+        "Problem": {
+            **_object(
+                {
+                    "type": {"const": "about:blank"},
+                    "title": {"type": "string"},
+                    "status": {"type": "integer", "minimum": 400, "maximum": 599},
+                    "detail": {"type": "string", "maxLength": MAX_DETAIL_LENGTH},
+                    "error": {
+                        "type": "string",
+                        "maxLength": MAX_DETAIL_LENGTH,
+                        "description": "The detail, where clients of KServe's V1 and V2 look for it",
+                    },
+                },
+                required=["type", "title", "status", "detail", "error"],
+            ),
+            "description": "RFC 9457; never repeats what was sent",
+        },
+    }
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }

@@ -1,0 +1,170 @@
+"""KServe adapter `checkout`: `Checkout` as a model of KServe's, for V2 and gRPC, metadata and readiness.
+
+    preprocess    the body is checked, the user's features are read, candidates are retrieved
+    predict       the ranker scores the candidates
+    postprocess   the list is made and written as the protocol wants it
+
+One model object answers all requests: what belongs to one request travels in its `Turn`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from kserve import InferRequest, InferResponse, Model
+from kserve.errors import InvalidInput
+
+from serving.api.predictor import read_tensors, respond
+from serving.checkout.call_headers import read_call
+from serving.checkout.checkout import Checkout, Turn
+from serving.errors import InvalidRequest
+from serving.schemas import Recommendation, Response, parse_instances, parse_request
+
+_INPUTS = {
+    "basket": ("BYTES",),
+    "user_id": ("BYTES",),
+    "store_id": ("BYTES",),
+    "at": ("BYTES",),
+    "k": ("INT32", "INT64"),
+    "profile": ("BYTES",),
+    "request_id": ("BYTES",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one call of the endpoint asked: its requests, and the V2 envelope they came in, if any."""
+
+    turns: list[Turn]
+    envelope: InferRequest | None
+
+
+class Transformer(Model):
+    """The whole path as one model, with the ranker collocated or behind it."""
+
+    def __init__(self, checkout: Checkout, name: str = "checkout") -> None:
+        super().__init__(name)
+        self._checkout = checkout
+        self.ready = True
+
+    def load(self) -> bool:
+        """Do nothing: a bundle is loaded before its transformer exists."""
+        return bool(self.ready)
+
+    def get_input_types(self) -> list[dict[str, Any]]:
+        """Return what /v2/models/checkout tells of the inputs; all but `basket` may be absent."""
+        shapes = {"basket": [-1]}
+        return [{"name": n, "datatype": t[0], "shape": shapes.get(n, [1])} for n, t in _INPUTS.items()]
+
+    def get_output_types(self) -> list[dict[str, Any]]:
+        """Return what /v2/models/checkout tells of the outputs: one entry per recommended item."""
+        return [{"name": name, "datatype": kind, "shape": [-1]} for name, (kind, _) in _columns(()).items()]
+
+    async def preprocess(
+        self, payload: InferRequest | Mapping[str, Any] | bytes, headers: dict[str, str] | None = None
+    ) -> Asked:
+        """Check the body; read features and retrieve candidates for the first of its requests."""
+        envelope = payload if isinstance(payload, InferRequest) else None
+        route = "V1" if envelope is None else "V2 over gRPC" if envelope.from_grpc else "V2"
+        try:
+            call = read_call(headers or {}, route, self._checkout.limit_s)
+            await self._checkout.enter(call)
+            profiles = self._checkout.recommender.bundle.profiles
+            if envelope is None:
+                requests = parse_instances(payload, time.time(), call.request_id, profiles)
+            else:
+                raw = _from_tensors(envelope)
+                requests = [
+                    parse_request(raw, now=time.time(), default_id=call.request_id, profiles=profiles)
+                ]
+        except InvalidRequest as error:
+            raise InvalidInput(str(error)) from error
+        turns = [self._checkout.begin(request, call) for request in requests]
+        if turns:
+            await self._checkout.prepare(turns[0])
+        return Asked(turns, envelope)
+
+    async def predict(
+        self,
+        payload: Asked,
+        headers: dict[str, str] | None = None,
+        response_headers: dict[str, str] | None = None,
+    ) -> Asked:
+        """Score the candidates.
+
+        Further requests of the same body are answered here one after the other, each as if it had come
+        alone: its deadline begins when its turn does, and other callers get theirs in between.
+        """
+        for number, turn in enumerate(payload.turns):
+            if number:
+                await self._checkout.wait_turn(turn)
+                await self._checkout.prepare(turn)
+            await self._checkout.rank(turn)
+            if number + 1 < len(payload.turns):
+                self._checkout.finish(turn)  # now: its time must not hold the others'
+        return payload
+
+    async def postprocess(
+        self,
+        result: Asked,
+        headers: dict[str, str] | None = None,
+        response_headers: dict[str, str] | None = None,
+    ) -> dict[str, Any] | InferResponse:
+        """Make the list and write it as the protocol wants it."""
+        if result.turns:
+            self._checkout.finish(result.turns[-1])
+        responses = [turn.response for turn in result.turns if turn.response is not None]
+        if result.envelope is None:
+            return {"predictions": [response.to_dict() for response in responses]}
+        return _to_tensors(result.envelope, self.name, responses[0])
+
+
+def _from_tensors(envelope: InferRequest) -> dict[str, Any]:
+    """Return the request in the tensors as the JSON object that V1 takes, for the same checks."""
+    raw: dict[str, Any] = {}
+    for name, values in read_tensors(envelope, _INPUTS).items():
+        if values.ndim != 1 or (name != "basket" and len(values) != 1):
+            raise InvalidRequest(f"input {name} must have the shape {'[n]' if name == 'basket' else '[1]'}")
+        decoded = [_decoded(name, value) for value in values.tolist()]
+        raw[name] = decoded if name == "basket" else decoded[0]
+    if envelope.id:
+        raw.setdefault("request_id", envelope.id)
+    return raw
+
+
+def _decoded(name: str, value: object) -> object:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} must be UTF-8") from error
+
+
+def _columns(items: Sequence[Recommendation]) -> dict[str, tuple[str, list[Any]]]:
+    """Return the items as tensors; what is not known of an item is NaN or an empty text."""
+    return {
+        "item_id": ("BYTES", [item.item_id for item in items]),
+        "score": ("FP32", [item.score for item in items]),
+        "source": ("BYTES", [item.source for item in items]),
+        "reason": ("BYTES", [item.reason for item in items]),
+        "price": ("FP32", [math.nan if item.price is None else item.price for item in items]),
+        "promotion": ("FP32", [math.nan if item.promotion is None else item.promotion for item in items]),
+        "coupon": ("BYTES", [item.coupon or "" for item in items]),
+    }
+
+
+def _to_tensors(envelope: InferRequest, model: str, response: Response) -> InferResponse:
+    parameters: dict[str, str | bool | int] = {
+        "bundle_id": response.bundle_id,
+        "rung": response.rung,
+        "degraded": response.degraded,
+        "degraded_reason": response.degraded_reason or "",
+        "stage_ms": orjson.dumps(response.to_dict()["stage_ms"]).decode(),
+    }
+    return respond(envelope, model, response.request_id, _columns(response.items), parameters)

@@ -1,0 +1,1 @@
+"""Ranked lists that are kept for the next request."""

@@ -1,0 +1,1 @@
+"""One request's turn: deadline, admission, fallbacks."""

@@ -1,0 +1,521 @@
+"""A request and its call -> a response: the path every protocol takes, with deadline and ladder.
+
+    prepare   the user's features are read, candidates are retrieved; or a cached list is found
+    rank      the candidates are scored, in this process or elsewhere
+    finish    the list is made, unless a lower rung has answered; the observers see it
+
+Whatever breaks on the way, the checkout gets an answer: out of all candidates, out of as many as there is
+time for (`serving.checkout.budgets`), from a list that was kept,
+from best sellers of store or chain, or an empty one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from serving import metrics
+from serving.answer.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, Recommender
+from serving.cache.ranked import Ranked
+from serving.checkout.admission import Admission, prefetch_waits_s
+from serving.checkout.batch_steering import Steering
+from serving.checkout.batching import Batcher, Priority
+from serving.checkout.budgets import Budgets
+from serving.checkout.call_headers import PRIORITIES, Call
+from serving.checkout.loop_admission import Turnstile
+from serving.checkout.shopper_limits import UserLimits
+from serving.errors import (
+    ClientGone,
+    DeadlineExceeded,
+    DeadlineNear,
+    Overloaded,
+    RankingFailed,
+    UserOverLimit,
+)
+from serving.schemas import Request, Response
+from serving.stages.ranking import rank_joined
+from serving.stages.reranking import POOL
+
+FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
+
+_NO_TIME = "overloaded: there is no time for a prefetch now, ask later"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request on its way; the recommender is the one that was there when it began, to its end."""
+
+    request: Request
+    call: Call
+    recommender: Recommender
+    began: float  # perf_counter; since `call.arrived` it had waited for others
+    began_s: float = 0.0  # the same moment in processor time of the thread
+    known: Known | None = None
+    asked: Asked | None = None
+    prepared: Prepared | None = None
+    scores: np.ndarray | None = None
+    response: Response | None = None  # set early when the cache or a lower rung answers
+    # perf_counter when the stage that is waited for must be over, so that what comes after it is in time
+    until: float = math.inf
+    stages: list[tuple[str, float, float]] = field(default_factory=list)  # name, begin and end, perf_counter
+
+
+Find = Callable[[Turn], Awaitable[np.ndarray]]  # an asked turn -> codes near its query, nearest first
+Rank = Callable[[Turn], Awaitable[np.ndarray]]  # a prepared turn -> one score per candidate, (n,) float32
+Observer = Callable[[Turn], None]  # sees each answered turn; must be quick
+
+
+async def find_here(turn: Turn) -> np.ndarray:
+    """Find the items near the turn's query by itself."""
+    assert turn.asked is not None
+    return turn.recommender.near([turn.asked])[0]
+
+
+async def rank_here(turn: Turn) -> np.ndarray:
+    """Score the candidates in this process, with the turn's own bundle."""
+    assert turn.prepared is not None
+    return turn.recommender.rank(turn.prepared.dense, turn.prepared.categorical)
+
+
+def find_together(goal_ms: float, max_wait_ms: float, max_rows: int) -> Find:
+    """Return what finds items near queries, and joins those of several requests where that pays.
+
+    Args:
+        goal_ms: p99 of the time from asking for items to having them.
+        max_wait_ms: longest wait for others, see `Steering`.
+        max_rows: most queries of a call that requests share.
+    """
+
+    def run(_: str, turns: Sequence[Turn]) -> Sequence[np.ndarray]:
+        asked = [turn.asked for turn in turns if turn.asked is not None]
+        return turns[0].recommender.near(asked)  # they are all of one bundle and one profile
+
+    steering = Steering(goal_ms, max_wait_ms=max_wait_ms, max_rows=max_rows)
+    batcher = Batcher[Turn, np.ndarray](run, steering, stage="retrieval")
+
+    async def find(turn: Turn) -> np.ndarray:
+        return await _join(batcher, turn, 1, turn.request.profile)
+
+    return find
+
+
+def rank_together(goal_ms: float, max_wait_ms: float, max_rows: int) -> Rank:
+    """Return what scores the candidates in this process, and joins those of several requests where that pays.
+
+    Args:
+        goal_ms: p99 of the time from asking for scores to having them.
+        max_wait_ms: longest wait for others, see `Steering`.
+        max_rows: most rows of a call that requests share.
+    """
+
+    def run(_: str, turns: Sequence[Turn]) -> Sequence[np.ndarray | Exception]:
+        prepared = [turn.prepared for turn in turns]
+        rows = [(one.dense, one.categorical) for one in prepared if one is not None]
+        return rank_joined(turns[0].recommender.bundle.ranker, rows)  # they are all of one bundle
+
+    steering = Steering(goal_ms, max_wait_ms=max_wait_ms, max_rows=max_rows)
+    batcher = Batcher[Turn, np.ndarray](run, steering, stage="ranking")
+
+    async def rank(turn: Turn) -> np.ndarray:
+        assert turn.prepared is not None
+        return await _join(batcher, turn, len(turn.prepared.dense))
+
+    return rank
+
+
+async def _join(batcher: Batcher[Turn, np.ndarray], turn: Turn, rows: int, profile: str = "") -> np.ndarray:
+    """Ask a batcher; only turns of one bundle, and of one profile if it is given, share a call."""
+    return await batcher.ask(
+        turn,
+        rows=rows,
+        bundle_id=turn.recommender.bundle.bundle_id + profile,
+        priority=Priority[turn.call.priority.upper()],
+        deadline=turn.until,
+    )
+
+
+def count(turn: Turn) -> None:
+    """Observer: count the answer, its wait and the time of its stages."""
+    assert turn.response is not None
+    response = turn.response
+    metrics.QUEUE_SECONDS.observe(turn.began - turn.call.arrived)
+    took_s = turn.stages[-1][2] - turn.began  # a fallback's own time would make deadlines look quick
+    metrics.count_response(response.rung, response.degraded_reason, response.stage_ms, took_s)
+
+
+class Checkout:
+    """Answers requests. Whoever sets `recommender` swaps the bundle: requests on their way keep theirs."""
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        deadline_ms: float,
+        rank: Rank = rank_here,
+        find: Find = find_here,
+        observers: Sequence[Observer] = (count,),
+        user_limit_per_s: float = 0.0,
+    ) -> None:
+        """Take what answers, its time, how candidates are found and ranked, and who sees answers.
+
+        Args:
+            recommender: of the champion.
+            deadline_ms: of a request, from its arrival.
+            rank: see `Rank`.
+            find: see `Find`.
+            observers: see `Observer`.
+            user_limit_per_s: see `UserLimits`.
+        """
+        self.recommender = recommender
+        self.limit_s = deadline_ms / 1e3
+        self._rank, self._find = rank, find
+        self._observers = observers
+        self._admission, self._budgets = Admission(self.limit_s), Budgets()
+        self._users = UserLimits(user_limit_per_s)
+        self._turnstile = Turnstile()
+
+    async def answer(self, request: Request, call: Call) -> Response:
+        """Answer one request.
+
+        Raises:
+            ClientGone: nobody waits for the answer.
+            Overloaded: it is a prefetch, and there is no time for it.
+        """
+        return await self.complete(self.begin(request, call))
+
+    async def complete(self, turn: Turn) -> Response:
+        """Answer a turn that has begun.
+
+        Raises:
+            ClientGone: nobody waits for the answer.
+        """
+        await self.prepare(turn)
+        await self.rank(turn)
+        return self.finish(turn)
+
+    async def enter(self, call: Call) -> None:
+        """Wait until a call may begin, in a burst for those before it; what it asks is read after that.
+
+        Raises:
+            Overloaded: it is a prefetch, and there would be no time for it.
+        """
+        urgent = call.priority == PRIORITIES[0]
+        if not urgent:
+            self._refuse_prefetch(call, time.perf_counter(), self._turnstile.wait_s())
+        if (turn := self._turnstile.enter(urgent)) is None:
+            return
+        if urgent:
+            await turn
+            return
+        try:
+            async with _until(call.arrived + prefetch_waits_s(call)):
+                await turn
+        except TimeoutError:
+            raise Overloaded(_NO_TIME) from None
+
+    def begin(self, request: Request, call: Call) -> Turn:
+        """Return the turn of a request: the bundle of this moment is its own.
+
+        Raises:
+            Overloaded: it is a prefetch, and there is no time for it: nobody waits for best sellers either.
+        """
+        now = time.perf_counter()
+        if call.priority != PRIORITIES[0]:
+            self._refuse_prefetch(call, now)
+            if not self._users.allows(request.user_id, now):
+                raise UserOverLimit("user_over_limit: too many requests of this shopper, ask later")
+        return Turn(request, call, self.recommender, now, time.thread_time())
+
+    async def wait_turn(self, turn: Turn) -> None:
+        """Let others have theirs before a later request of one body, which then has its whole time anew."""
+        arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
+        await asyncio.sleep(0)
+        if (entry := self._turnstile.enter(urgent=True)) is not None:
+            await entry
+        turn.began, turn.began_s = time.perf_counter(), time.thread_time()
+        turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
+
+    async def prepare(self, turn: Turn) -> None:
+        """Read the user's features and retrieve candidates, unless a cached list answers.
+
+        Raises:
+            ClientGone: nobody waits for the answer.
+        """
+        refused = self._refused(turn)
+        if self._is_late(turn):
+            return
+        if turn.recommender.answers is not None:
+            await self._look(turn, admitted=not refused)
+            if self._is_late(turn):
+                return
+        if refused:
+            turn.response = _step_down(turn, refused)
+            return
+        began = time.perf_counter()
+        try:
+            with self._admission.computing():
+                turn.prepared = await self._gather(turn)
+        except RankingFailed as error:
+            _log.warning("answered from a lower rung: %s", error)
+            turn.response = _step_down(turn, error.reason)
+        except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
+            _log.exception("preprocess failed; answered from a lower rung")
+            turn.response = _step_down(turn, "preprocess_error")
+        turn.stages.append(("preprocess", began, time.perf_counter()))
+
+    async def rank(self, turn: Turn) -> None:
+        """Score the candidates.
+
+        Raises:
+            ClientGone: nobody waits for the answer.
+        """
+        if self._is_late(turn):
+            return
+        began = time.perf_counter()
+        try:
+            with self._admission.computing():
+                turn.scores = await self._score(turn)
+        except RankingFailed as error:
+            _log.warning("answered from a lower rung: %s", error)
+            turn.response = _step_down(turn, error.reason)
+        except Exception:  # noqa: BLE001 - likewise
+            _log.exception("predict failed; answered from a lower rung")
+            turn.response = _step_down(turn, "predict_error")
+        turn.stages.append(("predict", began, time.perf_counter()))
+
+    def finish(self, turn: Turn) -> Response:
+        """Make the list, unless a lower rung has answered, and show it to the observers."""
+        began = time.perf_counter()
+        if turn.response is None:
+            try:
+                assert turn.prepared is not None
+                assert turn.scores is not None
+                turn.response = turn.recommender.finish(turn.prepared, turn.scores)
+                self._admission.served(turn.began_s, time.thread_time())
+                now = time.perf_counter()
+                self._budgets.reranking.learn(now - began, now)
+            except Exception:  # noqa: BLE001 - likewise
+                _log.exception("postprocess failed; answered from a lower rung")
+                turn.response = _step_down(turn, "postprocess_error")
+        turn.stages.append(("postprocess", began, time.perf_counter()))
+        for observe in self._observers:
+            try:
+                observe(turn)
+            except Exception:  # noqa: BLE001 - likewise
+                _log.exception("an observer failed; the answer goes out all the same")
+        return turn.response
+
+    @contextlib.contextmanager
+    def rehearsing(self, recommender: Recommender) -> Iterator[None]:
+        """Answer with this recommender and its ranker, in any time, unobserved, until the block ends."""
+        kept = self.recommender, self.limit_s, self._rank, self._find, self._observers
+        learnt = self._admission, self._budgets, self._users
+        self.recommender, self.limit_s, self._observers = recommender, math.inf, ()
+        self._rank, self._find = rank_here, find_here
+        self._admission, self._budgets, self._users = Admission(math.inf), Budgets(), UserLimits(0)
+        try:
+            yield
+        finally:
+            self.recommender, self.limit_s, self._rank, self._find, self._observers = kept
+            self._admission, self._budgets, self._users = learnt
+
+    def _refuse_prefetch(self, call: Call, now: float, ahead_s: float = 0.0) -> None:
+        if not self._admission.admits(call, now, ahead_s):
+            raise Overloaded(_NO_TIME)
+
+    def _refused(self, turn: Turn) -> str | None:
+        """Return why nothing is computed for a turn, None if it may be."""
+        if not self._admission.admits(turn.call, turn.began):
+            return Overloaded.reason
+        if not self._users.allows(turn.request.user_id, turn.began):
+            return UserOverLimit.reason
+        return None
+
+    async def _gather(self, turn: Turn, hidden: np.ndarray | None = None, whole: bool = False) -> Prepared:
+        """Retrieve as many candidates as there is time to rank; none but all if it is to be the `whole`.
+
+        Raises:
+            DeadlineNear: the time is too short.
+        """
+        budgets, deadline, fewest = self._budgets, turn.call.deadline, _fewest(turn)
+        began = time.perf_counter()
+        if not budgets.has_room(deadline - began, fewest):
+            budgets.believe_less(began)
+            raise DeadlineNear(f"{(deadline - began) * 1e3:.1f} ms are left: too few to begin")
+        self._users.spend(turn.request.user_id, began)
+
+        def most(found: int) -> int:
+            now = time.perf_counter()
+            count = budgets.most(deadline - now, found, found if whole else min(fewest, found), now)
+            if count or not found:
+                return count
+            raise DeadlineNear(f"{(deadline - now) * 1e3:.1f} ms are left: too few for {found} candidates")
+
+        turn.asked = asked = turn.recommender.ask(
+            turn.request, turn.known, deadline - budgets.after_features_s(fewest)
+        )
+        since = asked.began
+        if turn.known is None:
+            since = asked.ready_at
+            budgets.features.learn(since - asked.began, since)
+        turn.known = asked.known
+        turn.until = deadline - budgets.after_retrieval_s(fewest)
+        try:
+            near = await _by(turn.until, "retrieval", self._find(turn))
+        except DeadlineExceeded:
+            now = time.perf_counter()
+            budgets.retrieval.learn(now - since, now)  # that it takes so long at least
+            raise
+        prepared = turn.recommender.gather(asked, near, hidden, most)
+        budgets.retrieval.learn(prepared.retrieved_at - since, prepared.retrieved_at)
+        return prepared
+
+    async def _score(self, turn: Turn) -> np.ndarray:
+        """Return one score per candidate, (n,) float32.
+
+        Raises:
+            RankingFailed: naming the reason; DeadlineExceeded when re-ranking must begin, whatever the ranker
+                does.
+        """
+        prepared = turn.prepared
+        assert prepared is not None
+        turn.until = turn.call.deadline - self._budgets.reranking.of()
+        try:
+            scores = await _by(turn.until, "ranking", self._rank(turn))
+        except DeadlineExceeded:
+            self._learn_ranking(prepared)  # that it takes so long at least
+            raise
+        self._learn_ranking(prepared)
+        return _checked(scores, turn)
+
+    def _learn_ranking(self, prepared: Prepared) -> None:
+        if candidates := len(prepared.dense):
+            now = time.perf_counter()
+            self._budgets.ranking.learn(now - prepared.retrieved_at, now, candidates)
+
+    async def _look(self, turn: Turn, admitted: bool) -> None:
+        """Answer with a list that is cached, or is made now and will be; if that fails, no harm is done."""
+        began = time.perf_counter()
+        try:
+            await self._answer_from_cache(turn, began, admitted)
+        except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
+            _log.exception("the cache failed; answered without it")
+        turn.stages.append(("cache", began, time.perf_counter()))
+
+    async def _answer_from_cache(self, turn: Turn, began: float, admitted: bool) -> None:
+        """Set the turn's response, unless the turn is better computed by itself."""
+        recommender, request, budgets = turn.recommender, turn.request, self._budgets
+        assert recommender.answers is not None
+        read_by = turn.call.deadline - budgets.after_features_s(_fewest(turn))
+        known = turn.known = recommender.read(request, read_by)
+        read = time.perf_counter()
+        budgets.features.learn(read - began, read)
+        key = recommender.key(request, known)
+        if key is None:
+            return
+        waits = recommender.answers.is_being_made(key)
+        if admitted and not waits and not recommender.answers.is_kept(key):
+            total = recommender.bundle.profiles[request.profile].quotas.total
+            if not budgets.has_room(turn.call.deadline - read, total):
+                return  # what is made for others is made of all candidates: this one has no time for them
+        own = replace(turn)
+
+        async def make() -> Ranked:
+            if not admitted:
+                raise Overloaded("there is no time to make a list: only one that is kept can be answered")
+            # For all who ask meanwhile: the time that the first of them has, and its priority, are its own.
+            now = time.perf_counter()
+            own.call = Call(now, now + self.limit_s, turn.call.request_id)
+            prepared = own.prepared = await self._gather(own, NOTHING_HIDDEN, whole=True)
+            own.scores = await self._score(own)
+            prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
+            self._admission.served(turn.began_s, time.thread_time())
+            return own.recommender.best(prepared, own.scores)
+
+        try:
+            with contextlib.nullcontext() if waits else self._admission.computing():
+                turn.until = turn.call.deadline - budgets.reranking.of()
+                async with _until(turn.until) as limit:
+                    kept = await recommender.answers.get_or_make(key, make, turn.until)
+        except RankingFailed as error:
+            if isinstance(error, DeadlineNear):
+                return  # for all candidates, there may be enough for some
+            if own.asked is None and isinstance(error, DeadlineExceeded | Overloaded):
+                return  # it was another one who came too late; this one may have time left
+            _log.warning("answered from a lower rung: %s", error)
+            turn.response = _step_down(turn, error.reason)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            turn.response = _step_down(turn, DeadlineExceeded.reason)
+        else:
+            made = own.prepared if own.scores is not None else None
+            stage_ms = {} if made is None else dict(made.stage_ms)
+            stage_ms["features"] = stage_ms.get("features", 0.0) + (read - began) * 1e3
+            stage_ms["cache"] = (time.perf_counter() - began) * 1e3 - sum(stage_ms.values())
+            turn.response = recommender.finish_cached(request, known, kept, stage_ms, made)
+
+    def _is_late(self, turn: Turn) -> bool:
+        """Say whether there is nothing to do any more: cache or lower rung has answered, now or before."""
+        if turn.call.gone():
+            raise ClientGone
+        if turn.response is None and time.perf_counter() > turn.call.deadline:
+            turn.response = _step_down(turn, DeadlineExceeded.reason)
+        return turn.response is not None
+
+
+def _checked(scores: np.ndarray, turn: Turn) -> np.ndarray:
+    assert turn.prepared is not None
+    expected = (len(turn.prepared.dense),)
+    # One number that is not finite makes the sum so, and a sum costs half of asking each.
+    if scores.shape != expected or not math.isfinite(scores.sum()):
+        raise ValueError(f"scores of shape {scores.shape}, expected {expected} finite numbers")
+    return scores
+
+
+def _fewest(turn: Turn) -> int:
+    return max(POOL * turn.request.k, FEWEST)
+
+
+def _until(moment: float) -> asyncio.Timeout:
+    """Return the time-out that comes at a moment of perf_counter."""
+    return asyncio.timeout(None if moment == math.inf else max(moment - time.perf_counter(), 0.0))
+
+
+async def _by(moment: float, stage: str, given: Awaitable[np.ndarray]) -> np.ndarray:
+    """Return what a stage gives.
+
+    Raises:
+        DeadlineExceeded: that is not there at a moment of perf_counter, whatever the stage does.
+    """
+    try:
+        async with _until(moment) as limit:
+            return await given
+    except TimeoutError as error:
+        if limit.expired():
+            raise DeadlineExceeded(f"{stage} did not end in time") from error
+        raise
+
+
+def _step_down(turn: Turn, reason: str) -> Response:
+    """Answer from the next rung that has something: a list that was kept, best sellers, nothing."""
+    recommender, request = turn.recommender, turn.request
+    try:
+        kept = recommender.last_kept(request, turn.known, reason, turn.began)
+        if kept is not None:
+            return kept
+    except Exception:  # noqa: BLE001 - likewise
+        _log.exception("a kept list cannot be used; answered by best sellers")
+    try:
+        return recommender.fallback(request, reason, turn.began)
+    except Exception:  # noqa: BLE001 - likewise
+        _log.exception("the fallback failed; answered with an empty list")
+        bundle_id = recommender.bundle.bundle_id
+        return Response(request.request_id, (), bundle_id, "empty", degraded=True, degraded_reason=reason)

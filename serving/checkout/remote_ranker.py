@@ -1,0 +1,207 @@
+"""A prepared turn -> its scores from a ranker elsewhere, over the Open Inference Protocol's gRPC.
+
+Elsewhere is our own endpoint's model `ranker`, or Triton with the bundle's `ranker.onnx`. The scores must be
+those of the turn's own bundle: ours says its bundle in each answer; Triton does not, there the model's name
+must hold the bundle's id. One channel serves all requests. A call is made once and ends with the time of its
+request; a ranker that is not there is told at once, and after a few failures it is not asked until it says
+that the model is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import numpy as np
+from kserve.protocol.grpc.grpc_predict_v2_pb2 import (
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelReadyRequest,
+    ModelReadyResponse,
+)
+
+from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+from serving.checkout.checkout import Turn
+from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable
+from serving.metrics import RANKER_CALLS
+from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
+
+MARGIN_S = 0.002  # what is left of the deadline at least for making the list when the scores are here
+FAIR_S = 0.01  # a ranker that had less of a hurried request's time is not at fault
+READY_S, LOOP_S = 1.0, 5.0  # that a probe may take, and with all that its loop does meanwhile
+BUNDLE_ID = "{bundle_id}"  # stands for the id in a model's name
+_SERVICE = "/inference.GRPCInferenceService/"
+_OPTIONS = [
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
+]
+_calls = {name: RANKER_CALLS.labels(name) for name in ("answered", "failed", "late", "mismatch", "refused")}
+
+
+class RemoteRanker:
+    """Scores turns elsewhere; `rank` is a `Rank` of the checkout's. Belongs to one event loop."""
+
+    def __init__(self, address: str, *, probe_s: float = PROBE_S) -> None:
+        """Take HOST:PORT or HOST:PORT/MODEL, of which MODEL may hold `{bundle_id}`."""
+        self._target, _, model = address.partition("/")
+        self._model = model or "ranker"
+        self._asked = self._model  # the name of the model that was asked last
+        self._channel: grpc.aio.Channel | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._breaker = CircuitBreaker("ranker", self._probe, probe_s=probe_s)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the breaker is: requests are refused without asking the ranker."""
+        return self._breaker.is_open
+
+    async def rank(self, turn: Turn) -> np.ndarray:
+        """Return one score per candidate, (n,) float32.
+
+        Raises:
+            DeadlineExceeded: the scores did not come in time.
+            RankerUnavailable: the ranker is not there, refuses, or does not answer with scores.
+            RankerMismatch: the scores are of another bundle.
+        """
+        assert turn.prepared is not None
+        if self._breaker.is_open:
+            _calls["refused"].inc()
+            raise RankerUnavailable(f"{self._target} failed repeatedly and is not asked until it is ready")
+        timeout_s = min(turn.until, turn.call.deadline - MARGIN_S) - time.perf_counter()
+        if timeout_s <= 0:
+            _calls["refused"].inc()
+            raise DeadlineExceeded("no time is left to ask the ranker")
+        bundle_id = turn.recommender.bundle.bundle_id
+        model = self._asked = self._model.replace(BUNDLE_ID, bundle_id)
+        request = write_request(model, turn.prepared.dense, turn.prepared.categorical)
+        infer = self._open().unary_unary(
+            f"{_SERVICE}ModelInfer", ModelInferRequest.SerializeToString, ModelInferResponse.FromString
+        )
+        try:
+            response = await infer(request, timeout=timeout_s)
+            scores = read_scores(response)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                _calls["late"].inc()
+                if timeout_s >= FAIR_S:
+                    self._breaker.failed(f"{self._target} did not answer in {timeout_s * 1e3:.0f} ms")
+                raise DeadlineExceeded(f"{self._target} did not answer in time") from error
+            # The details of an answer that we did not write do not belong in our log.
+            why = f"{self._target} says {error.code().name}"
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                _calls["failed"].inc()
+                self._breaker.succeeded()  # it is well: something is wrong with this request
+            else:
+                self._failed(why)
+            raise RankerUnavailable(why) from error
+        except RankerUnavailable as error:
+            self._failed(error)
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # nobody waits for it
+            raise RankerUnavailable(f"the connection to {self._target} was closed") from None
+        self._breaker.succeeded()
+        try:
+            _check_bundle(response, bundle_id, named=bundle_id in model)
+        except RankerMismatch:
+            _calls["mismatch"].inc()
+            raise
+        _calls["answered"].inc()
+        return scores
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await asyncio.to_thread(self._breaker.close)  # a probe may wait for this loop
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._channel is None:  # not before: a channel belongs to the loop that runs when it is made
+            self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+            self._loop = asyncio.get_running_loop()
+        return self._channel
+
+    def _failed(self, why: object) -> None:
+        _calls["failed"].inc()
+        self._breaker.failed(why)
+
+    def _probe(self) -> str:
+        """Ask whether the model is ready; for the breaker's thread."""
+        assert self._loop is not None
+        asked = asyncio.run_coroutine_threadsafe(self._connect_anew(), self._loop)
+        try:
+            return asked.result(LOOP_S)
+        except TimeoutError:
+            asked.cancel()
+            return "the endpoint's own loop has no time"
+
+    async def _connect_anew(self) -> str:
+        """Ask by a new connection and return what is wrong; if nothing is, it takes the old one's place.
+
+        The old one may lead to a machine that is gone without a word, or pause before it tries again.
+        """
+        channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+        ask = channel.unary_unary(
+            f"{_SERVICE}ModelReady", ModelReadyRequest.SerializeToString, ModelReadyResponse.FromString
+        )
+        try:
+            answer = await ask(ModelReadyRequest(name=self._asked), timeout=READY_S)
+            why = "" if answer.ready else f"{self._target} says that {self._asked} is not ready"
+        except grpc.aio.AioRpcError as error:
+            why = f"{self._target} says {error.code().name}"
+        old = channel
+        if not why:
+            old, self._channel = self._open(), channel
+        await old.close()
+        return why
+
+
+def write_request(model: str, dense: np.ndarray, categorical: np.ndarray) -> ModelInferRequest:
+    """Return rows of features as binary tensors.
+
+    Args:
+        model: its name.
+        dense: (n, features) float32.
+        categorical: (n, levels) int64.
+    """
+    request = ModelInferRequest(model_name=model)
+    for name, kind, rows, width in (
+        ("dense", "FP32", np.ascontiguousarray(dense, "<f4"), len(DENSE_NAMES)),
+        ("categorical", "INT64", np.ascontiguousarray(categorical, "<i8"), len(CATEGORICAL)),
+    ):
+        request.inputs.add(name=name, datatype=kind, shape=[len(rows), width])
+        request.raw_input_contents.append(rows.tobytes())
+    request.outputs.add(name="score")
+    return request
+
+
+def read_scores(response: ModelInferResponse) -> np.ndarray:
+    """Return the output `score`, (n,) float32, from either of the two forms the protocol has.
+
+    Raises:
+        RankerUnavailable: there is no such output.
+    """
+    for number, output in enumerate(response.outputs):
+        if output.name == "score" and output.datatype == "FP32":
+            if response.raw_output_contents:
+                scores = np.frombuffer(response.raw_output_contents[number], "<f4")
+            else:
+                scores = np.array(output.contents.fp32_contents, np.float32)
+            return scores
+    raise RankerUnavailable("the ranker's answer holds no output `score` of FP32")
+
+
+def _check_bundle(response: ModelInferResponse, bundle_id: str, named: bool) -> None:
+    told = response.parameters["bundle_id"].string_param if "bundle_id" in response.parameters else None
+    if told is None and named:
+        return
+    if told != bundle_id:
+        found = "does not tell its bundle" if told is None else f"has bundle {told[:64]}"
+        raise RankerMismatch(
+            f"the ranker {found}, expected {bundle_id}: deploy both, or name the model after it"
+        )

@@ -1,0 +1,1 @@
+"""What the checkout's own code installs; it needs httpx alone."""

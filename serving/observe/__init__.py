@@ -1,0 +1,1 @@
+"""Request log, process log and spans."""

@@ -1,0 +1,1 @@
+"""The address of a Redis and the clients for it."""

@@ -1,0 +1,1 @@
+"""The release bundle and the champion that is followed."""

@@ -1,0 +1,392 @@
+"""CONTRACT the release bundle: what a released model is on disk, and the only way to read one.
+
+    manifest.json       written last: a SHA-256 for each file, settings that change the answer, origin
+    query_tower.onnx    history + basket -> query vector
+    ranker.onnx         dense + categorical -> purchase probability
+    index.faiss         item vectors, row number = item code; index.json says why this type of index
+    statistics/         item table, bought-together, popularity (feature_repo.statistics)
+    new_items.npy       vectors of items that came after the training, the statistics' last rows; optional
+    removed_items.npy   codes of items that are not sold any more; optional
+    golden.jsonl        requests with the answers this bundle must give
+    warming.jsonl       requests whose answers are worth having before the first shopper asks; optional
+    parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
+
+Bundles are immutable; the id is a hash over the files and settings, so two bundles with one id answer
+alike. Nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from feature_repo.ids import is_id, is_path
+from feature_repo.schema import (
+    BASKET_LENGTH,
+    CATEGORICAL,
+    DENSE_NAMES,
+    HISTORY_LENGTH,
+    LEVELS,
+    schema_hash,
+)
+from feature_repo.statistics import Statistics, read_statistics, read_vocabulary
+from serving.errors import BundleInvalid
+from serving.schemas import DEFAULT_PROFILE
+from serving.stages.item_index import ItemIndex, read_item_index
+from serving.stages.profiles import OpenProfile, Profile, open_profile, read_profile
+from serving.stages.reranking import NO_RARITY, exposure_weights, item_rarity
+from serving.stages.retrieval import Quotas
+
+INDEX_REPORT = "index.json"
+WARMING = "warming.jsonl"
+NEW_VECTORS, REMOVED_ITEMS = "new_items.npy", "removed_items.npy"
+REQUIRED = (
+    "query_tower.onnx",
+    "ranker.onnx",
+    "index.faiss",
+    "statistics/item_ids.npy",
+    "golden.jsonl",
+    "certificates.json",
+)
+
+
+@dataclass(frozen=True)
+class RankingSettings:
+    """Settings that change the answer; they live in the manifest, never in the environment."""
+
+    quotas: Quotas
+    type_penalty: float  # what each earlier item of the same type leaves of a score
+    exposure: float = 0.0  # what an item gains whose manufacturer is new, see `serving.stages.reranking`
+    novelty: float = 0.0  # how much the rare counts in the novel slots, likewise
+    novel_slots: tuple[int, ...] = ()  # from 1
+    search: Mapping[str, int] = field(default_factory=dict)  # of the index
+    profiles: Mapping[str, Profile] = field(default_factory=dict)  # beside the default one
+
+    @property
+    def every_profile(self) -> dict[str, Profile]:
+        """The profiles by name, the default one first."""
+        return {DEFAULT_PROFILE: Profile(self.quotas, self.search), **self.profiles}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle in memory."""
+
+    path: Path
+    bundle_id: str
+    manifest: dict[str, Any]
+    settings: RankingSettings
+    statistics: Statistics
+    vocabulary: dict[str, list[str]]
+    query_tower: ort.InferenceSession
+    ranker: ort.InferenceSession
+    index: ItemIndex
+    removed: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # codes that never come back
+
+    @cached_property
+    def profiles(self) -> dict[str, OpenProfile]:
+        """Every profile, ready to answer."""
+        return {
+            name: open_profile(profile, self.statistics, self.query_tower, self.index, self.removed)
+            for name, profile in self.settings.every_profile.items()
+        }
+
+    @cached_property
+    def weights(self) -> np.ndarray | None:
+        """What each item's score is multiplied with, (n,) float64; None where nothing changes."""
+        return exposure_weights(self.statistics, self.settings.exposure)
+
+    @cached_property
+    def rarity(self) -> np.ndarray | None:
+        """What each item's worth is multiplied with in a novel slot, (n,) float64; None without novelty."""
+        return item_rarity(self.statistics, self.settings.novelty)
+
+    @cached_property
+    def novel(self) -> np.ndarray:
+        """The novel slots, (m,) int64 counted from 0; none without novelty."""
+        slots = self.settings.novel_slots if self.settings.novelty else ()
+        return np.array(sorted(slots), np.int64) - 1
+
+    def worth(self, codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Return the scores of some items times their weights, (n,) float64."""
+        worth = scores.astype(np.float64)
+        if self.weights is not None:
+            worth *= self.weights[codes]
+        return worth
+
+    def rarity_of(self, codes: np.ndarray) -> np.ndarray:
+        """Return the rarity of some items, (n,) float64; nothing without novelty."""
+        return NO_RARITY if self.rarity is None else self.rarity[codes]
+
+    @property
+    def cardinality(self) -> list[int]:
+        """How many values each categorical input of the ranker has, the unknown one included."""
+        return [self.statistics.known_items + 1, *(len(self.vocabulary[level]) for level in LEVELS)]
+
+
+def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: dict[str, Any]) -> str:
+    """Hash the files of a directory, write its manifest last and return the bundle id.
+
+    Args:
+        path: the directory with the bundle's files.
+        cut: ISO 8601 time before which all training data lies.
+        settings: what changes the answer besides the files.
+        made_from: data hash, parameters and parent: kept for the record, part of the id.
+    """
+    (path / "manifest.json").unlink(missing_ok=True)
+    files = {
+        file.relative_to(path).as_posix(): _sha256(file)
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not file.name.endswith(".part")
+    }
+    body = {
+        "kind": "bundle",
+        "cut": cut,
+        "schema_hash": schema_hash(),
+        "settings": asdict(settings),
+        "made_from": made_from,
+        "files": files,
+    }
+    bundle_id = _bundle_id(body)
+    (path / "manifest.json.part").write_text(
+        json.dumps({"bundle_id": bundle_id, **body}, indent=1, sort_keys=True)
+    )
+    (path / "manifest.json.part").rename(path / "manifest.json")
+    return bundle_id
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest after checking that it describes itself truly.
+
+    Raises:
+        BundleInvalid: no manifest, not JSON, not a bundle, or its id does not match its content.
+    """
+    file = path / "manifest.json"
+    if not file.is_file():
+        raise BundleInvalid(
+            f"{path} has no manifest.json: it is no bundle, or a half-written one; build it again"
+        )
+    try:
+        manifest: dict[str, Any] = json.loads(file.read_bytes())
+        body = {
+            name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")
+        }
+        found = _bundle_id(body)
+        stated = manifest["bundle_id"]
+        whole = isinstance(body["settings"], dict) and all(isinstance(v, str) for v in body["files"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleInvalid(
+            f"{file} is not a bundle manifest ({error.__class__.__name__}: {error})"
+        ) from error
+    if body["kind"] != "bundle" or found != stated or not whole:
+        raise BundleInvalid(
+            f"{file} says it is {str(body['kind'])!r:.40} {str(stated)!r:.40}, its content is {found}: "
+            "fetch the bundle again"
+        )
+    return manifest
+
+
+def verify_files(path: Path, manifest: dict[str, Any]) -> None:
+    """Compare every file with the manifest.
+
+    Raises:
+        BundleInvalid: a file is missing, changed, unexpected, a link, or outside the bundle.
+    """
+    files: dict[str, str] = manifest["files"]
+    for name, expected in files.items():
+        parts = PurePosixPath(name)
+        file = path / name
+        if not is_path(name) or any(
+            (path / p).is_symlink()
+            for p in (parts, *parts.parents[:-1])  # path itself may be one
+        ):
+            raise BundleInvalid(
+                f"the manifest of {path} names {name!r}, a link or a file outside the bundle: refuse it"
+            )
+        if not file.is_file():
+            raise BundleInvalid(f"{file} is missing: fetch the bundle again")
+        if (found := _sha256(file)) != expected:
+            raise BundleInvalid(
+                f"{file} has SHA-256 {found[:12]}…, the manifest says {expected[:12]}…: "
+                "fetch the bundle again"
+            )
+    present = {f.relative_to(path).as_posix() for f in path.rglob("*") if f.is_file() or f.is_symlink()}
+    if extra := sorted(present - set(files) - {"manifest.json"}):
+        raise BundleInvalid(f"{path} holds files its manifest does not know: {', '.join(extra[:5])}")
+    if missing := [name for name in REQUIRED if name not in files]:
+        raise BundleInvalid(f"{path} lacks {', '.join(missing)}: assemble the bundle again")
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Return the bundle at `path` after checking manifest, hashes, shapes and schema.
+
+    Golden requests are asked by `serving.answer.recommender.open_recommender`, which needs the whole path.
+
+    Raises:
+        BundleInvalid: naming what was found, what was expected and what to do.
+    """
+    manifest = read_manifest(path)
+    if manifest["schema_hash"] != schema_hash():
+        raise BundleInvalid(
+            f"bundle {manifest['bundle_id']} was built for feature schema {manifest['schema_hash']}, "
+            f"this code computes {schema_hash()}: serve it with the code it was built with, or train again"
+        )
+    verify_files(path, manifest)
+    try:
+        statistics = read_statistics(path / "statistics")
+        index = read_item_index(path / "index.faiss")
+        bundle = Bundle(
+            path,
+            manifest["bundle_id"],
+            manifest,
+            _read_settings(manifest["settings"]),
+            statistics,
+            read_vocabulary(path / "statistics"),
+            open_session(path / "query_tower.onnx"),
+            open_session(path / "ranker.onnx"),
+            index,
+            _change(index, path, statistics),
+        )
+        _check_shapes(bundle)
+    except BundleInvalid:
+        raise
+    except Exception as error:  # readers of .npy, JSON, Faiss and ONNX raise what they like, SyntaxError too
+        found = f"{error.__class__.__name__}: {error}"
+        raise BundleInvalid(f"bundle {path} can't be read ({found[:300]})") from error
+    return bundle
+
+
+def _change(index: ItemIndex, path: Path, statistics: Statistics) -> np.ndarray:
+    """Put new items beside the index, take removed ones out, and return the codes of those."""
+    added, removed = (
+        np.load(path / name, allow_pickle=False) if (path / name).is_file() else None
+        for name in (NEW_VECTORS, REMOVED_ITEMS)
+    )
+    if added is not None:
+        index.add(np.arange(statistics.known_items, len(statistics.item_ids)), added)
+    if removed is None:
+        return np.empty(0, np.int64)
+    index.remove(removed)
+    return removed
+
+
+def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
+    rest = dict(given)
+    profiles = {name: read_profile(profile) for name, profile in rest.pop("profiles", {}).items()}
+    rest["novel_slots"] = tuple(rest.get("novel_slots", ()))  # JSON has lists alone
+    return RankingSettings(Quotas(**rest.pop("quotas")), profiles=profiles, **rest)
+
+
+def _check_shapes(bundle: Bundle) -> None:
+    known, statistics = bundle.statistics.known_items, bundle.statistics
+    longs, floats = "tensor(int64)", "tensor(float)"
+    for session, name, inputs, output in (
+        (
+            bundle.query_tower,
+            "query_tower.onnx",
+            {
+                "history": (longs, HISTORY_LENGTH),
+                "history_weight": (floats, HISTORY_LENGTH),
+                "basket": (longs, BASKET_LENGTH),
+            },
+            ("vector", floats, 2),
+        ),
+        (
+            bundle.ranker,
+            "ranker.onnx",
+            {"dense": (floats, len(DENSE_NAMES)), "categorical": (longs, len(CATEGORICAL))},
+            ("score", floats, 1),
+        ),
+    ):
+        found = {i.name: (i.type, *i.shape[1:]) for i in session.get_inputs()}
+        if found != inputs:
+            raise BundleInvalid(f"{name} takes inputs {found}, expected {inputs}: export it again")
+        gives = [(o.name, o.type, len(o.shape)) for o in session.get_outputs()]
+        if gives != [output]:
+            raise BundleInvalid(
+                f"{name} gives {gives}, expected {[output]} (name, type, axes): export it again"
+            )
+    width = bundle.query_tower.get_outputs()[0].shape[-1]
+    if bundle.index.rows != known or bundle.index.dimension != width:
+        raise BundleInvalid(
+            f"index.faiss holds {bundle.index.rows} vectors of dimension {bundle.index.dimension}, "
+            f"expected {known} of dimension {width}: build the index again"
+        )
+    if not bundle.index.is_inner_product:
+        raise BundleInvalid("index.faiss measures distance, expected inner product: build the index again")
+    for name, profile in bundle.profiles.items():
+        try:
+            profile.tower.check()
+        except ValueError as error:
+            raise BundleInvalid(f"profile {name!r}: {error}; assemble the bundle again") from error
+    ids = statistics.code_of  # made now, and needed soon
+    if len(ids) != len(statistics.item_ids) or not all(map(is_id, ids)):
+        raise BundleInvalid("statistics/item_ids.npy holds an id twice, or one that is none: fit it again")
+    for column, level in enumerate(LEVELS):
+        most = int(statistics.categorical[:, column].max(initial=0))
+        if most >= len(bundle.vocabulary[level]):
+            raise BundleInvalid(
+                f"statistics/vocabulary.json names {len(bundle.vocabulary[level])} of level {level}, "
+                f"the items have codes up to {most}: fit it again"
+            )
+    for name in ("basket_count", "together_count", "total_baskets"):
+        if not np.isfinite(np.sum(getattr(statistics, name), dtype=np.float64)):
+            raise BundleInvalid(f"statistics/{name}.npy holds a number that is not finite: fit it again")
+    _check_reach(bundle)
+
+
+def _check_reach(bundle: Bundle) -> None:
+    """Let both graphs look up the last code of each table of theirs: one that is too short says so now."""
+    last = [size - 1 for size in bundle.cardinality]
+    history, basket = (np.full((1, n), last[0], np.int64) for n in (HISTORY_LENGTH, BASKET_LENGTH))
+    weight = np.ones((1, HISTORY_LENGTH), np.float32)
+    dense = np.zeros((1, len(DENSE_NAMES)), np.float32)
+    try:
+        bundle.query_tower.run(["vector"], {"history": history, "history_weight": weight, "basket": basket})
+        bundle.ranker.run(["score"], {"dense": dense, "categorical": np.array([last], np.int64)})
+    except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        raise BundleInvalid(
+            f"a graph cannot look up all that the item table holds ({str(error)[:200]}): "
+            "assemble the bundle again"
+        ) from error
+
+
+def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:
+    """Return a graph ready to run on this machine's processor.
+
+    One thread a call: requests run beside each other, and idle ORT threads would spin on their cores.
+
+    Raises:
+        BundleInvalid: ONNX Runtime cannot run it.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    # A graph comes whole: weights in a file beside it would be read from wherever its author says.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    try:
+        # Without a second attempt, of which ONNX Runtime would speak on stdout.
+        providers = ["CPUExecutionProvider"]
+        return ort.InferenceSession(file.read_bytes(), options, providers, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's errors share no base class of their own
+        raise BundleInvalid(f"{file} is not a graph that ONNX Runtime can run: {str(error)[:200]}") from error
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _bundle_id(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""What the shop says now: facts, stock, availability, rules."""

@@ -1,0 +1,357 @@
+"""Facts on their way from those who know them to the endpoint: a table in SQLite or a hash in Redis.
+
+Each change gets the next `sequence`, so that a reader asks for what changed since it last looked. The
+sequence is the clock in microseconds, pushed forward where two changes share one: a store that was lost
+and begun again goes on with larger ones, and no reader waits for numbers that were given out before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import redis
+from redis.cluster import RedisCluster
+from redis.exceptions import RedisClusterException
+
+from feature_repo.facts import Fact, Facts, parse_fact, unranked, user_of
+from serving.errors import FactsUnavailable
+from serving.redis.address import parse_redis_url
+from serving.redis.client import open_client
+
+_log = logging.getLogger(__name__)
+
+PAGE = 2_000  # facts in one answer: a hundredth of a second of reading, so that requests get their turn
+WRITE_PAGE = 1_000  # facts in one call of Redis's script
+TIMEOUT_S = 1.0
+WRITE_TIMEOUT_S = 10.0  # how long a writer waits for the other one
+
+
+class FactStore(Protocol):
+    """Where facts are written, and read by those who serve."""
+
+    def write(self, facts: Sequence[Fact]) -> int:
+        """Keep those facts that stand against what is there; return how many changed something.
+
+        Raises:
+            FactsUnavailable: the store is broken or did not answer in time; writing again does no harm.
+        """
+
+    def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+        """Return up to PAGE facts that changed after `sequence`, 0 for all, and the sequence of the last.
+
+        Ask again with that sequence until nothing comes. A stored fact that breaks its contract is left out.
+
+        Raises:
+            FactsUnavailable: the store is broken or did not answer in time.
+        """
+
+    def of_user(self, user_id: str) -> list[Fact]:
+        """Return the facts that are for one user alone.
+
+        Raises:
+            FactsUnavailable: the store is broken or did not answer in time.
+        """
+
+    def remove(self, facts: Sequence[Fact]) -> None:
+        """Delete facts without a trace; a reader keeps what it has read, so withdraw them first.
+
+        Raises:
+            FactsUnavailable: the store is broken or did not answer in time; removing again does no harm.
+        """
+
+    def close(self) -> None:
+        """Let go of connections; a later call opens them again."""
+
+
+class MemoryFactStore:
+    """A store of facts in this process: for tests and for serving without a store."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._facts = Facts()
+        self._changed: dict[str, tuple[int, Fact]] = {}  # in the order of the sequence
+        self._sequence = 0
+
+    def write(self, facts: Sequence[Fact]) -> int:
+        """Keep those facts that stand against what is there; return how many changed something."""
+        with self._lock:
+            changed = [fact for fact in facts if self._facts.add(fact)]
+            for fact in changed:
+                self._sequence += 1
+                self._changed.pop(fact.key, None)
+                self._changed[fact.key] = (self._sequence, fact)
+            return len(changed)
+
+    def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+        """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
+        with self._lock:
+            changed = [(at, fact) for at, fact in self._changed.values() if at > sequence][:PAGE]
+        return [fact for _, fact in changed], changed[-1][0] if changed else sequence
+
+    def of_user(self, user_id: str) -> list[Fact]:
+        """Return the facts that are for one user alone."""
+        with self._lock:
+            return [fact for fact in self._facts if fact.user_id == user_id]
+
+    def remove(self, facts: Sequence[Fact]) -> None:
+        """Delete facts without a trace."""
+        gone = {fact.key for fact in facts}
+        with self._lock:
+            self._facts = Facts(fact for fact in self._facts if fact.key not in gone)
+            self._changed = {key: one for key, one in self._changed.items() if key not in gone}
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+
+class SqliteFactStore:
+    """Facts in a SQLite file of their own; safe to share between threads and processes.
+
+    A file that is not there holds no facts: the first writer makes it. One that was replaced is opened anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._opened = (0, 0)  # device and inode
+
+    def write(self, facts: Sequence[Fact]) -> int:
+        """Keep those facts that stand against what is there; all of them or, on an error, none."""
+        rows = Facts(facts).ranked()
+        with self._told(), self._lock:
+            connection = self._current(make=True)
+            with self._transaction(connection):
+                connection.execute(_TABLE)
+                connection.execute(_INDEX)
+                (last,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM facts").fetchone()
+                sequence = first = max(last, time.time_ns() // 1_000)
+                for key, ranked in rows:
+                    sequence += connection.execute(_KEEP, (key, ranked, sequence + 1)).rowcount
+        return int(sequence - first)
+
+    def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+        """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
+        with self._told(), self._lock:
+            if not self._path.exists():
+                return [], sequence
+            try:
+                rows = self._current(make=False).execute(_CHANGED, (sequence, PAGE)).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" in str(error):  # a writer is about to make it
+                    return [], sequence
+                raise
+        return _parsed(ranked for ranked, _ in rows), rows[-1][1] if rows else sequence
+
+    def of_user(self, user_id: str) -> list[Fact]:
+        """Return the facts that are for one user alone."""
+        with self._told(), self._lock:
+            if not self._path.exists():
+                return []
+            connection = self._current(make=True)
+            connection.execute(_TABLE)
+            rows = connection.execute("SELECT key, ranked FROM facts").fetchall()
+        return _parsed(ranked for key, ranked in rows if user_of(key) == user_id)
+
+    def remove(self, facts: Sequence[Fact]) -> None:
+        """Delete facts without a trace: the file's free pages hold nothing of them either."""
+        with self._told(), self._lock:
+            if not self._path.exists():
+                return
+            connection = self._current(make=True)
+            connection.executemany("DELETE FROM facts WHERE key = ?", [(fact.key,) for fact in facts])
+            connection.execute("VACUUM")
+            (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:
+                raise OSError("somebody reads it, so that its old pages cannot go: try again")
+
+    def _current(self, make: bool) -> sqlite3.Connection:
+        if make:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._connection is not None and not self._is_opened():
+            self._close()
+        if self._connection is None:
+            mode = "rwc" if make else "rw"
+            self._connection = sqlite3.connect(
+                f"{self._path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=WRITE_TIMEOUT_S if make else TIMEOUT_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            stat = os.stat(self._path)
+            self._opened = (stat.st_dev, stat.st_ino)
+        if make:
+            # Readers go on while a writer writes.
+            self._connection.execute("PRAGMA journal_mode=WAL")
+        return self._connection
+
+    def _is_opened(self) -> bool:
+        try:
+            stat = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return self._opened == (stat.st_dev, stat.st_ino)
+
+    @contextlib.contextmanager
+    def _transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error, ValueError) as error:
+            self.close()
+            raise FactsUnavailable(f"fact store {self._path} cannot be used: {error}") from error
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        """Close the file; a later call opens it again."""
+        with self._lock:
+            self._close()
+
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, ranked BLOB NOT NULL, sequence INTEGER NOT NULL)
+WITHOUT ROWID"""
+_INDEX = "CREATE UNIQUE INDEX IF NOT EXISTS facts_sequence ON facts (sequence)"
+_KEEP = """
+INSERT INTO facts VALUES (?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET ranked = excluded.ranked, sequence = excluded.sequence
+WHERE excluded.ranked > facts.ranked"""
+_CHANGED = "SELECT ranked, sequence FROM facts WHERE sequence > ? ORDER BY sequence LIMIT ?"
+
+
+class RedisFactStore:
+    """Facts in Redis: a hash key -> fact and a sorted set key -> sequence, in one slot of a cluster."""
+
+    def __init__(self, connect: Callable[[], redis.Redis | RedisCluster]) -> None:
+        """Take what makes a client whose time-outs bound each call; of a cluster, making it is a call too."""
+        self._connect = connect
+        self._connected: Any = None
+
+    def write(self, facts: Sequence[Fact]) -> int:
+        """Keep those facts that stand against what is there; each call of the script is atomic."""
+        rows = Facts(facts).ranked()
+        changed = 0
+        with _redis_told():
+            for start in range(0, len(rows), WRITE_PAGE):
+                arguments = [part for row in rows[start : start + WRITE_PAGE] for part in row]
+                changed += int(self._client().eval(_KEEP_SCRIPT, 2, _FACTS, _SEQUENCE, *arguments))
+        return changed
+
+    def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+        """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
+        with _redis_told():
+            found = self._client().zrangebyscore(
+                _SEQUENCE, f"({sequence}", "+inf", start=0, num=PAGE, withscores=True
+            )
+            if not found:
+                return [], sequence
+            # A fact that changes between the two calls is read in its new form now and once more later.
+            ranked = self._client().hmget(_FACTS, [key for key, _ in found])
+        return _parsed(value for value in ranked if value is not None), int(found[-1][1])
+
+    def of_user(self, user_id: str) -> list[Fact]:
+        """Return the facts that are for one user alone."""
+        with _redis_told():
+            rows = self._client().hscan_iter(_FACTS, count=PAGE)
+            return _parsed(ranked for key, ranked in rows if user_of(key.decode()) == user_id)
+
+    def remove(self, facts: Sequence[Fact]) -> None:
+        """Delete facts without a trace."""
+        if keys := [fact.key for fact in facts]:
+            with _redis_told():
+                self._client().hdel(_FACTS, *keys)
+                self._client().zrem(_SEQUENCE, *keys)
+
+    def close(self) -> None:
+        """Close the connections; a later call opens them again."""
+        if self._connected is not None:
+            self._connected.close()
+
+    def _client(self) -> Any:
+        if self._connected is None:
+            self._connected = self._connect()
+        return self._connected
+
+
+_FACTS, _SEQUENCE = "{checkout:facts}:ranked", "{checkout:facts}:sequence"
+# Redis compares strings by the locale it was started under; facts are ordered by their bytes.
+_KEEP_SCRIPT = """
+local function later(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x > y end
+  end
+  return #a > #b
+end
+local now = redis.call('TIME')
+local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
+local sequence = math.max(tonumber(last[2] or 0), now[1] * 1000000 + now[2])
+local changed = 0
+for i = 1, #ARGV, 2 do
+  local standing = redis.call('HGET', KEYS[1], ARGV[i])
+  if not standing or later(ARGV[i + 1], standing) then
+    changed = changed + 1
+    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+    redis.call('ZADD', KEYS[2], string.format('%.0f', sequence + changed), ARGV[i])
+  end
+end
+return changed
+"""
+
+
+@contextlib.contextmanager
+def _redis_told() -> Iterator[None]:
+    try:
+        yield
+    except (redis.RedisError, RedisClusterException, OSError, ValueError) as error:
+        raise FactsUnavailable(f"fact store in Redis: {type(error).__name__}") from error
+
+
+def _parsed(stored: Iterator[bytes]) -> list[Fact]:
+    facts: list[Fact] = []
+    for ranked in stored:
+        try:
+            # Its time was checked by the writer's clock; ours may be wrong.
+            facts.append(parse_fact(unranked(ranked), now=math.inf))
+        except (
+            ValueError
+        ) as error:  # checked when written, spoilt since: the others must be read all the same
+            _log.warning("a stored fact is left out: %s", error)
+    return facts
+
+
+def open_fact_store(url: str) -> FactStore:
+    """Return the store behind a URL: sqlite:///PATH, memory:, or any that `parse_redis_url` takes.
+
+    Raises:
+        ValueError: the URL is none of these.
+    """
+    if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
+        return SqliteFactStore(Path(url.removeprefix("sqlite:///")))
+    if url == "memory:":
+        return MemoryFactStore()
+    return RedisFactStore(partial(open_client, parse_redis_url(url), TIMEOUT_S))

@@ -1,0 +1,390 @@
+"""A rules file, kept up to date, and a request -> the `Plan` that holds for it, over one catalogue's codes.
+
+Bans, and minimums of stock and margin, keep items out of every answer. Boosts, pins and reserved slots
+arrange what the models found; `Plan.digest` says by which of them a list was made, so that it can be kept
+for others. A request costs a lookup: a plan is made once for each set of stores that the same rules name and
+each stretch of time between two of the file's dates; by the thread that reads the file, and a moment before
+a date comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from feature_repo.schema import LEVELS
+from feature_repo.statistics import NO_ITEM, Statistics
+from serving.shop.rules_file import Problem, Rule, read_rules
+from serving.shop.watched_file import WatchedFile
+from serving.stages.reranking import ANY, NEW, NOVEL, PINNED, REPEAT, RESERVED
+
+MAX_PLANS = 256  # kept; a file that needs more, of many sets of stores, makes some anew
+_NOWHERE: frozenset[int] = frozenset()  # of a store that no rule names
+_NOTHING = np.empty(0, np.int64)
+_TOLD = 10  # odd lines in the log
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """What rules ask for: items of which less is known to be there are not offered. The strictest counts."""
+
+    kind: str  # minimum_stock or minimum_margin
+    number: float  # of every item; -inf where no rule is for all
+    name: str  # of the rule that asks for it
+    codes: np.ndarray  # (m,) of which more is asked for, sorted
+    numbers: np.ndarray  # (m,) float64
+    names: tuple[str, ...]  # (m,)
+
+    def of(self, codes: np.ndarray) -> np.ndarray:
+        """Return what is asked for of each item, (n,) float64; -inf where nothing is."""
+        if not len(self.codes):
+            return np.full(len(codes), self.number)
+        place = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
+        return np.where(self.codes[place] == codes, self.numbers[place], self.number)
+
+    def because(self, code: int) -> str:
+        """Return the name of the rule that asks for most of an item."""
+        return _name_at(self.codes, self.names, code) or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the rules say of one request."""
+
+    digest: bytes = b""  # of boosts, pins and reserved slots; empty without any
+    banned: np.ndarray = field(default_factory=lambda: _NOTHING)  # (b,) codes, sorted
+    banned_by: tuple[str, ...] = ()
+    minimums: tuple[Minimum, ...] = ()
+    weighed: np.ndarray = field(default_factory=lambda: _NOTHING)  # (w,) codes that a factor is for, sorted
+    factors: np.ndarray = field(default_factory=lambda: np.empty(0))  # (w,) float64
+    raised_by: tuple[str, ...] = ()  # (w,) the rule that raises it most; "" where all together do not
+    # (s,) the code of each slot, NO_ITEM of the others
+    pins: np.ndarray = field(default_factory=lambda: _NOTHING)
+    pinned_by: tuple[str, ...] = ()  # (s,)
+    reserved: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))  # (r,) ANY, REPEAT or NEW
+    reserved_by: tuple[str, ...] = ()  # (r,)
+
+    @property
+    def pinned(self) -> np.ndarray:
+        """The codes that are pinned, in the order of their slots."""
+        return self.pins[self.pins != NO_ITEM]
+
+    def weigh(self, codes: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return values times the factors of their items, float64."""
+        if not len(self.weighed):
+            return values
+        place = np.minimum(np.searchsorted(self.weighed, codes), len(self.weighed) - 1)
+        return np.where(self.weighed[place] == codes, values * self.factors[place], values)
+
+    def banned_because(self, code: int) -> str:
+        """Return the name of the rule that bans an item, "" if none does."""
+        return _name_at(self.banned, self.banned_by, code)
+
+    def pinned_because(self, code: int) -> str:
+        """Return the reason of an item that stands where it is pinned to, "" of another one."""
+        slots = np.flatnonzero(self.pins == code)
+        return f"pinned by {self.pinned_by[slots[0]]}" if len(slots) else ""
+
+    def explain(self, reasons: list[str], codes: np.ndarray, why: np.ndarray) -> list[str]:
+        """Return the reasons of an answer's items with the rules' part in them.
+
+        Args:
+            reasons: why the models chose each, in the order of the answer.
+            codes: (k,) of the items.
+            why: (k,) of `serving.stages.reranking.fill_slots`.
+        """
+        told = []
+        for slot, (reason, code, kind) in enumerate(zip(reasons, codes.tolist(), why.tolist(), strict=True)):
+            if kind == PINNED:
+                told.append(self.pinned_because(code))
+                continue
+            if kind == RESERVED:
+                what = "what was bought before" if self.reserved[slot] == REPEAT else "something new"
+                reason = f"{reason}; {self.reserved_by[slot]} reserves this place for {what}"
+            if kind == NOVEL:
+                reason = f"{reason}; a place for what is seldom bought"
+            if name := _name_at(self.weighed, self.raised_by, code):
+                reason = f"{reason}; raised by {name}"
+            told.append(reason)
+        return told
+
+
+NO_PLAN = Plan()
+
+
+def _name_at(codes: np.ndarray, names: tuple[str, ...], code: int) -> str:
+    if not names:
+        return ""
+    place = int(np.searchsorted(codes, code))
+    return names[place] if place < len(codes) and codes[place] == code else ""
+
+
+class Rules:
+    """The rules of a file over the codes of one catalogue."""
+
+    def __init__(self, rules: Sequence[Rule] = (), codes: Sequence[np.ndarray | None] = ()) -> None:
+        """Take the rules, and the codes that each of them is for; None: every item."""
+        self.rules = rules
+        self._codes = codes
+        self._plans: dict[tuple[frozenset[int], int], Plan] = {}
+        dates = {date for rule in rules for date in (rule.starts, rule.ends)}
+        self._dates = sorted(date for date in dates if math.isfinite(date))
+        named: dict[str, set[int]] = {}
+        for number, rule in enumerate(rules):
+            for store in rule.stores:
+                named.setdefault(store, set()).add(number)
+        one: dict[frozenset[int], frozenset[int]] = {}
+        # Store -> the numbers of the rules that name it; equal ones are one object.
+        self._named = {store: one.setdefault(key := frozenset(found), key) for store, found in named.items()}
+        self._sets = [_NOWHERE, *one]
+
+    def __len__(self) -> int:
+        """Return how many rules there are."""
+        return len(self.rules)
+
+    def plan(self, at: float, store_id: str | None) -> Plan:
+        """Return what holds at a time in a store; None is no store, where only rules for all of them hold."""
+        if not self.rules:
+            return NO_PLAN
+        named = _NOWHERE if store_id is None else self._named.get(store_id, _NOWHERE)
+        return self._plan(at, named)
+
+    def make_plans(self, at: float) -> None:
+        """Make the plans for a time, so that no request of that time has to."""
+        for named in self._sets[: MAX_PLANS // 2]:  # those of before a date and behind it are kept at once
+            self._plan(at, named)
+
+    def _plan(self, at: float, named: frozenset[int]) -> Plan:
+        key = (named, bisect_right(self._dates, at))
+        if (plan := self._plans.get(key)) is None:
+            plan = self._make(at, named)
+            while len(self._plans) >= MAX_PLANS:
+                self._plans.pop(next(iter([*self._plans])), None)  # the oldest; another thread may be quicker
+            self._plans[key] = plan
+        return plan
+
+    def _make(self, at: float, named: frozenset[int]) -> Plan:
+        here = [
+            number
+            for number, rule in enumerate(self.rules)
+            if rule.starts <= at < rule.ends and (not rule.stores or number in named)
+        ]
+        of: dict[str, list[int]] = {}
+        for number in here:
+            of.setdefault(self.rules[number].kind, []).append(number)
+        banned, by = self._spread(of.get("ban", []))
+        banned, first = np.unique(banned, return_index=True)
+        weighed, factors, raised_by = self._weights(of.get("boost", []) + of.get("bury", []))
+        pins, pinned_by = self._pins(of.get("pin", []))
+        reserved, reserved_by = self._reserved(of.get("slots", []))
+        plan = Plan(
+            banned=banned,
+            banned_by=tuple(self.rules[number].name for number in by[first].tolist()),
+            minimums=tuple(
+                self._minimum(kind, of[kind]) for kind in ("minimum_stock", "minimum_margin") if kind in of
+            ),
+            weighed=weighed,
+            factors=factors,
+            raised_by=raised_by,
+            pins=pins,
+            pinned_by=pinned_by,
+            reserved=reserved,
+            reserved_by=reserved_by,
+        )
+        return replace(plan, digest=_digest(plan))
+
+    def _spread(self, numbers: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the codes of some rules one behind the other, and the number of each one's rule."""
+        codes = [_some(self._codes[number]) for number in numbers]
+        if not codes:
+            return _NOTHING, _NOTHING
+        return np.concatenate(codes), np.repeat(numbers, [len(one) for one in codes])
+
+    def _minimum(self, kind: str, numbers: list[int]) -> Minimum:
+        asked = np.array([rule.number for rule in self.rules])
+        for_all = [number for number in numbers if self._codes[number] is None]
+        strictest = max(for_all, key=lambda number: self.rules[number].number, default=None)
+        name, least = ("", -math.inf) if strictest is None else (self.rules[strictest].name, asked[strictest])
+        codes, by = self._spread(numbers)
+        more = asked[by] > least
+        codes, by = codes[more], by[more]
+        order = np.lexsort((-asked[by], codes))  # of each code, the strictest first
+        codes, first = np.unique(codes[order], return_index=True)
+        by = by[order][first]
+        names = tuple(self.rules[number].name for number in by.tolist())
+        return Minimum(kind, float(least), name, codes, asked[by], names)
+
+    def _weights(self, numbers: list[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+        codes, by = self._spread(numbers)
+        weighed, place = np.unique(codes, return_inverse=True)
+        own = np.array([rule.number for rule in self.rules])[by]
+        factors = np.ones(len(weighed))
+        np.multiply.at(factors, place, own)
+        order = np.argsort(own, kind="stable")
+        largest = np.empty(len(weighed), np.int64)
+        largest[place[order]] = order  # the last one written is the one with the largest factor
+        names = [
+            self.rules[number].name if factor > 1 else ""  # of all together: one that is buried, too, is not
+            for number, factor in zip(by[largest].tolist(), factors.tolist(), strict=True)
+        ]
+        return weighed, factors, tuple(names)
+
+    def _pins(self, numbers: list[int]) -> tuple[np.ndarray, tuple[str, ...]]:
+        pins = {
+            self.rules[n].slot: (int(codes[0]), self.rules[n].name)
+            for n in numbers
+            if len(codes := _some(self._codes[n]))
+        }
+        held = [pins.get(slot, (NO_ITEM, "")) for slot in range(1, max(pins, default=0) + 1)]
+        return np.array([code for code, _ in held], np.int64), tuple(name for _, name in held)
+
+    def _reserved(self, numbers: list[int]) -> tuple[np.ndarray, tuple[str, ...]]:
+        kept: dict[int, tuple[int, str]] = {}
+        for rule in (self.rules[number] for number in numbers):
+            kept |= {slot: (REPEAT, rule.name) for slot in rule.repeat}
+            kept |= {slot: (NEW, rule.name) for slot in rule.new}
+        held = [kept.get(slot, (ANY, "")) for slot in range(1, max(kept, default=0) + 1)]
+        return np.array([kind for kind, _ in held], np.int8), tuple(name for _, name in held)
+
+
+NO_RULES = Rules()
+
+
+def _some(codes: np.ndarray | None) -> np.ndarray:
+    return _NOTHING if codes is None else codes
+
+
+def _digest(plan: Plan) -> bytes:
+    """Return what tells two plans apart that arrange a list differently; empty for one that arranges none."""
+    arrays = (plan.weighed, plan.factors, plan.pins, plan.reserved)
+    if not any(map(len, arrays)):
+        return b""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(len(array).to_bytes(8, "little") + array.tobytes())
+    return digest.digest()
+
+
+# ------------------------------------------------------------------------------------- the catalogue
+
+
+class Catalogue:
+    """A bundle's items by all that a rule can choose them by."""
+
+    def __init__(self, statistics: Statistics, vocabulary: Mapping[str, list[str]]) -> None:
+        self._statistics, self._vocabulary = statistics, vocabulary
+
+    def bind(self, rules: Sequence[Rule]) -> tuple[Rules, list[Problem]]:
+        """Return rules over this catalogue's codes, and what they name that is not there."""
+        problems: list[Problem] = []
+        codes: list[np.ndarray | None] = []
+        for rule in rules:
+            found, missing = self._choose(rule)
+            codes.append(found)
+            problems += missing + self._stores(rule)
+        problems += _pinned_and_banned(rules, codes)
+        return Rules(rules, codes), sorted(problems)
+
+    def _stores(self, rule: Rule) -> list[Problem]:
+        """Return a warning of stores that sold nothing before the cut: a new one, or a misspelled one."""
+        missing = sorted(rule.stores - self._statistics.store_row.keys())
+        if not missing:
+            return []
+        text = _unknown(len(rule.stores), "stores", missing)
+        return [Problem(rule.line, f"{text}; the rule holds there all the same, check the spelling", False)]
+
+    def _choose(self, rule: Rule) -> tuple[np.ndarray | None, list[Problem]]:
+        """Return the codes of what a rule is for: what any of a selector's values means, by all selectors."""
+        problems = []
+        chosen: np.ndarray | None = None
+        wanted = {"items": (rule.item,)} if rule.kind == "pin" else rule.chosen
+        for selector, values in wanted.items():
+            codes, missing = self._of(selector, values)
+            chosen = codes if chosen is None else np.intersect1d(chosen, codes)
+            if missing:
+                text = _unknown(len(values), selector, missing)
+                problems.append(Problem(rule.line, f"{text}; passed over, check the spelling", False))
+        if chosen is not None and not len(chosen) and not problems:
+            problems.append(Problem(rule.line, "no item is chosen by all of its selectors", False))
+        return chosen, problems
+
+    def _of(self, selector: str, values: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
+        """Return the codes of what a selector's values mean, sorted, and the values that mean nothing."""
+        statistics = self._statistics
+        if selector == "items":
+            codes = np.array([statistics.code_of.get(item, NO_ITEM) for item in values], np.int64)
+            missing = [item for item, code in zip(values, codes.tolist(), strict=True) if code == NO_ITEM]
+            return np.unique(codes[codes != NO_ITEM]), missing
+        if selector == "own_brand":
+            return np.flatnonzero(statistics.is_private == (values[0] == "true")), []
+        names, column = self._columns[selector]
+        missing = [value for value in values if value.casefold() not in names]
+        wanted = [code for value in values for code in names.get(value.casefold(), ())]
+        return np.flatnonzero(np.isin(column, wanted)), missing
+
+    @cached_property
+    def _columns(self) -> dict[str, tuple[dict[str, list[int]], np.ndarray]]:
+        """Selector -> the codes of each name, whatever its case, and the column that holds them."""
+        columns = {level: self._statistics.categorical[:, n] for n, level in enumerate(LEVELS)}
+        columns["manufacturer"] = self._statistics.manufacturer
+        plural = {"type": "types", "category": "categories", "department": "departments"}
+        found = {}
+        for level, column in columns.items():
+            names: dict[str, list[int]] = {}
+            for code, name in enumerate(self._vocabulary.get(level, [])):
+                if name:
+                    names.setdefault(name.casefold(), []).append(code)
+            found[plural.get(level, "manufacturers")] = names, column
+        return found
+
+
+def _unknown(count: int, what: str, missing: list[str]) -> str:
+    some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+    return f"of {count} {what}, {len(missing)} not in this catalogue: {some}"
+
+
+def _pinned_and_banned(rules: Sequence[Rule], codes: Sequence[np.ndarray | None]) -> Iterable[Problem]:
+    """Yield the pins that a ban takes back."""
+    pins: dict[int, list[Rule]] = {}
+    for rule, found in zip(rules, codes, strict=True):
+        if rule.kind == "pin" and found is not None and len(found):
+            pins.setdefault(int(found[0]), []).append(rule)
+    if not pins:
+        return
+    for ban, found in zip(rules, codes, strict=True):
+        if ban.kind != "ban" or found is None:
+            continue
+        banned = pins.keys() & set(found.tolist())
+        for pin in (pin for code in banned for pin in pins[code]):
+            meets = not (pin.stores and ban.stores) or pin.stores & ban.stores
+            if meets and pin.starts < ban.ends and ban.starts < pin.ends:
+                text = f"{pin.item} is pinned here and banned by {ban.name!r} (line {ban.line})"
+                yield Problem(pin.line, f"{text}: the ban wins, take the pin out", False)
+
+
+class RulesFile(WatchedFile[Rules]):
+    """The rules file of a home, which need not exist, over one catalogue's codes."""
+
+    def __init__(self, file: Path, statistics: Statistics, vocabulary: Mapping[str, list[str]]) -> None:
+        catalogue = Catalogue(statistics, vocabulary)
+
+        def read(place: Path) -> Rules:
+            rules, odd = read_rules(place)
+            bound, missing = catalogue.bind(rules)
+            for problem in (odd + missing)[:_TOLD]:
+                _log.warning("%s line %d: %s", place, problem.line, problem.text)
+            bound.make_plans(time.time())
+            _log.info("%s: %d rules", place, len(rules))
+            return bound
+
+        super().__init__(file, read, NO_RULES, "rules file")

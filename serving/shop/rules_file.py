@@ -1,0 +1,443 @@
+"""CONTRACT the rules file: YAML that a merchandiser writes -> `Rule`s, and what is wrong with it, by line.
+
+    pin:
+      - name: Christmas           # of the campaign; it stands in the reason
+        item: 1041453
+        slot: 1
+        from: 2026-12-01          # UTC; a day begins at midnight
+        until: 2026-12-27T20:00   # the rule holds no longer then
+        stores: [406]
+    ban:
+      - name: recall 17
+        items: [995242]
+
+`SECTIONS` says what there is, the README what it means. Text is taken as it stands, so that the item 007
+stays 007; what YAML could do beyond lists and names (aliases, tags, several documents) is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+
+from feature_repo.ids import MAX_ID_LENGTH, is_id
+from serving.schemas import MAX_K
+from serving.shop.watched_file import read_regular
+
+MAX_BYTES = 4 << 20
+MAX_FACTOR = 1_000.0
+SELECTORS = ("items", "types", "categories", "departments", "manufacturers", "own_brand")
+SECTIONS: dict[str, tuple[str, ...]] = {  # section -> the keys of its rules beside `COMMON`
+    "pin": ("item", "slot"),
+    "boost": ("factor", *SELECTORS),
+    "bury": ("factor", *SELECTORS),
+    "ban": SELECTORS,
+    "minimum_stock": ("units", *SELECTORS),
+    "minimum_margin": ("share", *SELECTORS),
+    "slots": ("repeat", "new"),
+}
+COMMON = ("name", "from", "until", "stores")
+_DEEPEST = 4  # sections, rules, keys, lists
+_SHOWN = 5  # problems in one message
+# Parsing in C is ten times as fast; PyYAML without libyaml lacks it.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Problem(NamedTuple):
+    """What is wrong in one line, and how to mend it."""
+
+    line: int
+    text: str
+    refused: bool  # the file is not taken; else it is, and this is told
+
+
+class RulesInvalid(ValueError):
+    """A rules file that is not taken; `problems` says why, line by line."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = sorted(problems)
+        wrong = [f"line {one.line}: {one.text}" for one in self.problems if one.refused]
+        more = [f"and {len(wrong) - _SHOWN} more: `reco rules check`"] if len(wrong) > _SHOWN else []
+        super().__init__("; ".join([*wrong[:_SHOWN], *more]))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule as it was written."""
+
+    kind: str  # of SECTIONS
+    name: str
+    line: int
+    number: float = math.nan  # of a boost or bury the factor, of a minimum what is asked for
+    chosen: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by selector; none: every item
+    item: str = ""  # of a pin
+    slot: int = 0  # of a pin, from 1
+    repeat: tuple[int, ...] = ()  # slots
+    new: tuple[int, ...] = ()  # likewise
+    starts: float = -math.inf  # seconds since the epoch
+    ends: float = math.inf
+    stores: frozenset[str] = frozenset()  # none: every store
+
+
+def read_rules(file: Path) -> tuple[list[Rule], list[Problem]]:
+    """Return the rules of a file and what is odd about them, none of it a reason to refuse it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RulesInvalid: it is no rules file, or says what cannot be meant.
+    """
+    try:
+        text = read_regular(file, MAX_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise RulesInvalid([Problem(1, f"no text in UTF-8 ({error}): save it as UTF-8", True)]) from error
+    except ValueError as error:
+        raise RulesInvalid([Problem(1, str(error), True)]) from error
+    rules, problems = parse_rules(text)
+    if any(problem.refused for problem in problems):
+        raise RulesInvalid(problems)
+    return rules, problems
+
+
+def parse_rules(text: str) -> tuple[list[Rule], list[Problem]]:
+    """Return what a text says, and all that is wrong or odd about it, by line."""
+    try:
+        root = _read_yaml(text)
+    except RulesInvalid as error:
+        return [], error.problems
+    if root is None or root.value == "":
+        return [], []
+    if not isinstance(root.value, dict):
+        return [], [Problem(root.line, f"expected sections: {', '.join(SECTIONS)}", True)]
+    rules, problems = [], []
+    for section, node in root.value.items():
+        if section not in SECTIONS:
+            problems.append(
+                Problem(node.key_line, f"no section {section!r}: {_meant(section, SECTIONS)}", True)
+            )
+        elif isinstance(node.value, list):
+            for one in node.value:
+                rule, wrong = _read_rule(section, one)
+                rules += [rule] if rule else []
+                problems += wrong
+        elif node.value != "":
+            found = f"{section} is no list: each of its rules begins with a dash, `- name: …`"
+            problems.append(Problem(node.line, found, True))
+    return rules, sorted(problems + list(_contradictions(rules)))
+
+
+# ---------------------------------------------------------------------------------------------- YAML
+
+
+@dataclass(slots=True)
+class Node:
+    """A piece of YAML: a text, a list or a mapping, and the lines where it and its key stand."""
+
+    line: int
+    value: str | list[Node] | dict[str, Node]
+    key_line: int = 0
+
+
+def _read_yaml(text: str) -> Node | None:
+    """Return the text as nodes, None if it is empty.
+
+    Raises:
+        RulesInvalid: it is no YAML, or YAML that no rules file needs.
+    """
+    root: Node | None = None
+    open_nodes: list[Node] = []
+    key: list[tuple[str, int] | None] = []  # of each open node, what the next one will be called
+    try:
+        for event in yaml.parse(text, Loader=_LOADER):
+            kind, line = type(event), event.start_mark.line + 1
+            if kind in (yaml.MappingEndEvent, yaml.SequenceEndEvent):
+                open_nodes.pop()
+                key.pop()
+                continue
+            if kind is yaml.DocumentStartEvent and root is not None:
+                _refuse(line, "a second document (---): one file, one document")
+            if kind is yaml.AliasEvent or getattr(event, "anchor", None):
+                _refuse(line, "names (&) and references to them (*) are not read: write it out")
+            if kind not in (yaml.ScalarEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent):
+                continue
+            if event.tag:
+                _refuse(line, f"tags ({event.tag}) are not read: leave it out")
+            if kind is yaml.ScalarEvent:
+                plain = event.implicit[0] and event.value.lower() in ("~", "null")
+                node = Node(line, "" if plain else event.value)
+            else:
+                node = Node(line, {} if kind is yaml.MappingStartEvent else [])
+            if not open_nodes:
+                root = node
+            elif isinstance(values := open_nodes[-1].value, list):
+                values.append(node)
+            elif key[-1] is None:
+                if not isinstance(node.value, str):
+                    _refuse(line, "a list or mapping as a key: expected a word and a colon")
+                if node.value in values:
+                    _refuse(line, f"{node.value!r} stands here twice: put both into one")
+                key[-1] = (str(node.value), line)
+                continue
+            else:
+                assert isinstance(values, dict)
+                name, node.key_line = key[-1]
+                values[name], key[-1] = node, None
+            if kind is not yaml.ScalarEvent:
+                if len(open_nodes) == _DEEPEST:
+                    _refuse(line, "nested too deep: sections hold rules, rules hold words and lists of words")
+                open_nodes.append(node)
+                key.append(None)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        _refuse(
+            mark.line + 1 if mark else 1, f"no YAML ({error.problem}): look at indents, quotes and colons"
+        )
+    except yaml.YAMLError as error:  # a character that no YAML holds
+        position = getattr(error, "position", 0)
+        _refuse(text.count("\n", 0, position) + 1, "a character that YAML does not know: remove it")
+    return root
+
+
+def _refuse(line: int, text: str) -> NoReturn:
+    raise RulesInvalid([Problem(line, text, True)])
+
+
+# --------------------------------------------------------------------------------------------- rules
+
+
+class _Wrong(Exception):
+    """A value that its key cannot take."""
+
+
+def _read_rule(section: str, node: Node) -> tuple[Rule | None, list[Problem]]:
+    """Return a rule, None if it cannot be read, and what is wrong with it."""
+    if not isinstance(node.value, dict):
+        return None, [Problem(node.line, f"expected a rule of {section}: {_example(section)}", True)]
+    known = (*COMMON, *SECTIONS[section])
+    problems, found = [], {}
+    for key, value in node.value.items():
+        if key not in known:
+            text = f"a rule of {section} has no {key!r}: {_meant(key, known)}"
+            problems.append(Problem(value.key_line, text, True))
+            continue
+        try:
+            found[key] = _READERS[key](value, section)
+        except _Wrong as error:
+            problems.append(Problem(value.line, f"{key}: {error}", True))
+    needed = ["name", *_NEEDED.get(section, ())]
+    missing = [key for key in needed if key not in node.value]
+    if section in ("boost", "bury", "ban") and not node.value.keys() & set(SELECTORS):
+        missing.append(f"one of {', '.join(SELECTORS)}")
+    if section == "slots" and not node.value.keys() & {"repeat", "new"}:
+        missing.append("repeat or new")
+    if missing:
+        text = f"a rule of {section} needs {' and '.join(missing)}: {_example(section)}"
+        problems.append(Problem(node.line, text, True))
+    starts, ends = found.get("from", -math.inf), found.get("until", math.inf)
+    if ends <= starts:
+        text = "until is not after from, so that the rule would never hold: exchange them"
+        problems.append(Problem(node.value["until"].line, text, True))
+    both = set(found.get("repeat", ())) & set(found.get("new", ()))
+    if both:
+        text = f"slot {min(both)} is reserved for repeat and for new items: choose one"
+        problems.append(Problem(node.line, text, True))
+    if problems:
+        return None, problems
+    number = next((found[key] for key in ("factor", "units", "share") if key in found), math.nan)
+    return Rule(
+        kind=section,
+        name=found["name"],
+        line=node.line,
+        number=number,
+        chosen={key: found[key] for key in SELECTORS if key in found},
+        item=found.get("item", ""),
+        slot=found.get("slot", 0),
+        repeat=found.get("repeat", ()),
+        new=found.get("new", ()),
+        starts=starts,
+        ends=ends,
+        stores=frozenset(found.get("stores", ())),
+    ), []
+
+
+_NEEDED = {
+    "pin": ("item", "slot"),
+    "boost": ("factor",),
+    "bury": ("factor",),
+    "minimum_stock": ("units",),
+    "minimum_margin": ("share",),
+}
+_EXAMPLES = {
+    "pin": "item: 1041453, slot: 1",
+    "boost": "factor: 1.5, own_brand: true",
+    "bury": "factor: 0.5, types: [candles]",
+    "ban": "items: [995242]",
+    "minimum_stock": "units: 5",
+    "minimum_margin": "share: 0.1",
+    "slots": "repeat: [1, 2], new: [3]",
+}
+
+
+def _example(section: str) -> str:
+    return f"for example {{name: …, {_EXAMPLES[section]}}}"
+
+
+def _text(node: Node, section: str) -> str:
+    if not is_id(node.value):
+        raise _Wrong(f"expected one text of 1 to {MAX_ID_LENGTH} printable characters")
+    return node.value
+
+
+def _texts(node: Node, section: str) -> tuple[str, ...]:
+    nodes = node.value if isinstance(node.value, list) else [node]
+    texts = tuple(dict.fromkeys(_text(one, section) for one in nodes))
+    if not texts:
+        raise _Wrong("an empty list chooses nothing: name some, or leave the rule out")
+    return texts
+
+
+def _truth(node: Node, section: str) -> tuple[str, ...]:
+    if str(node.value).lower() not in ("true", "false"):
+        raise _Wrong("expected true or false")
+    return (str(node.value).lower(),)
+
+
+def _number(node: Node) -> float:
+    try:
+        return float(node.value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _factor(node: Node, section: str) -> float:
+    factor = _number(node)
+    if section == "boost" and not 1 < factor <= MAX_FACTOR:
+        raise _Wrong(f"expected a number above 1 and at most {MAX_FACTOR:g}; one below 1 belongs under bury")
+    if section == "bury" and not 0 < factor < 1:
+        raise _Wrong("expected a number between 0 and 1, as 0.5; 0 would be a ban, above 1 a boost")
+    return factor
+
+
+def _units(node: Node, section: str) -> float:
+    units = _number(node)
+    if not 0 < units <= 1e9:
+        raise _Wrong("expected a number of units above 0")
+    return units
+
+
+def _share(node: Node, section: str) -> float:
+    share = _number(node)
+    if not -1 <= share < 1:
+        raise _Wrong("expected the margin as a share of the price, as 0.1 for 10 %")
+    return share
+
+
+def _slot(node: Node, section: str) -> int:
+    slot = _number(node)
+    if not (1 <= slot <= MAX_K and slot == int(slot)):
+        raise _Wrong(f"expected a whole number from 1, the first place of the answer, to {MAX_K}")
+    return int(slot)
+
+
+def _slots(node: Node, section: str) -> tuple[int, ...]:
+    nodes = node.value if isinstance(node.value, list) else [node]
+    if not nodes:
+        raise _Wrong("an empty list reserves no slot: name some, or leave it out")
+    return tuple(_slot(one, section) for one in nodes)
+
+
+def _time(node: Node, section: str) -> float:
+    try:
+        parsed = datetime.fromisoformat(str(node.value))
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise _Wrong("expected a day or a time in UTC, as 2026-12-01 or 2026-12-01T18:30") from error
+
+
+_READERS: dict[str, Callable[[Node, str], Any]] = {
+    "name": _text,
+    "from": _time,
+    "until": _time,
+    "stores": _texts,
+    "item": _text,
+    "slot": _slot,
+    "factor": _factor,
+    "units": _units,
+    "share": _share,
+    "repeat": _slots,
+    "new": _slots,
+    **dict.fromkeys(SELECTORS, _texts),
+    "own_brand": _truth,
+}
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else f"there is {', '.join(known)}"
+
+
+# ------------------------------------------------------------------------------------ contradictions
+
+
+def _contradictions(rules: list[Rule]) -> Iterator[Problem]:
+    """Yield what rules that hold at one time in one store cannot both mean."""
+    pins = [rule for rule in rules if rule.kind == "pin"]
+    for first, second in _clashes(pins, lambda rule: [rule.slot]):
+        if first.item != second.item:
+            text = (
+                f"{_said(first)} pins {first.item} to slot {first.slot}, where this rule pins {second.item}"
+            )
+            yield Problem(second.line, f"{text}: one of them needs another slot, time or store", True)
+    for first, second in _clashes(pins, lambda rule: [rule.item]):
+        if first.slot != second.slot:
+            text = f"{_said(first)} pins {first.item} to slot {first.slot}, this rule to slot {second.slot}"
+            yield Problem(second.line, f"{text}: an item is shown once, take one of them out", True)
+    kept = [rule for rule in rules if rule.kind == "slots"]
+    for first, second in _clashes(kept, lambda rule: [*rule.repeat, *rule.new]):
+        if both := {*first.repeat} & {*second.new} | {*first.new} & {*second.repeat}:
+            text = f"slot {min(both)} is reserved for repeat and for new items, here and by {_said(first)}"
+            yield Problem(second.line, f"{text}: choose one", True)
+    for first, second in _clashes([*pins, *kept], lambda rule: [rule.slot, *rule.repeat, *rule.new]):
+        if {first.kind, second.kind} == {"pin", "slots"}:
+            pin, other = (first, second) if first.kind == "pin" else (second, first)
+            text = f"slot {pin.slot} is reserved for {_said(other)} and pinned here: the pin stands there"
+            yield Problem(pin.line, text, False)
+
+
+def _said(rule: Rule) -> str:
+    return f"{rule.name!r} (line {rule.line})"
+
+
+def _clashes(rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]) -> Iterator[tuple[Rule, Rule]]:
+    """Yield pairs of rules that claim the same at one time in one store, in the order of their lines.
+
+    Of three that do, at least two pairs: those of one claim and store are gone through once.
+    """
+    seen: set[tuple[int, int]] = set()
+    claimed: dict[Any, list[Rule]] = {}
+    for rule in rules:
+        for claim in set(claims(rule)) - {0}:
+            claimed.setdefault(claim, []).append(rule)
+    for held in claimed.values():
+        everywhere = [rule for rule in held if not rule.stores]
+        by_store: dict[str, list[Rule]] = {"": everywhere}
+        for rule in held:
+            for store in rule.stores:
+                by_store.setdefault(store, [*everywhere]).append(rule)
+        for together in by_store.values():
+            together.sort(key=lambda rule: rule.starts)
+            last: Rule | None = None
+            for rule in together:
+                if last is not None and rule.starts < last.ends:
+                    first, second = sorted((last, rule), key=lambda one: one.line)
+                    if (pair := (id(first), id(second))) not in seen:  # two may stand in one line
+                        seen.add(pair)
+                        yield first, second
+                if last is None or rule.ends > last.ends:
+                    last = rule

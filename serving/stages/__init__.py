@@ -1,0 +1,1 @@
+"""Retrieval, ranking and re-ranking: pure functions of arrays."""

@@ -1,0 +1,87 @@
+"""A profile's name -> quotas of its sources, how its index is searched, which items pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from feature_repo.statistics import Statistics
+from serving.stages.item_index import FaissTower, ItemIndex, Search
+from serving.stages.retrieval import Quotas
+
+COLUMNS = ("price", "discount_ratio", "purchases_4w", "purchases_13w", "repeat_ratio", "age_days")
+
+
+@dataclass(frozen=True)
+class ItemFilter:
+    """Items whose value in a column of the item table lies above a quantile of the catalogue's."""
+
+    column: str
+    above_quantile: float  # from 0 to 1
+
+    def __post_init__(self) -> None:
+        """Refuse a column that is not there, and what is no quantile."""
+        if self.column not in COLUMNS or not 0 <= self.above_quantile < 1:
+            raise ValueError(
+                f"items with {self.column!r} above quantile {self.above_quantile}: expected one of "
+                f"{', '.join(COLUMNS)} and a number from 0 to less than 1"
+            )
+
+    def allowed(self, statistics: Statistics) -> np.ndarray:
+        """Return which items pass, (n,) bool; one whose value is not known does not."""
+        values = np.asarray(getattr(statistics, self.column), np.float64)
+        known = np.isfinite(values)
+        passes = np.zeros(len(values), bool)
+        if known.any():
+            passes[known] = values[known] > np.quantile(values[known], self.above_quantile)
+        return passes
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How candidates are found for one kind of request."""
+
+    quotas: Quotas
+    search: Mapping[str, int] = field(default_factory=dict)  # see `serving.stages.item_index.Search`
+    items: ItemFilter | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class OpenProfile:
+    """A profile of a bundle in memory."""
+
+    quotas: Quotas
+    tower: FaissTower
+    barred: np.ndarray  # (b,) int64 codes that its filter leaves out, and those of removed items
+
+
+def read_profile(given: Mapping[str, Any]) -> Profile:
+    """Return the profile of a manifest.
+
+    Raises:
+        TypeError, ValueError, KeyError: it is none.
+    """
+    items = given["items"]
+    return Profile(Quotas(**given["quotas"]), dict(given["search"]), items and ItemFilter(**items))
+
+
+def open_profile(
+    profile: Profile, statistics: Statistics, query_tower: Any, index: ItemIndex, removed: np.ndarray
+) -> OpenProfile:
+    """Return a profile ready to answer with a bundle's tables, its query tower and its index.
+
+    Args:
+        profile: the bundle's.
+        statistics: the item table.
+        query_tower: an onnxruntime session.
+        index: without the removed items.
+        removed: their codes, (r,) int64; no other source may bring them either.
+    """
+    allowed = None if profile.items is None else profile.items.allowed(statistics)
+    barred = removed if allowed is None else np.union1d(removed, np.flatnonzero(~allowed))
+    return OpenProfile(
+        profile.quotas, FaissTower(query_tower, index, Search(profile.search, allowed)), barred
+    )

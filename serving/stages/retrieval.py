@@ -1,0 +1,102 @@
+"""A query -> candidate items from several sources, each candidate naming the source that found it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from feature_repo.aggregates import UserEvents
+from feature_repo.kernels.compiled import choose
+from feature_repo.statistics import Statistics
+from feature_repo.transforms import Query, User
+
+MOST = 100_000  # candidates of one source, or in all
+SOURCES = ("history", "together", "tower", "store", "popular", "pinned")
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """How many candidates each source may bring, and how many are ranked in all."""
+
+    history: int = 300
+    together: int = 200
+    tower: int = 60
+    store: int = 40
+    total: int = 500
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of candidates."""
+        for name, quota in vars(self).items():
+            if not isinstance(quota, int) or isinstance(quota, bool) or not 0 <= quota <= MOST:
+                raise ValueError(
+                    f"quota {name} is {str(quota)[:40]!r}: expected a whole number from 0 to {MOST}"
+                )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Distinct items to rank, none of them in the basket."""
+
+    codes: np.ndarray  # (n,) int64
+    source: np.ndarray  # (n,) int8, index into SOURCES of the first source that brought the item
+
+
+def build_query(statistics: Statistics, basket: tuple[str, ...], events: UserEvents, at: float) -> Query:
+    """Return the query for a basket of item ids and a user's row with item ids.
+
+    Items the catalogue does not know are left out of the basket, which keeps its full size; in the row they
+    count but have no code.
+    """
+    get = statistics.code_of.get
+    codes = np.array([get(item, -1) for item in events.items.tolist()], np.int64)
+    user = User(replace(events, items=codes), at)
+    return Query(statistics, at, statistics.codes(basket), len(basket), user)
+
+
+def retrieve(
+    query: Query,
+    store: np.ndarray | None,
+    quotas: Quotas,
+    near: np.ndarray | None = None,
+    excluded: np.ndarray | None = None,
+) -> Candidates:
+    """Return up to `quotas.total` candidates, each source after the one before.
+
+    The user's own items, partners of the basket, neighbours of the query vector, best sellers of the
+    store, and best sellers of the chain to fill up.
+
+    Args:
+        query: the request.
+        store: best sellers of the request's store, codes best first, or None.
+        quotas: how many of each.
+        near: what the two-tower search found, codes nearest first; None leaves it out.
+        excluded: codes that must not be offered (out of stock, banned).
+    """
+    nothing, together = query.basket[:0], query.together
+    found = query.statistics.marked(
+        choose,
+        query.basket,
+        nothing if excluded is None else excluded,
+        query.history.items,
+        query.favourites[: quotas.history],
+        together.codes,
+        together.sums[0],
+        quotas.together,
+        nothing if near is None else near[: quotas.tower],
+        (nothing if store is None else store[: quotas.store]).astype(np.int64, copy=False),
+        query.statistics.popular,
+        quotas.total,
+    )
+    return Candidates(*found)
+
+
+def thin(candidates: Candidates, most: int) -> Candidates:
+    """Return `most` of the candidates in their order: of each source the same share, those it named first."""
+    sources = candidates.source
+    sizes = np.bincount(sources, minlength=len(SOURCES))
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place = np.empty(len(sources), np.int64)  # of each among those of its source
+    place[np.argsort(sources, kind="stable")] = np.arange(len(sources)) - first
+    kept = np.sort(np.argsort((place + 0.5) / sizes[sources], kind="stable")[:most])
+    return Candidates(candidates.codes[kept], sources[kept])

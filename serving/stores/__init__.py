@@ -1,0 +1,1 @@
+"""The shopper's row: online features, layout, freshness, breaker."""

@@ -1,0 +1,67 @@
+"""The stream's heartbeat -> whether what the online store says is fresh.
+
+Feast does not apply a view's time to live to online reads, and a row that is old may just be a shopper who
+stayed away. So the stream writes a row of its own every second, and a thread here reads it: no request waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from feature_repo.snapshots import HEARTBEAT
+from serving.errors import FeaturesUnavailable
+from serving.metrics import FEATURES_AGE
+from serving.stores.online_features import OnlineStore
+
+POLL_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Freshness:
+    """Says since when the online store has not been kept up to date; one that never had a stream never ages.
+
+    A heartbeat that is gone goes on ageing: nobody says that the rows are there without it.
+    """
+
+    def __init__(self, store: OnlineStore | None = None, stale_after_s: float = 60.0) -> None:
+        """Look once, then every second until `close`; without a store nothing is ever stale."""
+        self._store, self._stale_after_s = store, stale_after_s
+        self._beat_at: float | None = None
+        self._closing = threading.Event()
+        if store is not None:
+            self._look()
+            self._thread = threading.Thread(target=self._watch, name="freshness", daemon=True)
+            self._thread.start()
+
+    @property
+    def reason(self) -> str | None:
+        """Return "stale_features" when the stream has been silent for too long."""
+        beat_at = self._beat_at
+        return (
+            "stale_features" if beat_at is not None and time.time() - beat_at > self._stale_after_s else None
+        )
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closing.set()
+        if self._store is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(POLL_S):
+            self._look()
+
+    def _look(self) -> None:
+        assert self._store is not None
+        try:
+            row = self._store.read(HEARTBEAT)
+        except FeaturesUnavailable:
+            row = None  # requests say so themselves; the last heartbeat goes on ageing
+        if row is not None:
+            was, self._beat_at = self.reason, row.written_at
+            if was is not None and self.reason is None:
+                _log.warning("the stream is back: features are fresh again")
+        if self._beat_at is not None:
+            FEATURES_AGE.set(max(time.time() - self._beat_at, 0.0))

@@ -1,0 +1,232 @@
+"""User id -> the user's history row, in one round trip to the online store.
+
+Feast defines and writes the store; a read through its SDK imports 400 MB of libraries and costs ten
+times the lookup, so the reader here speaks Feast's own layout (entity key serialisation version 3)
+and the tests hold the two byte-equal.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
+from serving.metrics import STORE_READS
+from serving.redis.address import is_redis_url
+from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
+from serving.stores.feast_layout import HISTORY, JOIN_KEY, PROJECT, VIEW, UserRow, bytes_value, entity_key
+from serving.stores.redis_store import TIMEOUT_MS, RedisStore
+
+__all__ = [
+    "HISTORY",
+    "JOIN_KEY",
+    "PROJECT",
+    "TIMEOUT_MS",
+    "VIEW",
+    "GuardedStore",
+    "MemoryStore",
+    "OnlineStore",
+    "RedisStore",
+    "SqliteStore",
+    "UserRow",
+    "entity_key",
+    "open_store",
+]
+
+
+_PROBE_USER = ""  # of whom a store holds nothing
+_reads = {
+    name: STORE_READS.labels(name) for name in ("found", "absent", "invalid", "failed", "late", "refused")
+}
+
+
+class OnlineStore(Protocol):
+    """Where the request path reads a user's row."""
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row, or None for a user the store does not know.
+
+        Args:
+            user_id: whose.
+            deadline: the moment of `time.perf_counter()` when the row is of no use any more; a store may give
+                up before.
+
+        Raises:
+            RowInvalid: the store is well, but what it holds of this user is no row.
+            FeaturesLate: the deadline came first, and too early for the store to be at fault.
+            FeaturesUnavailable: the store is broken, or did not answer in time.
+        """
+
+    def close(self) -> None:
+        """Let go of connections; a later read opens them again."""
+
+
+class MemoryStore:
+    """An online store in a dict: for tests and for serving without a store."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, UserRow] = {}
+
+    def write(self, user_id: str, row: UserRow) -> None:
+        """Keep the row as the user's latest."""
+        self._rows[user_id] = row
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row, or None for a user the store does not know."""
+        return self._rows.get(user_id)
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+
+class SqliteStore:
+    """Feast's SQLite online store, read only; safe to share between threads.
+
+    A run replaces the whole file. The reader sees this by the file's inode and opens the new one.
+    """
+
+    def __init__(self, path: Path, *, project: str = PROJECT, timeout_ms: float = TIMEOUT_MS) -> None:
+        self._path = path
+        self._timeout_s = timeout_ms / 1_000
+        self._query = (
+            f'SELECT value, event_ts FROM "{project}_{VIEW}" WHERE entity_key = ? AND feature_name = ?'
+        )
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._opened = (0, 0)  # device and inode
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row; raises `FeaturesUnavailable` when the file is missing, locked or broken.
+
+        A lock of the file itself may hold it for the time-out, whatever the deadline.
+        """
+        patience_s = min(self._timeout_s, deadline - time.perf_counter())
+        if patience_s <= 0:
+            raise FeaturesLate("no time is left to read the online store")
+        if not self._lock.acquire(timeout=patience_s):
+            raise FeaturesUnavailable(f"online store {self._path} is busy")
+        try:
+            found = self._current().execute(self._query, (entity_key(user_id), HISTORY)).fetchone()
+        except (OSError, sqlite3.Error) as error:
+            self._close()
+            raise FeaturesUnavailable(f"online store {self._path} cannot be read: {error}") from error
+        finally:
+            self._lock.release()
+        try:
+            return None if found is None else UserRow(bytes_value(found[0]), _local_naive(found[1]))
+        except ValueError as error:
+            raise RowInvalid(f"a row of online store {self._path} cannot be read: {error}") from error
+
+    def _current(self) -> sqlite3.Connection:
+        stat = os.stat(self._path)
+        if self._connection is None or self._opened != (stat.st_dev, stat.st_ino):
+            self._close()
+            self._connection = sqlite3.connect(
+                f"{self._path.absolute().as_uri()}?mode=ro",
+                uri=True,
+                timeout=self._timeout_s,
+                check_same_thread=False,
+            )
+            self._opened = (stat.st_dev, stat.st_ino)
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        """Close the file; a later read opens it again."""
+        with self._lock:
+            self._close()
+
+
+class GuardedStore:
+    """Reads through to a store while it is well, and fails at once while it is not; threads may share it.
+
+    A row that is broken is no failure of the store: one bad row must not take everybody's away. Nor is a
+    caller's hurry.
+    """
+
+    def __init__(self, store: OnlineStore, *, probe_s: float = PROBE_S) -> None:
+        self._store = store
+        self._breaker = CircuitBreaker("online_store", self._ask, probe_s=probe_s)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether reads fail without asking the store."""
+        return self._breaker.is_open
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row, or None for a user the store does not know.
+
+        Raises:
+            RowInvalid: the user's row cannot be read.
+            FeaturesLate: the deadline came before the store could be at fault.
+            FeaturesUnavailable: the store failed, now or a few times before.
+        """
+        if self._breaker.is_open:
+            _reads["refused"].inc()
+            raise FeaturesUnavailable("the online store failed repeatedly and is not asked until it is back")
+        try:
+            row = self._store.read(user_id, deadline)
+        except RowInvalid:
+            self._breaker.succeeded()
+            _reads["invalid"].inc()
+            raise
+        except FeaturesLate:
+            _reads["late"].inc()
+            raise
+        except FeaturesUnavailable as error:
+            _reads["failed"].inc()
+            self._breaker.failed(error)
+            raise
+        self._breaker.succeeded()
+        _reads["absent" if row is None else "found"].inc()
+        return row
+
+    def close(self) -> None:
+        """Stop probing and let go of the store's connections; a later read opens them again."""
+        self._breaker.close()  # first: a read that is under way would open connections again
+        self._store.close()
+
+    def _ask(self) -> str:
+        try:
+            self._store.read(_PROBE_USER)
+        except RowInvalid:
+            pass  # an answer, too
+        except FeaturesUnavailable as error:
+            return str(error)
+        return ""
+
+
+def open_store(url: str) -> OnlineStore:
+    """Return the store behind a URL: sqlite:///relative, sqlite:////absolute, one of Redis', or memory:.
+
+    A Redis stands behind a circuit breaker; SQLite fails at once anyway.
+
+    Raises:
+        ValueError: the URL is none of these.
+    """
+    if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
+        return SqliteStore(Path(url.removeprefix("sqlite:///")))
+    if is_redis_url(url):
+        return GuardedStore(RedisStore(url))
+    if url == "memory:":
+        return MemoryStore()
+    # The URL itself may hold a password: only its scheme is named.
+    scheme = url.split(":", 1)[0]
+    raise ValueError(
+        f"no online store for a {scheme!r} URL: use sqlite:///PATH, redis://HOST:PORT/DB or memory:"
+    )
+
+
+def _local_naive(seconds: int) -> float:
+    """Undo Feast's SQLite writer, which reads a UTC time without its zone as local time."""
+    return datetime.fromtimestamp(seconds).replace(tzinfo=UTC).timestamp()

@@ -1,0 +1,209 @@
+"""The choice by hand; what is missing says so; the compiled graph says what its variant says."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from components.compression.compile_ranker import (
+    PROVIDERS,
+    SERVED,
+    TORCH,
+    CompileParams,
+    EngineMissing,
+    choose,
+    compile_ranker,
+    open_engine,
+    optimise,
+)
+from components.compression.quantize_ranker import quantize_ranker
+from components.data.examples import read_ranker_examples
+from components.home import write_json
+from components.ranker.certificate import check_chain
+from components.ranker.ranker_artefact import CERTIFICATES, GRAPH, read_ranker
+from components.ranker.scoring import SIZES, OnnxRanker
+
+# ------------------------------------------------------------------------------------------ the choice
+
+
+def arm(variant: str, p50: float, engine: str = "cpu", *outside: str) -> dict[str, Any]:
+    return {
+        "variant": variant,
+        "engine": engine,
+        "is_served": engine in SERVED,
+        "outside_tolerance": list(outside),
+        "latency_ms": {"500": {"p50": p50, "p99": 2 * p50}},
+    }
+
+
+SIZES_OF = {"fp32": 400, "fp16": 300, "int8": 200, "int4": 100}
+
+
+def test_the_fastest_is_chosen() -> None:
+    arms = [arm("fp32", 1.0), arm("int8", 0.8), arm("int4", 0.9)]
+    assert choose(arms, SIZES_OF, CompileParams()) == arms[1]
+
+
+def test_among_equally_fast_ones_the_smallest_is_chosen() -> None:
+    arms = [arm("fp32", 1.0), arm("int8", 1.02), arm("int4", 1.029), arm("fp16", 1.0)]
+    assert choose(arms, SIZES_OF, CompileParams())["variant"] == "int4"
+    assert choose(arms, SIZES_OF, CompileParams(near_ratio=1.0))["variant"] == "fp16"
+
+
+def test_an_engine_that_the_endpoint_has_not_is_not_chosen() -> None:
+    """The endpoint runs on a processor: what a GPU would do is told, not chosen."""
+    arms = [arm("int8", 1.02), arm("int8", 0.1, "cuda"), arm("fp32", 1.0)]
+    assert choose(arms, SIZES_OF, CompileParams())["engine"] == "cpu"
+
+
+def test_what_lies_outside_its_tolerance_never_wins() -> None:
+    arms = [arm("int4", 0.1, "cpu", "ndcg_at_10 is 0.9"), arm("fp32", 1.0)]
+    assert choose(arms, SIZES_OF, CompileParams())["variant"] == "fp32"
+
+
+def test_what_the_endpoint_has_not_never_wins() -> None:
+    arms = [arm("fp32", 0.1, "torch_compile"), arm("fp32", 1.0)]
+    assert choose(arms, SIZES_OF, CompileParams())["engine"] == "cpu"
+
+
+def test_neither_sets_what_counts_as_equally_fast() -> None:
+    """A fast arm that may not win must not push those that may out of its reach."""
+    arms = [arm("fp16", 0.1, "cpu", "outside"), arm("fp32", 1.0), arm("int4", 1.01)]
+    assert choose(arms, SIZES_OF, CompileParams())["variant"] == "int4"
+
+
+def test_nothing_within_its_tolerance_is_said() -> None:
+    with pytest.raises(ValueError, match="no variant that may serve is within its tolerance"):
+        choose([arm("fp32", 1.0, "cpu", "outside")], SIZES_OF, CompileParams())
+
+
+@pytest.mark.parametrize("given", [{"candidates": 77}, {"candidate": 500}])
+def test_a_wrong_parameter_is_named(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"expected one of \(1, 100, 500, 1000\)|did you mean 'candidates'"):
+        compile_ranker(tmp_path, tmp_path, tmp_path, tmp_path / "out", given)
+
+
+# ----------------------------------------------------------------------------------------- the engines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [name for name in PROVIDERS if name != "cpu"])
+def test_a_missing_engine_is_reported_with_its_reason(teacher: Path, engine: str) -> None:
+    if PROVIDERS[engine] in ort.get_available_providers():
+        pytest.skip(f"this build of onnxruntime has {PROVIDERS[engine]}")
+    with pytest.raises(EngineMissing, match=f"this build of onnxruntime has no {PROVIDERS[engine]}"):
+        open_engine(teacher / GRAPH, engine)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", [name for name in PROVIDERS if name != "cpu"])
+def test_a_gpu_says_what_the_processor_says(teacher: Path, shop: Path, engine: str) -> None:
+    if PROVIDERS[engine] not in ort.get_available_providers():
+        pytest.skip(f"this build of onnxruntime has no {PROVIDERS[engine]}")
+    data = read_ranker_examples(shop / "examples", "calibration")
+    reference = OnnxRanker(teacher / GRAPH)
+    call = open_engine(teacher / GRAPH, engine)
+    for count in (30, 5, 30):  # a recorded launch must take other inputs the second time
+        for first in (0, 600):
+            feed = reference.feed(data, np.arange(first, first + count)[None, :], np.array([0]))
+            expected = reference.session.run(["score"], feed)[0]
+            np.testing.assert_allclose(np.asarray(call(feed)).squeeze(), expected, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_optimising_fuses_operators_and_changes_no_answer(teacher: Path, shop: Path, tmp_path: Path) -> None:
+    import onnx
+
+    data = read_ranker_examples(shop / "examples", "calibration")
+    file = optimise(teacher / GRAPH, tmp_path / "optimised.onnx")
+    np.testing.assert_allclose(
+        OnnxRanker(file).scores(data), OnnxRanker(teacher / GRAPH).scores(data), atol=1e-5
+    )
+    assert len(onnx.load(file).graph.node) <= len(onnx.load(teacher / GRAPH).graph.node)
+    feed = OnnxRanker(file).feed(data, np.arange(30)[None, :], np.array([0]))
+    np.testing.assert_allclose(
+        np.asarray(open_engine(file, "cpu")(feed)).squeeze(), OnnxRanker(file).scores(data)[:30], atol=1e-6
+    )
+
+
+# -------------------------------------------------------------------------------------------- the step
+
+
+@pytest.fixture(scope="module")
+def compiled(student: Path, shop: Path, few_repeats: None) -> tuple[Path, dict[str, Any]]:
+    """The student in every variant, of which int4 is said to be ruined, compiled."""
+    variants, place = shop / "compile_variants", shop / "compiled"
+    quantize_ranker(shop / "examples", student, variants, {"batch_size": 16})
+    spoilt = read_ranker(variants / "int4")
+    spoilt.certificates[-1]["ndcg_at_10"]["child"] = spoilt.certificates[-1]["ndcg_at_10"]["parent"] / 2
+    write_json(variants / "int4" / CERTIFICATES, spoilt.certificates)
+    told = compile_ranker(shop / "examples", student, variants, place, {"candidates": 100})
+    return place, told
+
+
+@pytest.fixture(scope="module")
+def engines(compiled: tuple[Path, dict[str, Any]]) -> Callable[..., list[dict[str, Any]]]:
+    arms = json.loads((compiled[0] / "engines.json").read_text())["arms"]
+
+    def those(**wanted: Any) -> list[dict[str, Any]]:
+        return [one for one in arms if all(one[name] == value for name, value in wanted.items())]
+
+    return those
+
+
+@pytest.mark.slow
+def test_the_winner_is_a_ranker_with_its_chain(
+    compiled: tuple[Path, dict[str, Any]], student: Path, shop: Path
+) -> None:
+    place, told = compiled
+    found = read_ranker(place)
+    assert check_chain(found.certificates, found.id) == []
+    assert found.certificates[-1]["step"] == "compile_ranker"
+    assert found.certificates[-1]["engine"] == found.manifest["engine"] == told["engine"]
+    assert found.manifest["params"]["compile"]["candidates"] == 100
+    source = student if told["variant"] == "fp32" else shop / "compile_variants" / told["variant"]
+    assert found.manifest["parents"] == [read_ranker(source).id]
+    data = read_ranker_examples(shop / "examples", "calibration")
+    np.testing.assert_allclose(
+        OnnxRanker(found.graph).scores(data), OnnxRanker(source / GRAPH).scores(data), atol=1e-3
+    )
+
+
+@pytest.mark.slow
+def test_a_variant_outside_its_tolerance_is_measured_and_not_chosen(
+    compiled: tuple[Path, dict[str, Any]], engines: Callable[..., list[dict[str, Any]]]
+) -> None:
+    (spoilt,) = engines(variant="int4", engine="cpu")
+    assert spoilt["outside_tolerance"][0].startswith("ndcg_at_10 is 0.5000 of the parent's")
+    assert set(spoilt["latency_ms"]) == {str(size) for size in SIZES}
+    assert compiled[1]["variant"] != "int4"
+
+
+@pytest.mark.slow
+def test_every_engine_is_measured_or_says_why_not(
+    compiled: tuple[Path, dict[str, Any]], engines: Callable[..., list[dict[str, Any]]]
+) -> None:
+    arms = engines()
+    assert {one["variant"] for one in arms} >= {"fp32", "fp16", "fp16_dense", "int8", "int4", "int8_static"}
+    skipped = json.loads((compiled[0] / "engines.json").read_text())["skipped"]
+    assert {one["engine"] for one in arms}.isdisjoint(skipped)
+    assert {one["engine"] for one in arms} | set(skipped) == {*PROVIDERS, *TORCH}
+    assert "TensorrtExecutionProvider" in skipped.get("tensorrt", "TensorrtExecutionProvider")
+
+
+@pytest.mark.slow
+def test_pytorch_is_measured_for_comparison_only(engines: Callable[..., list[dict[str, Any]]]) -> None:
+    (eager,) = engines(engine="torch_eager")
+    assert set(eager["latency_ms"]) == {str(size) for size in SIZES}
+    assert len(engines(engine="torch_compile")) == 1
+
+
+@pytest.mark.slow
+def test_no_work_is_left_behind(compiled: tuple[Path, dict[str, Any]]) -> None:
+    place, _ = compiled
+    assert not place.with_name("compiled.work").exists()
+    assert {path.name for path in place.iterdir()} == {GRAPH, CERTIFICATES, "manifest.json", "engines.json"}

@@ -1,0 +1,341 @@
+"""CONTRACT every variant: in its tolerance or said not to be, and no row moves because of another one."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from components.compression.quantize_ranker import (
+    VARIANTS,
+    QuantizeParams,
+    quantize_dense,
+    quantize_ranker,
+    round_blocks,
+    tune,
+)
+from components.compression.smooth_quant import smooth
+from components.compression.table_quantization import quantize_tables
+from components.data.examples import RankerExamples, read_ranker_examples, write_arrays, write_manifest
+from components.ranker.certificate import certify, check, check_chain
+from components.ranker.distill_ranker import TAUGHT
+from components.ranker.export_ranker import export_ranker
+from components.ranker.ranker_artefact import GRAPH, RankerArtefact, begin_ranker, finish_ranker, read_ranker
+from components.ranker.scoring import OnnxRanker, logit
+from components.ranker.train_ranker import load_ranker, train_ranker
+from feature_repo.schema import DENSE_NAMES
+
+EXACT = 1e-6
+
+pytestmark = pytest.mark.slow  # the student is trained and exported first
+
+
+@pytest.fixture(scope="module")
+def variants(student: Path, shop: Path, few_repeats: None) -> Path:
+    """Every variant of the student."""
+    quantize_ranker(shop / "examples", student, shop / "variants", {"batch_size": 16})
+    return shop / "variants"
+
+
+@pytest.fixture(scope="module")
+def held_out(shop: Path) -> RankerExamples:
+    return read_ranker_examples(shop / "examples", "calibration")
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest, variants: Path) -> RankerArtefact:
+    return read_ranker(variants / request.param)
+
+
+def table_of(variants: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((variants / "table.json").read_text())
+    return found
+
+
+def test_each_variant_is_a_ranker_with_its_chain(
+    variant: RankerArtefact, student: Path, variants: Path
+) -> None:
+    parent = read_ranker(student)
+    assert variant.certificates[:-1] == parent.certificates
+    last = variant.certificates[-1]
+    assert (last["step"], last["parents"]) == ("quantize_ranker", [parent.id])
+    assert last["variant"] == variant.manifest["variant"] == variant.path.name
+    assert last["tolerance"] == VARIANTS[variant.path.name].tolerance
+    assert last["bytes"] == variant.graph.stat().st_size
+    assert check_chain(variant.certificates, variant.id) == check_told(variants, variant)
+
+
+def check_told(variants: Path, variant: RankerArtefact) -> list[str]:
+    """What the table says is outside this variant's tolerance, as the chain would say it."""
+    told = table_of(variants)[variant.path.name]["outside_tolerance"]
+    return [f"quantize_ranker -> {variant.id}: {reason}" for reason in told]
+
+
+def test_the_planted_signal_is_still_found(variant: RankerArtefact) -> None:
+    assert variant.certificates[-1]["ndcg_at_10"]["ratio"] > 0.98
+
+
+@pytest.mark.parametrize("wild", [1e6, -1e6, 1e9])
+def test_no_row_moves_because_of_another_one(
+    variant: RankerArtefact, held_out: RankerExamples, wild: float
+) -> None:
+    ranker = OnnxRanker(variant.graph)
+    rows = np.arange(60).reshape(2, 30)
+    feed = ranker.feed(held_out, rows, np.array([0, 1]))
+    before = ranker.session.run(["score"], feed)[0]
+    feed["dense"][17] = wild
+    feed["categorical"][17] = 0
+    after = ranker.session.run(["score"], feed)[0]
+    others = np.arange(60) != 17
+    assert np.abs(after - before)[others].max() <= EXACT
+    assert np.isfinite(after).all()
+    assert 0 <= after[17] <= 1
+
+
+def test_a_row_scores_the_same_in_any_company(variant: RankerArtefact, held_out: RankerExamples) -> None:
+    ranker = OnnxRanker(variant.graph)
+    rows, lists = np.arange(60).reshape(2, 30), np.array([0, 1])
+    together = ranker.session.run(["score"], ranker.feed(held_out, rows, lists))[0]
+    alone = [
+        ranker.session.run(["score"], ranker.feed(held_out, np.array([[row]]), lists[:1]))[0][0]
+        for row in range(60)
+    ]
+    np.testing.assert_allclose(together, alone, atol=EXACT)
+
+
+def test_dynamic_quantisation_is_no_variant(student: Path, held_out: RankerExamples, tmp_path: Path) -> None:
+    """The reason why: its scale is the batch's, so that one shopper's outlier moves everybody's scores."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    before = onnx.load(student / GRAPH)
+    del before.graph.value_info[:]  # the quantiser turns matrices round and trips over their old shapes
+    onnx.save(before, tmp_path / "fp32.onnx")
+    quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "dynamic.onnx", weight_type=QuantType.QInt8)
+    ranker = OnnxRanker(tmp_path / "dynamic.onnx")
+    feed = ranker.feed(held_out, np.arange(60).reshape(2, 30), np.array([0, 1]))
+    tame = ranker.session.run(["score"], feed)[0]
+    feed["dense"][17] = 1e9
+    moved = np.abs(ranker.session.run(["score"], feed)[0] - tame)[np.arange(60) != 17].max()
+    assert moved > 1e-4
+    assert not any("dynamic" in one.dense for one in VARIANTS.values())
+
+
+def stored(graph: Path, *endings: str) -> dict[str, int]:
+    """The element types of the tensors with these name endings."""
+    return {
+        tensor.name: tensor.data_type
+        for tensor in onnx.load(graph).graph.initializer
+        if tensor.name.endswith(endings)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "ending", "kind"),
+    [
+        ("fp16", ".fp16", onnx.TensorProto.FLOAT16),
+        ("int8", ".int8", onnx.TensorProto.UINT8),
+        ("int4", ".int4", onnx.TensorProto.INT4),
+        ("int8_static", ".int8", onnx.TensorProto.UINT8),
+    ],
+)
+def test_every_table_is_stored_in_its_bits(variants: Path, name: str, ending: str, kind: int) -> None:
+    found = stored(variants / name / GRAPH, ending)
+    assert list(found.values()) == [kind] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "operators"),
+    [
+        ("int4_weights", {"MatMulNBits"}),
+        ("int8_weights", {"MatMulNBits"}),
+        ("int8_static", {"QuantizeLinear", "DequantizeLinear"}),
+        ("int8_smooth", {"QuantizeLinear", "DequantizeLinear"}),
+    ],
+)
+def test_linear_layers_are_quantised_too(variants: Path, name: str, operators: set[str]) -> None:
+    assert operators <= {node.op_type for node in onnx.load(variants / name / GRAPH).graph.node}
+
+
+def test_dense_layers_in_sixteen_bits_hold_them_so(variants: Path) -> None:
+    graph = onnx.load(variants / "fp16_dense" / GRAPH).graph
+    weights = {name for node in graph.node if node.op_type == "Gemm" for name in node.input[1:]}
+    kinds = {tensor.data_type for tensor in graph.initializer if tensor.name in weights}
+    assert weights
+    assert kinds == {onnx.TensorProto.FLOAT16}
+
+
+def test_a_ranker_without_teachers_is_tuned_by_what_was_bought(fragile: Path, tmp_path: Path) -> None:
+    train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
+    shutil.copytree(fragile / "ranker", tmp_path / "ranker")
+    (tmp_path / "ranker" / TAUGHT).unlink()
+    settings = QuantizeParams(**TUNING)  # type: ignore[arg-type]
+    tuned = tune(
+        read_ranker(tmp_path / "ranker"), VARIANTS["int4"], tmp_path / "tuned", train, held_out, settings
+    )
+    onnx.save(quantize_tables(onnx.load(tuned), 4), tmp_path / "int4.onnx")
+    parent, ours = (
+        OnnxRanker(file).scores(held_out) for file in (fragile / "ranker" / GRAPH, tmp_path / "int4.onnx")
+    )
+    assert certify("test", "int4", ("", ours), [], parent, held_out)["ndcg_at_10"]["ratio"] > 0.97
+
+
+def test_fewer_bits_are_fewer_bytes(variants: Path, student: Path) -> None:
+    size = {name: (variants / name / GRAPH).stat().st_size for name in VARIANTS}
+    assert size["int4_weights"] < size["int8_weights"] < (student / GRAPH).stat().st_size
+
+
+def test_the_table_tells_of_every_variant(variants: Path) -> None:
+    table = table_of(variants)
+    assert set(table) == set(VARIANTS)
+    for row in table.values():
+        assert row["outside_tolerance"] == check(row)
+        assert {"bytes", "parent_bytes", "latency_ms", "parent_latency_ms", "tuned"} <= set(row)
+
+
+def test_smoothing_leaves_the_students_answers_as_they_were(
+    student: Path, held_out: RankerExamples, tmp_path: Path
+) -> None:
+    ranker = OnnxRanker(student / GRAPH)
+    rows = np.arange(300).reshape(10, 30)
+    feeds = [ranker.feed(held_out, rows, np.arange(10))]
+    onnx.save(smooth(onnx.load(student / GRAPH), feeds), tmp_path / "smooth.onnx")
+    np.testing.assert_allclose(
+        OnnxRanker(tmp_path / "smooth.onnx").scores(held_out), ranker.scores(held_out), atol=1e-4
+    )
+
+
+def test_float_stays_as_it_is(student: Path, held_out: RankerExamples) -> None:
+    model = onnx.load(student / GRAPH)
+    assert quantize_dense(model, "fp32", student / GRAPH, held_out) is model
+
+
+# ------------------------------------------------------------------------------------------ the tuning
+
+
+@pytest.fixture(scope="module")
+def fragile(shop: Path, few_repeats: None) -> Path:
+    """A ranker whose tables four bits cannot hold: examples/, and ranker/ that was trained on them.
+
+    What is bought is said by the type alone. The unknown code, which no candidate has, has rows so large
+    that four bits leave next to nothing of the others: in float32 nobody notices them.
+    """
+    root = shop / "fragile"
+    for part in ("train", "calibration"):
+        data = read_ranker_examples(shop / "examples", part)
+        write_arrays(root / "examples" / f"ranker_{part}", said_by_the_type(data))
+    write_manifest(root / "examples", params={})
+    params = {"dlrm": {"size": {"hidden": 32}, "epochs": 6, "batch_size": 16, "learning_rate": 0.01}}
+    train_ranker(root / "examples", shop / "statistics", root / "trained", "dlrm", params)
+    trained = read_ranker(root / "trained")
+    model = load_ranker(trained)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                module.weight[0] = 28 * module.weight[1:].std()
+    begin_ranker(root / "ranker")
+    held_out = read_ranker_examples(root / "examples", "calibration")
+    certificate = export_ranker(model, root / "ranker", held_out)
+    assert certificate["ndcg_at_10"]["child"] > 0.9
+    fields = {name: value for name, value in trained.manifest.items() if name not in ("kind", "id")}
+    finish_ranker(root / "ranker", [certificate], **fields)
+    train = read_ranker_examples(root / "examples", "train")
+    np.save(root / "ranker" / TAUGHT, logit(OnnxRanker(root / "ranker" / GRAPH).scores(train)))
+    return root
+
+
+def said_by_the_type(data: RankerExamples) -> RankerExamples:
+    """The same lists with the planted feature gone: the candidate that had it is the only one of type 3."""
+    signal = DENSE_NAMES.index("together_sum")
+    dense, categorical = np.array(data.dense), np.array(data.categorical)
+    planted = dense[:, signal] > 5
+    dense[:, signal] = 0.5
+    categorical[:, 1] = np.where(planted, 3, np.where(categorical[:, 1] == 3, 4, categorical[:, 1]))
+    return replace(data, dense=dense, categorical=categorical)
+
+
+TUNING = {"tune_epochs": 5, "batch_size": 16, "learning_rate": 0.02}
+
+
+def rounded_alone(fragile: Path, held_out: RankerExamples, file: Path) -> float:
+    """NDCG@10 of four-bit tables without tuning, as a share of the parent's."""
+    parent = OnnxRanker(fragile / "ranker" / GRAPH).scores(held_out)
+    onnx.save(quantize_tables(onnx.load(fragile / "ranker" / GRAPH), 4), file)
+    scores = OnnxRanker(file).scores(held_out)
+    ratio: float = certify("test", "int4", ("", scores), [], parent, held_out)["ndcg_at_10"]["ratio"]
+    return ratio
+
+
+def test_tables_that_rounding_ruins_are_tuned(fragile: Path, tmp_path: Path) -> None:
+    held_out = read_ranker_examples(fragile / "examples", "calibration")
+    quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", TUNING)
+    table = table_of(tmp_path / "variants")
+    assert table["int4"]["tuned"]
+    assert not table["fp16"]["tuned"]
+    assert not table["int8"]["tuned"]
+    alone = rounded_alone(fragile, held_out, tmp_path / "alone.onnx")
+    assert alone < 0.9
+    assert table["int4"]["ndcg_at_10"]["ratio"] > 0.97
+    found = read_ranker(tmp_path / "variants" / "int4")
+    assert found.certificates[-1]["parents"] == [read_ranker(fragile / "ranker").id]
+    assert stored(found.graph, ".int4")
+
+
+def test_without_epochs_of_tuning_rounding_stands_alone(fragile: Path, tmp_path: Path) -> None:
+    quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", {"tune_epochs": 0})
+    four = table_of(tmp_path / "variants")["int4"]
+    assert not four["tuned"]
+    assert four["outside_tolerance"]
+
+
+def test_tuned_tables_are_stored_as_they_were_tuned(fragile: Path, tmp_path: Path) -> None:
+    """The tables in float32 lie on the grid of the rounding: four bits of them say the same."""
+    train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
+    parent = read_ranker(fragile / "ranker")
+    settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
+    tuned = tune(parent, VARIANTS["int4"], tmp_path / "tuned", train, held_out, settings)
+    onnx.save(quantize_tables(onnx.load(tuned), 4), tmp_path / "int4.onnx")
+    np.testing.assert_allclose(
+        OnnxRanker(tmp_path / "int4.onnx").scores(held_out),
+        OnnxRanker(tuned).scores(held_out),
+        atol=5e-3,
+    )
+
+
+@pytest.mark.parametrize("name", ["int4_weights", "int8_weights"])
+def test_weights_are_rounded_in_training_as_the_runtime_rounds_them(
+    fragile: Path, tmp_path: Path, name: str
+) -> None:
+    """Tuned weights lie on the runtime's own grid: rounding them again changes nothing."""
+    train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
+    settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
+    tuned = tune(
+        read_ranker(fragile / "ranker"), VARIANTS[name], tmp_path / "tuned", train, held_out, settings
+    )
+    model = quantize_dense(onnx.load(tuned), VARIANTS[name].dense, tuned, train)
+    onnx.save(model, tmp_path / "rounded.onnx")
+    np.testing.assert_allclose(
+        OnnxRanker(tmp_path / "rounded.onnx").scores(held_out),
+        OnnxRanker(tuned).scores(held_out),
+        atol=1e-3,
+    )
+
+
+def test_a_block_of_weights_by_hand() -> None:
+    weight = torch.zeros(1, 40)
+    weight[0, :3] = torch.tensor([-0.8, 0.31, 0.8])  # scale 0.1: -8, 3.1 and 8, of which 7 is the most
+    weight[0, 32] = 0.5  # a block of its own, that padding fills: it is its lowest level
+    rounded = round_blocks(weight, 4)
+    torch.testing.assert_close(rounded[0, :3], torch.tensor([-0.8, 0.3, 0.7]))
+    assert rounded[0, 32] == 0.5
+    assert rounded.count_nonzero() == 4
+
+
+def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="did you mean 'tune_epochs'"):
+        quantize_ranker(tmp_path, tmp_path, tmp_path, {"tune_epoch": 1})

@@ -1,0 +1,86 @@
+"""The same function before and after; activations and weights share the difficulty by the paper's rule."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from components.compression.smooth_quant import smooth
+
+FIRST = np.array([[1.0, 4.0], [-2.0, 1.0], [0.5, -0.25]], np.float32)  # (out, in)
+SECOND = np.array([[1.0, -1.0, 0.5]], np.float32)
+
+
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    """Two linear layers with a nonlinearity between them, as a ranker's MLP is exported."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gemm", ["x", "w1", "b1"], ["z"], transB=1),
+            helper.make_node("Sigmoid", ["z"], ["gate"]),
+            helper.make_node("Mul", ["z", "gate"], ["a"]),
+            helper.make_node("Gemm", ["a", "w2", "b2"], ["y"], transB=1),
+        ],
+        "mlp",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])],
+        [
+            numpy_helper.from_array(FIRST, "w1"),
+            numpy_helper.from_array(np.array([0.1, 0.2, 0.3], np.float32), "b1"),
+            numpy_helper.from_array(SECOND, "w2"),
+            numpy_helper.from_array(np.array([0.5], np.float32), "b2"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+@pytest.fixture
+def feeds() -> list[dict[str, np.ndarray]]:
+    """The second column is a hundred times as large as the first."""
+    return [
+        {"x": np.array([[1.0, 50.0], [-0.5, 10.0]], np.float32)},
+        {"x": np.array([[0.25, -100.0]], np.float32)},
+    ]
+
+
+def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(["y"], {"x": x})[0]
+
+
+def initializer(model: onnx.ModelProto, name: str) -> np.ndarray:
+    return numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == name))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_the_function_stays_the_same(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], alpha: float
+) -> None:
+    x = np.random.default_rng(0).normal(0, 5, (200, 2)).astype(np.float32)
+    before = run(model, x)
+    np.testing.assert_allclose(run(smooth(model, feeds, alpha), x), before, rtol=1e-4, atol=1e-4)
+
+
+def test_the_scale_by_hand(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> None:
+    """s = sqrt(max|x|) / sqrt(max|w|): sqrt(1 / 2) and sqrt(100 / 4)."""
+    made = smooth(model, feeds)
+    scale = np.array([np.sqrt(0.5), 5.0])
+    np.testing.assert_allclose(initializer(made, "z.smooth"), 1 / scale, rtol=1e-6)
+    np.testing.assert_allclose(initializer(made, "w1"), FIRST * scale, rtol=1e-6)
+
+
+def test_activations_and_weights_have_columns_of_equal_size_afterwards(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]
+) -> None:
+    made = smooth(model, feeds)
+    weights = np.abs(initializer(made, "w1")).max(0)
+    activations = np.array([1.0, 100.0]) * initializer(made, "z.smooth")
+    np.testing.assert_allclose(weights, activations, rtol=1e-6)
+
+
+def test_a_column_that_is_always_nought_does_no_harm(model: onnx.ModelProto) -> None:
+    feeds = [{"x": np.array([[0.0, 3.0]], np.float32)}]
+    x = np.array([[0.0, 2.0], [1.0, 2.0]], np.float32)
+    before = run(model, x)
+    np.testing.assert_allclose(run(smooth(model, feeds), x), before, rtol=1e-4, atol=1e-4)

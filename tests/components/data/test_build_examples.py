@@ -1,0 +1,544 @@
+"""Examples know nothing of their own moment or later; a planted leak is caught."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from components.data import build_examples as module
+from components.data.build_examples import Basket, build_examples, replay
+from components.data.examples import (
+    ContractViolation,
+    read_graph,
+    read_manifest,
+    read_ranker_examples,
+    read_retriever_examples,
+    write_manifest,
+)
+from components.data.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
+from feature_repo import aggregates
+from feature_repo.aggregates import UserEvents, fold, no_events, summary_of
+from feature_repo.events import EVENT_SCHEMA
+from feature_repo.schema import DENSE_NAMES, user_values
+from feature_repo.statistics import write_statistics
+from feature_repo.stream.archive import rows_of, with_version
+from feature_repo.toy_shop import toy_dataset
+from feature_repo.transforms import Query, User
+from serving.stages.retrieval import Quotas
+from serving.stages.retrieval import retrieve as retrieve_candidates
+
+CUT = pd.Timestamp("2024-06-10", tz="UTC")
+
+Histories = dict[tuple[int, float], tuple[list[int], list[float]]]  # user and time -> items and their counts
+
+
+@pytest.fixture(scope="module")
+def purchases() -> Purchases:
+    return purchases_of(toy_dataset(users=12, weeks=28).events)
+
+
+def history_at(baskets: Iterator[Basket]) -> Histories:
+    found = {}
+    for basket in baskets:
+        history, _ = summary_of(basket.history, basket.at)
+        found[basket.user, basket.at] = (history.items.tolist(), history.count.tolist())
+    return found
+
+
+def truncated(purchases: Purchases, at: float) -> Purchases:
+    """The purchases as they stood at `at`, that moment included."""
+    rows = {name: getattr(purchases, name)[purchases.at <= at] for name in module_columns()}
+    return replace(purchases, **rows)
+
+
+def module_columns() -> tuple[str, ...]:
+    return ("item", "user", "store", "basket", "at", "paid", "discount", "quantity")
+
+
+def leaks(purchases: Purchases, replayed: Histories) -> list[tuple[int, float]]:
+    """Return the baskets whose history differs from one counted by hand from strictly earlier rows."""
+    found = []
+    for (user, at), (items, counts) in replayed.items():
+        own = (purchases.user == user) & (purchases.at < at)
+        pairs = {
+            (b, i) for b, i in zip(purchases.basket[own].tolist(), purchases.item[own].tolist(), strict=True)
+        }
+        expected = np.unique([i for _, i in pairs], return_counts=True)
+        if items != expected[0].tolist() or counts != expected[1].tolist():
+            found.append((user, at))
+    return found
+
+
+def test_histories_hold_what_came_strictly_before(purchases: Purchases) -> None:
+    assert leaks(purchases, history_at(replay(purchases))) == []
+
+
+def own_lines(basket: Basket) -> UserEvents:
+    """What is bought at the moment itself, as events."""
+    n = len(basket.items)
+    return UserEvents(
+        items=basket.items,
+        at=np.full(n, basket.at),
+        item=np.arange(n, dtype=np.uint16),
+        kind=np.zeros(n, np.uint8),
+        basket=np.zeros(n, np.uint32),
+        key=np.arange(n, dtype=np.uint64) + 2**60,
+        paid=np.ones(n, np.float32),
+        discount=np.zeros(n, np.float32),
+    )
+
+
+def test_a_planted_leak_is_caught(purchases: Purchases) -> None:
+    """A join that takes what happened up to and including the moment."""
+
+    def leaking() -> Iterator[Basket]:
+        for basket in replay(purchases):
+            yield replace(basket, history=fold(basket.history, own_lines(basket)))
+
+    replayed = history_at(leaking())
+    assert len(leaks(purchases, replayed)) == len(replayed)
+
+
+def test_two_baskets_at_one_moment_do_not_see_each_other() -> None:
+    at = pd.Timestamp("2024-01-01", tz="UTC")
+    rows = [("b1", "milk", at), ("b2", "tea", at), ("b3", "milk", at + pd.Timedelta(hours=1))]
+    events = pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]).assign(
+        event_type="purchase", user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
+    )
+    baskets = list(replay(purchases_of(events)))
+    assert [summary_of(b.history, b.at)[1].baskets for b in baskets] == [0, 0, 2]
+
+
+def test_the_oldest_lines_of_a_very_long_history_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the row that the endpoint reads."""
+    monkeypatch.setattr(aggregates, "MAX_PURCHASES", 3)
+    at = pd.Timestamp("2024-01-01", tz="UTC")
+    rows = [(f"b{day}", f"i{day}", at + pd.Timedelta(days=day)) for day in range(6)]
+    events = pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]).assign(
+        event_type="purchase", user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
+    )
+    assert [b.history.distinct().tolist() for b in replay(purchases_of(events))] == [
+        [], [0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4],
+    ]  # fmt: skip
+
+
+def test_an_item_scanned_twice_has_the_same_features_in_training_and_serving() -> None:
+    """The row that serves holds both lines; the purchases that train hold one. What follows is equal."""
+    start = pd.Timestamp("2024-01-01", tz="UTC")
+    rows = [
+        ("b1", "milk", 0.1, 0), ("b1", "tea", 0.7, 0), ("b1", "milk", 0.2, 0), ("b1", "milk", None, 0),
+        ("b2", "tea", 0.3, 2), ("b3", "milk", 9.9, 3), ("b3", "milk", 0.4, 3), ("b4", "tea", 0.7, 5),
+    ]  # fmt: skip
+    events = pd.DataFrame(rows, columns=["basket_id", "item_id", "price", "day"])
+    events["at"] = start + pd.to_timedelta(events.pop("day"), unit="D")
+    events = events.assign(
+        event_id=[f"e{number}" for number in range(len(events))],
+        event_type="purchase",
+        user_id="u",
+        store_id="",
+        quantity=3,
+        discount=0.1,
+    )
+    *_, last = replay(purchases_of(events))
+    table = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
+    [(_, served)] = rows_of(with_version(table))
+    assert (len(last.history), len(served.before(last.at))) == (4, 7)
+    trained, asked = User(last.history, last.at), User(served, last.at)
+    np.testing.assert_array_equal(user_values(trained), user_values(asked))
+    assert trained.history.count.tolist() == asked.history.count.tolist() == [2, 2]
+    assert trained.events.paid.tolist() == asked.events.paid.tolist()
+    assert trained.events.discount.tolist() == asked.events.discount.tolist()
+
+
+def test_purchases_are_told_apart_to_the_microsecond() -> None:
+    at = pd.Timestamp("2024-01-01", tz="UTC")
+    rows = [("b2", "milk", at), ("b1", "tea", at + pd.Timedelta(microseconds=1))]
+    events = pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]).assign(
+        event_type="purchase", user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
+    )
+    first, second = replay(purchases_of(events))
+    assert (len(first.history), len(second.history)) == (0, 1)
+    assert second.at - first.at == pytest.approx(1e-6, rel=0.2)
+
+
+def test_a_basket_with_answers_is_as_of_the_first_question() -> None:
+    """The answers are what was shown since the purchase before, back to a pause of half an hour."""
+    start = pd.Timestamp("2024-01-01", tz="UTC")
+    half = 30 * 60
+    rows: list[tuple[str, str, str, float]] = [
+        ("purchase", "b1", "milk", 0),
+        *(("impression", "r1", item, 18_000) for item in ("tea", "jam")),
+        *(("purchase", "b2", item, 18_600) for item in ("tea", "bread")),
+        ("purchase", "b3", "milk", 18_660),  # r1 was the answer to b2
+        ("impression", "r2", "jam", 30_000),
+        ("purchase", "b4", "milk", 30_000),  # at once
+        ("impression", "r3", "jam", 40_000),
+        ("purchase", "b5", "jam", 40_000 + half + 1),  # that was another visit
+        ("impression", "r4", "milk", 50_000),  # and so was this
+        ("impression", "r5", "tea", 50_000 + half + 1),
+        ("impression", "r6", "jam", 50_000 + 2 * half + 1),  # asked again, after half an hour
+        ("purchase", "b6", "bread", 50_000 + 3 * half + 1),
+    ]
+    events = pd.DataFrame(rows, columns=["event_type", "basket_id", "item_id", "at"]).assign(
+        user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
+    )
+    events["at"] = start + pd.to_timedelta(events["at"], unit="s")
+    purchases = purchases_of(events)
+    found = {
+        str(purchases.basket_ids[b.basket]): (
+            round(b.at - start.timestamp()),
+            purchases.item_ids[b.shown].tolist(),
+            len(b.history),
+        )
+        for b in replay(purchases)
+    }
+    assert found == {
+        "b1": (0, [], 0),
+        "b2": (18_000, ["jam", "tea"], 1),
+        "b3": (18_660, [], 5),
+        "b4": (30_000, ["jam"], 6),
+        "b5": (40_000 + half + 1, [], 9),
+        "b6": (50_000 + half + 1, ["jam", "tea"], 11),
+    }
+
+
+def test_later_events_change_nothing_of_an_earlier_basket(purchases: Purchases) -> None:
+    whole = history_at(replay(purchases))
+    for at in np.quantile(purchases.at, [0.3, 0.7]).tolist():
+        for key, history in history_at(replay(truncated(purchases, at))).items():
+            assert whole[key] == history
+
+
+@pytest.mark.slow
+def test_examples_do_not_depend_on_what_follows_the_cut(toy_line: Path, tmp_path: Path) -> None:
+    from components.data.fit_statistics import fit_statistics
+    from feature_repo.events import Dataset, read_dataset, write_dataset
+
+    data = read_dataset(toy_line / "dataset")
+    write_dataset(
+        tmp_path / "dataset", Dataset(data.events[data.events["at"] < CUT], data.items, {"name": "cut"})
+    )
+    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", CUT.isoformat())
+    build_examples(
+        tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), {"windows": 3}
+    )
+    for part in ("ranker_train", "ranker_calibration", "retriever"):
+        for file in sorted((toy_line / "examples" / part).glob("*.npy")):
+            assert file.read_bytes() == (tmp_path / "examples" / part / file.name).read_bytes(), (
+                f"{part}/{file.name}"
+            )
+
+
+@pytest.mark.slow
+def test_each_list_holds_a_purchase_and_no_more_negatives_than_asked(toy_line: Path) -> None:
+    train = read_ranker_examples(toy_line / "examples", "train")
+    assert train.dense.shape == (len(train.label), len(DENSE_NAMES))
+    for begin, end in zip(train.start[:-1], train.start[1:], strict=True):
+        label = train.label[begin:end]
+        assert label.any()
+        assert (label == 0).sum() <= 60
+    calibration = read_ranker_examples(toy_line / "examples", "calibration")
+    assert np.diff(calibration.start).max() > 61
+    assert len(read_retriever_examples(toy_line / "examples").basket) > 1_000
+
+
+@pytest.mark.slow
+def test_what_happens_after_a_base_changes_nothing_in_the_examples_before_it(tmp_path: Path) -> None:
+    """One user, two windows: the older window's lists are the same bytes, whatever the newest weeks hold.
+
+    Nothing at all, or poison: what was bought in them becomes other items, known and unknown, at huge prices.
+    """
+    from components.data.fit_statistics import fit_statistics
+    from feature_repo.events import Dataset, write_dataset
+
+    data = toy_dataset(users=1, weeks=40)
+    cut = data.events["at"].max().normalize()
+    base = cut - pd.Timedelta(weeks=4)
+    poisoned, late = data.events.copy(), data.events["at"] >= base
+    poisoned.loc[late, "item_id"] = [f"item-{7 * number % 160:03d}" for number in range(late.sum())]
+    poisoned.loc[late, ["price", "quantity"]] = [9e8, 1_000]
+    worlds = {"whole": data.events, "early": data.events[~late], "poisoned": poisoned}
+    built = []
+    for name, events in worlds.items():
+        write_dataset(tmp_path / name, Dataset(events, data.items, {"name": name}))
+        fit_statistics(tmp_path / "whole", tmp_path / "statistics", cut.isoformat())
+        params = {"windows": 2, "stranger_ratio": 0.0}
+        build_examples(
+            tmp_path / name, tmp_path / "statistics", tmp_path / f"{name}-out", cut.isoformat(), params
+        )
+        built.append(read_ranker_examples(tmp_path / f"{name}-out", "train"))
+    whole, early, poison = built
+    assert 0 < len(early.label) < len(whole.label)
+    rows, lists = len(early.label), len(early.start) - 1
+    for world in (whole, poison):
+        for name, count in {
+            **dict.fromkeys(("dense", "label", "categorical"), rows),
+            **dict.fromkeys(("history", "history_weight", "basket"), lists),
+        }.items():
+            np.testing.assert_array_equal(
+                getattr(world, name)[:count], getattr(early, name), err_msg=name, strict=True
+            )
+
+
+@pytest.mark.slow
+def test_early_windows_without_a_catalogue_are_left_out(tmp_path: Path) -> None:
+    """A young shop: one basket stands long before the others, too little to fit anything on."""
+    from components.data.fit_statistics import fit_statistics
+    from feature_repo.events import Dataset, write_dataset
+
+    data = toy_dataset(users=20, weeks=14)
+    first = data.events[data.events["basket_id"] == data.events["basket_id"].iloc[0]].copy()
+    first["at"] -= pd.Timedelta(weeks=12)
+    events = pd.concat([first.assign(basket_id="long ago", event_id="long ago"), data.events])
+    events = events.drop_duplicates(["event_id"])
+    write_dataset(tmp_path / "dataset", Dataset(events, data.items, {"name": "young"}))
+    cut = data.events["at"].max().isoformat()
+    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", cut)
+    build_examples(tmp_path / "dataset", tmp_path / "statistics", tmp_path / "out", cut, {"windows": 5})
+    assert 0 < len(read_manifest(tmp_path / "out")["bases"]) < 5
+
+
+def test_hidden_items_are_not_in_the_query(purchases: Purchases, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = []
+
+    def retrieve(query: Query, *rest: Any) -> Any:
+        queries.append(query)
+        return retrieve_candidates(query, *rest)
+
+    monkeypatch.setattr(module, "retrieve", retrieve)
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    seen = purchases.before(CUT)
+    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+    rng = np.random.default_rng(0)
+    built = found = wanted = 0
+    for basket in replay(seen):
+        one = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, None)
+        if one is None:
+            continue
+        built += 1
+        dense, label = one.dense, one.label
+        hidden = max(1, round(0.2 * len(basket.items)))
+        size = dense[0, DENSE_NAMES.index("basket_size")] if len(dense) else 0
+        assert size == len(queries[-1].basket) == len(basket.items) - hidden
+        found += int(label.sum())
+        wanted += hidden
+    assert built > 100
+    assert 0.5 * wanted < found <= wanted, "most hidden items are candidates, and nothing else is a purchase"
+
+
+def test_what_was_taken_is_hidden_and_what_was_left_is_a_negative(purchases: Purchases) -> None:
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    seen = purchases.before(CUT)
+    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+    basket = next(b for b in replay(seen) if len(b.history) > 50 and len(b.items) >= 6)
+    query = window.query(basket, window.code[basket.items[1:]], len(basket.items) - 1)
+    candidates = retrieve_candidates(query, None, Quotas()).codes
+    at_cut = window.statistics.item_ids
+    taken = next(code for code in basket.items if window.code[code] in candidates)
+    left = np.searchsorted(purchases.item_ids, at_cut[candidates[-3:]])
+    assert not np.isin(left, basket.items).any()
+    answered = replace(basket, shown=np.sort(np.r_[taken, left]))
+    rng = np.random.default_rng(0)
+    often = 0
+    for _ in range(20):
+        one = module._ranker_list(window, answered, purchases.store_ids, Quotas(), rng, 6)
+        assert one is not None
+        asked_for = {
+            code: int(label) for code, label in zip(one.categorical[:, 0] - 1, one.label, strict=True)
+        }
+        assert asked_for[window.code[taken]] == 1
+        assert [asked_for[window.code[code]] for code in left] == [0, 0, 0], "half of the six may be these"
+        other = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, 6)
+        often += other is not None and bool(np.isin(window.code[left] + 1, other.categorical[:, 0]).all())
+    assert often < 20, "nobody was shown anything: negatives are drawn"
+
+
+def test_what_was_left_is_at_most_half_of_the_negatives(purchases: Purchases) -> None:
+    """A checkout that asks after each scan shows a lot; the list must still look like what serving ranks."""
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    seen = purchases.before(CUT)
+    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+    basket = next(b for b in replay(seen) if len(b.history) > 50 and len(b.items) >= 6)
+    others = np.setdiff1d(np.arange(len(purchases.item_ids)), basket.items)
+    shown = others[: len(others) // 2]
+    rng = np.random.default_rng(0)
+    left = [0, 0]
+    for _ in range(20):
+        answered = replace(basket, shown=shown)
+        one = module._ranker_list(window, answered, purchases.store_ids, Quotas(), rng, 6)
+        assert one is not None
+        negatives = one.categorical[one.label == 0, 0] - 1
+        was_shown = np.isin(negatives, window.code[shown])
+        left[0] += int(was_shown.sum())
+        left[1] += int((~was_shown).sum())
+        assert was_shown.sum() >= 3
+    assert left[1] > 10, "the other half is drawn from all"
+
+
+def test_strangers_come_with_any_part_of_their_basket(purchases: Purchases) -> None:
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    seen = purchases.before(CUT)
+    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+    rng = np.random.default_rng(0)
+    sizes = set()
+    for basket in replay(seen):
+        one = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, None, stranger=True)
+        if one is not None:
+            sizes.add(int(one.dense[0, DENSE_NAMES.index("basket_size")]))
+    assert {0, 1, 2, 3} <= sizes
+    assert max(sizes) <= max(len(basket.items) for basket in replay(seen)) - 1
+
+
+# --------------------------------------------------------------------- what rankers see of the request
+
+
+@pytest.fixture(scope="module")
+def windows(purchases: Purchases) -> tuple[module._Window, module._Window]:
+    """A window whose catalogue is smaller, and the one at the cut."""
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    seen = purchases.before(CUT)
+    vocabulary = fit_vocabulary(seen, items)
+    first = pd.Timestamp(seen.at[0], unit="s", tz="UTC") + pd.Timedelta(weeks=3)
+    final = module._Window(fit(seen, items, vocabulary, CUT), purchases.item_ids)
+    early = module._Window(fit(seen.before(first), items, vocabulary, first), purchases.item_ids, final.code)
+    assert len(early.statistics.item_ids) < len(final.statistics.item_ids)
+    return early, final
+
+
+def test_a_code_means_the_same_item_in_every_window(
+    windows: tuple[module._Window, module._Window],
+) -> None:
+    early, final = windows
+    assert early.input_code[0] == final.input_code[0] == 0
+    assert final.input_code.tolist() == list(range(len(final.statistics.item_ids) + 1))
+    meant = final.statistics.item_ids[early.input_code[1:] - 1]
+    assert meant.tolist() == early.statistics.item_ids.tolist()
+
+
+def test_candidates_history_and_basket_are_in_the_codes_of_the_cut(
+    purchases: Purchases, windows: tuple[module._Window, module._Window]
+) -> None:
+    early, final = windows
+    rng = np.random.default_rng(0)
+    seen = 0
+    for basket in replay(purchases.before(CUT)):
+        one = module._ranker_list(early, basket, purchases.store_ids, Quotas(), rng, None)
+        if one is None or not len(one.label):
+            continue
+        seen += 1
+        items, levels = one.categorical[:, 0], one.categorical[:, 1:]
+        np.testing.assert_array_equal(final.statistics.categorical[items - 1], levels)
+        bought = set((final.code[basket.items] + 1).tolist())
+        assert set(one.basket[0].tolist()) - {0} < bought
+        assert set(items[one.label == 1].tolist()) <= bought - set(one.basket[0].tolist())
+        before = final.code[basket.history.distinct()] + 1
+        assert set(one.history[0].tolist()) - {0} <= set(before.tolist())
+        assert ((one.history > 0) == (one.history_weight > 0)).all()
+    assert seen > 50
+
+
+def test_a_stranger_has_no_history(
+    purchases: Purchases, windows: tuple[module._Window, module._Window]
+) -> None:
+    nobody = no_events(np.int64)
+    basket = next(b for b in replay(purchases.before(CUT)) if len(b.items) > 5 and len(b.history))
+    rng = np.random.default_rng(0)
+    one = module._ranker_list(
+        windows[1], replace(basket, history=nobody), purchases.store_ids, Quotas(), rng, None, True
+    )
+    assert one is not None
+    assert not one.history.any()
+    assert not one.history_weight.any()
+
+
+def test_lists_are_put_together_in_their_order(
+    purchases: Purchases, windows: tuple[module._Window, module._Window]
+) -> None:
+    rng = np.random.default_rng(0)
+    every = [
+        module._ranker_list(windows[1], basket, purchases.store_ids, Quotas(), rng, 5)
+        for basket in list(replay(purchases.before(CUT)))[-30:]
+    ]
+    lists = [one for one in every if one is not None]
+    together = module._concatenate_lists(lists)
+    assert len(together.start) == len(lists) + 1 > 10
+    for i, one in enumerate(lists):
+        rows = slice(together.start[i], together.start[i + 1])
+        np.testing.assert_array_equal(together.dense[rows], one.dense)
+        np.testing.assert_array_equal(together.categorical[rows], one.categorical)
+        np.testing.assert_array_equal(together.history[i], one.history[0])
+        np.testing.assert_array_equal(together.basket[i], one.basket[0])
+
+
+def test_no_lists_have_the_shapes_of_some() -> None:
+    nothing = module._concatenate_lists([])
+    assert nothing.start.tolist() == [0]
+    assert nothing.dense.shape == (0, len(DENSE_NAMES))
+    assert nothing.categorical.shape == (0, 4)
+    assert len(nothing.history) == len(nothing.history_weight) == len(nothing.basket) == 0
+
+
+def test_the_graph_is_that_of_the_oldest_window_in_the_codes_of_the_cut(
+    purchases: Purchases, windows: tuple[module._Window, module._Window], tmp_path: Path
+) -> None:
+    early, final = windows
+    for name, window in (("early", early), ("final", final)):
+        write_statistics(tmp_path / name, window.statistics, {})
+    module._write_graph(tmp_path, tmp_path / "final", tmp_path / "early", purchases.item_ids)
+    write_manifest(tmp_path)
+    neighbours, weights = read_graph(tmp_path)
+    assert neighbours.shape == weights.shape == (len(final.statistics.item_ids) + 1, module.GRAPH_DEGREE)
+    np.testing.assert_allclose(weights.sum(1)[weights.any(1)], 1, rtol=1e-5)
+    assert not weights[0].any()
+    assert not weights[neighbours == 0].any()
+    known = set(early.statistics.item_ids.tolist())
+    for code, item in enumerate(final.statistics.item_ids.tolist()):
+        if item not in known:
+            assert not weights[code + 1].any()
+            continue
+        row = early.statistics.code_of[item]
+        near = early.statistics.neighbours[row, : module.GRAPH_DEGREE]
+        near = near[near >= 0]
+        share = early.statistics.together_count[row, : len(near)] / np.sqrt(
+            early.statistics.basket_count[near]
+        )
+        expected = dict(zip(early.statistics.item_ids[near].tolist(), share / share.sum(), strict=True))
+        found = {
+            str(final.statistics.item_ids[other - 1]): float(weight)
+            for other, weight in zip(neighbours[code + 1], weights[code + 1], strict=True)
+            if weight
+        }
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_too_short_a_history_says_so(tmp_path: Path) -> None:
+    from components.data.fit_statistics import fit_statistics
+    from feature_repo.events import write_dataset
+
+    write_dataset(tmp_path / "dataset", toy_dataset(users=20, weeks=6))
+    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", "2024-02-01T00:00:00Z")
+    with pytest.raises(ValueError, match="bring more history"):
+        build_examples(
+            tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", "2024-02-01T00:00:00Z", {}
+        )
+
+
+def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="negatvies"):
+        build_examples(tmp_path, tmp_path, tmp_path, "2024-02-01", {"negatvies": 3})
+
+
+def test_half_written_and_foreign_examples_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ContractViolation, match="no finished examples"):
+        read_manifest(tmp_path)
+    write_manifest(tmp_path)
+    monkeypatch.setattr("components.data.examples.schema_hash", lambda: "other")
+    with pytest.raises(ContractViolation, match="feature schema"):
+        read_manifest(tmp_path)

@@ -1,0 +1,117 @@
+"""Statistics of eight baskets, counted by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
+from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
+
+CUT = pd.Timestamp("2024-06-01", tz="UTC")
+
+
+def events(rows: list[tuple[str, str, str, int]]) -> pd.DataFrame:
+    """Rows of basket, user, item and days before the cut."""
+    frame = pd.DataFrame(rows, columns=["basket_id", "user_id", "item_id", "days"])
+    return frame.assign(
+        event_type="purchase",
+        at=CUT - pd.to_timedelta(frame["days"], unit="D"),
+        quantity=2,
+        price=3.0,
+        discount=np.where(frame["item_id"] == "bread", 0.5, 0.0),
+        store_id=np.where(frame["user_id"] == "ann", "north", ""),
+    )
+
+
+ITEMS = pd.DataFrame(
+    {
+        "item_id": ["bread", "butter", "rare"],
+        "department": ["food", "food", "food"],
+        "category": ["bakery", "dairy", "dairy"],
+        "type": ["loaf", "butter", ""],
+        "brand": ["national", "private", ""],
+        "manufacturer": ["mill", "dairy", "dairy"],
+    }
+).set_index("item_id")
+
+
+@pytest.fixture
+def fitted() -> Statistics:
+    """Ann buys bread six times, 10 days apart, thrice with butter; Bob buys butter twice, rare once."""
+    rows = [(f"a{n}", "ann", "bread", 60 - 10 * n) for n in range(6)]
+    rows += [(f"a{n}", "ann", "butter", 60 - 10 * n) for n in range(3)]
+    rows += [("b1", "bob", "butter", 20), ("b2", "bob", "butter", 5), ("b2", "bob", "rare", 5)]
+    seen = purchases_of(events(rows)).before(CUT)
+    return fit(seen, ITEMS, fit_vocabulary(seen, ITEMS), CUT)
+
+
+def test_an_item_scanned_twice_is_one_line_of_its_basket() -> None:
+    frame = events([("a", "ann", "bread", 2), ("a", "ann", "butter", 2), ("a", "ann", "bread", 2)])
+    found = purchases_of(frame.assign(price=[3.0, 1.0, np.nan]))
+    assert found.item_ids[found.item].tolist() == ["bread", "butter"]
+    assert (found.paid.tolist(), found.discount.tolist()) == ([6.0, 2.0], [1.0, 0.0])
+    assert found.quantity.tolist() == [2, 2], "units whose price is known"
+
+
+def test_catalogue_and_counts(fitted: Statistics) -> None:
+    assert fitted.item_ids.tolist() == ["bread", "butter"]  # rare was bought once: out of the catalogue
+    assert fitted.basket_count.tolist() == [6, 5]
+    assert fitted.total_baskets == 8
+    assert fitted.purchases_4w.tolist() == [2, 2]
+    assert fitted.buyer_count.tolist() == [1, 2]
+    assert fitted.repeat_ratio.tolist() == [1, 1]
+    assert fitted.age_days.tolist() == [60, 60]
+    assert fitted.price.tolist() == [3, 3]
+    assert fitted.discount_ratio.tolist() == [1, 0]
+    assert fitted.is_private.tolist() == [0, 1]
+    assert fitted.manufacturer.tolist() == [2, 1]  # of "", dairy, mill
+
+
+def test_intervals_lean_on_the_mean_of_the_catalogue(fitted: Statistics) -> None:
+    # Bread: 5 gaps over 50 days; butter: 2 gaps over 20 (Ann) and 1 over 15 (Bob). Mean of all: 85 / 8.
+    mean = 85 / 8
+    np.testing.assert_allclose(fitted.interval_days, [(50 + 3 * mean) / 8, (35 + 3 * mean) / 6], rtol=1e-6)
+
+
+def test_bought_together(fitted: Statistics) -> None:
+    assert fitted.neighbours.tolist() == [[1], [0]]
+    assert fitted.together_count.tolist() == [[3], [3]]
+    # Expected pairs if independent: 6 * 5 / 8.
+    types = fitted.categorical[:, 0]
+    assert fitted.type_lift[types[0], types[1]] == pytest.approx(np.log((3 + 5) / (30 / 8 + 5)), rel=1e-3)
+
+
+def test_stores_without_a_name_have_no_best_sellers(fitted: Statistics) -> None:
+    assert fitted.store_ids.tolist() == ["north"]
+    assert sorted(fitted.store_popular[0].tolist()) == [0, 1]
+    assert fitted.store_popular[0].tolist()[0] == 0  # Ann's store sells more bread
+
+
+def test_nothing_at_or_after_the_cut_counts() -> None:
+    rows = [(f"a{n}", "ann", "bread", 60 - 10 * n) for n in range(6)] + [("late", "ann", "bread", 0)]
+    seen = purchases_of(events(rows)).before(CUT)
+    assert fit(seen, ITEMS, fit_vocabulary(seen, ITEMS), CUT).basket_count.tolist() == [6]
+
+
+def test_an_empty_catalogue_says_what_to_do() -> None:
+    seen = purchases_of(events([("a", "ann", "bread", 3)])).before(CUT)
+    with pytest.raises(ValueError, match="no item has 5 purchases"):
+        fit(seen, ITEMS, fit_vocabulary(seen, ITEMS), CUT)
+
+
+def test_written_and_read_back(fitted: Statistics, tmp_path: Path) -> None:
+    write_statistics(tmp_path, fitted, {"type": ["", "loaf"]})
+    again = read_statistics(tmp_path)
+    for name, array in vars(fitted).items():
+        if isinstance(array, np.ndarray):
+            np.testing.assert_array_equal(getattr(again, name), array)
+    assert read_vocabulary(tmp_path) == {"type": ["", "loaf"]}
+
+
+def test_arrays_of_different_lengths_are_refused(fitted: Statistics, tmp_path: Path) -> None:
+    write_statistics(tmp_path, fitted, {})
+    np.save(tmp_path / "price.npy", np.zeros(9, np.float32))
+    with pytest.raises(ValueError, match=r"price.npy holds float32 of the shape \(9,\)"):
+        read_statistics(tmp_path)

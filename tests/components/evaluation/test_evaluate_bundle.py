@@ -1,0 +1,73 @@
+"""That the numbers come from the served path and travel in the sealed bundle."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from components.evaluation.evaluate_bundle import evaluate_bundle
+from serving.answer.recommender import Recommender
+from serving.prediction_log import Record
+from serving.release.bundle import load_bundle, read_manifest
+from serving.schemas import Request
+from serving.stores.online_features import open_store
+
+
+@pytest.mark.slow
+def test_results_are_part_of_the_sealed_bundle(toy_line: Path) -> None:
+    evaluated = toy_line / "evaluated"
+    manifest = read_manifest(evaluated)
+    assert {"evaluation.json", "reference_log.parquet", "reference_events.parquet"} <= set(manifest["files"])
+    assert manifest["made_from"]["parent"] == read_manifest(toy_line / "bundle")["bundle_id"]
+    results = json.loads((evaluated / "evaluation.json").read_text())
+    assert results["served"]["recall_at_20"] > 0.9
+    assert results["candidates"]["served"]["recall"] > 0.9
+    assert (
+        0
+        < results["cold"]["no_history"]["recall_at_20"]
+        <= results["cold"]["all_history"]["recall_at_20"] + 0.05
+    )
+    calibration = results["calibration"]
+    assert calibration["mean_probability"] == pytest.approx(calibration["purchase_rate"], rel=0.5)
+
+
+@pytest.mark.slow
+def test_the_drift_reference_is_what_the_log_would_hold(toy_line: Path) -> None:
+    """Each basket of the test weeks whole, asked at its own time for the default number of items.
+
+    The online store holds all that came since as well; of it the endpoint takes what lies before the request.
+    """
+    from feature_repo.events import read_dataset
+
+    reference = pq.read_table(toy_line / "evaluated" / "reference_log.parquet").to_pandas()
+    results = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())
+    events = read_dataset(toy_line / "dataset").events
+    window = results["test_window"]
+    tested = events[(events["at"] >= window["from"]) & (events["at"] < window["until"])]
+    bought = tested.groupby("basket_id")["item_id"].agg(set)
+    asked = dict(zip(reference["request_id"], reference["basket"].map(set), strict=True))
+    assert asked == bought.to_dict()
+    assert set(reference["item_ids"].map(len)) == {10}
+    assert set(reference["answered_at"]) == set(tested["at"])
+    store = open_store(f"sqlite:///{toy_line / 'home' / 'online_store.db'}")
+    served: list[Record] = []
+    recommender = Recommender(load_bundle(toy_line / "evaluated"), store, served)
+    for row in reference.head(50).itertuples():
+        recommender.recommend(
+            Request(tuple(row.basket), row.at.timestamp(), row.user_id, row.store_id, 10, "r")
+        )
+        assert [item.item_id for item in served[-1].response.items] == list(row.item_ids)
+        np.testing.assert_array_equal(served[-1].features.ravel(), row.features)
+
+
+@pytest.mark.slow
+def test_no_test_basket_says_what_to_do(toy_line: Path, tmp_path: Path) -> None:
+    from feature_repo.events import Dataset, read_dataset, write_dataset
+
+    data = read_dataset(toy_line / "dataset")
+    early = data.events[data.events["at"] < "2024-06-01T00:00:00Z"]
+    write_dataset(tmp_path / "dataset", Dataset(early, data.items, {"name": "early"}))
+    with pytest.raises(ValueError, match="earlier --train-until"):
+        evaluate_bundle(toy_line / "bundle", tmp_path / "dataset", tmp_path / "evaluated")

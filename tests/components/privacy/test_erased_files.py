@@ -1,0 +1,161 @@
+"""Rows of one user leave a file whole, the rest of it stays as it was, and a sealed data set stays sealed."""
+
+import json
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.privacy.erased_files import (
+    drop_stale,
+    erase_dataset,
+    erase_lines,
+    erase_rows,
+    names_user,
+)
+from feature_repo.events import Dataset, read_dataset, write_dataset
+from feature_repo.stream.erasure import microseconds
+from feature_repo.toy_shop import toy_dataset
+
+NOON = datetime(2024, 3, 2, 12, tzinfo=UTC)
+UNTIL = microseconds(NOON)
+LATE = 2**61  # microseconds: later than any event
+
+
+def test_the_rows_up_to_the_time_go_and_nobody_elses(tmp_path: Path) -> None:
+    file = tmp_path / "events.parquet"
+    users = ["u1", "u10", "u1", None, "u1"]
+    at = pa.array(
+        [NOON, NOON, NOON + timedelta(seconds=1), NOON, NOON - timedelta(days=9)], pa.timestamp("us", "UTC")
+    )
+    table = pa.table({"user_id": users, "at": at, "n": range(5)}).replace_schema_metadata(
+        {"feature_names": "[]"}
+    )
+    pq.write_table(table, file)
+    assert erase_rows(file, "u1", UNTIL, dry_run=True) == 2
+    assert pq.read_table(file).equals(table)
+    assert erase_rows(file, "u1", UNTIL) == 2
+    left = pq.read_table(file)
+    assert left["n"].to_pylist() == [1, 2, 3]
+    assert left.schema.metadata == table.schema.metadata
+    assert erase_rows(file, "u1", UNTIL) == 0
+    assert [one.name for one in tmp_path.iterdir()] == ["events.parquet"]
+
+
+def test_a_file_without_users_or_times(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"item_id": ["u1"]}), tmp_path / "items.parquet")
+    pq.write_table(pa.table({"user_id": ["u1", "u2"]}), tmp_path / "users.parquet")
+    assert erase_rows(tmp_path / "items.parquet", "u1", UNTIL) == 0
+    assert erase_rows(tmp_path / "users.parquet", "u1", UNTIL) == 1
+    assert erase_rows(tmp_path / "gone.parquet", "u1", UNTIL) == 0  # merged into another meanwhile
+
+
+def test_a_file_that_is_replaced_while_it_is_rewritten_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What somebody publishes at that moment must not be overwritten by the older rows."""
+    file = tmp_path / "base.parquet"
+    pq.write_table(pa.table({"user_id": ["u1", "old"]}), file)
+    write, others = pq.write_table, [pa.table({"user_id": ["u1", "new"]})]
+
+    def interrupted(*args: object, **named: object) -> None:
+        write(*args, **named)
+        if others:
+            write(others.pop(), tmp_path / "part")
+            os.replace(tmp_path / "part", file)
+
+    monkeypatch.setattr("components.privacy.erased_files.pq.write_table", interrupted)
+    assert erase_rows(file, "u1", UNTIL) == 1
+    assert pq.read_table(file)["user_id"].to_pylist() == ["new"]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    data = toy_dataset(users=12, weeks=6)
+    users = pd.DataFrame({"user_id": ["user-001", "user-002"], "age": ["45-54", "25-34"]})
+    refused = pd.DataFrame(
+        [
+            {"row": 1, "reason": "bad", "user_id": "user-001", "text": None},
+            {"row": 2, "reason": "bad", "user_id": "user-0011", "text": None},
+            {"row": 3, "reason": "torn", "user_id": None, "text": '"user-001",b,c,d,e,f,g,h,i'},
+        ]
+    )
+    promotions = pa.table({"item_id": ["item-001"], "valid_from": [NOON], "valid_until": [NOON]})
+    write_dataset(
+        tmp_path / "dataset", Dataset(data.events, data.items, data.manifest, users, promotions), refused
+    )
+    return tmp_path / "dataset"
+
+
+def test_a_data_set_is_sealed_anew_without_the_user(dataset: Path) -> None:
+    before = read_dataset(dataset, ["users", "promotions"])
+    own = int((before.events["user_id"] == "user-001").sum())
+    assert own > 0
+    assert erase_dataset(dataset, "user-001", LATE, dry_run=True) == own + 3
+    assert read_dataset(dataset).manifest == before.manifest
+    assert erase_dataset(dataset, "user-001", LATE) == own + 3
+    after = read_dataset(dataset, ["users", "promotions"])
+    others = before.events[before.events["user_id"] != "user-001"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(after.events, others)
+    pd.testing.assert_frame_equal(after.items, before.items)
+    assert after.users is not None
+    assert after.users["user_id"].tolist() == ["user-002"]
+    assert after.promotions is not None
+    assert after.manifest["users"] == before.manifest["users"] - 1
+    assert after.manifest["rows"] == len(others)
+    assert after.manifest["dropped"]["of forgotten users"] == own
+    assert after.manifest["timezone"] == before.manifest["timezone"]
+    assert after.manifest["data_hash"] != before.manifest["data_hash"]
+    [left] = (dataset / "quarantine.jsonl").read_text().splitlines()
+    assert json.loads(left)["user_id"] == "user-0011"
+    assert erase_dataset(dataset, "user-001", LATE) == 0
+
+
+def test_a_data_set_of_nobody_else_goes(tmp_path: Path) -> None:
+    data = toy_dataset(users=3, weeks=6)
+    events = data.events[data.events["user_id"] == "user-001"].reset_index(drop=True)
+    write_dataset(tmp_path / "dataset", Dataset(events, data.items, data.manifest))
+    assert erase_dataset(tmp_path / "dataset", "user-001", LATE) == len(events)
+    assert not (tmp_path / "dataset").exists()
+
+
+def test_a_damaged_data_set_loses_its_rows_all_the_same(dataset: Path) -> None:
+    (dataset / "manifest.json").write_text("{")
+    assert erase_dataset(dataset, "user-001", LATE) > 1
+    assert "user-001" not in pq.read_table(dataset / "events.parquet")["user_id"].to_pylist()
+
+
+def test_refused_rows_and_lines_that_did_not_parse(tmp_path: Path) -> None:
+    file = tmp_path / "quarantine.jsonl"
+    lines = [{"user_id": "12.0"}, {"user_id": "120"}, {"user_id": None, "text": "12,x"}, {"text": "b,121,x"}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert erase_lines(file, "12", dry_run=True) == erase_lines(file, "12") == 2
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [lines[1], lines[3]]
+    assert erase_lines(file, "12") == 0
+
+
+def test_who_is_in_a_bundle_is_found_there(tmp_path: Path) -> None:
+    asked: list[dict[str, dict[str, str]]] = [
+        {"request": {"user_id": user}} if user else {"request": {}} for user in ("u1", None, "u10", "u1")
+    ]
+    (tmp_path / "golden.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    assert [names_user(tmp_path, user) for user in ("u1", "u10", "u2")] == [2, 1, 0]
+    log = pa.table(
+        {"user_id": ["u2", "u1"], "answered_at": pa.array([NOON, NOON], pa.timestamp("us", "UTC"))}
+    )
+    pq.write_table(log, tmp_path / "reference_log.parquet")
+    assert [names_user(tmp_path, user) for user in ("u1", "u10", "u2")] == [3, 1, 1]
+
+
+def test_what_a_killed_process_left_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    for name in (".a.parquet.part", ".b.parquet.tmp", "snapshots.part", "c.parquet"):
+        (tmp_path / name).write_bytes(b"rows")
+        os.utime(tmp_path / name, (time.time() - 3_600,) * 2)
+    (tmp_path / ".new.part").write_bytes(b"rows")
+    drop_stale(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".new.part", "c.parquet"]

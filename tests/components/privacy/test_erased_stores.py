@@ -1,0 +1,113 @@
+"""The user's row and coupons leave the stores, the others' stay, and no byte of them is left in a file."""
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.data.feast_store import open_feature_store, quiet_feast
+from components.privacy.erased_stores import erase_coupons, erase_row
+from feature_repo.aggregates import no_events
+from feature_repo.facts import Fact
+from feature_repo.stream.online_rows import OnlineRows
+from serving.shop.fact_store import open_fact_store
+
+AT = 1_700_000_000.0
+UNTIL = round(AT * 1e6)
+
+
+def fill(home: Path, url: str, row_of: Callable[..., Any], at: float = AT) -> OnlineRows:
+    with quiet_feast():
+        rows = OnlineRows(lambda: open_feature_store(home, url))
+        rows.put({user: row_of([(at, ["tea"], 1.0, 0.0)]) for user in ("u1", "u10", "forget me")})
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
+def test_one_users_row_goes(
+    kind: str, tmp_path: Path, row_of: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    url = "" if kind == "sqlite" else request.getfixturevalue("valkey")[0]
+    place = url or f"sqlite:///{tmp_path / 'online_store.db'}"
+    assert erase_row(place, "u1", UNTIL) == 0  # nothing there yet
+    rows = fill(tmp_path, url, row_of)
+    counted = erase_row(place, "u1", UNTIL, dry_run=True)
+    assert counted > 10
+    assert erase_row(place, "u1", UNTIL) == counted
+    assert erase_row(place, "u1", UNTIL) == 0
+    assert erase_row(place, "forget me", UNTIL) == counted
+    rows.reopen()
+    left = {user: len(row) for user, row in rows.get(["u1", "u10", "forget me"]).items()}
+    assert left == {"u1": len(no_events()), "u10": 1, "forget me": 0}
+    if kind == "sqlite":
+        assert b"forget me" not in (tmp_path / "online_store.db").read_bytes()
+
+
+def test_a_row_that_began_after_the_time_stays(tmp_path: Path, row_of: Callable[..., Any]) -> None:
+    fill(tmp_path, "", row_of, AT + 1)
+    url = f"sqlite:///{tmp_path / 'online_store.db'}"
+    assert erase_row(url, "u1", UNTIL) == 0
+    assert erase_row(url, "u1", UNTIL + 1_000_000) > 0
+
+
+def test_a_row_that_cannot_be_read_goes_too(tmp_path: Path, row_of: Callable[..., Any]) -> None:
+    fill(tmp_path, "", row_of)
+    with sqlite3.connect(tmp_path / "online_store.db") as connection:
+        connection.execute("UPDATE checkout_user_history SET value = x'00' WHERE feature_name = 'history'")
+    assert erase_row(f"sqlite:///{tmp_path / 'online_store.db'}", "u1", UNTIL) > 0
+
+
+def test_a_store_that_is_away_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError, match="cannot be reached"):
+        erase_row("redis://127.0.0.1:1/0", "u1", UNTIL)
+
+
+@contextmanager
+def listening(url: str, sequence: int, heard: list[Fact]) -> Iterator[None]:
+    """Read what changes in a fact store, as an endpoint does, until the block ends."""
+    done = threading.Event()
+
+    def work() -> None:
+        last, reader = sequence, open_fact_store(url)
+        while not done.wait(0.05):
+            facts, last = reader.changed_since(last)
+            heard.extend(facts)
+        reader.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
+def test_coupons_of_one_user_go_and_readers_hear_that_they_hold_no_more(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path / 'facts.db'}" if kind == "sqlite" else request.getfixturevalue("valkey")[0]
+    assert erase_coupons(url, "forget me", UNTIL) == 0
+    store = open_fact_store(url)
+    users = ["forget me", "forget me", "forget me too", None]
+    coupons = [Fact(str(n), "coupon", "tea", f"TEA{n}", AT, None, user) for n, user in enumerate(users)]
+    later = Fact("9", "coupon", "tea", "NEW", AT + 1, None, "forget me")
+    store.write([*coupons, Fact("p", "price", "tea", 1.0, AT)])
+    assert erase_coupons(url, "forget me", UNTIL, dry_run=True) == 2
+    heard: list[Fact] = []
+    with listening(url, store.changed_since(0)[1], heard):
+        assert erase_coupons(url, "forget me", UNTIL) == 2
+    assert [(fact.user_id, fact.value) for fact in heard] == [("forget me", None)]
+    left = store.changed_since(0)[0]
+    assert sorted(fact.fact_id for fact in left) == ["2", "3", "p"]
+    store.write([later])
+    assert erase_coupons(url, "forget me", UNTIL) == 0
+    store.remove([later])
+    store.close()
+    for file in tmp_path.glob("facts.db*"):
+        assert b"forget me\x1f" not in file.read_bytes()

@@ -1,0 +1,471 @@
+"""After `reco forget` nobody finds the user in any file or store of a home, but where the report says so."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from components.data.feast_store import open_feature_store, quiet_feast
+from components.data.ingest_events import ingest_events
+from components.home import Champion, Conflict, Running, announced, locked, write_champion
+from components.privacy.forget_user import DONE, IN_USE, REMAINS, UNREACHABLE, Report, forget_user
+from components.release.publish_features import publish_features
+from feature_repo.events import read_dataset
+from feature_repo.facts import Fact
+from feature_repo.stream.archive import EVENTS, last_versions, read_archive, streamed_name, write_segment
+from feature_repo.stream.erasure import FILE, Forgotten
+from feature_repo.stream.kafka import KafkaSettings, client_config
+from feature_repo.stream.messages import events_table, parse_event
+from feature_repo.stream.online_rows import OnlineRows
+from feature_repo.stream.outbox import Outbox
+from feature_repo.stream.replay_events import encode
+from feature_repo.stream.stream import Stream
+from serving.prediction_log import PredictionLog, Record, read_log
+from serving.schemas import Request, Response
+from serving.settings import Settings
+from serving.shop.fact_store import open_fact_store
+
+USER, LONGER = "user-000", "user-0007"  # of which the first is the beginning
+NOW = 1.75e9  # the user's last event in these homes; everything lies before the test's own clock
+RUN = Path("runs/20260301-100000/artifacts")
+
+
+@pytest.fixture(autouse=True)
+def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No endpoint is at work in most of these homes: nothing to wait for."""
+    monkeypatch.setattr("components.privacy.forget_user.QUEUE_S", 0.01)
+    monkeypatch.setattr("components.privacy.erased_stores.POLL_S", 0.01)
+
+
+def settings_of(home: Path, **given: Any) -> Settings:
+    return replace(Settings(home=home, log_segment_s=0.2), **given)
+
+
+def streamed(user: str, number: int, at: float = NOW) -> Any:
+    """An event as the stream takes it from the broker."""
+    said = {
+        "event_id": f"s{number}-{user}",
+        "user_id": user,
+        "basket_id": f"b{number}-{user}",
+        "item_id": "item-001",
+        "at": pd.Timestamp(at, unit="s", tz="UTC").isoformat(),
+    }
+    return parse_event(user.encode(), json.dumps(said).encode(), time.time())
+
+
+def logged(home: Path, *records: tuple[str, float]) -> None:
+    log = PredictionLog(home / "prediction_log", ("count",), segment_records=4, poll_s=0.01)
+    for number, (user, at) in enumerate(records):
+        request = Request(("item-001",), at, user, None, 10, f"r{number}")
+        log.append(Record(request, Response(f"r{number}", (), "b"), np.empty((0, 1)), at))
+    log.close()
+
+
+@pytest.fixture
+def home(toy_line: Path, tmp_path: Path) -> Path:
+    """A home as a champion, an endpoint, a stream and a till without a broker leave it."""
+    home = tmp_path / "home"
+    shutil.copytree(toy_line / "home", home)
+    for step, name in (("ingest-events", "dataset"), ("materialize-features", "features")):
+        shutil.copytree(toy_line / name, home / RUN / step / name)
+    shutil.copytree(toy_line / "evaluated", home / "bundles" / "b1")
+    write_champion(home, Champion("b1", "1", "recommender", "bundles/b1", "2024-06-10", "2024-07-20"))
+    archive = home / "offline_store" / EVENTS
+    for first in (0, 3):
+        events = [streamed(user, first + n) for n, user in enumerate((LONGER, "user-001", USER))]
+        name = streamed_name(1, first, first + 2)
+        write_segment(archive, events_table(events, [first, first + 1, first + 2]), name)
+    logged(home, *[(user, NOW + n) for n in range(3) for user in (USER, LONGER, "user-001")])
+    store = open_fact_store(settings_of(home).fact_store_url)
+    coupons = [Fact(user, "coupon", "item-001", "TEA", NOW, None, user) for user in (USER, LONGER)]
+    store.write([replace(coupon, fact_id=str(n)) for n, coupon in enumerate(coupons)])
+    store.close()
+    outbox = Outbox(home / "outbox" / "till", KafkaSettings(bootstrap="127.0.0.1:1"))
+    for user in (USER, LONGER):
+        outbox.send("checkout.events", user, json.dumps({"user_id": user}).encode())
+        outbox.send("checkout.facts", "item-001", json.dumps({"user_id": user}).encode())
+    outbox.close()
+    (home / RUN / "ingest-events" / "dataset.quarantine").mkdir()
+    quarantine = home / RUN / "ingest-events" / "dataset.quarantine" / "quarantine.jsonl"
+    quarantine.write_text("".join(json.dumps({"row": 1, "user_id": user}) + "\n" for user in (USER, LONGER)))
+    return home
+
+
+def found(home: Path, user: str) -> set[str]:
+    """Every file that names a user: as bytes, or in the cells of a table."""
+    exact = re.compile(re.escape(user.encode()) + rb"(?![0-9])")
+    files = set()
+    for file in (one for one in home.rglob("*") if one.is_file()):
+        texts = [file.read_bytes()]
+        if file.suffix == ".parquet":
+            texts += [json.dumps(pq.ParquetFile(file).read().to_pylist(), default=str).encode()]
+        if any(exact.search(text) for text in texts):
+            files.add(str(file.relative_to(home)))
+    return files
+
+
+def places(report: Report) -> dict[str, tuple[int, str]]:
+    return {place.place: (place.removed, place.state) for place in report.places}
+
+
+def others(home: Path) -> dict[str, int]:
+    """What there is of everybody else."""
+    events = read_archive(home / "offline_store" / EVENTS)["user_id"].to_pylist()
+    log = read_log(home / "prediction_log")["user_id"].to_pylist()
+    data = read_dataset(home / RUN / "ingest-events" / "dataset").events["user_id"].tolist()
+    store = open_fact_store(settings_of(home).fact_store_url)
+    coupons = [str(fact.user_id) for fact in store.changed_since(0)[0]]
+    store.close()
+    return {
+        name: sum(user != USER for user in users)
+        for name, users in {"events": events, "log": log, "data": data, "coupons": coupons}.items()
+    }
+
+
+def test_nothing_is_left_but_what_the_report_names(home: Path) -> None:
+    before = others(home)
+    everywhere = found(home, USER)
+    assert len(everywhere) > 10
+    counted = forget_user(settings_of(home), USER, dry_run=True)
+    assert found(home, USER) == everywhere
+    assert not (home / FILE).exists()
+    report = forget_user(settings_of(home), USER)
+    assert found(home, USER) == {"bundles/b1/reference_log.parquet"}
+    assert others(home) == before
+    assert LONGER in str(read_archive(home / "offline_store" / EVENTS)["user_id"].to_pylist())
+    told = places(report)
+    assert told["archive"] == (390 + 2, DONE)
+    assert told["prediction log"] == (3, DONE)
+    assert told["fact store"] == (1, DONE)
+    assert told["outbox"] == (2, DONE)
+    assert told["offline store"] == (2, DONE)
+    assert told["runs and data sets"] == (390 + 390 + 1 + 1, DONE)  # events twice, a snapshot, a refused row
+    assert told["online store"][0] > 10
+    assert told["bundles"] == (0, REMAINS)
+    [bundle] = [place for place in report.places if place.place == "bundles"]
+    assert "the champion is one: it remains until the next promotion" in bundle.note
+    assert report.exit_code == 0
+    removed = {place: count for place, (count, _) in told.items()}
+    assert {place: count for place, (count, _) in places(counted).items()} == removed
+    assert USER not in json.dumps(report.to_dict())
+
+
+def test_again_and_for_nobody_it_finds_nothing(home: Path) -> None:
+    forget_user(settings_of(home), USER)
+    for user in (USER, "nobody"):
+        report = forget_user(settings_of(home), user)
+        assert {place.removed for place in report.places} == {0}
+        assert report.exit_code == 0
+
+
+def test_the_longer_id_is_somebody_else(home: Path) -> None:
+    before = found(home, USER)
+    forget_user(settings_of(home), LONGER)
+    assert found(home, USER) == before
+    assert not found(home, LONGER)
+
+
+def test_the_next_run_and_the_next_publication_do_not_see_the_user(
+    home: Path, toy_line: Path, tmp_path: Path
+) -> None:
+    forget_user(settings_of(home), USER)
+    cut = ingest_events("toy", tmp_path / "dataset", home=str(home))
+    data = read_dataset(tmp_path / "dataset")
+    assert data.manifest["dropped"]["of forgotten users"] == 390
+    assert data.manifest["users"] == 59
+    # Of a run that had read its events before.
+    publish_features(toy_line / "features", cut, {"bundle_id": "b2"}, str(home))
+    assert found(home, USER) == {"bundles/b1/reference_log.parquet"}
+    assert found(home, "user-001")
+
+
+def test_what_comes_after_the_moment_counts(home: Path) -> None:
+    forget_user(settings_of(home), USER)
+    later = time.time() + 60
+    archive = home / "offline_store" / EVENTS
+    write_segment(archive, events_table([streamed(USER, 9, later)], [9]), streamed_name(1, 9, 9))
+    logged(home, (USER, later))
+    assert Forgotten.load(home).without(read_archive(archive, [USER])).num_rows == 1
+    assert USER in read_log(home / "prediction_log")["user_id"].to_pylist()
+
+
+def test_a_till_whose_clock_is_ahead(home: Path) -> None:
+    """The latest event that is known lies in the future: it goes, and does not count when it comes again."""
+    ahead = float(round(time.time()) + 3_600)
+    archive = home / "offline_store" / EVENTS
+    write_segment(archive, events_table([streamed(USER, 9, ahead)], [9]), streamed_name(1, 9, 9))
+    forget_user(settings_of(home), USER)
+    assert len(read_archive(archive, [USER])) == 0
+    assert Forgotten.load(home).covers(USER, round(ahead * 1e6))
+
+
+def test_a_store_that_is_away_is_told_and_the_rest_is_done(home: Path) -> None:
+    report = forget_user(settings_of(home, store_url="redis://127.0.0.1:1/0"), USER)
+    told = places(report)
+    assert (told["online store"], told["fact store"]) == ((0, UNREACHABLE), (0, UNREACHABLE))
+    assert told["archive"] == (392, DONE)
+    assert report.exit_code == 3
+    assert forget_user(settings_of(home), USER).exit_code == 0  # it is back
+
+
+def test_the_store_of_reco_up_that_does_not_run_is_one_that_is_away(home: Path) -> None:
+    """Its append-only file brings the row back when it starts again."""
+    (home / "store").mkdir()
+    report = forget_user(settings_of(home), USER)
+    assert places(report)["store of `reco up`"] == (0, UNREACHABLE)
+    assert report.exit_code == 3
+    assert places(report)["archive"] == (392, DONE)
+    assert any("start `reco up` and repeat" in place.note for place in report.places)
+    with locked(home / "up.lock", "running `reco up`"), announced(home, Running("memory:", "", True)):
+        assert forget_user(settings_of(home, store_url="memory:"), USER).exit_code == 0
+        assert forget_user(settings_of(home), USER).exit_code == 3, "another store was asked"
+
+
+def test_the_files_under_home_are_erased_when_another_store_is_named(home: Path) -> None:
+    report = forget_user(settings_of(home, store_url="memory:"), USER)
+    told = places(report)
+    assert told["online store's file"][0] > 1
+    assert told["fact store's file"] == (1, DONE)
+    assert found(home, USER) == {"bundles/b1/reference_log.parquet"}
+
+
+def test_what_is_in_use_is_told_and_the_rest_is_done(home: Path) -> None:
+    outbox = Outbox(home / "outbox" / "till", KafkaSettings(bootstrap="127.0.0.1:1"))
+    with locked(home / "run.lock", "running a pipeline"):
+        report = forget_user(settings_of(home), USER)
+    outbox.close()
+    told = places(report)
+    assert told["outbox"] == told["runs and data sets"] == (0, IN_USE)
+    assert told["archive"] == (392, DONE)
+    assert report.exit_code == 4
+    assert places(forget_user(settings_of(home), USER))["runs and data sets"][0] > 390
+
+
+def test_a_damaged_file_is_named_and_the_rest_is_done(home: Path) -> None:
+    damaged = home / "offline_store" / "old" / "copy.parquet"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"half a file")
+    report = forget_user(settings_of(home), USER)
+    [place] = [place for place in report.places if place.place == "damaged files"]
+    assert (place.state, "offline_store/old/copy.parquet" in place.note) == (REMAINS, True)
+    assert places(report)["runs and data sets"][0] > 390
+
+
+def test_a_damaged_archive_and_state_of_the_stream_hold_nothing_up(home: Path) -> None:
+    (home / "offline_store" / EVENTS / streamed_name(2, 0, 5)).write_bytes(b"half a segment")
+    (home / "stream.json").write_text("{")
+    report = forget_user(settings_of(home), USER)
+    assert Forgotten.load(home).until(USER) is not None
+    [place] = [place for place in report.places if place.place == "damaged files"]
+    assert streamed_name(2, 0, 5) in place.note
+    assert places(report)["archive"] == (392, DONE)
+
+
+def test_an_answer_of_tomorrow_comes_back_no_more(home: Path) -> None:
+    """The checkout asked with its clock ahead: the answer becomes an impression of tomorrow."""
+    ahead = time.time() + 43_200
+    logged(home, (USER, ahead))
+    forget_user(settings_of(home), USER)
+    assert Forgotten.load(home).covers(USER, int(ahead * 1e6))
+
+
+def test_a_question_from_the_far_future_forgets_nobody_for_ever(home: Path) -> None:
+    logged(home, (USER, time.time() + 9e9))
+    forget_user(settings_of(home), USER)
+    assert not Forgotten.load(home).covers(USER, int((time.time() + 2 * 86_400) * 1e6))
+
+
+def test_one_at_a_time(home: Path) -> None:
+    with locked(home / "forget.lock", "forgetting a user"), pytest.raises(Conflict):
+        forget_user(settings_of(home), USER)
+
+
+@pytest.mark.parametrize("user", ["", "a\nb", "x" * 129])
+def test_what_can_be_nobody(home: Path, user: str) -> None:
+    with pytest.raises(ValueError, match="printable characters") as refused:
+        forget_user(settings_of(home), user)
+    assert not user or user not in str(refused.value)
+    assert not (home / FILE).exists()
+
+
+def test_an_open_segment_of_the_log_is_waited_for(home: Path) -> None:
+    shutil.rmtree(home / "prediction_log")
+    log = PredictionLog(home / "prediction_log", ("count",), segment_s=4.0, poll_s=0.01)
+    request = Request(("item-001",), NOW, USER, None, 10, "r")
+    log.append(Record(request, Response("r", (), "b"), np.empty((0, 1)), NOW))
+    said: list[str] = []
+    report = forget_user(settings_of(home, log_segment_s=4.0), USER, say=said.append)
+    log.close()
+    assert places(report)["prediction log"] == (1, DONE)
+    assert len(said) == 1
+    assert found(home, USER) == {"bundles/b1/reference_log.parquet"}
+
+
+# ------------------------------------------------------------------------------------- with processes
+
+FORGET = """
+import sys
+from pathlib import Path
+from components.privacy.forget_user import forget_user
+from serving.settings import Settings
+forget_user(Settings(home=Path(sys.argv[1]), log_segment_s=0.2), sys.stdin.read())
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_done_again_it_ends_the_same(home: Path) -> None:
+    """What was done stays done, nothing is damaged, and the tombstone was there first."""
+    before = others(home)
+    stops = 0
+    for delay_s in (0.0, 0.02, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 0.9):
+        with subprocess.Popen([sys.executable, "-c", FORGET, str(home)], stdin=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            process.stdin.write(USER.encode())
+            process.stdin.close()
+            until(
+                lambda: (home / "forget.lock").exists() and (home / "forget.lock").stat().st_size, "the start"
+            )
+            time.sleep(delay_s)
+            process.send_signal(signal.SIGKILL)
+            stops += process.wait() == -signal.SIGKILL
+        assert Forgotten.load(home).until(USER) is not None or found(home, USER)
+        assert others(home) == before
+        (home / "forget.lock").write_text("")
+    assert stops > 3
+    assert forget_user(settings_of(home), USER).exit_code == 0
+    for file in home.rglob(".*.part"):  # they go when nobody can be writing them any more
+        os.utime(file, (time.time() - 3_600,) * 2)
+    forget_user(settings_of(home), USER)
+    assert found(home, USER) == {"bundles/b1/reference_log.parquet"}
+    assert others(home) == before
+
+
+def until(true: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, f"waited 60 s for {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("valkey")[0]) if request.param == "redis" else ""
+
+
+@pytest.fixture
+def streaming(broker: Any) -> Callable[..., Any]:
+    @contextmanager
+    def start(home: Path, url: str) -> Iterator[Stream]:
+        """Run a stream in a thread until the block ends."""
+        stop = threading.Event()
+        with quiet_feast():
+            rows = OnlineRows(lambda: open_feature_store(home, url))
+            stream = Stream(home, rows, KafkaSettings(bootstrap=broker.bootstrap))
+            thread = threading.Thread(target=stream.run, args=(stop,))
+            thread.start()
+            try:
+                yield stream
+            finally:
+                stop.set()
+                thread.join(60)
+        assert not thread.is_alive()
+
+    return start
+
+
+def produce(broker: Any, events: list[tuple[str, bytes]]) -> None:
+    from confluent_kafka import Producer
+
+    settings = KafkaSettings(bootstrap=broker.bootstrap)
+    producer = Producer(client_config(settings))
+    for user, value in events:
+        producer.produce(settings.events_topic, value, user)
+    assert producer.flush(60) == 0
+
+
+@pytest.mark.slow
+def test_a_stream_at_work_brings_nothing_back_and_takes_what_is_new(
+    broker: Any, url: str, streaming: Any, tmp_path: Path, toy_line: Path
+) -> None:
+    home = tmp_path / "streamed"
+    events = read_dataset(toy_line / "dataset").events
+    chosen = events[events["user_id"].isin([USER, "user-001"])].reset_index(drop=True)
+    own = int((chosen["user_id"] == USER).sum())
+    with streaming(home, url) as stream:
+        produce(broker, [*encode(chosen)])
+        until(lambda: stream.counts.events == len(chosen), "the events")
+        settings = settings_of(home, store_url=url)
+        while_busy = producing(broker, [*encode(chosen)])  # again, while the user is being forgotten
+        report = forget_user(settings, USER)
+        while_busy()
+        assert places(report)["online store"][0] > 10
+        assert report.exit_code == 0
+        until(lambda: stream.counts.events + stream.counts.forgotten == 2 * len(chosen), "the repetition")
+        produce(broker, [*encode(chosen)])
+        until(lambda: stream.counts.events + stream.counts.forgotten == 3 * len(chosen), "the next one")
+        assert own <= stream.counts.forgotten <= 2 * own
+        new = (
+            chosen[chosen["user_id"] == USER]
+            .iloc[:1]
+            .assign(event_id="new", basket_id="new", at=pd.Timestamp.now("UTC").as_unit("us"))
+        )
+        produce(broker, [*encode(new)])
+        archive = home / "offline_store" / EVENTS
+        until(lambda: read_archive(archive, [USER])["event_id"].to_pylist() == ["new"], "the new event")
+        rows = OnlineRows(lambda: open_feature_store(home, url)).get([USER, "user-001"])
+        assert len(rows[USER]) == 1
+        assert len(rows["user-001"]) == len(chosen) - own
+        assert set(read_archive(archive)["user_id"].to_pylist()) == {USER, "user-001"}
+
+
+def producing(broker: Any, events: list[tuple[str, bytes]]) -> Callable[[], None]:
+    thread = threading.Thread(target=produce, args=(broker, events))
+    thread.start()
+    return thread.join
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_stream_that_starts_again_goes_on_behind_a_forgotten_event(
+    broker: Any, url: str, streaming: Any, tmp_path: Path, toy_line: Path
+) -> None:
+    """The partition's last event was the user's: it is gone, and the log is still known as the same."""
+    home = tmp_path / "streamed"
+    archive = home / "offline_store" / EVENTS
+    events = read_dataset(toy_line / "dataset").events
+    # librdkafka's own partitioner: the checksum of the key.
+    neighbour = next(
+        user
+        for user in events["user_id"].unique()
+        if user != USER and (crc32(user.encode()) - crc32(USER.encode())) % 4 == 0
+    )
+    one, other = (events[events["user_id"] == user] for user in (neighbour, USER))
+    both = pd.concat([one, other], ignore_index=True)
+    with streaming(home, url) as first:
+        produce(broker, [*encode(both)])
+        until(lambda: len(read_archive(archive)) == len(both), "the archive")
+        assert first.counts.events == len(both)
+    assert len(last_versions(archive)) == 1
+    forget_user(settings_of(home), USER)
+    assert [*last_versions(archive).values()] == [len(one) - 1]
+    with streaming(home, url) as second:
+        produce(broker, [*encode(both)])
+        until(lambda: second.counts.forgotten == len(other), "the events again")
+        assert {*second._generation.values()} == {0}  # the log is the one that it was
+    assert read_archive(archive)["user_id"].to_pylist() == [neighbour] * len(one)

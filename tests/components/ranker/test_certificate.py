@@ -1,0 +1,422 @@
+"""What a certificate measures, by hand on tiny lists; and what its readers refuse."""
+
+import copy
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.data.examples import RankerExamples
+from components.ranker import certificate as module
+from components.ranker.certificate import (
+    MAY_BE_HELD_AGAINST,
+    TOLERANCES,
+    ParityFailed,
+    certify,
+    check,
+    check_chain,
+    enforce,
+)
+from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH
+
+SECTIONS = tomllib.loads(TOLERANCES.read_text())
+SOLD, BASKET_SIZE = DENSE_NAMES.index("item_purchases_13w"), DENSE_NAMES.index("basket_size")
+
+
+def lists(*labels: list[int]) -> RankerExamples:
+    """Lists with these labels, all of known users with small baskets."""
+    label = np.array([one for each in labels for one in each], np.int8)
+    history = np.zeros((len(labels), HISTORY_LENGTH), np.int32)
+    history[:, 0] = 1
+    return RankerExamples(
+        dense=np.ones((len(label), len(DENSE_NAMES)), np.float32),
+        categorical=np.zeros((len(label), 4), np.int32),
+        label=label,
+        start=np.cumsum([0, *(len(each) for each in labels)]),
+        history=history,
+        history_weight=np.zeros(history.shape, np.float16),
+        basket=np.zeros((len(labels), BASKET_LENGTH), np.int32),
+    )
+
+
+def certified(data: RankerExamples, ours: list[float], theirs: list[float], **more: Any) -> dict[str, Any]:
+    child = ("child", np.array(ours, np.float32))
+    return certify("prune_ranker", "prune", child, ["parent"], np.array(theirs, np.float32), data, **more)
+
+
+# ---------------------------------------------------------------------------------------- the numbers
+
+
+def test_ndcg_and_auc_by_hand() -> None:
+    """List one: bought are places 1 and 3 of 4; list two: place 2 of 2; list three has no purchase."""
+    data = lists([1, 0, 1, 0], [0, 1], [0, 0])
+    found = certified(
+        data, [0.9, 0.5, 0.4, 0.1, 0.6, 0.3, 0.2, 0.1], [0.9, 0.4, 0.5, 0.1, 0.3, 0.6, 0.2, 0.1]
+    )
+    first = (1 + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
+    second = 1 / math.log2(3)
+    assert found["ndcg_at_10"]["child"] == pytest.approx((first + second) / 2)
+    assert found["ndcg_at_10"]["parent"] == 1.0
+    assert found["ndcg_at_10"]["ratio"] == pytest.approx((first + second) / 2)
+    assert found["auc"]["child"] == pytest.approx((3 / 4 + 0) / 2)
+    assert found["auc"]["parent"] == 1.0
+    assert (found["lists"], found["lists_with_purchase"]) == (3, 2)
+
+
+def test_only_ten_places_count() -> None:
+    data = lists([0] * 10 + [1])
+    falling = np.linspace(0.9, 0.1, 11).tolist()
+    found = certified(data, falling, falling[::-1])
+    assert found["ndcg_at_10"]["child"] == 0.0
+    assert found["ndcg_at_10"]["parent"] == 1.0
+
+
+def test_a_list_that_is_bought_whole_says_nothing_of_the_order() -> None:
+    found = certified(lists([1, 1], [0, 1]), [0.1, 0.2, 0.1, 0.9], [0.1, 0.2, 0.1, 0.9])
+    assert found["lists_with_purchase"] == 1
+    assert found["ndcg_at_10"]["child"] == 1.0
+
+
+def test_log_loss_by_hand() -> None:
+    """The mean over lists of the mean over a list's candidates; an empty list adds nothing."""
+    data = lists([1, 0], [], [1])
+    found = certified(data, [0.8, 0.4, 0.5], [0.5, 0.5, 0.5])
+    ours = [-(math.log(0.8) + math.log(0.6)) / 2, 0.0, -math.log(0.5)]
+    theirs = [math.log(2), 0.0, math.log(2)]
+    assert found["logloss"]["child"] == pytest.approx(np.mean(ours))
+    assert found["logloss"]["delta"] == pytest.approx(np.mean(ours) - np.mean(theirs))
+
+
+def test_scores_of_nought_and_one_have_a_finite_loss() -> None:
+    found = certified(lists([1, 0]), [0.0, 1.0], [0.5, 0.5])
+    assert 13 < found["logloss"]["child"] < 28
+
+
+def test_differences_by_hand() -> None:
+    found = certified(lists([1, 0], [0]), [0.5, 0.4, 0.3], [0.5, 0.5, 0.1])
+    assert found["difference"]["max"] == pytest.approx(0.2)
+    assert found["difference"]["mean"] == pytest.approx(0.1)
+
+
+def test_overlap_is_the_share_of_the_ten_best_that_both_name() -> None:
+    """Of twelve candidates the child's ten best leave out the last two, the parent's the first two."""
+    falling = np.linspace(0.9, 0.1, 12).tolist()
+    found = certified(lists([1] + [0] * 11, [1, 0]), [*falling, 0.2, 0.1], [*falling[::-1], 0.1, 0.2])
+    assert found["top_10_overlap"] == pytest.approx((0.8 + 1.0) / 2)
+
+
+def test_calibration_error_by_hand() -> None:
+    """Ten bins of two rows: the first says 0.1 and none is bought, the last 0.9 and one of two is."""
+    scores = [0.1] * 10 + [0.9] * 10
+    data = lists([0] * 10 + [1, 0] * 5)
+    found = certified(data, scores, scores)
+    assert found["calibration_error"] == pytest.approx((0.1 + 0.4) / 2, abs=1e-6)
+
+
+def test_the_interval_is_paired_and_holds_the_difference() -> None:
+    rng = np.random.default_rng(0)
+    data = lists(*[[1] + [0] * 9] * 200)
+    theirs = rng.random(2_000)
+    theirs[::10] += 0.5
+    ours = theirs + rng.normal(0, 0.2, 2_000)
+    found = certified(data, (ours / 4 + 0.25).tolist(), (theirs / 4 + 0.25).tolist())["ndcg_at_10"]
+    low, high = found["interval"]
+    assert low < found["delta"] < high
+    assert high - low < 0.2
+    same = certified(data, theirs.tolist(), theirs.tolist())["ndcg_at_10"]
+    assert same["interval"] == [0.0, 0.0]
+    assert same["ratio"] == 1.0
+
+
+def test_segments_hold_the_lists_they_are_named_after() -> None:
+    data = lists([1, 0], [1, 0], [1, 0], [1, 0])
+    data.history[0] = 0
+    data.dense[2:4, BASKET_SIZE] = 10
+    data.dense[:, SOLD] = np.array([50, 50, 50, 50, 1, 50, 50, 50])
+    found = certified(data, [0.1, 0.9, 0.9, 0.1, 0.9, 0.1, 0.9, 0.1], [0.9, 0.1] * 4)["segments"]
+    assert set(found) == {"new users", "long baskets", "tail items"}
+    assert all(segment["lists_with_purchase"] == 1 for segment in found.values())
+    assert found["new users"]["ndcg_at_10"]["child"] == pytest.approx(1 / math.log2(3))
+    assert found["long baskets"]["ndcg_at_10"]["child"] == 1.0
+
+
+def test_an_empty_segment_is_left_out_and_empty_lists_do_no_harm() -> None:
+    assert "new users" not in certified(lists([1, 0]), [0.9, 0.1], [0.9, 0.1])["segments"]
+    nothing = certified(lists(), [], [])
+    assert nothing["lists"] == 0
+    assert nothing["ndcg_at_10"]["ratio"] == 1.0
+    assert certified(lists([]), [], [])["difference"]["max"] == 0.0
+
+
+def test_what_else_was_measured_is_kept() -> None:
+    made = certified(lists([1, 0]), [0.9, 0.1], [0.9, 0.1], bytes=7)
+    assert (made["step"], made["tolerance"], made["id"], made["parents"], made["bytes"]) == (
+        "prune_ranker",
+        "prune",
+        "child",
+        ["parent"],
+        7,
+    )
+
+
+# -------------------------------------------------------------------------------------------- the gate
+
+
+@pytest.fixture
+def good() -> dict[str, Any]:
+    """A certificate of 120 lists of new users in which nothing moved."""
+    data = lists(*[[1, 0]] * 120)
+    data.history[:] = 0
+    scores = [0.8, 0.2] * 120
+    found = certified(data, scores, scores)
+    return {**copy.deepcopy(found), "export": {**found, "step": "export_ranker", "tolerance": "train"}}
+
+
+def test_an_equal_ranker_is_within_every_tolerance(good: dict[str, Any]) -> None:
+    for step, sections in MAY_BE_HELD_AGAINST.items():
+        for section in sections:
+            assert check({**good, "step": step, "tolerance": section, "variant": section}) == []
+    enforce(good)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (("ndcg_at_10", "child"), 0.98, r"^ndcg_at_10 is 0.9800 of the parent's, needed 0.99$"),
+        (("auc", "child"), 0.98, r"^auc is 0.9800"),
+        (("logloss", "child"), 1.1 * -math.log(0.8), r"^logloss is 1.1000 of the parent's, allowed 1.02$"),
+        (
+            ("segments", "new users", "ndcg_at_10", "child"),
+            0.9,
+            r"^ndcg_at_10 of segment new users is 0.9000",
+        ),
+        (("ndcg_at_10", "child"), math.nan, "no certificate .*found nan, expected a number from 0 to 1"),
+        (("ndcg_at_10", "child"), True, "no certificate .*found True"),
+        (("ndcg_at_10", "parent"), None, "no certificate .*found None"),
+        (("auc", "parent"), -0.5, "no certificate .*found -0.5"),
+        (("logloss", "child"), math.nan, "no certificate .*found nan"),
+        (("logloss", "parent"), math.inf, "no certificate .*found infinity"),
+        (("difference", "max"), math.nan, "no certificate .*found nan"),
+        (("difference", "max"), -math.inf, "no certificate .*found -inf"),
+        (("lists_with_purchase",), "x", "no certificate .*found 'x'"),
+        (("segments",), [], "no certificate .*AttributeError"),
+        (("export",), {}, "its graph: there is no certificate of it"),
+        (("export", "id"), "other", "its graph: its certificate is of another graph"),
+        (("export", "step"), "train_ranker", "its graph: its certificate is of another graph"),
+    ],
+)
+def test_what_lies_outside_is_named(
+    good: dict[str, Any], place: tuple[str, ...], value: Any, told: str
+) -> None:
+    bad = copy.deepcopy(good)
+    inner = bad
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (reason,) = check(bad)
+    assert re.search(told, reason)
+    with pytest.raises(ParityFailed, match="prune_ranker made child too far from its parent"):
+        enforce(bad)
+
+
+def test_a_small_segment_proves_nothing(good: dict[str, Any]) -> None:
+    segment = good["segments"]["new users"]
+    segment["ndcg_at_10"]["child"] = 0.1
+    segment["lists_with_purchase"] = 99
+    assert check(good) == []
+
+
+@pytest.mark.parametrize("tolerance", ["loose", "", None])
+def test_a_certificate_without_a_tolerance_is_outside(good: dict[str, Any], tolerance: str | None) -> None:
+    (reason,) = check({**good, "tolerance": tolerance})
+    assert reason == f"a certificate of 'prune_ranker' cannot be held against the tolerance {tolerance!r}"
+
+
+def test_the_numbers_are_held_against_the_file_again(
+    good: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate carries no verdict of its own that could be believed."""
+    stricter = TOLERANCES.read_text().replace("difference = 1.0", "difference = 0.0")
+    (tmp_path / "tolerances.toml").write_text(stricter)
+    monkeypatch.setattr(module, "TOLERANCES", tmp_path / "tolerances.toml")
+    assert check({**good, "difference": {"max": 0.1, "mean": 0.1}, "failed": []})
+
+
+# ------------------------------------------------------------------------------------------- the chain
+
+
+@pytest.fixture
+def chain(good: dict[str, Any]) -> list[dict[str, Any]]:
+    def link(step: str, made: str, *parents: str) -> dict[str, Any]:
+        named = {
+            "step": step,
+            "tolerance": step.removesuffix("_ranker"),
+            "id": made,
+            "parents": list(parents),
+        }
+        return {**good, **named, "export": {**good["export"], "id": made}}
+
+    return [
+        link("train_ranker", "a"),
+        link("train_ranker", "b"),
+        link("distill_ranker", "c", "a", "b"),
+        link("compile_ranker", "d", "c"),
+    ]
+
+
+def test_a_whole_chain_has_nothing_wrong(chain: list[dict[str, Any]]) -> None:
+    assert check_chain(chain, "d") == []
+
+
+def test_an_empty_chain_is_refused() -> None:
+    assert check_chain([], "d") == ["there is no certificate at all"]
+
+
+def test_a_chain_to_another_graph_is_refused(chain: list[dict[str, Any]]) -> None:
+    assert check_chain(chain, "e") == ["the last certificate is of d, the graph is e"]
+
+
+def test_an_export_alone_is_no_chain(chain: list[dict[str, Any]]) -> None:
+    """It says that a graph computes what some weights do, of whatever quality they are."""
+    alone = {**chain[0], "step": "export_ranker"}
+    wrong = check_chain([alone], "a")
+    assert "export_ranker -> a: a trained ranker has no parent, and nothing else has none" in wrong
+
+
+def test_a_link_that_leads_nowhere_is_refused(chain: list[dict[str, Any]]) -> None:
+    stray = {**chain[0], "id": "s"}
+    assert check_chain([stray, *chain], "d") == ["train_ranker -> s: nothing was made from it"]
+    assert check_chain([*chain[:2], stray], "s") == [
+        "train_ranker -> b: nothing was made from it",
+        "train_ranker -> a: nothing was made from it",
+    ]
+
+
+def relabelled(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was too much for its own step, called a step that may lose more."""
+    last = {**chain[3], "step": "distill_ranker", "tolerance": "distill"}
+    return [*chain[:3], {**last, "export": {**last["export"], "id": "d"}}]
+
+
+def bridged(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [*chain[:2], {**chain[3], "parents": ["a", "b"]}]
+
+
+def repeated(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [*chain, *chain]
+
+
+def worse_from_the_start(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Both numbers of the last link lowered: its own ratio is still 1."""
+    return [*chain[:3], {**chain[3], "ndcg_at_10": {"child": 0.001, "parent": 0.001}}]
+
+
+def without_segments(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [*chain[:3], {**chain[3], "segments": {}}]
+
+
+def a_looser_tolerance(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        *chain[:3],
+        {**chain[3], "step": "quantize_ranker", "variant": "int8_static", "tolerance": "int4"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bend", "told"),
+    [
+        (relabelled, "it cannot stand after distill_ranker"),
+        (bridged, "it names 2 parents, and only a student has several"),
+        (repeated, "it stands there twice"),
+        (worse_from_the_start, "ndcg_at_10 of its parent is 0.001, the parent's own certificate says 1.0"),
+        (without_segments, "its segments are not those of the first"),
+        (a_looser_tolerance, "the variant 'int8_static' cannot be held against the tolerance 'int4'"),
+        (lambda chain: [None, *chain], "it is no chain of certificates"),
+        (lambda chain: [*chain[:3], {**chain[3], "parents": None}], "it is no chain of certificates"),
+    ],
+)
+def test_a_bent_chain_is_refused(chain: list[dict[str, Any]], bend: Any, told: str) -> None:
+    assert any(told in reason for reason in check_chain(bend(chain), "d"))
+
+
+@pytest.mark.parametrize(("missing", "parent"), [(1, "b"), (2, "c")])
+def test_a_missing_parent_is_refused(chain: list[dict[str, Any]], missing: int, parent: str) -> None:
+    del chain[missing]
+    (wrong,) = check_chain(chain, "d")
+    assert wrong.endswith(f"no certificate of its parent {parent}")
+
+
+def test_a_parent_must_come_first(chain: list[dict[str, Any]]) -> None:
+    wrong = check_chain([chain[2], *chain[:2], chain[3]], "d")
+    assert "distill_ranker -> c: no certificate of its parent a" in wrong
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_only_a_trained_ranker_has_no_parent(chain: list[dict[str, Any]], at: int) -> None:
+    """What is left of a chain whose beginning was cut off is no chain."""
+    chain[at] = {**chain[at], "parents": []}
+    wrong = check_chain(chain[at:], chain[-1]["id"])
+    assert any(one.endswith("a trained ranker has no parent, and nothing else has none") for one in wrong)
+
+
+def test_all_links_are_measured_on_the_same_lists(chain: list[dict[str, Any]]) -> None:
+    chain[3] = {**chain[3], "lists_hash": "other"}
+    assert check_chain(chain, "d") == ["compile_ranker -> d: it was measured on other lists than the first"]
+
+
+def test_the_graph_a_link_was_exported_to_is_checked_too(chain: list[dict[str, Any]]) -> None:
+    export = {**chain[2]["export"], "difference": {"max": 0.5, "mean": 0.1}}
+    chain[2] = {**chain[2], "export": export}
+    (wrong,) = check_chain(chain, "d")
+    assert wrong.endswith("its graph: a score moved by 0.5, allowed 0.001")
+
+
+@pytest.mark.parametrize("broken", [{}, {"step": "train_ranker", "tolerance": "train"}, {"step": 7}])
+def test_what_is_no_certificate_is_said_to_be_none(broken: dict[str, Any]) -> None:
+    assert "no certificate" in check(broken)[0] or "cannot be held" in check(broken)[0]
+    assert check_chain([broken], "d")
+
+
+def test_a_link_outside_its_tolerance_is_refused(chain: list[dict[str, Any]]) -> None:
+    chain[2] = {**chain[2], "ndcg_at_10": {**chain[2]["ndcg_at_10"], "child": 0.5}}
+    wrong = check_chain(chain, "d")
+    assert wrong[0].startswith("distill_ranker -> c: ndcg_at_10 is 0.5000 of the parent's")
+
+
+# -------------------------------------------------------------------------------------- the tolerances
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_each_tolerance_is_whole_and_has_a_reason(name: str) -> None:
+    section = SECTIONS[name]
+    assert set(section) == {
+        "ndcg_ratio",
+        "auc_ratio",
+        "segment_ratio",
+        "logloss_ratio",
+        "difference",
+        "reason",
+    }
+    assert len(section["reason"]) > 10
+    assert 0.9 < section["segment_ratio"] <= section["ndcg_ratio"] <= 1
+    assert 0.9 < section["auc_ratio"] <= 1
+    assert 1 < section["logloss_ratio"] <= 1.05
+    assert 0 < section["difference"] <= 1
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_each_tolerance_is_used_by_a_step(name: str) -> None:
+    sources = (path.read_text() for path in TOLERANCES.parent.glob("*.py"))
+    assert any(f'"{name}"' in source for source in sources)
+
+
+def test_the_path_to_the_endpoint_keeps_what_its_links_allow() -> None:
+    """The worst that a chain of certificates lets pass: the product of its ratios."""
+    path = math.prod(
+        SECTIONS[name]["ndcg_ratio"] for name in ("train", "distill", "prune", "int4", "compile")
+    )
+    assert path == pytest.approx(0.957, abs=0.0005)

@@ -1,0 +1,202 @@
+"""The ensemble speaks with one voice, each teacher counted once; the student says whom it learnt from."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from components.data.examples import ContractViolation, RankerExamples, read_ranker_examples
+from components.parameters import read_params
+from components.ranker.certificate import ParityFailed, check_chain
+from components.ranker.distill_ranker import TAUGHT, Ensemble, StudentParams, distill_ranker, read_taught
+from components.ranker.ranker_artefact import (
+    GRAPH,
+    RankerArtefact,
+    begin_ranker,
+    finish_ranker,
+    read_ranker,
+)
+from components.ranker.scoring import OnnxRanker, logit
+from feature_repo.schema import DENSE_NAMES
+
+SIGNAL = DENSE_NAMES.index("together_sum")
+
+
+@pytest.fixture
+def opinionated(tmp_path: Path) -> Callable[..., RankerArtefact]:
+    """Make a teacher whose logit is one feature times a slope."""
+
+    def make(name: str, column: int, slope: float) -> RankerArtefact:
+        graph = helper.make_graph(
+            [
+                helper.make_node("Gather", ["dense", "column"], ["feature"], axis=1),
+                helper.make_node("Mul", ["feature", "slope"], ["logit"]),
+                helper.make_node("Sigmoid", ["logit"], ["score"]),
+            ],
+            name,
+            [helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["rows", len(DENSE_NAMES)])],
+            [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["rows"])],
+            [
+                helper.make_tensor("column", TensorProto.INT64, [], [column]),
+                helper.make_tensor("slope", TensorProto.FLOAT, [], [slope]),
+            ],
+        )
+        place = tmp_path / name
+        begin_ranker(place)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+        onnx.save(model, place / GRAPH)
+        finish_ranker(place, [], step="train_ranker", parents=[], model=name, cost={"total_cpu_seconds": 1.0})
+        return read_ranker(place)
+
+    return make
+
+
+@pytest.fixture
+def data(plant: Callable[..., RankerExamples]) -> RankerExamples:
+    return plant(100, 20, seed=6)
+
+
+def test_an_ensemble_of_one_is_its_teacher(
+    opinionated: Callable[..., RankerArtefact], data: RankerExamples
+) -> None:
+    teacher = opinionated("one", SIGNAL, 0.5)
+    ensemble = Ensemble.of([teacher], data)
+    assert (ensemble.slope, ensemble.intercept) == (1.0, 0.0)
+    np.testing.assert_allclose(ensemble.logits(data), 0.5 * data.dense[:, SIGNAL], atol=1e-4)
+
+
+def test_a_teacher_that_is_named_twice_counts_once(
+    opinionated: Callable[..., RankerArtefact], data: RankerExamples
+) -> None:
+    first, second = opinionated("one", SIGNAL, 0.5), opinionated("two", 0, 0.1)
+    once, twice = Ensemble.of([first, second], data), Ensemble.of([first, second, first], data)
+    assert [teacher.id for teacher in twice.teachers] == [first.id, second.id]
+    np.testing.assert_array_equal(twice.logits(data), once.logits(data))
+    assert Ensemble.of([first, first], data).teachers == (first,)
+
+
+def test_the_ensemble_is_the_mean_of_the_logits_calibrated(
+    opinionated: Callable[..., RankerArtefact], data: RankerExamples
+) -> None:
+    ensemble = Ensemble.of([opinionated("one", SIGNAL, 0.5), opinionated("two", 0, 0.1)], data)
+    mean = (0.5 * data.dense[:, SIGNAL] + 0.1 * data.dense[:, 0]) / 2
+    np.testing.assert_allclose(
+        ensemble.logits(data), ensemble.slope * mean + ensemble.intercept, rtol=1e-3, atol=1e-3
+    )
+    probability = 1 / (1 + np.exp(-ensemble.logits(data).astype(np.float64)))
+    assert probability.mean() == pytest.approx(data.label.mean(), rel=1e-2)
+
+
+def test_without_purchases_the_ensemble_stays_as_it_is(
+    opinionated: Callable[..., RankerArtefact], data: RankerExamples
+) -> None:
+    nothing = replace(data, label=np.zeros_like(data.label))
+    ensemble = Ensemble.of([opinionated("one", SIGNAL, 0.5), opinionated("two", 0, 0.1)], nothing)
+    assert (ensemble.slope, ensemble.intercept) == (1.0, 0.0)
+
+
+@pytest.mark.slow
+def test_the_student_ranks_as_its_teacher_does(student: Path, teacher: Path, shop: Path) -> None:
+    found, master = read_ranker(student), read_ranker(teacher)
+    held_out = read_ranker_examples(shop / "examples", "calibration")
+    scores = OnnxRanker(found.graph).scores(held_out).reshape(300, 30)
+    signal = np.asarray(held_out.dense)[:, SIGNAL].reshape(300, 30)
+    assert (scores.argmax(1) == signal.argmax(1)).mean() > 0.97
+    assert found.manifest["parents"] == [master.id]
+    cost, before = found.manifest["cost"], master.manifest["cost"]
+    assert cost["total_cpu_seconds"] == pytest.approx(cost["cpu_seconds"] + before["total_cpu_seconds"])
+
+
+@pytest.mark.slow
+def test_the_students_certificates_lead_back_to_its_teacher(student: Path, teacher: Path) -> None:
+    found, master = read_ranker(student), read_ranker(teacher)
+    assert [one["step"] for one in found.certificates] == ["train_ranker", "distill_ranker"]
+    assert found.certificates[0] == master.certificates[0]
+    last = found.certificates[-1]
+    assert last["parents"] == [master.id]
+    assert last["parent_bytes"] == master.graph.stat().st_size
+    assert check_chain(found.certificates, found.id) == []
+
+
+@pytest.mark.slow
+def test_what_was_taught_is_kept_for_later_tuning(student: Path, teacher: Path, shop: Path) -> None:
+    data = read_ranker_examples(shop / "examples", "train")
+    expected = logit(OnnxRanker(read_ranker(teacher).graph).scores(data))
+    np.testing.assert_allclose(np.load(student / TAUGHT), expected, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_student_of_two_names_both(
+    teacher: Path, opinionated: Callable[..., RankerArtefact], shop: Path, tmp_path: Path, few_repeats: None
+) -> None:
+    other = opinionated("one", SIGNAL, 0.7)
+    certified = {**read_ranker(teacher).certificates[0], "id": other.id}
+    fields = {name: value for name, value in other.manifest.items() if name not in ("kind", "id")}
+    finish_ranker(other.path, [certified], **fields)
+    distill_ranker(
+        shop / "examples",
+        shop / "statistics",
+        [teacher, other.path, teacher],
+        tmp_path / "student",
+        {"hidden": 32, "epochs": 10, "batch_size": 16, "learning_rate": 0.003},
+    )
+    found = read_ranker(tmp_path / "student")
+    assert found.certificates[-1]["parents"] == [read_ranker(teacher).id, other.id]
+    assert found.certificates[-1]["parent_bytes"] == sum(
+        file.stat().st_size for file in (teacher / GRAPH, other.graph)
+    )
+    assert check_chain(found.certificates, found.id) == []
+
+
+@pytest.mark.slow
+def test_a_student_that_has_not_learnt_is_refused(
+    teacher: Path, shop: Path, tmp_path: Path, few_repeats: None
+) -> None:
+    lazy = {"hidden": 8, "epochs": 1, "batch_size": 500, "learning_rate": 1e-9}
+    with pytest.raises(ParityFailed, match="too far from its parent"):
+        distill_ranker(shop / "examples", shop / "statistics", [teacher], tmp_path / "student", lazy)
+
+
+def test_a_teacher_whose_graph_was_changed_is_refused(
+    opinionated: Callable[..., RankerArtefact], shop: Path, tmp_path: Path
+) -> None:
+    tampered = opinionated("one", SIGNAL, 0.5)
+    tampered.graph.write_bytes(opinionated("two", 0, 0.1).graph.read_bytes())
+    with pytest.raises(ContractViolation, match="its manifest says"):
+        distill_ranker(shop / "examples", shop / "statistics", [tampered.path], tmp_path / "student", {})
+
+
+def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+        distill_ranker(tmp_path, tmp_path, [], tmp_path, {"temprature": 2.0})
+
+
+def test_a_student_of_nobody_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no teachers are named"):
+        distill_ranker(tmp_path, tmp_path, [], tmp_path / "student", {})
+
+
+def test_opinions_of_other_rows_are_refused(tmp_path: Path, plant: Callable[..., RankerExamples]) -> None:
+    with pytest.raises(ContractViolation, match=r"holds no taught.npy: pass what distill_ranker wrote"):
+        read_taught(tmp_path, plant(3, 4, seed=0))
+    np.save(tmp_path / TAUGHT, np.zeros(7, np.float32))
+    with pytest.raises(ContractViolation, match="speaks of 7 rows, the examples hold 12"):
+        read_taught(tmp_path, plant(3, 4, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"batch_size": 0}, "StudentParams.batch_size is 0, expected more than 0"),
+        ({"soft_weight": 1.5}, "StudentParams.soft_weight is 1.5, expected a share from 0 to 1"),
+        ({"seed": -1}, "StudentParams.seed is -1, expected 0 or more"),
+    ],
+)
+def test_parameters_that_mean_nothing_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        read_params(StudentParams, given)

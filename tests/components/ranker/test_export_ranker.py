@@ -1,0 +1,90 @@
+"""The graph that is written says what the model says, for any number of candidates, or nothing is written."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from components.data.examples import RankerExamples
+from components.models.dlrm import Dlrm
+from components.models.ranker import CANDIDATE, QUERY, Inputs, Shape
+from components.models.sequence import SequenceRanker
+from components.ranker.certificate import ParityFailed, check
+from components.ranker.export_ranker import SAMPLE_LISTS, export_ranker, probabilities, sample_inputs
+from components.ranker.fitting import sample_rows
+from components.ranker.ranker_artefact import graph_id
+from components.ranker.scoring import OnnxRanker
+from feature_repo.schema import DENSE_NAMES
+
+SHAPE = Shape(len(DENSE_NAMES), (61, 10, 6, 4))
+
+
+class Wavering(Dlrm):
+    """Answers otherwise when it is traced: what an exporter that gets something wrong looks like."""
+
+    def logits(self, inputs: Inputs) -> Tensor:
+        found = super().logits(inputs)
+        return -found if torch.compiler.is_exporting() else found
+
+
+@pytest.fixture
+def data(plant: Callable[..., RankerExamples]) -> RankerExamples:
+    return plant(50, 10, seed=4)
+
+
+def untrained(kind: type[Dlrm], data: RankerExamples) -> Dlrm:
+    torch.manual_seed(0)
+    model = kind(SHAPE, hidden=8)
+    model.fit_scale(sample_rows(data))
+    return model.eval()
+
+
+@pytest.mark.slow
+def test_graph_weights_and_certificate_are_written(
+    data: RankerExamples, tmp_path: Path, few_repeats: None
+) -> None:
+    model = untrained(Dlrm, data)
+    certificate = export_ranker(model, tmp_path, data)
+    file = tmp_path / "ranker.onnx"
+    assert certificate["id"] == graph_id(file)
+    assert certificate["bytes"] == file.stat().st_size
+    assert (certificate["step"], certificate["parents"]) == ("export_ranker", [])
+    assert check(certificate) == []
+    np.testing.assert_allclose(OnnxRanker(file).scores(data), probabilities(model, data), atol=1e-5)
+    with np.load(tmp_path / "weights.npz") as stored:
+        assert set(stored.files) == set(model.state_dict())
+
+
+@pytest.mark.slow
+def test_a_graph_that_answers_otherwise_is_refused(
+    data: RankerExamples, tmp_path: Path, few_repeats: None
+) -> None:
+    with pytest.raises(ParityFailed, match=r"export_ranker made .* too far from its parent"):
+        export_ranker(untrained(Wavering, data), tmp_path, data)
+
+
+def test_a_ranker_of_candidates_is_traced_with_rows(data: RankerExamples) -> None:
+    inputs, dynamic = sample_inputs(untrained(Dlrm, data), data)
+    assert list(inputs) == list(CANDIDATE)
+    assert inputs["dense"].shape == (SAMPLE_LISTS * 10, len(DENSE_NAMES))
+    assert all(list(dimensions) == [0] for dimensions in dynamic.values())
+
+
+def test_a_ranker_that_looks_at_the_request_is_traced_with_lists(data: RankerExamples) -> None:
+    inputs, dynamic = sample_inputs(SequenceRanker(SHAPE), data)
+    assert list(inputs) == [*CANDIDATE, *QUERY]
+    assert inputs["dense"].shape == (SAMPLE_LISTS, 10, len(DENSE_NAMES))
+    assert {name: list(dimensions) for name, dimensions in dynamic.items()} == {
+        **{name: [0, 1] for name in CANDIDATE},
+        **{name: [0] for name in QUERY},
+    }
+
+
+def test_probabilities_are_the_models_own(data: RankerExamples) -> None:
+    model = untrained(Dlrm, data)
+    with torch.no_grad():
+        straight = model(torch.from_numpy(data.dense), torch.from_numpy(data.categorical.astype(np.int64)))
+    np.testing.assert_allclose(probabilities(model, data), straight.numpy(), atol=1e-6)

@@ -1,0 +1,354 @@
+"""CONTRACT every ranker: each one in `RANKERS`, and each added later, keeps what is asserted here."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from components.data.examples import (
+    ContractViolation,
+    RankerExamples,
+    read_ranker_examples,
+    write_arrays,
+    write_manifest,
+)
+from components.models.dlrm import Dlrm
+from components.models.gradient_boosting import GradientBoosting
+from components.models.ranker import Inputs, Shape
+from components.parameters import read_params
+from components.ranker.certificate import check, check_chain
+from components.ranker.export_ranker import probabilities
+from components.ranker.ranker_artefact import RankerArtefact, read_ranker
+from components.ranker.scoring import OnnxRanker
+from components.ranker.train_ranker import (
+    RANKERS,
+    RankerParams,
+    calibrate,
+    load_ranker,
+    logits_of,
+    platt,
+    read_ranker_params,
+    read_shape,
+    reads,
+    schedule_of,
+    train_ranker,
+)
+from feature_repo.schema import DENSE_NAMES
+
+# What makes each of them small and quick here; a ranker without a line is trained as it usually is.
+SMALL: dict[str, dict[str, Any]] = {
+    "dlrm": {"size": {"hidden": 32}},
+    "wide_deep": {"size": {"hidden": 32}},
+    "dcn_v2": {"size": {"hidden": 32, "rank": 8}},
+    "sequence": {"size": {"hidden": 32, "dim": 8}},
+    "graph": {"size": {"hidden": 32, "dim": 8}},
+    "gradient_boosting": {"size": {"trees": 30, "leaves": 15}},
+}
+TRAINING = {"epochs": 4, "batch_size": 16, "learning_rate": 0.01}
+
+slow = pytest.mark.slow  # each export takes seconds
+
+
+@pytest.fixture(params=RANKERS)
+def trained(request: pytest.FixtureRequest, shop: Path, few_repeats: None) -> RankerArtefact:
+    """Each ranker in turn on the planted shop, trained by the first test that asks, in whatever order."""
+    name = request.param
+    place = shop / f"contract_{name}"
+    if not (place / "manifest.json").exists():
+        read = {key: value for key, value in TRAINING.items() if key in reads(RANKERS[name][0])}
+        params = {name: {**read, **SMALL.get(name, {})}}
+        train_ranker(shop / "examples", shop / "statistics", place, name, params)
+    return read_ranker(place)
+
+
+@pytest.fixture
+def graph(trained: RankerArtefact) -> OnnxRanker:
+    return OnnxRanker(trained.graph)
+
+
+@pytest.fixture(scope="module")
+def held_out(shop: Path) -> RankerExamples:
+    return read_ranker_examples(shop / "examples", "calibration")
+
+
+def one_list(data: RankerExamples, which: int = 0) -> RankerExamples:
+    """One list of the data, its arrays free to change."""
+    rows = slice(data.start[which], data.start[which + 1])
+    whole = {name: np.array(getattr(data, name)[rows]) for name in ("dense", "categorical", "label")}
+    asked = ("history", "history_weight", "basket")
+    return RankerExamples(
+        **whole,
+        start=np.array([0, len(whole["label"])]),
+        **{name: np.array(getattr(data, name)[which : which + 1]) for name in asked},
+    )
+
+
+@slow
+def test_the_planted_signal_is_found(
+    trained: RankerArtefact, graph: OnnxRanker, held_out: RankerExamples
+) -> None:
+    scores = graph.scores(held_out).reshape(300, 30)
+    signal = np.asarray(held_out.dense)[:, DENSE_NAMES.index("together_sum")].reshape(300, 30)
+    assert (scores.argmax(1) == signal.argmax(1)).mean() > 0.97
+    assert trained.certificates[-1]["ndcg_at_10"]["child"] > 0.9
+
+
+@slow
+def test_probabilities_are_those_of_the_held_out_lists(
+    trained: RankerArtefact, graph: OnnxRanker, held_out: RankerExamples
+) -> None:
+    """The planted candidate is bought nine times in ten, each of the others once in 290."""
+    scores = graph.scores(held_out)
+    assert scores.mean() == pytest.approx(np.mean(held_out.label), rel=0.05)
+    planted = np.asarray(held_out.dense)[:, DENSE_NAMES.index("together_sum")] > 5
+    assert scores[planted].mean() == pytest.approx(0.9, abs=0.2)
+    assert scores[~planted].mean() == pytest.approx(0.1 / 29, abs=0.006)
+    assert trained.certificates[-1]["calibration_error"] < 0.02
+
+
+@slow
+def test_the_certificate_says_that_graph_and_framework_agree(trained: RankerArtefact) -> None:
+    (certificate,) = trained.certificates
+    assert certificate["parents"] == []
+    assert certificate["difference"]["max"] < 1e-4
+    assert check(certificate) == []
+    assert check_chain(trained.certificates, trained.id) == []
+    assert trained.manifest["step"] == "train_ranker"
+    assert trained.manifest["cost"]["cpu_seconds"] > 0
+
+
+@slow
+def test_the_graph_says_what_the_stored_weights_say(
+    trained: RankerArtefact, graph: OnnxRanker, held_out: RankerExamples
+) -> None:
+    if trained.manifest["model"] == "gradient_boosting":
+        with pytest.raises(ContractViolation, match="without torch weights"):
+            load_ranker(trained)
+        return
+    expected = probabilities(load_ranker(trained), held_out)
+    np.testing.assert_allclose(graph.scores(held_out), expected, atol=1e-4)
+
+
+@slow
+def test_a_row_scores_the_same_alone_and_beside_a_wild_one(
+    graph: OnnxRanker, held_out: RankerExamples
+) -> None:
+    tame = one_list(held_out)
+    before = graph.scores(tame)
+    wild = replace(tame, dense=tame.dense.copy(), categorical=tame.categorical.copy())
+    wild.dense[1:] = 1e9
+    wild.categorical[1:] = 0
+    alone = replace(
+        tame,
+        dense=tame.dense[:1],
+        categorical=tame.categorical[:1],
+        label=tame.label[:1],
+        start=np.array([0, 1]),
+    )
+    assert graph.scores(wild)[0] == pytest.approx(before[0], abs=1e-6)
+    assert graph.scores(alone)[0] == pytest.approx(before[0], abs=1e-6)
+
+
+@slow
+def test_a_request_scores_the_same_beside_a_wild_request(graph: OnnxRanker, held_out: RankerExamples) -> None:
+    """Two lists in one call: what is odd about one shopper must not move the other one's scores."""
+    lists = np.array([1, 2])
+    rows = held_out.start[lists][:, None] + np.arange(30)[None, :]
+    feed = graph.feed(held_out, rows, lists)
+    before = graph.session.run(["score"], feed)[0].reshape(2, 30)
+    second = slice(30, None) if graph.is_flat else slice(1, None)
+    feed["dense"][second] = -1e9
+    if "history_weight" in feed:
+        feed["history_weight"][1:] = 1e4
+        feed["history"][1:], feed["basket"][1:] = 5, 5
+    after = graph.session.run(["score"], feed)[0].reshape(2, 30)
+    np.testing.assert_allclose(after[0], before[0], atol=1e-6)
+
+
+@slow
+def test_the_order_of_candidates_does_not_matter(graph: OnnxRanker, held_out: RankerExamples) -> None:
+    given = one_list(held_out, 3)
+    order = np.random.default_rng(0).permutation(30)
+    turned = replace(given, dense=given.dense[order], categorical=given.categorical[order])
+    np.testing.assert_allclose(graph.scores(turned), graph.scores(given)[order], atol=1e-6)
+
+
+@slow
+@pytest.mark.parametrize("count", [1, 2, 700])
+def test_any_number_of_candidates_is_scored(graph: OnnxRanker, held_out: RankerExamples, count: int) -> None:
+    given = one_list(held_out, 3)
+    rows = np.resize(np.arange(30), count)
+    many = replace(
+        given,
+        dense=given.dense[rows],
+        categorical=given.categorical[rows],
+        label=given.label[rows],
+        start=np.array([0, count]),
+    )
+    np.testing.assert_allclose(graph.scores(many), graph.scores(given)[rows], atol=1e-6)
+
+
+@slow
+def test_nothing_known_still_gives_a_probability(graph: OnnxRanker, held_out: RankerExamples) -> None:
+    given = one_list(held_out)
+    nothing = replace(given, **{name: np.zeros_like(a) for name, a in vars(given).items() if name != "start"})
+    scores = graph.scores(nothing)
+    assert np.isfinite(scores).all()
+    assert ((scores >= 0) & (scores <= 1)).all()
+    np.testing.assert_allclose(scores, scores[0], atol=1e-6)
+
+
+@slow
+@pytest.mark.parametrize("value", [1e9, -1e9, 3e38, -3e38])
+def test_wild_features_give_a_probability(graph: OnnxRanker, held_out: RankerExamples, value: float) -> None:
+    given = one_list(held_out)
+    scores = graph.scores(replace(given, dense=np.full_like(given.dense, value)))
+    assert np.isfinite(scores).all()
+    assert ((scores >= 0) & (scores <= 1)).all()
+
+
+# ------------------------------------------------------------------------------------------- the step
+
+
+@slow
+def test_the_same_seed_gives_the_same_graph(teacher: Path, shop: Path, tmp_path: Path) -> None:
+    settings = {"size": {"hidden": 32}, "epochs": 4, "batch_size": 16, "learning_rate": 0.01}
+    train_ranker(shop / "examples", shop / "statistics", tmp_path / "again", "dlrm", {"dlrm": settings})
+    assert read_ranker(tmp_path / "again").id == read_ranker(teacher).id
+
+
+@pytest.mark.parametrize(("model", "params"), [("dlmr", {}), ("dlrm", {"two_tower": {}})])
+def test_an_unknown_ranker_is_named(tmp_path: Path, model: str, params: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"no ranker '(dlmr|two_tower)': .* dlrm, wide_deep"):
+        train_ranker(tmp_path, tmp_path, tmp_path / "out", model, params)
+
+
+def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="did you mean 'epochs'"):
+        train_ranker(tmp_path, tmp_path, tmp_path / "out", "dlrm", {"dlrm": {"epoch": 1}})
+
+
+def test_a_size_travels_as_floats_and_arrives_whole() -> None:
+    """Numbers of a JSON parameter travel as protobuf numbers, at every depth."""
+    found = read_ranker_params({"dlrm": {"size": {"dim": 32.0, "dropout": 0.0}}})["dlrm"]
+    assert found.size == {"items": True, "dim": 32, "dropout": 0.0}
+    assert isinstance(found.size["dim"], int)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"dlrm": {"size": {"dims": 32}}}, "Dlrm has no parameter 'dims': did you mean 'dim'"),
+        ({"dlrm": {"size": {"dim": 0}}}, "Dlrm.dim is 0, expected 1 or more"),
+        ({"dlrm": 5}, "dlrm is 5, expected an object"),
+        ({"gradient_boosting": {"epochs": 3}}, "is not trained by 'epochs': it reads size and seed"),
+    ],
+)
+def test_what_a_ranker_does_not_read_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        read_ranker_params(given)
+
+
+@pytest.mark.parametrize("name", ["epochs", "batch_size"])
+def test_a_training_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"RankerParams.{name} is 0, expected more than 0"):
+        read_params(RankerParams, {name: 0})
+
+
+@pytest.mark.parametrize(
+    ("lacking", "told"),
+    [("train", "no training list holds a purchase"), ("calibration", "no list is held out to calibrate on")],
+)
+def test_without_lists_nothing_is_trained(shop: Path, tmp_path: Path, lacking: str, told: str) -> None:
+    for part in ("train", "calibration"):
+        data = read_ranker_examples(shop / "examples", part)
+        if part == lacking:
+            none = {name: array[:0] for name, array in vars(data).items() if name != "start"}
+            data = RankerExamples(**none, start=np.zeros(1, np.int64))
+        write_arrays(tmp_path / f"ranker_{part}", data)
+    write_manifest(tmp_path, params={})
+    with pytest.raises(ValueError, match=told):
+        train_ranker(tmp_path, shop / "statistics", tmp_path / "out", "dlrm", {})
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_shape_is_what_the_data_says(shop: Path) -> None:
+    assert read_shape(shop / "examples", shop / "statistics") == Shape(len(DENSE_NAMES), (61, 10, 6, 4))
+
+
+def test_a_schedule_is_the_settings() -> None:
+    made = schedule_of(RankerParams(epochs=5, table_decay=0.1, seed=3))
+    assert (made.epochs, made.table_decay, made.seed, made.batch_size) == (5, 0.1, 3, 64)
+
+
+# -------------------------------------------------------------------------------------- the calibration
+
+
+def test_platt_scaling_finds_the_slope_and_intercept_that_made_the_labels() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, 200_000).astype(np.float32)
+    label = (rng.random(200_000) < 1 / (1 + np.exp(-(0.7 * logits - 2.0)))).astype(np.int8)
+    slope, intercept = platt(logits, label)
+    assert slope == pytest.approx(0.7, abs=0.02)
+    assert intercept == pytest.approx(-2.0, abs=0.03)
+
+
+def test_platt_scaling_never_turns_the_ranking_round() -> None:
+    """Scores that say the opposite of what was bought: all that is left to know is the rate."""
+    logits = np.array([2.0, 1.0, -1.0, -2.0] * 50)
+    label = np.array([0, 0, 0, 1] * 50, np.int8)
+    slope, intercept = platt(logits, label)
+    assert slope > 0
+    assert (1 / (1 + np.exp(-(slope * logits + intercept)))).mean() == pytest.approx(0.25, abs=1e-3)
+
+
+def test_calibration_finds_the_purchase_rate(plant: Callable[..., RankerExamples]) -> None:
+    torch.manual_seed(0)
+    data = plant(200, 30, seed=3)
+    model = Dlrm(Shape(len(DENSE_NAMES), (61, 10, 6, 4)), hidden=8).eval()
+    calibrate(model, data)
+    with torch.no_grad():
+        served = model(torch.from_numpy(data.dense), torch.from_numpy(data.categorical.astype(np.int64)))
+    assert served.mean().item() == pytest.approx(data.label.mean(), rel=1e-3)
+
+
+def test_without_purchases_probabilities_stay_as_trained(plant: Callable[..., RankerExamples]) -> None:
+    data = plant(2, 5, seed=0)
+    model = Dlrm(Shape(len(DENSE_NAMES), (61, 10, 6, 4)), hidden=8)
+    result = calibrate(model, replace(data, label=np.zeros_like(data.label)))
+    assert result == {"calibration_slope": 1.0, "calibration_intercept": 0.0}
+    assert model.calibration.tolist() == [1.0, 0.0]
+
+
+def test_trees_are_calibrated_by_the_same_rule(plant: Callable[..., RankerExamples]) -> None:
+    data = plant(200, 30, seed=3)
+    trees = GradientBoosting(Shape(len(DENSE_NAMES), (61, 10, 6, 4)), trees=5, leaves=7)
+    trees.fit(data, seed=0, threads=1)
+    found = calibrate(trees, data)
+    assert trees.calibration == (found["calibration_slope"], found["calibration_intercept"])
+
+
+def test_logits_of_lists_of_unequal_length_lie_where_their_rows_are(
+    plant: Callable[..., RankerExamples],
+) -> None:
+    data = replace(plant(3, 10, seed=0), start=np.array([0, 4, 4, 30]))
+    model = Dlrm(Shape(len(DENSE_NAMES), (61, 10, 6, 4)), hidden=8).eval()
+    with torch.no_grad():
+        nothing = torch.empty(0)
+        codes = torch.from_numpy(data.categorical.astype(np.int64))
+        straight = model.logits(Inputs(torch.from_numpy(data.dense), codes, nothing, nothing, nothing))
+    np.testing.assert_allclose(logits_of(model, data), straight.numpy(), atol=1e-6)
+
+
+@slow
+def test_the_manifest_says_how_it_was_made(trained: RankerArtefact) -> None:
+    manifest = json.loads((trained.path / "manifest.json").read_text())
+    assert manifest["params"]["ranker"]["model"] == manifest["model"]
+    assert manifest["params"]["examples"] == {"windows": 1}
+    assert manifest["shape"] == {"dense": len(DENSE_NAMES), "cardinality": [61, 10, 6, 4]}
+    assert manifest["size"].items() >= SMALL[manifest["model"]]["size"].items()  # beside what is usual

@@ -1,0 +1,93 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.ranker.certificate import ParityFailed
+from components.release.register_bundle import read_certificates, register_bundle
+from components.release.registry import Registry
+from serving.errors import BundleInvalid
+from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
+from serving.stages.retrieval import Quotas
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+
+@pytest.mark.slow
+def test_a_bundle_becomes_the_challenger_with_what_is_known_of_it(
+    evaluated: Callable[..., Path], registry: Registry, uri: str
+) -> None:
+    bundle = evaluated("one")
+    version = register_bundle(bundle, uri, "recommender")
+    [found] = registry.versions()
+    assert found.version == version
+    assert found.bundle_id == read_manifest(bundle)["bundle_id"]
+    assert found.aliases == ("challenger",)
+    assert found.metrics == {"ndcg_at_10": 0.16, "recall_at_20": 0.29}
+    assert found.size_bytes > 500
+    run = registry._client.get_run(found.run_id)
+    assert run.data.metrics["blend/ndcg_at_10"] == 0.13
+    assert run.data.params["quotas.history"] == "300"
+    assert run.data.tags["data_hash"] == "d1"
+
+
+@pytest.mark.slow
+def test_registering_again_changes_nothing(
+    evaluated: Callable[..., Path], registry: Registry, uri: str
+) -> None:
+    first = register_bundle(evaluated("one"), uri, "recommender")
+    second = register_bundle(evaluated("two"), uri, "recommender")
+    assert register_bundle(evaluated("one"), uri, "recommender") == first != second
+    assert len(registry.versions()) == 2
+    assert registry.alias("challenger") == first
+
+
+@pytest.mark.slow
+def test_its_description_is_the_model_card(
+    evaluated: Callable[..., Path], registry: Registry, uri: str
+) -> None:
+    register_bundle(evaluated("one"), uri, "recommender")
+    [found] = registry._client.search_model_versions("name = 'recommender'")
+    for told in ("| ndcg_at_10 | 0.1600 |", "| train_ranker |", "core-hour"):
+        assert told in str(found.description)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda chain: chain.clear(), "no certificate at all"),
+        (lambda chain: chain[-1].update(id="0" * 16), "the last certificate is of 0000"),
+        (lambda chain: chain[-1].update(parents=["feed" * 4]), "no certificate of its parent feed"),
+        (lambda chain: chain[-1]["ndcg_at_10"].update(child=0.0), "ndcg_at_10 is 0.0000 of the parent's"),
+        (lambda chain: chain[-1].update(tolerance="any"), "cannot be held against the tolerance 'any'"),
+    ],
+)
+def test_an_unproven_ranker_is_refused(
+    evaluated: Callable[..., Path], tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], said: str
+) -> None:
+    """Whoever seals such a bundle, forged or half made, does not get it into the registry."""
+    bundle = evaluated("one")
+    chain = read_certificates(bundle)
+    change(chain)
+    (bundle / "certificates.json").write_text(json.dumps(chain))
+    seal_bundle(bundle, cut="", settings=RankingSettings(Quotas(), 0.95), made_from={})
+    with pytest.raises(ParityFailed, match=said):
+        register_bundle(bundle, f"sqlite:///{tmp_path}/x.db", "recommender")
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_a_broken_bundle_is_refused(evaluated: Callable[..., Path], tmp_path: Path) -> None:
+    bundle = evaluated("one")
+    (bundle / "index.faiss").write_text("changed")
+    with pytest.raises(BundleInvalid, match=r"index.faiss has SHA-256"):
+        register_bundle(bundle, f"sqlite:///{tmp_path}/x.db", "recommender")
+
+
+def test_a_bundle_without_evaluation_is_refused(evaluated: Callable[..., Path], tmp_path: Path) -> None:
+    bundle = evaluated("one")
+    (bundle / "evaluation.json").unlink()
+    seal_bundle(bundle, cut="", settings=RankingSettings(Quotas(), 0.95), made_from={})
+    with pytest.raises(BundleInvalid, match=r"holds no evaluation.json: run evaluate_bundle"):
+        register_bundle(bundle, f"sqlite:///{tmp_path}/x.db", "recommender")

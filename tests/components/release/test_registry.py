@@ -1,0 +1,194 @@
+"""The registry over a real MLflow database."""
+
+import shutil
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from components.release.registry import (
+    Promotion,
+    Registry,
+    RegistryRefused,
+    RegistryUnreachable,
+    default_tracking_uri,
+    is_own_place,
+)
+
+# MLflow uses a loader of SQLAlchemy that is going to be removed.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+
+@pytest.mark.parametrize("name", ["", "A", "a/b", "a%2f", "../x", "a\x00b", "a" * 64, "-a", "a b"])
+def test_a_name_that_could_be_a_path_or_a_query_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RegistryRefused, match="expected lower-case letters"):
+        Registry(default_tracking_uri(tmp_path), name)
+
+
+@pytest.mark.parametrize(
+    "uri", ["", "mlruns", "file:///etc", "postgresql://u:secret@h/db", "sqlite:///", "ftp://x"]
+)
+def test_a_uri_that_is_neither_sqlite_nor_http_is_refused(uri: str) -> None:
+    with pytest.raises(RegistryRefused, match="expected sqlite:///PATH") as caught:
+        Registry(uri, "recommender")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_that_is_down_is_told_in_seconds_without_its_password() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(RegistryUnreachable, match="nothing was changed") as caught:
+        Registry(f"http://user:secret@127.0.0.1:{port}", "recommender")
+    assert "secret" not in str(caught.value)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_that_wants_credentials_says_which(refusing: str) -> None:
+    with pytest.raises(RegistryRefused, match="MLFLOW_TRACKING_TOKEN"):
+        Registry(refusing, "recommender")
+
+
+@pytest.mark.slow
+def test_versions_aliases_and_history(registry: Registry, tmp_path: Path) -> None:
+    assert registry.versions() == []
+    assert registry.alias("champion") is None
+    assert registry.history() == []
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "a.txt").write_text("hello")
+    tags = {"bundle_id": "b1", "cut": "2017-11-27T05:00:00Z", "size_bytes": "5", "metric.ndcg_at_10": "0.16"}
+    version = registry.add(bundle, tags, {"lr": "0.1"}, {"ndcg_at_10": 0.16, "blend/ndcg_at_10": 0.13})
+    registry.point("challenger", version)
+    [found] = registry.versions()
+    assert (found.version, found.bundle_id, found.aliases, found.size_bytes) == (
+        "1",
+        "b1",
+        ("challenger",),
+        5,
+    )
+    assert found.metrics == {"ndcg_at_10": 0.16}
+    assert registry.version("challenger") == registry.version("1") == found
+    assert registry.version_of("b1") == "1"
+    assert registry.version_of("b2") is None
+    with pytest.raises(RegistryRefused, match="has no version '7'; versions: 1; aliases: challenger"):
+        registry.version("7")
+    fetched = registry.download(found, tmp_path / "copy")
+    assert (fetched / "a.txt").read_text() == "hello"
+    entry = Promotion(1, "promote", "1", "b1", "", "2026-01-01T00:00:00Z")
+    registry.write(entry)
+    assert registry.history() == [], "its alias has not moved yet"
+    registry.point("champion", "1")
+    assert registry.history() == [entry]
+
+
+@pytest.mark.slow
+def test_a_stop_between_run_and_version_leaves_no_second_run(registry: Registry, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "a.txt").write_text("hello")
+    first = registry._run(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
+    registry.add(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
+    assert registry.version("1").run_id == first
+
+
+@pytest.mark.slow
+def test_artifacts_lie_beside_the_database(registry: Registry, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "a.txt").write_text("hello")
+    registry.add(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
+    database = Path(registry.tracking_uri.removeprefix("sqlite:///"))
+    assert [file.name for file in (database.parent / "mlflow").rglob("a.txt")] == ["a.txt"]
+    shutil.rmtree(database.parent / "mlflow")
+    with pytest.raises(RegistryUnreachable, match="files of version 1 cannot be fetched"):
+        registry.download(registry.version("1"), tmp_path / "copy")
+
+
+OURS = "file:///srv/home/mlflow"
+
+
+@pytest.mark.parametrize("uri", [f"{OURS}/0a1b2c/artifacts", f"{OURS}/7/0a1b2c/artifacts"])
+def test_files_beside_the_database_are_fetched(uri: str) -> None:
+    assert is_own_place(uri, OURS)
+
+
+@pytest.mark.parametrize("uri", ["mlflow-artifacts:/1/0a1b/artifacts", "s3://bucket-1/mlflow/0a1b/artifacts"])
+def test_files_of_a_server_s_own_store_are_fetched(uri: str) -> None:
+    assert is_own_place(uri, None)
+    assert not is_own_place(uri, OURS)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *(
+            "file:///etc",
+            "/etc/passwd",
+            "",
+            "file:/etc",
+            f"{OURS}/../../../etc",
+            f"{OURS}/%2e%2e/x",
+            f"{OURS}x/a",
+        ),
+        *("http://169.254.169.254/latest", "http:///#/../../../etc", "https://evil.example/a", "ftp://a/b"),
+        *("s3://user:pass@bucket/a", "s3://bucket/a?b", "s3://bucket/a#b", "s3://bucket/../a", "s3:bucket/a"),
+        *("mlflow-artifacts://evil/a", "mlflow-artifacts://169.254.169.254:80/a"),
+        *("mlflow-artifacts:/../a", "dbfs:/a", "S3://bucket/a\n"),
+        f"{OURS}/a//proc/self/root",
+    ],
+)
+def test_files_of_anywhere_else_are_not(uri: str) -> None:
+    assert not is_own_place(uri, OURS)
+    assert not is_own_place(uri, None)
+
+
+ELSEWHERE = (
+    *("file:///etc", "/etc/passwd", "file:/etc", "ftp://a/b", "https://evil.example/a"),
+    *("http://169.254.169.254/latest", "http://localhost/a", "http:///#/../../../etc", "s3://user:pass@b/a"),
+    *("mlflow-artifacts://169.254.169.254:80/a", "s3://bucket/a?b", "s3://bucket/a#b", "dbfs:/a"),
+)
+
+
+@pytest.mark.slow
+def test_nothing_of_anywhere_else_is_fetched(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes to the registry's database says where a run's files lie."""
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "a.txt").write_text("hello")
+    registry.add(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
+    version = registry.version("1")
+
+    def connect(*_: object) -> None:
+        raise AssertionError("a socket is opened")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", connect)
+    for uri in ELSEWHERE:
+        with sqlite3.connect(registry.tracking_uri.removeprefix("sqlite:///")) as database:
+            database.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (uri, version.run_id))
+        database.close()
+        with pytest.raises(RegistryRefused, match="nothing was fetched"):
+            registry.download(version, tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()

@@ -1,0 +1,55 @@
+"""Row numbers of the index are item codes, and what was measured of it stands beside it."""
+
+import json
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+import torch
+
+from components.retriever.build_index import item_vectors, query_vectors
+from components.retriever.choose_index import IndexParams
+from components.retriever.train_retriever import load_retriever
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_index_finds_what_a_full_scan_finds(toy_line: Path) -> None:
+    index = faiss.read_index(str(toy_line / "index" / "index.faiss"))
+    model = load_retriever(toy_line / "retriever")
+    with torch.no_grad():
+        vectors = model.item_vectors(model.content(model.every), model.every)[1:].numpy()
+    query = np.random.default_rng(0).normal(size=(5, vectors.shape[1])).astype(np.float32)
+    _, found = index.search(query, 10)
+    expected = np.argsort(-(query @ vectors.T), axis=1)[:, :10]
+    assert found.tolist() == expected.tolist()
+
+
+def test_the_report_says_what_was_chosen_and_why(toy_line: Path) -> None:
+    report = json.loads((toy_line / "index" / "index.json").read_text())
+    assert (report["kind"], report["search"], report["recall"]) == ("flat", {}, 1.0)
+    assert (report["items"], report["k"], report["target"]) == (80, 80, 0.97)
+    assert report["curve"][0]["kind"] == "flat"
+    assert (report["quota"]["k"], report["quota"]["search"], report["quota"]["recall"]) == (60, {}, 1.0)
+    assert report["bytes"] == (toy_line / "index" / "index.faiss").stat().st_size
+    assert sorted(file.name for file in (toy_line / "index").iterdir()) == ["index.faiss", "index.json"]
+
+
+def test_the_queries_are_those_of_the_exported_tower(toy_line: Path) -> None:
+    import onnxruntime as ort
+
+    from components.data.examples import read_retriever_examples
+    from feature_repo.schema import BASKET_LENGTH
+
+    model, rows = load_retriever(toy_line / "retriever"), read_retriever_examples(toy_line / "examples")
+    every = IndexParams(queries=len(rows.basket))
+    session = ort.InferenceSession(str(toy_line / "graphs" / "query_tower.onnx"))
+    inputs = {
+        "history": rows.history.astype(np.int64),
+        "history_weight": rows.history_weight.astype(np.float32),
+        "basket": rows.basket[:, :BASKET_LENGTH].astype(np.int64),
+    }
+    expected = session.run(["vector"], inputs)[0]
+    assert np.allclose(query_vectors(model, toy_line / "examples", every), expected, atol=1e-4)
+    assert item_vectors(model).shape == (80, expected.shape[1])

@@ -1,0 +1,313 @@
+"""Every event once, as it first came; and the rows that a batch makes of them are those of a stream."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feature_repo.aggregates import (
+    BATCH,
+    CLICK,
+    IMPRESSION,
+    PURCHASE,
+    fold,
+    hash_ids,
+    make_events,
+    no_events,
+    pack,
+    summary_of,
+)
+from feature_repo.events import EVENT_SCHEMA
+from feature_repo.stream.archive import (
+    ARCHIVE_SCHEMA,
+    BASE,
+    ArchiveDamaged,
+    event_of,
+    last_versions,
+    lines_of,
+    merge_segments,
+    read_archive,
+    rows_of,
+    seconds,
+    streamed_name,
+    write_segment,
+)
+
+MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def table(*rows: dict[str, Any]) -> pa.Table:
+    """Events of EVENT_SCHEMA, with `version` where a row names one; what a row leaves out is made up."""
+    filled = []
+    for number, row in enumerate(rows):
+        made = {
+            "event_id": f"e{number}",
+            "event_type": "purchase",
+            "user_id": "ann",
+            "basket_id": "b",
+            "item_id": "tea",
+            "at": MONDAY + timedelta(minutes=number),
+            "quantity": 1,
+            "price": 2.0,
+            "discount": 0.0,
+            "store_id": "",
+        }
+        filled.append(made | row)
+    schema = ARCHIVE_SCHEMA if any("version" in row for row in rows) else EVENT_SCHEMA
+    return pa.Table.from_pylist(filled, schema=schema)
+
+
+def ids(events: pa.Table) -> list[str]:
+    return sorted(events["event_id"].to_pylist())
+
+
+# ------------------------------------------------------------------------------------------ segments
+
+
+def test_the_archive_of_nothing_is_empty(tmp_path: Path) -> None:
+    for archive in (tmp_path / "absent", tmp_path):
+        assert read_archive(archive).schema == ARCHIVE_SCHEMA
+        assert len(read_archive(archive, ["ann"])) == 0
+        assert list(rows_of(read_archive(archive))) == []
+
+
+def test_a_data_set_is_of_no_stream_and_a_segment_says_its_versions(tmp_path: Path) -> None:
+    write_segment(tmp_path, table({"event_id": "old"}), BASE)
+    write_segment(tmp_path, table({"event_id": "new", "version": 17}), "0-17.parquet")
+    read = read_archive(tmp_path)
+    assert read.schema == ARCHIVE_SCHEMA
+    assert dict(zip(read["event_id"].to_pylist(), read["version"].to_pylist(), strict=True)) == {
+        "old": BATCH,
+        "new": 17,
+    }
+
+
+def test_the_same_name_replaces_a_segment_and_leaves_the_others(tmp_path: Path) -> None:
+    write_segment(tmp_path, table({"event_id": "first"}, {"event_id": "second"}), BASE)
+    write_segment(tmp_path, table({"event_id": "streamed", "version": 1}), "one.parquet")
+    write_segment(tmp_path, table({"event_id": "third"}), BASE)
+    assert ids(read_archive(tmp_path)) == ["streamed", "third"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [BASE, "one.parquet"]
+
+
+def test_a_write_that_stops_leaves_the_segment_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_segment(tmp_path, table({"event_id": "old"}), BASE)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("feature_repo.stream.archive.os.replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            write_segment(tmp_path, table({"event_id": "new"}), BASE)
+        with pytest.raises(KeyboardInterrupt):
+            write_segment(tmp_path, table({"event_id": "other", "version": 1}), "other.parquet")
+    assert ids(read_archive(tmp_path)) == ["old"], "what is half written is no segment"
+    write_segment(tmp_path, table({"event_id": "new"}), BASE)
+    assert ids(read_archive(tmp_path)) == ["new"]
+
+
+def test_a_segment_without_a_column_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="price"):
+        write_segment(tmp_path, table({}).drop_columns(["price"]), BASE)
+    assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_segments_come_back_as_they_went_in(tmp_path: Path) -> None:
+    """Microseconds, a price that is not known, letters of any kind, and columns in another order."""
+    rows = table(
+        {"at": MONDAY + timedelta(microseconds=1), "price": None, "item_id": "thé", "version": 3},
+        {
+            "at": MONDAY + timedelta(microseconds=2),
+            "event_type": "click",
+            "user_id": "Ünal",
+            "version": 2**40,
+        },
+    )
+    write_segment(tmp_path, rows.select(rows.column_names[::-1]), "any.parquet")
+    assert read_archive(tmp_path).sort_by("version").equals(rows)
+
+
+# ------------------------------------------------------------------------------------------- one event
+
+
+def test_a_damaged_segment_is_named_with_what_to_do(tmp_path: Path) -> None:
+    write_segment(tmp_path, table({"event_id": "e"}), BASE)
+    segment = tmp_path / streamed_name(0, 0, 9)
+    segment.write_bytes(b"half a segment")
+    says = f"{segment.name} cannot be read .*: restore it from a backup"
+    for read in (lambda: read_archive(tmp_path), lambda: last_versions(tmp_path)):
+        with pytest.raises(ArchiveDamaged, match=says):
+            read()
+
+
+@pytest.mark.parametrize("names", [("a.parquet", "b.parquet"), ("b.parquet", "a.parquet")])
+def test_an_event_of_two_segments_counts_once_as_it_first_came(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """Whatever the segments are called: the smallest version is what the stream folded first."""
+    early = table({"event_id": "x", "item_id": "tea", "version": 4}, {"event_id": "y", "version": 5})
+    late = table({"event_id": "x", "item_id": "milk", "version": 9}, {"event_id": "z", "version": 2})
+    write_segment(tmp_path, early, names[0])
+    write_segment(tmp_path, late, names[1])
+    read = {row["event_id"]: row for row in read_archive(tmp_path).to_pylist()}
+    assert sorted(read) == ["x", "y", "z"]
+    assert (read["x"]["item_id"], read["x"]["version"]) == ("tea", 4)
+
+
+def test_what_a_data_set_holds_too_is_of_the_data_set(tmp_path: Path) -> None:
+    write_segment(tmp_path, table({"event_id": "x", "version": 4, "price": 1.0}), "0.parquet")
+    write_segment(tmp_path, table({"event_id": "x", "price": 3.0}), BASE)
+    [event] = read_archive(tmp_path).to_pylist()
+    assert (event["version"], event["price"]) == (BATCH, 3.0)
+
+
+def test_where_a_stream_goes_on_is_what_the_segments_hold(tmp_path: Path) -> None:
+    """Names say how far the stream came; whose events came last may be forgotten since."""
+    for partition, first, held in ((0, 0, [0, 1]), (0, 2, []), (0, 4, [4]), (1, 0, [])):
+        events = table(*[{"event_id": f"{partition}-{at}", "version": at} for at in held])
+        events = events if held else ARCHIVE_SCHEMA.empty_table()
+        write_segment(tmp_path, events, streamed_name(partition, first, first + 1))
+    assert last_versions(tmp_path) == {0: 4}
+    assert event_of(tmp_path, 0, 4) == "0-4"
+    merge_segments(tmp_path, 0, most=1)
+    assert last_versions(tmp_path) == {0: 4}
+    assert ids(read_archive(tmp_path)) == ["0-0", "0-1", "0-4"]
+
+
+def test_what_is_merged_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in range(3):
+        write_segment(tmp_path, table({"event_id": f"e{at}", "version": at}), streamed_name(0, at, at))
+    read = pq.read_table
+
+    def slow(file: Path, **options: Any) -> pa.Table:
+        if "filters" in options:  # read_archive has listed the files, and now the stream is faster
+            merge_segments(tmp_path, 0, most=1)
+        return read(file, **options)
+
+    monkeypatch.setattr("feature_repo.stream.archive.pq.read_table", slow)
+    assert ids(read_archive(tmp_path)) == ["e0", "e1", "e2"]
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+
+
+def test_an_event_twice_in_one_segment_counts_once(tmp_path: Path) -> None:
+    write_segment(tmp_path, table(*[{"event_id": "x", "version": at} for at in (7, 6)]), "0.parquet")
+    assert read_archive(tmp_path)["version"].to_pylist() == [6]
+
+
+def test_only_the_users_asked_for_are_read(tmp_path: Path) -> None:
+    users = ["ann", "bob", "cid", "ann"]
+    write_segment(tmp_path, table(*[{"user_id": user} for user in users]), BASE)
+    write_segment(tmp_path, table({"event_id": "new", "user_id": "bob", "version": 1}), "0.parquet")
+    assert ids(read_archive(tmp_path, ["ann"])) == ["e0", "e3"]
+    assert ids(read_archive(tmp_path, {"bob", "nobody"})) == ["e1", "new"]
+    assert len(read_archive(tmp_path, ["nobody"])) == 0
+    assert len(read_archive(tmp_path, [])) == 0
+    assert len(read_archive(tmp_path)) == 5
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+def test_a_row_by_hand() -> None:
+    events = table(
+        {"item_id": "tea", "quantity": 3, "price": 2.0, "discount": 0.5, "basket_id": "b1", "version": 4},
+        {"item_id": "milk", "event_type": "click", "basket_id": "-", "price": None, "version": 8},
+        {"item_id": "tea", "event_type": "impression", "basket_id": "-", "version": 6},
+        {"item_id": "bread", "price": None, "discount": 0.5, "basket_id": "b2", "version": 5},
+        {"item_id": "jam", "user_id": "bob", "version": 3},
+    )
+    (ann, row), (bob, other) = rows_of(events)
+    assert (ann, bob) == ("ann", "bob")
+    assert row.items.tolist() == ["bread", "milk", "tea"]
+    assert row.item.tolist() == [2, 1, 2, 0]
+    assert row.at.tolist() == [MONDAY.timestamp() + 60 * minute for minute in range(4)]
+    assert row.kind.tolist() == [PURCHASE, CLICK, IMPRESSION, PURCHASE]
+    assert row.paid[[0, 3]].tolist() == [6, 0], "what is not known was not paid"
+    assert row.discount[[0, 3]].tolist() == [1.5, 0]
+    assert row.basket[[0, 3]].tolist() == hash_ids(["b1", "b2"]).astype(np.uint32).tolist()
+    assert row.key.tolist() == hash_ids([f"e{number}" for number in range(4)]).tolist()
+    assert row.version == 8
+    assert (other.items.tolist(), other.version) == (["jam"], 3)
+    assert summary_of(row, MONDAY.timestamp() + 3_600)[1].spend == 6
+
+
+@pytest.mark.parametrize("micros", [0, 1, 499_999, 500_000, 999_999])
+def test_times_are_the_doubles_nearest_to_their_microseconds(micros: int) -> None:
+    at = MONDAY + timedelta(microseconds=micros)
+    [(_, row)] = rows_of(table({"at": at, "version": 0}))
+    assert row.at[0] == (int(MONDAY.timestamp()) * 1_000_000 + micros) / 1e6
+    assert round(row.at[0] * 1e6) % 1_000_000 == micros, "a microsecond is told from the next"
+    assert len(row.before(at.timestamp())) == 0
+    assert len(row.before((at + timedelta(microseconds=1)).timestamp())) == 1
+    for unit in ("us", "ns"):
+        assert seconds(pa.chunked_array([pa.array([at], pa.timestamp(unit, "UTC"))]))[0] == row.at[0]
+
+
+def test_who_has_very_many_items_keeps_the_latest_of_them() -> None:
+    """One id for all who pay in cash buys more items than two bytes can count."""
+    n = 70_000
+    items = [f"i{number:05}" for number in range(n)]
+    columns = np.arange(n, dtype=np.float64), np.zeros(n, np.uint8), np.arange(n, dtype=np.uint32)
+    row = make_events(
+        items, *columns, np.arange(n, dtype=np.uint64), np.ones(n, np.float32), np.zeros(n, np.float32)
+    )
+    assert row.items.tolist() == items[-len(row) :]
+    assert row.items[row.item].tolist() == items[-len(row) :]
+
+
+one_event = st.fixed_dictionaries(
+    {
+        "event_type": st.sampled_from(["purchase", "purchase", "click", "impression"]),
+        "user_id": st.sampled_from(["ann", "bob", "ü"]),
+        "basket_id": st.sampled_from(["b1", "b2", "b3"]),
+        "item_id": st.sampled_from(["tea", "milk", "10", "9", "é"]),
+        "at": st.integers(0, 3_000_000).map(lambda micros: MONDAY + timedelta(microseconds=micros)),
+        "quantity": st.integers(1, 5),
+        "price": st.none() | st.floats(0, 100),
+        "discount": st.floats(0, 5),
+    }
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(events=st.lists(one_event, min_size=1, max_size=25), random=st.randoms(use_true_random=False))
+def test_a_batch_makes_the_rows_that_folding_one_by_one_makes(
+    events: list[dict[str, Any]], random: Random, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In any order, some of them twice, from any split into segments."""
+    archive = tmp_path_factory.mktemp("archive")
+    numbered = [event | {"event_id": f"e{n}", "version": n} for n, event in enumerate(events)]
+    told = numbered + random.sample(numbered, len(numbered) // 2)
+    random.shuffle(told)
+    for name, part in enumerate(pieces(told, random)):
+        write_segment(archive, table(*part), f"{name}.parquet")
+    folded = {event["user_id"]: no_events() for event in events}
+    for event in told:
+        line = make_events(*lines_of(table(event)), version=event["version"])
+        folded[event["user_id"]] = fold(folded[event["user_id"]], line)
+    batch = dict(rows_of(read_archive(archive)))
+    assert {user: pack(row) for user, row in batch.items()} == {
+        user: pack(row) for user, row in folded.items()
+    }
+    alone = sorted(folded)[0]
+    [(_, row)] = rows_of(read_archive(archive, [alone]))
+    assert pack(row) == pack(folded[alone])
+
+
+def pieces(events: Sequence[dict[str, Any]], random: Random) -> list[Sequence[dict[str, Any]]]:
+    """Cut the events into segments of any size."""
+    cuts = sorted(random.randint(0, len(events)) for _ in range(2))
+    return [part for part in (events[: cuts[0]], events[cuts[0] : cuts[1]], events[cuts[1] :]) if part]

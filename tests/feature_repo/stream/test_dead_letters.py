@@ -1,0 +1,120 @@
+"""A letter arrives, whatever the message was, or is counted as lost; it never stops the stream."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from feature_repo.stream.dead_letters import Counts, DeadLetters
+from feature_repo.stream.kafka import KafkaSettings, client_config
+
+
+class Poison:
+    """A message of the broker that does not count."""
+
+    def __init__(self, key: bytes, value: bytes = b"{not JSON") -> None:
+        self.key, self.value = lambda: key, lambda: value
+
+    def topic(self) -> str:
+        return "checkout.events"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 7
+
+
+def read(settings: KafkaSettings) -> list[dict[str, Any]]:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({**client_config(settings), "group.id": "test"})
+    topic = settings.dead_letter_topic
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(4)])
+    letters = []
+    while (message := consumer.poll(5)) is not None:
+        letters.append(orjson.loads(message.value() or b""))
+    consumer.close()
+    return letters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_a_key_of_any_size_is_cut_as_the_value_is(broker: Any, byte: bytes) -> None:
+    settings, counts = KafkaSettings(bootstrap=broker.bootstrap), Counts()
+    letters = DeadLetters(settings, counts)
+    letters.bury(Poison(byte * 250_000, byte * 250_000), "no JSON")  # type: ignore[arg-type]
+    assert letters.flush(30)
+    (letter,) = read(settings)
+    assert letter["key"] == (byte * 1_024).decode("utf-8", "backslashreplace")
+    assert letter["bytes"] == 250_000
+    assert counts == Counts(dead_letters=1)
+
+
+def test_a_letter_waits_for_the_broker_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What librdkafka gave up after minutes would look delivered, and its message would be committed."""
+    import feature_repo.stream.dead_letters as module
+
+    made = []
+    monkeypatch.setattr(module, "Producer", lambda config, logger: made.append(config))
+    DeadLetters(KafkaSettings(), Counts())
+    assert made[0]["message.timeout.ms"] == 0
+
+
+@pytest.mark.parametrize("error", [BufferError("queue full"), "refused"])
+def test_what_cannot_be_sent_is_told_and_counted(
+    error: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+
+    if error == "refused":
+        error = KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+    counts = Counts()
+    letters = DeadLetters(KafkaSettings(bootstrap="127.0.0.1:1"), counts)
+
+    class Full:
+        def produce(self, *_: Any, **__: Any) -> None:
+            raise error
+
+        def poll(self, _: float) -> None:
+            pass
+
+    monkeypatch.setattr(letters, "_producer", Full())
+    monkeypatch.setattr("feature_repo.stream.dead_letters.PATIENCE_S", 0.01)
+    letters.bury(Poison(b"ann"), "no JSON")  # type: ignore[arg-type]
+    assert counts == Counts(dead_letters=1, letters_lost=1)
+    assert "checkout.events/0/7 is lost" in caplog.text
+
+
+def test_a_letter_waits_for_room_among_those_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, sent = Counts(), list[Any]()
+    letters = DeadLetters(KafkaSettings(bootstrap="127.0.0.1:1"), counts)
+
+    class Busy:
+        room = 0
+
+        def produce(self, *letter: Any, **__: Any) -> None:
+            if self.room < 3:
+                raise BufferError("queue full")
+            sent.append(letter)
+
+        def poll(self, _: float) -> None:
+            self.room += 1
+
+    monkeypatch.setattr(letters, "_producer", Busy())
+    letters.bury(Poison(b"ann"), "no JSON")  # type: ignore[arg-type]
+    assert len(sent) == 1
+    assert counts == Counts(dead_letters=1)
+
+
+def test_a_letter_that_is_not_delivered_in_the_end_is_told_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counts = Counts()
+    letters = DeadLetters(KafkaSettings(bootstrap="127.0.0.1:1"), counts)
+    letters.bury(Poison(b"ann"), "no JSON")  # type: ignore[arg-type]
+    assert not letters.flush(0.1)
+    letters._producer.purge()  # stands for a broker that refuses it
+    assert letters.flush(10)
+    assert counts == Counts(dead_letters=1, letters_lost=1)
+    assert "checkout.events/0/7 is lost" in caplog.text

@@ -1,0 +1,88 @@
+"""Facts are taken once; what is none is buried, and a store that is away is waited for."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from feature_repo.stream.dead_letters import Counts, DeadLetters
+from feature_repo.stream.fact_stream import FactSink, FactStream
+from feature_repo.stream.kafka import KafkaSettings, client_config
+
+pytestmark = pytest.mark.slow
+WAIT_S = 60.0
+
+
+@contextmanager
+def taking(settings: KafkaSettings, sink: FactSink) -> Iterator[tuple[Counts, FactStream]]:
+    """Take facts in a thread until the block ends."""
+    counts, stop = Counts(), threading.Event()
+    facts = FactStream(settings, sink, DeadLetters(settings, counts))
+    thread = threading.Thread(target=facts.run, args=(stop,))
+    thread.start()
+    try:
+        yield counts, facts
+    finally:
+        stop.set()
+        thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def until(true: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end, f"waited {WAIT_S:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+def send(settings: KafkaSettings, *facts: str) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer(client_config(settings))
+    for fact in facts:
+        producer.produce(settings.facts_topic, fact, "milk")
+    assert producer.flush(WAIT_S) == 0
+
+
+def test_each_fact_is_taken_once_and_what_is_none_is_buried(broker: Any) -> None:
+    settings, taken = KafkaSettings(bootstrap=broker.bootstrap), list[bytes]()
+
+    def sink(messages: list[bytes]) -> list[str | None]:
+        taken.extend(messages)
+        return ["no fact" if message == b"poison" else None for message in messages]
+
+    send(settings, "one", "poison", "two")
+    with taking(settings, sink) as (counts, facts):
+        until(lambda: counts.facts == 2, "the facts")
+        until(lambda: counts.dead_letters == 1 and not facts._positions, "the letter, and the commit")
+    send(settings, "three")
+    with taking(settings, sink) as (counts, _):  # goes on where the position was committed
+        until(lambda: counts.facts == 1, "the next fact")
+    assert taken == [b"one", b"poison", b"two", b"three"]
+
+
+def test_a_store_that_is_away_is_tried_until_it_is_back(broker: Any) -> None:
+    settings, away, taken = KafkaSettings(bootstrap=broker.bootstrap), threading.Event(), list[bytes]()
+    tried = threading.Event()
+
+    def sink(messages: list[bytes]) -> list[str | None]:
+        if away.is_set():
+            tried.set()
+            raise ConnectionError("away")
+        taken.extend(messages)
+        return [None] * len(messages)
+
+    away.set()
+    send(settings, "one")
+    with taking(settings, sink):  # it ends although the store is away, and commits nothing
+        assert tried.wait(WAIT_S)
+    tried.clear()
+    with taking(settings, sink) as (counts, _):
+        assert tried.wait(WAIT_S)
+        send(settings, "two")
+        away.clear()
+        until(lambda: counts.facts == 2, "the facts")
+    assert taken == [b"one", b"two"]

@@ -1,0 +1,87 @@
+"""Rows go through Feast's own view and back; the heartbeat is one of them, and no user's."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from components.data.feast_store import open_feature_store
+from feature_repo.aggregates import BATCH, fold, pack
+from feature_repo.snapshots import HEARTBEAT
+from feature_repo.stream import online_rows
+from feature_repo.stream.online_rows import OnlineRows
+from serving.stores.online_features import SqliteStore
+from tests.chaos.rows import patient_store
+
+AT = 1_717_977_600.0
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> OnlineRows:
+    return OnlineRows(lambda: open_feature_store(tmp_path, ""))
+
+
+def test_a_row_comes_back_as_it_was_and_the_endpoint_reads_the_same(
+    rows: OnlineRows, tmp_path: Path, row_of: Callable[..., Any]
+) -> None:
+    row = row_of([(AT, ["milk", "tea"], 3.0, 0.5)], version=7)
+    assert rows.get(["ann"])["ann"].version == BATCH
+    rows.put({"ann": row})
+    rows.reopen()
+    assert pack(rows.get(["ann"])["ann"]) == pack(row)
+    read = SqliteStore(tmp_path / "online_store.db").read("ann")
+    assert read is not None
+    assert read.history == pack(row)
+    assert read.written_at == pytest.approx(AT, abs=1e-3)
+
+
+def test_what_is_in_memory_is_not_read_again_and_the_oldest_leaves(
+    rows: OnlineRows, row_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online_rows, "ROWS_KEPT", 2)
+    made = {user: row_of([(AT + i, ["milk"], 1.0, 0.0)]) for i, user in enumerate("abc")}
+    rows.put(made)
+    asked: list[list[str]] = []
+    read = rows._read
+    monkeypatch.setattr(rows, "_read", lambda users: asked.append(users) or read(users))  # type: ignore[func-returns-value]
+    found = rows.get("abc")
+    assert asked == [["a"]]
+    assert {user: pack(row) for user, row in found.items()} == {u: pack(r) for u, r in made.items()}
+    rows.drop("b")
+    rows.get("b")
+    assert asked[-1] == ["b"]
+
+
+def test_more_events_replace_the_row(rows: OnlineRows, row_of: Callable[..., Any]) -> None:
+    first = row_of([(AT, ["milk"], 1.0, 0.0)])
+    later = row_of([(AT, ["milk"], 1.0, 0.0), (AT + 60, ["tea"], 2.0, 0.0)])
+    rows.put({"ann": first})
+    rows.put({"ann": fold(first, later)})
+    rows.reopen()
+    assert len(rows.get(["ann"])["ann"]) == 2
+
+
+@pytest.mark.slow
+def test_the_heartbeat_on_redis(valkey: tuple[str, Any], tmp_path: Path, row_of: Callable[..., Any]) -> None:
+    url, _ = valkey
+    rows = OnlineRows(lambda: open_feature_store(tmp_path, url))
+    assert rows.name() is None
+    now = time.time()
+    rows.beat(now, b"one")
+    rows.beat(now + 1, b"another")
+    assert rows.name() == b"another"
+    store = patient_store(url)
+    beat = store.read(HEARTBEAT)
+    assert beat is not None
+    assert beat.written_at == pytest.approx(now + 1, abs=1e-3)
+    row = row_of([(AT, ["milk"], 1.0, 0.0)])
+    rows.put({"ann": row})
+    read = store.read("ann")
+    assert read is not None
+    assert read.history == pack(row)
+    store.close()
+    redis.Redis.from_url(url).flushall()
+    assert rows.name() is None

@@ -1,0 +1,369 @@
+"""The replay: which events, when; what is wrong with them on purpose; what the shopper asks."""
+
+import http.server
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+from feature_repo.events import EVENT_SCHEMA, Dataset, EventsInvalid, complete_columns, write_dataset
+from feature_repo.stream.kafka import KafkaSettings
+from feature_repo.stream.outbox import Outbox, read_segment
+from feature_repo.stream.replay_events import (
+    Disturbance,
+    Shopper,
+    choose,
+    encode,
+    order,
+    poison,
+    replay_events,
+)
+
+NOWHERE = KafkaSettings(bootstrap="127.0.0.1:1")
+TOPIC = "checkout.events"
+
+
+def shop(baskets: int = 20, lines: int = 4) -> pd.DataFrame:
+    """A basket a minute, of one shopper each."""
+    start = pd.Timestamp("2024-05-01T10:00:00Z")
+    return complete_columns(
+        pd.DataFrame(
+            {
+                "user_id": [f"user-{b}" for b in range(baskets) for _ in range(lines)],
+                "basket_id": [f"basket-{b:03d}" for b in range(baskets) for _ in range(lines)],
+                "item_id": [f"item-{line}" for _ in range(baskets) for line in range(lines)],
+                "at": [start + pd.Timedelta(minutes=b) for b in range(baskets) for _ in range(lines)],
+                "store_id": ["" if b % 2 else "406" for b in range(baskets) for _ in range(lines)],
+            }
+        )
+    )
+
+
+class Paper(Outbox):
+    """An outbox whose broker never comes, so that the test reads what lies in it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, NOWHERE)
+        self.directory, self.times = directory, list[float]()
+
+    def send(self, topic: str, key: str | None, value: bytes) -> bool:
+        self.times.append(time.monotonic())
+        return super().send(topic, key, value)
+
+    def messages(self) -> list[tuple[str, bytes]]:
+        return [
+            (key.decode(), value)
+            for segment in sorted(self.directory.glob("*.spool"))
+            for topic, key, value in read_segment(segment)
+            if topic == TOPIC
+        ]
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Iterator[Paper]:
+    outbox = Paper(tmp_path / "outbox")
+    yield outbox
+    outbox.close()
+
+
+def test_a_message_holds_the_events_columns_and_leaves_out_what_is_unknown() -> None:
+    events = shop(baskets=2, lines=1)
+    events.loc[1, ["quantity", "price", "discount"]] = [3, 1.99, 0.25]
+    events["at"] += pd.Timedelta(microseconds=7)
+    (key, first), (_, second) = encode(events)
+    assert key == "user-0"
+    assert json.loads(first) == {
+        "event_id": events.loc[0, "event_id"],
+        "event_type": "purchase",
+        "user_id": "user-0",
+        "basket_id": "basket-000",
+        "item_id": "item-0",
+        "at": "2024-05-01T10:00:00.000007Z",
+        "quantity": 1,
+        "discount": 0,
+        "store_id": "406",
+    }
+    told = json.loads(second)
+    assert (told["quantity"], told["price"], told["discount"]) == (3, 1.99, 0.25)
+    assert set(told) == set(EVENT_SCHEMA.names) - {"store_id"}
+
+
+def test_the_stretch_is_from_and_until_and_limit() -> None:
+    events = shop().sample(frac=1, random_state=0)
+    chosen = choose(events, "2024-05-01T10:05:00Z", "2024-05-01T10:07:00Z")
+    assert list(chosen["basket_id"]) == ["basket-005"] * 4 + ["basket-006"] * 4
+    assert list(choose(events, limit=5)["basket_id"]) == ["basket-000"] * 4 + ["basket-001"]
+    with pytest.raises(EventsInvalid, match="the data reach from 2024-05-01T10:00:00Z"):
+        choose(events, "2025-01-01")
+    with pytest.raises(EventsInvalid, match="--until 'soon' is no time"):
+        choose(events, until="soon")
+
+
+def test_everything_comes_once_and_in_order_as_fast_as_possible(paper: Paper) -> None:
+    events = choose(shop())
+    counts = replay_events(events, TOPIC, paper, 0)
+    assert paper.messages() == encode(events)
+    assert counts.messages == 80
+
+
+def test_the_clock_is_the_datas(paper: Paper) -> None:
+    began = time.monotonic()
+    replay_events(choose(shop(baskets=4, lines=2)), TOPIC, paper, speed=240.0)
+    due = np.repeat([0.0, 0.25, 0.5, 0.75], 2)
+    # Never early; how late is the machine's affair.
+    assert (np.array(paper.times) - began >= due).all()
+
+
+def test_a_hard_stream_has_the_shares_asked_for_and_is_the_same_again() -> None:
+    hard = Disturbance(duplicates=0.05, out_of_order=0.1, poison=0.01, within=50, seed=3)
+    rows, when, counts = order(10_000, hard)
+    assert (counts.duplicates, counts.delayed, counts.poison) == (500, 1_000, 100)
+    assert len(rows) == 10_600
+    found = Counter(rows.tolist())
+    assert found.pop(-1) == 100
+    assert set(found) == set(range(10_000))
+    assert sum(n - 1 for n in found.values()) == 500
+    assert (np.diff(when) >= 0).all()
+    sent = rows >= 0
+    assert (when[sent] >= rows[sent]).all()
+    assert (when[sent] - rows[sent]).max() <= 50
+    again, _, _ = order(10_000, hard)
+    assert (rows == again).all()
+    other, _, _ = order(10_000, Disturbance(0.05, 0.1, 0.01, 50, seed=4))
+    assert (rows != other).any()
+
+
+def test_poison_is_no_event(paper: Paper) -> None:
+    events = choose(shop(baskets=100))
+    counts = replay_events(events, TOPIC, paper, 0, Disturbance(poison=0.1))
+    good = set(encode(events))
+    bad = [message for message in paper.messages() if message not in good]
+    assert counts.messages == 440
+    assert len(bad) == counts.poison == 40
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_each_kind_of_poison_breaks_the_contract(number: int) -> None:
+    [(_, good)] = encode(shop(1, 1))
+    _, value = poison(number, good)
+    try:
+        event = json.loads(value)
+    except ValueError:
+        return
+    if not isinstance(event, dict) or "item_id" not in event:
+        return
+    from feature_repo.events import check_events
+
+    _, reasons = check_events(complete_columns(pd.DataFrame([event])))
+    assert len(reasons) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"duplicates": 1.5}, "duplicates is 1.5"), ({"within": 0}, "within is 0")]
+)
+def test_a_share_is_a_share(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Disturbance(**given)
+
+
+@pytest.mark.parametrize("speed", [-1.0, float("nan"), float("inf")])
+def test_a_speed_is_not_negative(paper: Paper, speed: float) -> None:
+    with pytest.raises(ValueError, match="speed is"):
+        replay_events(shop(1), TOPIC, paper, speed)
+
+
+# -------------------------------------------------------------------------------------------- shopper
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An endpoint that notes what it was asked; every second answer is degraded, the fifth one broken."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            assert self.path == "/v1/models/checkout:predict"
+            asked.extend(body["instances"])
+            answer = json.dumps({"predictions": [{"degraded": len(asked) % 2 == 0}]}).encode()
+            self.send_response(500 if len(asked) == 5 else 200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_shopper_asks_once_with_half_a_basket_at_its_time(
+    paper: Paper, endpoint: tuple[str, list[dict[str, Any]]]
+) -> None:
+    url, asked = endpoint
+    shopper = Shopper(url)
+    counts = replay_events(
+        choose(shop(6, 3)), TOPIC, paper, 0, Disturbance(duplicates=0.5, within=3), shopper
+    )
+    shopper.close()
+    assert asked[:2] == [
+        {
+            "user_id": "user-0",
+            "basket": ["item-0", "item-1"],
+            "at": "2024-05-01T10:00:00Z",
+            "request_id": "basket-000",
+            "store_id": "406",
+        },
+        {
+            "user_id": "user-1",
+            "basket": ["item-0", "item-1"],
+            "at": "2024-05-01T10:01:00Z",
+            "request_id": "basket-001",
+        },
+    ]
+    assert [question["request_id"] for question in asked] == [f"basket-{b:03d}" for b in range(6)]
+    assert (counts.asked, counts.degraded, counts.errors) == (5, 3, 1)
+    assert counts.messages == 18 + 9
+
+
+def test_the_shopper_asks_about_what_is_bought_not_about_what_was_shown(
+    endpoint: tuple[str, list[dict[str, Any]]], paper: Paper
+) -> None:
+    """An archive holds both, and what was shown may be of the basket's own id and time."""
+    url, asked = endpoint
+    bought = shop(2, 4)
+    shown = bought.assign(event_type="impression", event_id=bought["event_id"] + "-shown")
+    other = shown.assign(basket_id="request", event_id=shown["event_id"] + "-other")
+    again = bought.head(1).assign(event_id="scanned twice")
+    events = choose(pd.concat([shown, other, bought, again]))
+    shopper = Shopper(url)
+    counts = replay_events(events, TOPIC, paper, 0, shopper=shopper)
+    shopper.close()
+    assert [(question["request_id"], question["basket"]) for question in asked] == [
+        ("basket-000", ["item-0", "item-1"]),
+        ("basket-001", ["item-0", "item-1"]),
+    ]
+    assert counts.messages == len(events) == 25
+
+
+def test_what_the_disk_does_not_take_is_not_counted_as_sent(
+    paper: Paper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paper, "_max_bytes", 2_000)
+    counts = replay_events(choose(shop()), TOPIC, paper, 0)
+    assert 0 < counts.messages == len(paper.messages()) < 80
+    assert counts.messages + paper.dropped == 80
+
+
+def test_an_endpoint_that_is_away_costs_no_events(paper: Paper, caplog: pytest.LogCaptureFixture) -> None:
+    counts = replay_events(choose(shop(6, 3)), TOPIC, paper, 0, shopper=Shopper("http://127.0.0.1:1"))
+    assert (counts.messages, counts.errors, counts.asked) == (18, 6, 0)
+    assert sum("did not answer" in record.message for record in caplog.records) == 1
+    with pytest.raises(ValueError, match="http://HOST:PORT"):
+        Shopper("127.0.0.1:8080")
+
+
+def test_a_full_outbox_makes_the_replay_wait_and_say_so(
+    paper: Paper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feature_repo.stream.replay_events.MAX_BYTES", 4_000)
+    monkeypatch.setattr("feature_repo.stream.replay_events.REPORT_S", 0.05)
+    said = threading.Event()
+
+    def report(text: str) -> None:
+        if "waiting for it" in text:
+            said.set()
+            monkeypatch.setattr(
+                "feature_repo.stream.replay_events.MAX_BYTES", 1 << 30
+            )  # the broker takes them again
+
+    counts = replay_events(choose(shop()), TOPIC, paper, 0, report=report)
+    assert said.is_set()
+    assert counts.messages == len(paper.messages()) == 80
+
+
+class Quiet(Outbox):
+    """No broker confirms what it takes, and nobody waits for one."""
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+
+class Small(Quiet):
+    def __init__(self, directory: Path, settings: KafkaSettings) -> None:
+        super().__init__(directory, NOWHERE, max_bytes=2_000)
+
+
+def replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outbox: type[Outbox], *arguments: str
+) -> Result:
+    """What the command says of the shop, sent through an outbox of ours."""
+    from pipelines.cli.shell import main
+
+    monkeypatch.setattr("feature_repo.stream.outbox.Outbox", outbox)
+    monkeypatch.setattr("feature_repo.stream.kafka.create_topics", lambda settings: None)
+    write_dataset(tmp_path / "dataset", Dataset(shop(), pd.DataFrame({"item_id": ["item-0"]})))
+    command = ["--home", str(tmp_path), "replay-events", "--data", str(tmp_path / "dataset")]
+    return CliRunner().invoke(main, [*command, *arguments])
+
+
+def test_the_command_ends_with_3_when_something_was_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = replayed(tmp_path, monkeypatch, Small, "--output", "json")
+    assert done.exit_code == 3
+    document = json.loads(done.stdout)
+    assert document["messages"] + document["dropped"] == 80
+    assert f"{document['dropped']} messages were dropped" in done.stderr
+
+
+def test_the_command_ends_with_3_when_the_endpoint_answers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = replayed(tmp_path, monkeypatch, Quiet, "--endpoint", "http://127.0.0.1:1")
+    assert done.exit_code == 3
+    assert "http://127.0.0.1:1 answered no question" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_replays_a_data_set(tmp_path: Path, broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines.cli.shell import main
+
+    monkeypatch.setenv("RECO_KAFKA_BOOTSTRAP", broker.bootstrap)
+    arguments = [
+        "--home",
+        str(tmp_path),
+        "replay-events",
+        "--data",
+        "toy",
+        "--limit",
+        "1000",
+        "--output",
+        "json",
+    ]
+    done = CliRunner().invoke(main, [*arguments, "--poison", "0.01", "--duplicates", "0.02"])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert (document["events"], document["messages"], document["dropped"]) == (1_000, 1_030, 0)
+    assert document["unconfirmed_bytes"] == 0
+    broker.stop()
+    away = CliRunner().invoke(main, arguments)
+    assert away.exit_code == 3
+    assert "RECO_KAFKA_BOOTSTRAP" in away.stderr

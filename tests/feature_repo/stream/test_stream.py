@@ -1,0 +1,564 @@
+"""Whatever is repeated, late, poisoned or killed: the rows are those that a batch makes of clean events."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+import redis
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+import feature_repo.stream.stream as stream_module
+from components.data.feast_store import open_feature_store
+from feature_repo.aggregates import UserEvents, pack
+from feature_repo.events import EVENT_SCHEMA
+from feature_repo.snapshots import HEARTBEAT, user_table
+from feature_repo.stream.archive import EVENTS, read_archive, rows_of, streamed_name, write_segment
+from feature_repo.stream.kafka import KafkaSettings, client_config
+from feature_repo.stream.online_rows import OnlineRows
+from feature_repo.stream.outbox import Outbox
+from feature_repo.stream.replay_events import Disturbance, encode, replay_events
+from feature_repo.stream.stream import OFFSET_BITS, Stream
+from feature_repo.toy_shop import toy_dataset
+from tests.chaos.rows import patient_store
+
+pytestmark = pytest.mark.slow
+WAIT_S = 180.0  # a fault takes for ever, a busy machine only long
+
+
+@pytest.fixture(scope="module")
+def events() -> pd.DataFrame:
+    return toy_dataset().events.sort_values("at", kind="stable").iloc[:10_000].reset_index(drop=True)
+
+
+def same(row: UserEvents) -> bytes:
+    """The row without its version: which message brought an event is not the batch's to know."""
+    return pack(replace(row, version=0))
+
+
+def batch(events: pd.DataFrame) -> dict[str, bytes]:
+    table = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
+    table = table.append_column("version", pa.array([-1] * len(table)))
+    return {user: same(row) for user, row in rows_of(table)}
+
+
+def online(home: Path, url: str, users: list[str]) -> dict[str, bytes]:
+    rows = OnlineRows(lambda: open_feature_store(home, url))
+    return {user: same(row) for user, row in rows.get(users).items()}
+
+
+def archived(home: Path) -> dict[str, bytes]:
+    return {user: same(row) for user, row in rows_of(read_archive(home / "offline_store" / EVENTS))}
+
+
+def until(true: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end, f"waited {WAIT_S:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def streaming(home: Path, url: str, settings: KafkaSettings) -> Iterator[Stream]:
+    """Run a stream in a thread until the block ends."""
+    stream = Stream(home, OnlineRows(lambda: open_feature_store(home, url)), settings)
+    stop, failed = threading.Event(), []
+
+    def work() -> None:
+        try:
+            stream.run(stop)
+        except Exception as error:  # noqa: BLE001 - of another thread: told below
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield stream
+    finally:
+        stop.set()
+        thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert not failed, failed
+
+
+def produce(settings: KafkaSettings, events: pd.DataFrame) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer(client_config(settings))
+    for user, value in encode(events):
+        producer.produce(settings.events_topic, value, user)
+    assert producer.flush(WAIT_S) == 0
+
+
+def dead_letters(settings: KafkaSettings) -> list[tuple[str, dict[str, Any]]]:
+    from confluent_kafka import Consumer
+
+    consumer = Consumer({**client_config(settings), "group.id": "test"})
+    topic = settings.dead_letter_topic
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    letters = []
+    while (message := consumer.poll(5)) is not None:  # the broker's own count of them is too low
+        letters.append(((message.key() or b"").decode(), json.loads(message.value() or b"")))
+    consumer.close()
+    return letters
+
+
+def test_a_hard_stream_ends_as_the_clean_batch_with_one_letter_per_poison(
+    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+) -> None:
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    late = events.copy()  # a basket in a hundred arrives a day late
+    order = late["at"] + pd.to_timedelta((pd.factorize(late["basket_id"])[0] % 100 == 0) * 24, unit="h")
+    late = late.iloc[order.argsort(kind="stable")].reset_index(drop=True)
+    with streaming(tmp_path, url, settings) as stream:
+        outbox = Outbox(tmp_path / "outbox", settings)
+        hard = Disturbance(duplicates=0.05, out_of_order=0.1, poison=0.01)
+        sent = replay_events(late, settings.events_topic, outbox, 0, hard)
+        assert outbox.flush(WAIT_S)
+        outbox.close()
+        until(lambda: stream.counts.events + stream.counts.dead_letters >= sent.messages, "all messages")
+    assert stream.counts.events == len(events) + sent.duplicates
+    wanted = batch(events)
+    assert online(tmp_path, url, list(wanted)) == wanted
+    assert archived(tmp_path) == wanted
+    letters = dead_letters(settings)
+    assert len(letters) == len(dict(letters)) == sent.poison > 50
+    assert all(letter["reason"] for _, letter in letters)
+
+
+KILLED = """
+import sys, threading
+from pathlib import Path
+from feature_repo.stream.kafka import KafkaSettings
+from feature_repo.stream.online_rows import OnlineRows
+from feature_repo.stream.stream import Stream
+from components.data.feast_store import open_feature_store
+home, url, bootstrap = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+stream = Stream(home, OnlineRows(lambda: open_feature_store(home, url)), KafkaSettings(bootstrap=bootstrap))
+stream.run(threading.Event(), lambda: print("ready", flush=True))
+"""
+
+
+def test_killed_at_random_it_ends_as_the_batch(
+    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+) -> None:
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    chance = random.Random(4)
+    for part in range(3):
+        command = [sys.executable, "-c", KILLED, str(tmp_path), url, broker.bootstrap]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            produce(settings, events.iloc[part * 3_000 : (part + 1) * 3_000])
+            # Joining the group takes some seconds; what follows is folding, archiving and committing.
+            until(lambda: (tmp_path / "stream.json").exists(), "a heartbeat")
+            time.sleep(chance.uniform(3.0, 8.0))
+            process.send_signal(signal.SIGKILL)
+    produce(settings, events.iloc[9_000:])
+    wanted = batch(events)
+    with streaming(tmp_path, url, settings):
+        until(lambda: archived(tmp_path) == wanted, "the archive")
+    assert online(tmp_path, url, list(wanted)) == wanted
+
+
+def test_a_store_that_dies_is_waited_for_and_one_that_lost_its_rows_is_filled_again(
+    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+) -> None:
+    settings, (url, server) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    few = events.iloc[:2_000]
+    wanted = batch(few)
+    base = pa.Table.from_pandas(few.iloc[:500][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
+    write_segment(tmp_path / "offline_store" / EVENTS, base, "base.parquet")
+    with streaming(tmp_path, url, settings) as stream:
+        until(lambda: stream.counts.rebuilt == 1, "the first rows")
+        assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few.iloc[:500])["user-000"]
+        server.send_signal(signal.SIGSTOP)
+        produce(settings, few.iloc[500:])
+        until(lambda: stream.counts.store_failures, "a failed write")
+        server.send_signal(signal.SIGCONT)
+        until(lambda: stream.counts.events == 1_500, "the rest")
+        assert online(tmp_path, url, list(wanted)) == wanted
+        redis.Redis.from_url(url).flushall()
+        until(lambda: stream.counts.rebuilt == 2, "the rows again")
+        assert online(tmp_path, url, list(wanted)) == wanted
+
+
+def test_a_broker_that_lost_everything_begins_a_new_generation(
+    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+) -> None:
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    first, second = events.iloc[:1_000], events.iloc[1_000:1_200]
+    for part, known in ((first, first), (second, events.iloc[:1_200])):
+        produce(settings, part)
+        with streaming(tmp_path, url, settings):
+            until(lambda known=known: archived(tmp_path) == batch(known), "the archive")  # type: ignore[misc]
+        with streaming(tmp_path, url, settings) as again:  # nothing is read twice while the log is the same
+            until(lambda again=again: len(again._consumer.assignment()) == 4, "the partitions")  # type: ignore[misc]
+            time.sleep(1.0)
+            assert again.counts.events == 0
+        broker.stop()
+        broker.start()
+    versions = read_archive(tmp_path / "offline_store" / EVENTS)["version"].to_numpy() >> OFFSET_BITS
+    assert set(versions.tolist()) == {0, 1}
+    assert online(tmp_path, url, ["user-000"])["user-000"] == batch(events.iloc[:1_200])["user-000"]
+
+
+def test_newly_published_features_keep_what_was_streamed(
+    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+) -> None:
+    """Somebody fills the store with older rows; the stream notices, and brings its own back."""
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    few = events.iloc[:1_000]
+    with streaming(tmp_path, url, settings) as stream:
+        produce(settings, few)
+        until(lambda: stream.counts.events == 1_000, "the events")
+        other = OnlineRows(lambda: open_feature_store(tmp_path, url))
+        table = pa.Table.from_pandas(few.iloc[:100][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
+        table = table.append_column("version", pa.array([-1] * len(table)))
+        other.put(dict(rows_of(table)))
+        (tmp_path / "online_store.json").write_text("{}")
+        until(lambda: stream.counts.rebuilt == 2, "the rows again")
+    assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few)["user-000"]
+
+
+def test_two_consumers_share_the_users(
+    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+) -> None:
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    with streaming(tmp_path, url, settings) as one:
+        until(lambda: len(one._consumer.assignment()) == 4, "all partitions")
+        with streaming(tmp_path, url, settings) as other:
+            until(
+                lambda: len(other._consumer.assignment()) == len(one._consumer.assignment()) == 2, "half each"
+            )
+            produce(settings, events.iloc[:4_000])
+            until(lambda: one.counts.events + other.counts.events >= 4_000, "the events")
+            assert min(one.counts.events, other.counts.events) > 0
+    wanted = batch(events.iloc[:4_000])
+    assert online(tmp_path, url, list(wanted)) == archived(tmp_path) == wanted
+
+
+def test_the_state_for_people_says_how_it_stands(
+    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+) -> None:
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    produce(settings, events.iloc[:300])
+    with streaming(tmp_path, url, settings):
+        state, told = tmp_path / "stream.json", dict[str, Any]()
+
+        def nothing_waits() -> bool:
+            told.update(json.loads(state.read_bytes()) if state.exists() else {})
+            return told.get("lag") == 0
+
+        until(nothing_waits, "no lag")
+    assert told["events"] == 300
+    assert told["pid"] == os.getpid()
+    assert told["newest_event_at"] == events["at"].iloc[:300].max().timestamp()
+    assert abs(told["updated_at"] - time.time()) < WAIT_S
+
+
+def test_what_comes_while_the_store_is_away_and_the_group_is_joined_is_not_lost(
+    broker: Any,
+    tmp_path: Path,
+    valkey: tuple[str, Any],
+    events: pd.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store fails before the partitions are assigned: whatever the waiting poll brings is kept."""
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    few = events.iloc[:400]
+    produce(settings, few)
+    with streaming(tmp_path, url, settings) as stream:
+        until((tmp_path / "stream.json").exists, "the first heartbeat: now the group is joined")
+        beat = stream._rows.beat
+        away_until = time.monotonic() + 12.0
+
+        def away(*arguments: Any) -> None:
+            if time.monotonic() < away_until:
+                raise ConnectionError("away")
+            beat(*arguments)
+
+        monkeypatch.setattr(stream._rows, "beat", away)
+        until(lambda: stream.counts.store_failures > 10, "failures while the group is joined")
+        until(lambda: stream.counts.events >= 400, "all events")
+    assert archived(tmp_path) == batch(few)
+
+
+def test_told_to_stop_while_the_store_is_away_it_says_so_once(
+    broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = KafkaSettings(bootstrap=broker.bootstrap)
+    rows = OnlineRows(lambda: open_feature_store(tmp_path, "redis://127.0.0.1:1/0"))
+    stream, stop, failed = Stream(tmp_path, rows, settings), threading.Event(), list[Exception]()
+
+    def work() -> None:
+        try:
+            stream.run(stop)
+        except ConnectionError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: stream.counts.store_failures > 3, "failures")
+    stop.set()
+    thread.join(WAIT_S)
+    [error] = failed
+    assert "told to stop while the online store could not be used" in str(error)
+    assert caplog.text.count("the online store cannot be used (ConnectionError)") == 1
+
+
+def test_a_held_message_of_a_partition_that_is_taken_away_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Rows:
+        def reopen(self) -> None:
+            pass
+
+    stream = Stream(tmp_path, Rows(), KafkaSettings(bootstrap="127.0.0.1:1"))  # type: ignore[arg-type]
+    stream._held.append("a message")  # type: ignore[arg-type]
+    taken = list[Any]()
+
+    class Consumer:
+        """Loses its partitions when it is asked for messages, as in a rebalance."""
+
+        def consume(self, *_: Any) -> list[Any]:
+            stream._revoked(self, [])  # type: ignore[arg-type]
+            return ["of another partition"]
+
+    stream._consumer = Consumer()  # type: ignore[assignment]
+    monkeypatch.setattr(stream, "_take", lambda messages, _: taken.extend(messages))
+    stream.turn(threading.Event())
+    assert taken == ["of another partition"]
+    assert not stream._held
+
+
+def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
+    tmp_path: Path, events: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.Table.from_pandas(events.iloc[:10][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
+    table = table.append_column("version", pa.array(range(10)))
+    write_segment(tmp_path / "offline_store" / EVENTS, table, streamed_name(0, 0, 9))
+    stream = Stream(tmp_path, None, KafkaSettings(bootstrap="127.0.0.1:1"))  # type: ignore[arg-type]
+    monkeypatch.setattr(stream, "_is_at", lambda *_: False)  # the broker has another message there
+    assigned: list[TopicPartition] = []
+
+    class Group:
+        def committed(self, places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+            return [TopicPartition(one.topic, one.partition, 10) for one in places]
+
+        def assign(self, places: list[TopicPartition]) -> None:
+            assigned.extend(places)
+
+    stream._assigned(Group(), [TopicPartition("checkout.events", 0)])  # type: ignore[arg-type]
+    assert assigned[0].offset == OFFSET_BEGINNING
+    assert stream._began == {0: 0}
+    assert stream._generation == {0: 1}
+
+
+class Alone:
+    """The consumer of a group that has one partition and no broker."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+
+    def assignment(self) -> list[TopicPartition]:
+        return [TopicPartition("checkout.events", self.partition)]
+
+    def commit(self, **_: Any) -> None:
+        pass
+
+    def get_watermark_offsets(self, place: TopicPartition, cached: bool) -> tuple[int, int]:
+        return 0, 0
+
+    def position(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        return places
+
+
+class Said:
+    """A message of the broker."""
+
+    def __init__(self, partition: int, offset: int, user: str) -> None:
+        ids = {"event_id": f"{user}-{offset}", "user_id": user, "basket_id": f"b{offset}", "item_id": "milk"}
+        event = {**ids, "at": "2024-01-01T00:00:00Z"}
+        self.values = "checkout.events", partition, offset, user.encode(), json.dumps(event).encode()
+
+    def topic(self) -> str:
+        return self.values[0]
+
+    def partition(self) -> int:
+        return self.values[1]
+
+    def offset(self) -> int:
+        return self.values[2]
+
+    def key(self) -> bytes:
+        return self.values[3]
+
+    def value(self) -> bytes:
+        return self.values[4]
+
+    def error(self) -> None:
+        return None
+
+
+def alone(home: Path, url: str, partition: int) -> Stream:
+    """A stream whose turns a test takes itself."""
+    rows = OnlineRows(lambda: open_feature_store(home, url))
+    stream = Stream(home, rows, KafkaSettings(bootstrap="127.0.0.1:1"))
+    stream._consumer = Alone(partition)  # type: ignore[assignment]
+    return stream
+
+
+def say(stream: Stream, partition: int, offset: int, user: str = "ann") -> None:
+    stream._take([Said(partition, offset, user)], threading.Event())  # type: ignore[list-item]
+
+
+def lines(home: Path, url: str, user: str = "ann") -> int:
+    rows = OnlineRows(lambda: open_feature_store(home, url))
+    return len(rows.get([user])[user])
+
+
+def test_a_store_that_lost_its_rows_gets_those_that_another_consumer_had_not_archived(
+    valkey: tuple[str, Any], tmp_path: Path
+) -> None:
+    url, _ = valkey
+    one, other = alone(tmp_path, url, 0), alone(tmp_path, url, 1)
+    one._beat()
+    other._beat()
+    say(other, 1, 0)
+    other._settle()
+    say(other, 1, 1)  # not archived yet
+    redis.Redis.from_url(url).flushall()
+    one._beat()  # it looks first, and writes everybody's rows from the archive
+    assert lines(tmp_path, url) == 1
+    other._beat()  # it sees a heartbeat, but not the one it knows
+    assert lines(tmp_path, url) == 2
+    rebuilt = one.counts.rebuilt, other.counts.rebuilt
+    one._beat()
+    other._beat()
+    assert (one.counts.rebuilt, other.counts.rebuilt) == rebuilt, "both know the store now"
+
+
+def test_a_rebuild_takes_nothing_from_a_row_that_another_consumer_writes_meanwhile(
+    valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = valkey
+    one, other = alone(tmp_path, url, 0), alone(tmp_path, url, 1)
+    one._beat()
+    other._beat()
+    say(other, 1, 0)
+    other._settle()
+
+    def meanwhile(archive: Path, users: Any = None) -> pa.Table:
+        table = read_archive(archive, users)
+        monkeypatch.undo()
+        say(other, 1, 1)
+        other._settle()
+        return table
+
+    monkeypatch.setattr(stream_module, "read_archive", meanwhile)
+    (tmp_path / "online_store.json").write_text("{}")
+    one._beat()
+    assert one.counts.rebuilt == 2
+    assert lines(tmp_path, url) == 2
+
+
+def test_after_a_publication_a_consumer_writes_the_rows_of_its_own_users_only(
+    valkey: tuple[str, Any], tmp_path: Path
+) -> None:
+    url, _ = valkey
+    one, other = alone(tmp_path, url, 0), alone(tmp_path, url, 1)
+    for stream, user in ((one, "ann"), (other, "bob")):
+        stream._beat()
+        say(stream, int(user == "bob"), 0, user)
+        stream._settle()
+    redis.Redis.from_url(url).flushall()  # as a publication does: it leaves no heartbeat
+    (tmp_path / "online_store.json").write_text("{}")
+    one._beat()
+    assert (lines(tmp_path, url, "ann"), lines(tmp_path, url, "bob")) == (1, 0)
+    other._beat()
+    assert (lines(tmp_path, url, "ann"), lines(tmp_path, url, "bob")) == (1, 1)
+
+
+def test_a_publication_is_not_past_before_a_consumer_knows_whose_rows_are_its_own(
+    valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts again while features are published: first it has no partitions."""
+    url, _ = valkey
+    stream = alone(tmp_path, url, 0)
+    stream._beat()
+    say(stream, 0, 0, "ann")
+    stream._settle()
+    redis.Redis.from_url(url).flushall()
+    (tmp_path / "online_store.json").write_text("{}")
+    with monkeypatch.context() as joining:
+        joining.setattr(stream._consumer, "assignment", list)
+        stream._beat()
+        assert stream._rows.name() is None, "no heartbeat says that all is well"
+    stream._beat()
+    assert lines(tmp_path, url, "ann") == 1
+    assert stream._rows.name() is not None
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_a_damaged_row_is_made_again_from_the_archive(
+    valkey: tuple[str, Any], tmp_path: Path, rebuild: bool, row_of: Callable[..., Any]
+) -> None:
+    url, _ = valkey
+    stream = alone(tmp_path, url, 0)
+    stream._beat()
+    for user in ("ann", "bob"):
+        say(stream, 0, 0 if user == "ann" else 1, user)
+    rows = OnlineRows(lambda: open_feature_store(tmp_path, url))
+    for user in ("ann", "bob", "eve"):  # eve has nothing in the archive
+        frame = user_table([(user, row_of([(1.7e9, ["tea"], 1.0, 0.0)]))]).to_pandas()
+        rows._write(frame.assign(history=b"\x01\x00" + b"\x00" * 30))  # of format 1
+    stream._rows.reopen()
+    if rebuild:
+        stream._rebuild()
+        assert (lines(tmp_path, url, "ann"), lines(tmp_path, url, "bob")) == (1, 1)
+    for offset, user in enumerate(("ann", "bob", "eve"), start=2):
+        say(stream, 0, offset, user)
+    assert [lines(tmp_path, url, user) for user in ("ann", "bob", "eve")] == [2, 2, 1]
+
+
+def test_the_heart_stops_while_the_broker_is_away_and_beats_again_when_it_is_back(
+    broker: Any, valkey: tuple[str, Any], tmp_path: Path
+) -> None:
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    store = patient_store(url)
+
+    def age() -> float:
+        beat = store.read(HEARTBEAT)
+        return time.time() - (beat.written_at if beat else 0.0)
+
+    def state() -> dict[str, Any]:
+        return dict(json.loads((tmp_path / "stream.json").read_bytes()))
+
+    with streaming(tmp_path, url, settings) as stream:
+        until(lambda: age() < 3, "the first heartbeat")
+        broker.stop()
+        until(lambda: age() > 9, "the heartbeat to stop")
+        assert state()["broker_silent_s"] > 5
+        assert time.time() - state()["updated_at"] < 5
+        redis.Redis.from_url(url).flushall()  # the rows come back all the same, once
+        until(lambda: stream.counts.rebuilt == 2, "the rows")
+        until(lambda: store.read(HEARTBEAT), "a heartbeat that says since when")
+        assert age() > 5
+        broker.start()
+        until(lambda: age() < 3, "the heartbeat again")
+        assert stream.counts.rebuilt == 2
+    store.close()

@@ -1,0 +1,223 @@
+"""A part of the endpoint is replaced, and the answers stay."""
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from pipelines.bench.load.arm_variants import (
+    EagerSession,
+    StockDoor,
+    Variant,
+    eager,
+    fastapi_app,
+    opener,
+    parts_of,
+    replaced,
+    serve_variant,
+)
+from pipelines.bench.load.arms import PREDICT, fill_store
+from pipelines.bench.load.measured_server import started
+from serving import server
+from serving.answer.recommender import open_recommender
+from serving.api import endpoint
+from serving.checkout import checkout
+from serving.schemas import parse_request
+from serving.settings import Settings
+from serving.stores.online_features import MemoryStore
+
+LEFT_OUT: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "kserve-stock": ({"door": "kserve"}, {"serving.api.endpoint.Endpoint"}),
+    "onnx-fp32": ({"graph": "pruned"}, {"serving.answer.recommender.open_recommender"}),
+    "unpruned": ({"graph": "student"}, {"serving.answer.recommender.open_recommender"}),
+    "eager": ({"weights": "pruned"}, {"serving.answer.recommender.open_recommender"}),
+    "feast-sdk": ({"feast_home": "feast"}, {"serving.stores.online_features.open_store"}),
+    "no-gc-freeze": ({"freezes": False}, {"gc.freeze"}),
+    "no-batching": (
+        {"joins": False},
+        {"serving.checkout.checkout.find_together", "serving.checkout.checkout.rank_together"},
+    ),
+    "ours": ({}, set()),
+}
+
+
+def test_a_door_that_nobody_built_is_refused() -> None:
+    with pytest.raises(ValueError, match="no door 'triton': choose one of endpoint, kserve, fastapi"):
+        Variant("bundle", door="triton")
+
+
+def test_a_variant_has_one_ranker() -> None:
+    with pytest.raises(ValueError, match="with weights or with a graph"):
+        Variant("bundle", weights="student", graph="pruned")
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_variant_is_the_server_itself_but_for_one_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, expected = LEFT_OUT[name]
+    asked: list[list[str]] = []
+    seen: list[object] = []
+    before = endpoint.Endpoint, checkout.rank_together, gc.freeze
+
+    def main(arguments: list[str]) -> int:
+        asked.append(arguments)
+        seen.extend((endpoint.Endpoint, checkout.rank_together, gc.freeze))
+        return 3
+
+    monkeypatch.setattr(server, "main", main)
+    variant = Variant("bundle", **given)
+    assert set(parts_of(variant)) == expected
+    assert serve_variant(variant) == 3
+    assert asked == [["--bundle", "bundle"]]
+    assert (seen[0] is StockDoor) == (name == "kserve-stock")
+    assert (seen[1] is not before[1]) == (name == "no-batching")
+    assert (seen[2] is not before[2]) == (name == "no-gc-freeze")
+    assert (endpoint.Endpoint, checkout.rank_together, gc.freeze) == before, "put back"
+
+
+def test_a_part_that_is_not_there_is_told_before_anything_runs() -> None:
+    with (
+        pytest.raises(AttributeError, match="no_such_part"),
+        replaced({"serving.checkout.checkout.no_such_part": 1}),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_each_variant_pays_for_what_ours_pays_for(
+    toy_line: Path, valkey: tuple[str, object], tmp_path: Path
+) -> None:
+    """A line of JSON per request, metrics, the stream's pulse, and calls that may be shared."""
+    url, feast_home = valkey[0], tmp_path / "feast"
+    fill_store(toy_line / "home" / "offline_store", feast_home, url)
+    write_heartbeat(url, time.time() - 3_600)
+    for name, (given, _) in LEFT_OUT.items():
+        variant = Variant(str(toy_line / "evaluated"), **paths(given, toy_line, feast_home))
+        place = tmp_path / name
+        place.mkdir()
+        settings = Settings(home=place, http_port=0, grpc_port=0, store_url=url, deadline_ms=60_000.0)
+        command = [sys.executable, "-m", "pipelines.bench.load.arm_variants", json.dumps(asdict(variant))]
+        with started(command, settings.to_env(), place / "server.log") as running:
+            ask = {"user_id": "nobody", "basket": ["item-001"], "at": "2024-06-12T10:00:00Z"}
+            for number in range(3):
+                document = {"instances": [{**ask, "request_id": f"r{number}"}]}
+                answer = httpx.post(
+                    running.ready["http"] + PREDICT, json=document, timeout=60, trust_env=False
+                )
+                [found] = answer.json()["predictions"]
+                assert found["degraded_reason"] == "stale_features", f"{name} does not look at the pulse"
+                assert len(found["items"]) == 10
+            lines = request_lines(place / "server.log", 3)
+            assert [line["request_id"] for line in lines] == ["r0", "r1", "r2"], name
+            assert running.samples("reco_answer_seconds_count") == {(): 3.0}, name
+            calls = {} if name == "no-batching" else {("ranking",): 3.0, ("retrieval",): 3.0}
+            assert running.samples("reco_batch_requests_count") == calls, name
+
+
+def paths(given: dict[str, Any], toy_line: Path, feast_home: Path) -> dict[str, Any]:
+    known = {name: str(toy_line / name) for name in ("student", "pruned")} | {"feast": str(feast_home)}
+    return {name: known.get(value, value) for name, value in given.items()}
+
+
+def write_heartbeat(url: str, at: float) -> None:
+    """Write the pulse of a stream that fell silent then, as Feast lays a row out."""
+    import redis
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    from feature_repo.snapshots import HEARTBEAT
+    from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
+
+    written = Timestamp(seconds=int(at)).SerializeToString()
+    row: dict[Any, Any] = {HISTORY_FIELD: b"\x0a\x05alive", WRITTEN_FIELD: written}
+    with redis.Redis.from_url(url) as client:
+        client.hset(entity_key(HEARTBEAT) + PROJECT.encode(), mapping=row)
+
+
+def request_lines(log: Path, count: int) -> list[dict[str, Any]]:
+    """Wait until the log's thread has written so many lines."""
+    until = time.monotonic() + 30
+    while True:
+        written = [line for line in log.read_bytes().splitlines() if line.startswith(b"{")]
+        found = [line for line in map(json.loads, written) if "request_id" in line]
+        if len(found) >= count or time.monotonic() > until:
+            return found
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_eager_ranks_joined_requests_in_one_call(toy_line: Path) -> None:
+    from serving.stages.ranking import rank_joined
+
+    session: Any = EagerSession(toy_line / "student")
+    rng = np.random.default_rng(0)
+    recommender = open_recommender(toy_line / "evaluated", MemoryStore())
+    line = {"basket": ["item-001"], "at": "2024-06-12T10:00:00Z", "request_id": "r"}
+    prepared = recommender.prepare(parse_request(line, now=0.0, default_id=""))
+    recommender.facts.close()
+    rows = [(prepared.dense[chosen], prepared.categorical[chosen]) for chosen in (rng.permutation(9), [3])]
+    alone = [eager(toy_line / "student")(*one) for one in rows]
+    for found, expected in zip(rank_joined(session, rows), alone, strict=True):
+        assert isinstance(found, np.ndarray)
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranker", ["student", "pruned"])
+@pytest.mark.parametrize("field", ["weights", "graph"])
+def test_a_variant_ranks_with_the_ranker_it_was_given(field: str, ranker: str, toy_line: Path) -> None:
+    """Whatever the door: not with the bundle's own, which differs from both."""
+    from serving.release.bundle import open_session
+
+    line = {"basket": ["item-001"], "at": "2024-06-12T10:00:00Z", "request_id": "r"}
+    bundle = toy_line / "evaluated"
+    given: dict[str, Any] = {"door": "fastapi", field: str(toy_line / ranker)}
+    variants = {"as it ships": Variant(str(bundle)), "changed": Variant(str(bundle), **given)}
+    scores, rows = {}, None
+    for name, one in variants.items():
+        recommender = opener(one)(bundle, MemoryStore())
+        rows = recommender.prepare(parse_request(line, now=0.0, default_id=""))
+        scores[name] = recommender.rank(rows.dense, rows.categorical)
+        recommender.facts.close()
+    assert rows is not None
+    graph = open_session(toy_line / ranker / "ranker.onnx")
+    inputs = {"dense": rows.dense, "categorical": rows.categorical}
+    [expected] = graph.run(["score"], inputs)
+    assert scores["changed"] == pytest.approx(expected, abs=1e-6)
+    assert np.abs(scores["as it ships"] - expected).max() > 1e-6
+
+
+@pytest.mark.slow
+def test_eager_torch_scores_as_the_graph_does(toy_line: Path) -> None:
+    from components.data.examples import read_ranker_examples
+    from components.ranker.ranker_artefact import GRAPH
+    from components.ranker.scoring import OnnxRanker
+
+    data = read_ranker_examples(toy_line / "examples", "calibration")
+    found = eager(toy_line / "student")(
+        np.array(data.dense, np.float32), np.array(data.categorical, np.int64)
+    )
+    assert np.abs(found - OnnxRanker(toy_line / "student" / GRAPH).scores(data)).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_fastapi_answers_as_the_recommender_does(toy_line: Path) -> None:
+    recommender = open_recommender(toy_line / "evaluated", MemoryStore())
+    line = {"basket": ["item-001"], "at": "2024-06-12T10:00:00Z", "request_id": "r"}
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(fastapi_app(recommender))
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return await client.post(PREDICT, json={"instances": [line]})
+
+    [found] = asyncio.run(ask()).json()["predictions"]
+    expected = recommender.recommend(parse_request(line, now=0.0, default_id="")).to_dict()
+    recommender.facts.close()
+    assert found["items"] == expected["items"]
+    assert len(found["items"]) == 10

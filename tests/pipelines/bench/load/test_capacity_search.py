@@ -1,0 +1,82 @@
+"""A server whose capacity is known -> the search finds it."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipelines.bench.load.capacity_search import (
+    GOAL_MS,
+    HIGHEST,
+    LOWEST,
+    PRECISION,
+    Probe,
+    find_knee,
+    knee_search,
+)
+
+
+def queue(capacity: float, rate: float) -> Probe:
+    """A server that meets the goal up to its capacity and not a request beyond."""
+    return Probe(rate, 1.0, 0, 1.0, 10.0 if rate <= capacity else 80.0)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.floats(1.0, 1e4), st.floats(0.1, 1e4))
+def test_the_knee_is_found_from_wherever_one_begins(capacity: float, start: float) -> None:
+    knee = find_knee(lambda rate: queue(capacity, rate), start)
+    assert capacity / (1 + PRECISION) <= knee.rate <= capacity
+    assert knee.rate in [probe.rate for probe in knee.probes]
+
+
+def test_each_rate_near_the_edge_is_asked_twice_and_doubling_once() -> None:
+    knee = find_knee(lambda rate: queue(100.0, rate), 10.0)
+    asked = [probe.rate for probe in knee.probes]
+    assert asked[:6] == [10.0, 20.0, 40.0, 80.0, 160.0, 160.0]
+    assert all(asked.count(rate) == 2 for rate in asked[4:])
+
+
+def test_one_unlucky_run_does_not_decide() -> None:
+    calls: list[float] = []
+
+    def noisy(rate: float) -> Probe:
+        calls.append(rate)
+        return queue(0.0 if len(calls) % 4 == 0 else 1_000.0, rate)
+
+    assert 1_000.0 / (1 + PRECISION) <= find_knee(noisy, 100.0).rate <= 1_000.0
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"failed": 1}, {"answered_ratio": 0.98}, {"p99_ms": 51.0}, {"p99_ms": None}, {"degraded_ratio": 0.02}],
+)
+def test_what_does_not_hold(broken: dict[str, float | None]) -> None:
+    sound = {"rate": 1.0, "answered_ratio": 1.0, "failed": 0, "p50_ms": 1.0, "p99_ms": 50.0}
+    assert Probe(**sound).holds(GOAL_MS)  # type: ignore[arg-type]
+    assert not Probe(**{**sound, **broken}).holds(GOAL_MS)  # type: ignore[arg-type]
+
+
+def test_a_server_that_never_holds_has_no_knee_and_one_without_end_ends() -> None:
+    assert find_knee(lambda rate: queue(0.0, rate), 100.0).rate == 0.0
+    assert find_knee(lambda rate: queue(np.inf, rate), 100.0).rate > HIGHEST / 2
+    assert all(probe.rate >= LOWEST for probe in find_knee(lambda rate: queue(0.0, rate), 100.0).probes)
+
+
+def test_searches_take_turns() -> None:
+    searches = {capacity: knee_search(10.0) for capacity in (50.0, 400.0)}
+    rates = {capacity: next(search) for capacity, search in searches.items()}
+    found = {}
+    while searches:
+        for capacity in list(searches):
+            try:
+                rates[capacity] = searches[capacity].send(queue(capacity, rates[capacity]))
+            except StopIteration as end:
+                found[capacity] = end.value.rate
+                del searches[capacity]
+    assert all(capacity / (1 + PRECISION) <= rate <= capacity for capacity, rate in found.items())
+
+
+def test_a_short_run_is_judged_by_its_maximum() -> None:
+    counts = {"requests": 10, "answered": 9, "failed": 0, "refused": 1, "unanswered": 0, "degraded": 3}
+    probe = Probe.of(5.0, {**counts, "ms": {"p50": 2.0, "p99": None, "max": 9.0}})
+    assert probe == Probe(5.0, 0.9, 1, 2.0, 9.0, 3 / 9)

@@ -1,0 +1,373 @@
+"""A server of known behaviour -> the generator says just that of it."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipelines.bench.load.generator import (
+    OK,
+    PERCENTILES,
+    UNANSWERED,
+    Load,
+    Plan,
+    carry_out,
+    load_generator,
+    open_loop,
+    percentiles,
+)
+
+Answer = Callable[[bytes], Awaitable[tuple[int, bytes]]]  # a body -> status and body
+HeadAnswer = Callable[[bytes, bytes], Awaitable[tuple[int, bytes]]]  # a body and its head, in lower case
+
+
+@contextmanager
+def http_server(answer: Answer | None = None, with_head: HeadAnswer | None = None) -> Iterator[str]:
+    """Answer HTTP/1.1 requests in a thread of its own; a status below 0 hangs up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+                asked = await reader.readexactly(length)
+                if with_head is not None:
+                    status, body = await with_head(asked, head)
+                else:
+                    assert answer is not None
+                    status, body = await answer(asked)
+                if status < 0:
+                    break
+                # Two writes: an answer need not come in one piece.
+                writer.write(b"HTTP/1.1 %d Whatever\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
+                await writer.drain()
+                await asyncio.sleep(0)
+                writer.write(body)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    serving: set[asyncio.Task[None] | None] = set()
+    ready: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]] = queue.Queue()
+
+    async def run() -> None:
+        over = asyncio.Event()
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            ready.put((asyncio.get_running_loop(), over, server.sockets[0].getsockname()[1]))
+            await over.wait()
+        for task in serving:
+            assert task is not None
+            task.cancel()
+            await asyncio.wait([task])
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    loop, over, port = ready.get()
+    try:
+        yield f"http://127.0.0.1:{port}/ask"
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+
+
+async def echo(body: bytes) -> tuple[int, bytes]:
+    return 200, body
+
+
+def ask(plan: Plan, *bodies: bytes) -> Load:
+    with asyncio.Runner(loop_factory=open_loop) as runner:
+        return carry_out(plan, bodies, runner)
+
+
+PLAN = Plan("", "", seconds=0.5, rate=100, warm_up=2, keep=True, patience_s=20)
+
+
+def test_each_request_gets_its_own_answer_at_its_own_time() -> None:
+    bodies = [b"x" * length for length in range(1, 51)]
+    with http_server(echo) as url:
+        load = ask(replace(PLAN, url=url, start=3), *bodies)
+    assert load.answers == [bodies[(3 + number) % 50] for number in range(50)]
+    assert load.answer_bytes.tolist() == [len(answer) for answer in load.answers]
+    assert load.answered.all()
+    assert (load.client_ms >= load.late_ms).all()
+    assert (load.late_ms >= 0).all()
+    # The times come from the seed alone, so that every arm is asked at the same ones.
+    gaps = np.random.default_rng(0).exponential(1 / 100, 50)
+    assert np.diff(load.due_s) == pytest.approx(gaps[1:], abs=1e-6)
+
+
+def test_the_warm_up_asks_what_comes_before() -> None:
+    came: list[bytes] = []
+
+    async def note(body: bytes) -> tuple[int, bytes]:
+        came.append(body)
+        return 200, body
+
+    bodies = [b"%d" % number for number in range(10)]
+    with http_server(note) as url:
+        plan = replace(PLAN, url=url, rate=0, connections=1, seconds=60, requests=3, warm_up=3)
+        ask(replace(plan, start=24), *bodies)
+    assert came == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+def test_all_who_wait_for_a_stalled_server_are_charged_for_it() -> None:
+    stalled_until: list[float] = []
+
+    async def stall(body: bytes) -> tuple[int, bytes]:
+        if body == b"stall" and not stalled_until:
+            time.sleep(0.3)  # the whole server stands still
+            stalled_until.append(asyncio.get_running_loop().time())
+        return 200, body
+
+    with http_server(stall) as url:
+        load = ask(replace(PLAN, url=url, warm_up=1, start=1), b"fine", b"stall", *[b"fine"] * 200)
+    # Both loops read the machine's one monotonic clock; the stalling request was the first one due.
+    until = load.client_ms[0] / 1e3 + load.due_s[0]
+    waited = load.due_s[load.due_s < load.due_s[0] + 0.3]
+    assert len(waited) > 5, "they were asked though nothing was answered"
+    assert (load.client_ms[: len(waited)] / 1e3 >= load.due_s[0] + 0.3 - waited - 1e-3).all()
+    assert until - load.due_s[0] >= 0.3
+
+
+def test_what_is_refused_or_broken_is_counted_and_never_dropped() -> None:
+    async def by_name(body: bytes) -> tuple[int, bytes]:
+        return int(body), b'{"degraded":true}' if body == b"200" else b"{}"
+
+    kinds = [b"200", b"429", b"503", b"500", b"-1"]
+    with http_server(by_name) as url:
+        load = ask(replace(PLAN, url=url, warm_up=0), *kinds)
+    assert load.status.tolist() == [200, 429, 503, 500, UNANSWERED] * 10
+    found = load.summary(deadline_ms=1e6)
+    assert (found["answered"], found["refused"], found["failed"]) == (10, 20, 10)
+    assert (found["unanswered"], found["degraded"]) == (10, 10)
+    assert load.summary(deadline_ms=0.0)["late"] == 10
+    assert load.summary(deadline_ms=0.0)["good_per_s"] == 0
+
+
+def test_an_answer_that_never_comes_has_waited_until_the_end() -> None:
+    async def never(body: bytes) -> tuple[int, bytes]:
+        await asyncio.sleep(1e6 if body == b"lost" else 0)
+        return 200, body
+
+    with http_server(never) as url:
+        plan = replace(PLAN, url=url, warm_up=1, start=1, rate=20, patience_s=5)
+        load = ask(plan, b"fine", b"lost", *[b"fine"] * 20)
+    assert load.status.tolist() == [UNANSWERED] + [OK] * 9
+    assert load.client_ms[0] / 1e3 >= load.due_s[-1] - load.due_s[0] + 5 - 1e-6
+    assert load.summary(1e6)["ms"]["max"] == load.client_ms[0]
+
+
+def test_a_share_of_the_requests_says_that_nobody_waits_and_the_load_says_which() -> None:
+    heads: list[bool] = []
+
+    async def note(body: bytes, head: bytes) -> tuple[int, bytes]:
+        heads.append(b"\r\nx-priority: prefetch\r\n" in head)
+        return 200, b'{"degraded":true,"degraded_reason":"overloaded"}' if heads[-1] else body
+
+    with http_server(with_head=note) as url:
+        plan = replace(PLAN, url=url, connections=1, rate=400, warm_up=0, prefetch_ratio=0.7)
+        load, again = ask(plan, b"a"), ask(plan, b"a")
+        none = ask(replace(plan, prefetch_ratio=0.0), b"a")
+    assert heads == [*load.prefetch, *again.prefetch, *none.prefetch], "one connection keeps their order"
+    assert (load.prefetch == again.prefetch).all(), "it comes from the seed alone"
+    assert 100 < load.prefetch.sum() < 180
+    assert not none.prefetch.any()
+    assert (load.shed == load.prefetch).all()
+    some = load.only(load.prefetch)
+    assert len(some.status) == len(some.answers) == load.prefetch.sum() == some.summary(1e6)["degraded"]
+    assert (some.due_s == load.due_s[load.prefetch]).all()
+    assert load.only(~load.prefetch).summary(1e6)["degraded"] == 0
+
+
+def test_a_load_says_when_it_began() -> None:
+    with http_server(echo) as url:
+        before = time.monotonic()
+        load = ask(replace(PLAN, url=url), b"a")
+    assert before <= load.began_s <= load.began_s + load.due_s[-1] <= time.monotonic()
+
+
+def test_connections_are_bounded_and_the_wait_for_one_counts() -> None:
+    inside, most = 0, 0
+
+    async def slow(body: bytes) -> tuple[int, bytes]:
+        nonlocal inside, most
+        inside, most = inside + 1, max(most, inside + 1)
+        await asyncio.sleep(0.03)
+        inside -= 1
+        return 200, body
+
+    with http_server(slow) as url:
+        load = ask(replace(PLAN, url=url, connections=2, rate=200), b"a", b"b")
+    assert most == 2
+    assert load.answered.all()
+    # 100 requests, two at a time, 30 ms each: the last is answered 1.5 s after the first at the earliest.
+    assert load.client_ms.max() / 1e3 >= 100 / 2 * 0.03 - np.ptp(load.due_s) - 0.05
+
+
+def test_the_closed_loop_asks_one_after_the_other() -> None:
+    with http_server(echo) as url:
+        load = ask(replace(PLAN, url=url, rate=0, connections=1, seconds=60, requests=20), b"a", b"b", b"c")
+    assert load.answers == [b"a", b"b", b"c"] * 6 + [b"a", b"b"]
+    assert (np.diff(load.due_s) * 1e3 >= load.client_ms[:-1] - 1e-6).all()
+
+
+def test_nobody_listening_is_told_by_the_figures() -> None:
+    with http_server(echo) as url:
+        pass
+    load = ask(replace(PLAN, url=url, rate=40), b"a")
+    assert not load.answered.any()
+    assert load.summary(1e6)["unanswered"] == 20
+
+
+def test_grpc_messages_travel_as_they_are() -> None:
+    said: list[bool] = []
+
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        said.append(("x-priority", "prefetch") in context.invocation_metadata())
+        if request == b"full":
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        return request[::-1]
+
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("shop.Door", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        plan = replace(PLAN, url=f"grpc://127.0.0.1:{port}/shop.Door/Ask", rate=40, prefetch_ratio=0.5)
+        load = ask(plan, b"abc", b"full")
+    finally:
+        server.stop(0).wait()
+    assert load.answers == [b"cba", b""] * 10
+    assert load.status.tolist() == [200, 429] * 10
+    assert 0 < sum(said) == load.prefetch.sum() < 20
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    found = percentiles(np.arange(1.0, 1_001.0))
+    assert found == {
+        **{"p50": 501.0, "p90": 901.0, "p95": 951.0, "p99": 991.0, "p99_9": 1000.0, "p99_99": None},
+        **{"mean": 500.5, "max": 1000.0},
+    }
+    assert percentiles(np.array([7.0]))["p50"] == 7.0
+    assert percentiles(np.array([7.0]))["p90"] is None
+    assert set(percentiles(np.array([])).values()) == {None}
+
+
+def test_good_answers_are_counted_over_the_time_in_which_they_were_due() -> None:
+    """Not until patience ended, and a fallback's answer is not what was asked for."""
+    due, status = np.linspace(0.0, 10.0, 101), np.full(101, OK)
+    ms = np.full(101, 5.0)
+    status[40], ms[40] = UNANSWERED, 20_000.0  # somebody waited 20 s for it
+    ms[41] = 51.0
+    degraded = np.isin(np.arange(101), [41, 50, 60, 70])
+    found = Load(due, ms, np.zeros(101), status, degraded, np.full(101, 9), 0.0).summary(50.0)
+    assert (found["good"], found["degraded_in_time"], found["degraded"], found["late"]) == (96, 3, 4, 1)
+    assert found["good_per_s"] == pytest.approx(9.6)
+    assert found["degraded_in_time_per_s"] == pytest.approx(0.3)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from([0, 200, 400, 429, 500, 503]), st.floats(0, 1e4)), min_size=1))
+def test_every_request_is_counted_once(rows: list[tuple[int, float]]) -> None:
+    status, ms = (np.array(column) for column in zip(*rows, strict=True))
+    none, due = np.zeros(len(rows)), np.linspace(0.0, 4.0, len(rows))
+    degraded = np.arange(len(rows)) % 3 == 0
+    found = Load(due, ms.astype(float), none, status, degraded & (status == OK), none, 0.0).summary(50.0)
+    assert sum(found[kind] for kind in ("answered", "refused", "failed", "unanswered")) == len(rows)
+    assert found["good"] + found["degraded_in_time"] + found["late"] == found["answered"]
+    assert found["good_per_s"] == (found["good"] / 4.0 if len(rows) > 1 else None)
+    known = [value for value in (found["ms"][name] for name in PERCENTILES) if value is not None]
+    assert known == sorted(known)
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_says_the_same() -> None:
+    with http_server(echo) as url, load_generator() as generator:
+        bodies = generator.bodies([b"a", b"bb"])
+        for seed in (0, 1):
+            load = generator.run(replace(PLAN, url=url, bodies=bodies, seed=seed))
+            assert load.answers == [b"a", b"bb"] * 25
+            assert load.summary(1e6)["answered"] == 50
+            assert load.generator_cpu_s > 0
+        with pytest.raises(ValueError, match="no requests"):
+            generator.bodies([])
+
+
+@pytest.mark.slow
+def test_a_generator_that_dies_is_told(tmp_path: Path) -> None:
+    with load_generator() as generator, pytest.raises(RuntimeError, match=r"(?s)died: .*no-such-file"):
+        generator.run(replace(PLAN, url="http://127.0.0.1:1/", bodies=str(tmp_path / "no-such-file")))
+
+
+async def recommended(body: bytes, head: bytes) -> tuple[int, bytes]:
+    """Answer as the endpoint does, with what was asked as the item."""
+    asked = orjson.loads(body)
+    assert head.startswith(b"post /v1/recommendations ")
+    item = {"item_id": asked["basket"][0] + "!", "score": 0.5, "source": "history", "reason": "as told"}
+    answer = {"request_id": asked["request_id"], "items": [item], "bundle_id": "b1", "rung": "full"}
+    return 200, orjson.dumps(answer)
+
+
+@pytest.fixture
+def best_sellers(tmp_path: Path) -> str:
+    file = tmp_path / "best_sellers.json"
+    file.write_text('["bread", "milk"]')
+    return str(file)
+
+
+def test_the_projects_own_client_asks_and_answers(best_sellers: str) -> None:
+    bodies = [orjson.dumps({"basket": [f"i{n}"], "user_id": "u", "k": 1}) for n in range(7)]
+    with http_server(with_head=recommended) as url:
+        plan = replace(PLAN, url=f"client+{url.removesuffix('/ask')}", best_sellers=best_sellers)
+        load = ask(replace(plan, deadline_ms=20_000.0), *bodies)
+    assert load.answered.all()
+    assert not load.degraded.any()
+    items = [orjson.loads(answer)["items"][0]["item_id"] for answer in load.answers]
+    assert items == [f"i{n % 7}!" for n in range(50)]
+
+
+def test_where_nobody_answers_the_client_does(best_sellers: str) -> None:
+    plan = replace(PLAN, url="client+http://127.0.0.1:1", best_sellers=best_sellers)
+    load = ask(plan, b'{"basket": ["milk"]}')
+    assert load.answered.all()
+    assert load.degraded.all()
+    assert {orjson.loads(answer)["items"][0]["source"] for answer in load.answers} == {"client_fallback"}
+
+
+def test_what_the_client_raises_has_failed(best_sellers: str) -> None:
+    plan = replace(PLAN, url="client+http://127.0.0.1:1", best_sellers=best_sellers)
+    load = ask(plan, b'{"no_basket": []}')
+    assert (load.status == 500).all()
+
+
+def test_an_open_loop_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    came: list[bytes] = []
+
+    async def tell(body: bytes) -> tuple[int, bytes]:
+        came.append(body)
+        if len(came) == 10:
+            over.touch()
+        return 200, body
+
+    with http_server(tell) as url:
+        load = ask(replace(PLAN, url=url, seconds=600.0, warm_up=0, stop=str(over)), b"x")
+    assert load.answered.all()
+    assert 10 <= len(load.status) < 600 * PLAN.rate / 2

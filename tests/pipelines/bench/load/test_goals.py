@@ -1,0 +1,152 @@
+"""A result of known figures -> each goal reached or missed by just those."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pipelines.bench.load.goals import judge_goals
+
+
+def result() -> dict[str, Any]:
+    """Every goal met to the hair."""
+    p99s = {"features": 0.49, "retrieval": 0.99, "ranking": 0.99, "reranking": 0.49}
+    stages = {name: {"p99": p99} for name, p99 in p99s.items()}
+    ours = {
+        "ready_s": 20.0,
+        "first_ms": 8.0,
+        "first_degraded": False,
+        "alone": {"p50_ms": 2.0, "p99_ms": 4.0},
+        "cpu_ms": 1.8,
+        "capacity": {"rate": 500.0},
+        "stages": {**stages, "unexplained": {"share": 0.25}},
+        "choosing": {"p99": 50.0},
+        "half": {"unanswered": 0, "ms": {"p50": 45.0, "p95": 90.0, "p99": 99.0, "max": 2_000.0}},
+        "overload": {"goodput_ratio": 0.9},
+    }
+    return {
+        "goal_ms": 50.0,
+        "arms": {
+            "ours": ours,
+            "ours, 2 processes": {"capacity": {"rate": 900.0}},
+            "unoptimised-user-row": {"capacity": {"rate": 62.5}, "ratio": {"p50_ms": {"median": 7.0}}},
+            "answer-cache": {"capacity": {"rate": 1_500.0}, "cache": {"laps": 0.9}},
+        },
+        "basket_length": {"growth": {"p50": 9.0, "p99": 1.5}},
+        "priority": {
+            "checkout": {"good_ratio": 0.99},
+            "recovery": {"second_p99_ms": {"5": 1.0}, "back_s": 5},
+        },
+        "swap": {"failed": 0, "swapped": True, "p99_ratio": 2.0},
+        "canary": {"ratio": 1.25},
+        "endurance": {"requests": 60_000, "mb_per_1000_requests": 5 / 60},
+        "mixed": {"anonymous": 0.7},
+    }
+
+
+def judged(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {goal["name"]: goal for goal in judge_goals(found)}
+
+
+def test_all_goals_are_reached_at_their_bounds() -> None:
+    goals = judge_goals(result())
+    assert {goal["reached"] for goal in goals} == {True}
+    assert [(goal["goal"], goal["measured"]) for goal in goals] == [
+        *[("<= 2 ms", 2.0), ("<= 4 ms", 4.0)],
+        *[("< 0.5 ms", 0.49), ("< 1 ms", 0.99), ("< 1 ms", 0.99), ("< 0.5 ms", 0.49)],
+        *[("<= 50 ms", 50.0), (">= 75 %", 75.0)],
+        *[("<= 1.8 ms", 1.8), (">= 500", 500.0), (">= 900", 900.0), (">= 7 x", 7.0), (">= 8 x", 8.0)],
+        *[("<= 1.5 x", 1.5), (">= 90 %", 90.0)],
+        *[
+            ("<= 45 ms", 45.0),
+            ("<= 90 ms", 90.0),
+            ("< 100 ms", 99.0),
+            ("<= 140 ms", 99.0),
+            ("< 300 ms", 99.0),
+        ],
+        *[("<= 2000 ms", 2_000.0), ("<= 20 s", 20.0), ("<= 2 x", 2.0)],
+        *[(">= 99 %", 99.0), ("<= 5 s", 5.0)],
+        *[("<= 0", 0.0), ("<= 2 x", 2.0), ("<= 1.25 x", 1.25), ("<= 5 MiB", 5.0), (">= 3 x", 3.0)],
+    ]
+    assert len({goal["name"] for goal in goals}) == len(goals)
+    json.dumps(goals, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [
+        (("arms", "ours", "alone", "p50_ms"), 2.01, "p50 over KServe REST"),
+        (("arms", "ours", "alone", "p99_ms"), 4.01, "p99 over KServe REST"),
+        (("arms", "ours", "stages", "features", "p99"), 0.5, "p99 of features"),
+        (("arms", "ours", "stages", "reranking", "p99"), 0.5, "p99 of reranking"),
+        (("arms", "ours", "choosing", "p99"), 50.1, "p99 of retrieval, ranking and re-ranking"),
+        (("arms", "ours", "stages", "unexplained", "share"), 0.26, "share of the client's"),
+        (("arms", "ours", "half", "ms", "p50"), 45.1, "p50 at half of the capacity, within 45 ms"),
+        (("arms", "ours", "half", "ms", "p95"), 90.1, "p95 at half of the capacity, within 90 ms"),
+        (("arms", "ours", "half", "ms", "p99"), 100.0, "p99 at half of the capacity, below 100 ms"),
+        (("arms", "ours", "half", "ms", "max"), 2_001.0, "slowest answer at half"),
+        (("arms", "ours", "half", "unanswered"), 1, "slowest answer at half"),
+        (("arms", "ours", "ready_s"), 20.1, "from start to ready, within 20 s"),
+        (("arms", "ours", "first_ms"), 8.1, "first answer of all"),
+        (("arms", "ours", "first_ms"), None, "first answer of all"),
+        (("arms", "ours", "first_degraded"), True, "first answer of all"),
+        (("arms", "ours", "cpu_ms"), 1.81, "processor time"),
+        (("arms", "ours, 2 processes", "capacity", "rate"), 899.0, "answers a second, two"),
+        (("arms", "unoptimised-user-row", "ratio", "p50_ms", "median"), 6.9, "p50 lower"),
+        (("arms", "unoptimised-user-row", "capacity", "rate"), 63.0, "capacity higher"),
+        (("arms", "answer-cache", "capacity", "rate"), 1_499.0, "capacity with kept"),
+        (("arms", "ours", "overload", "goodput_ratio"), 0.89, "full answers in time"),
+        (("basket_length", "growth", "p99"), 1.51, "p99 with the longest"),
+        (("priority", "checkout", "good_ratio"), 0.989, "checkouts in full"),
+        (("priority", "recovery", "back_s"), 6, "until p99 is back"),
+        (("priority", "recovery", "back_s"), None, "until p99 is back"),
+        (("swap", "failed"), 1, "failed while two bundles"),
+        (("swap", "p99_ratio"), 2.01, "p99 while a bundle"),
+        (("canary", "ratio"), 1.26, "p99 beside a canary"),
+        (("endurance", "mb_per_1000_requests"), 0.084, "growth of memory"),
+    ],
+)
+def test_a_miss_is_one_and_no_other_goal_is(path: tuple[str, ...], value: float | None, name: str) -> None:
+    found = result()
+    place: Any = found
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    missed = [goal for goal in judge_goals(found) if goal["reached"] is not True]
+    assert [goal["reached"] for goal in missed] == [False]
+    assert missed[0]["name"].startswith(name)
+
+
+def test_what_was_not_measured_is_neither_reached_nor_missed() -> None:
+    found = result()
+    found["arms"] = {"ours": {**found["arms"]["ours"], "stages": None, "choosing": None}}
+    del found["arms"]["ours"]["overload"], found["arms"]["ours"]["half"], found["endurance"]
+    del found["arms"]["ours"]["first_ms"], found["priority"], found["canary"]
+    found["swap"] |= {"swapped": False, "p99_ratio": None}
+    found |= {"mixed": None, "basket_length": {"growth": {"p50": 1.0, "p99": None}}}
+    goals = judged(found)
+    assert sum(goal["reached"] is None for goal in goals.values()) == 23
+    assert all(goal["measured"] is None for goal in goals.values() if goal["reached"] is None)
+    assert not any(name.startswith(("growth of", "capacity with kept")) for name in goals), (
+        "nobody asked for them"
+    )
+
+
+def test_memory_is_judged_after_so_many_requests_only() -> None:
+    found = result()
+    found["endurance"]["requests"] = 400
+    assert judged(found)["growth of memory in 60,000 requests"]["reached"] is None
+
+
+def test_nobody_is_compared_with_a_server_that_holds_no_rate() -> None:
+    found, name = result(), "capacity higher than that of `unoptimised-user-row`"
+    found["arms"]["unoptimised-user-row"]["capacity"]["rate"] = 0.0
+    assert (judged(found)[name]["reached"], judged(found)[name]["measured"]) == (True, None)
+    found["arms"]["ours"]["capacity"]["rate"] = 0.0
+    assert (judged(found)[name]["reached"], judged(found)[name]["measured"]) == (False, 0.0)
+
+
+def test_a_replay_that_was_too_short_for_the_cache_is_told_beside_the_goal() -> None:
+    found = result()
+    found["arms"]["answer-cache"]["cache"]["laps"] = 1.75
+    assert judge_goals(found)[-1]["name"].endswith("its replay gone round 1.8 times")

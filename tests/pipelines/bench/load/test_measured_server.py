@@ -1,0 +1,112 @@
+"""A command that says it is ready -> what it and its children used."""
+
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.bench.load.measured_server import Events, MeasuredServer, processes_of, started
+from serving.settings import Settings
+
+BUSY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+burnt = subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"])
+sys.stderr.write('{"event": "ready", "http": "nowhere"}\\n')
+sys.stderr.flush()
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_server_is_measured_with_its_children_and_ends_with_them(tmp_path: Path) -> None:
+    said = tmp_path / "server.log"
+    with started([sys.executable, "-c", BUSY], Settings().to_env(), said) as server:
+        assert server.ready["http"] == "nowhere"
+        family = processes_of(server.process.pid)
+        assert len(family) == 2
+        assert server.cpu_ms() >= 10, "the child that ended counts, too"
+        memory = server.memory_mb()
+        assert 0 < memory["pss"] <= memory["rss"]
+    assert server.process.returncode is not None
+    until = time.monotonic() + 60  # a signal is on its way for a moment
+    while any(_state(pid) != "Z" for pid in family) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert {_state(pid) for pid in family} == {"Z"}
+
+
+@pytest.mark.slow
+def test_what_a_server_says_before_it_dies_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('no bundle here')"]
+    with (
+        pytest.raises(RuntimeError, match="did not start: no bundle here"),
+        started(command, Settings().to_env(), tmp_path / "server.log"),
+    ):
+        pass
+
+
+def test_samples_are_those_of_one_metric_by_its_labels() -> None:
+    text = (
+        b"# TYPE reco_looks_total counter\n"
+        b'reco_looks_total{level="process",outcome="hit"} 3.0\n'
+        b'reco_looks_total{level="redis",outcome="miss"} 1.0\n'
+        b"# TYPE reco_other_total counter\nreco_other_total 7.0\n"
+    )
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *what: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Metrics) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        process: Any = None
+        server = MeasuredServer(process, {"http": f"http://127.0.0.1:{http.server_port}"})
+        try:
+            found = server.samples("reco_looks_total")
+            nothing = server.samples("reco_nothing_total")
+        finally:
+            http.shutdown()
+            thread.join()
+    assert found == {("process", "hit"): 3.0, ("redis", "miss"): 1.0}
+    assert nothing == {}
+
+
+def test_events_are_the_whole_lines_of_their_kind(tmp_path: Path) -> None:
+    said = tmp_path / "server.log"
+    lines = ['{"event": "ready", "http": "here"}', "a warning", '{"event": "bundle", "bundle_id": "b2"}']
+    said.write_text("\n".join([*lines, '{"event": "bundle", "bun']))
+    process: Any = None
+    server = MeasuredServer(process, {}, Events(said))
+    assert server.events("bundle") == [{"event": "bundle", "bundle_id": "b2"}]
+    with said.open("a") as file:
+        file.write('dle_id": "b3"}\n')
+    assert [event["bundle_id"] for event in server.events("bundle")] == ["b2", "b3"]
+    assert server.events("ready") == [{"event": "ready", "http": "here"}]
+    assert MeasuredServer(process, {}).events("bundle") == []
+
+
+def test_what_was_looked_at_once_is_not_read_again(tmp_path: Path) -> None:
+    said = tmp_path / "server.log"
+    said.write_text('{"event": "bundle", "bundle_id": "b2"}\n')
+    events = Events(said)
+    assert len(events.of("bundle")) == 1
+    said.write_text("x" * said.stat().st_size)
+    assert len(events.of("bundle")) == 1
+
+
+def _state(pid: int) -> str:
+    """Return what a process does; Z when there is nothing left of it but its number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"

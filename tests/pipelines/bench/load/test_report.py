@@ -1,0 +1,256 @@
+"""A result of known numbers -> a report that shows just those."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from matplotlib.patches import Rectangle
+
+from pipelines.bench.load.report import CUT, draw_load, draw_stages, load_table
+
+
+def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) -> dict[str, Any]:
+    ms = {"p50": p50, "p99": 2 * p50, "p99_9": None, "mean": p50, "max": 3 * p50}
+    probes = [
+        {
+            "rate": rate,
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "failed": 0,
+            "answered_ratio": 1.0,
+            "degraded_ratio": 0.0,
+        }
+        for rate, p99 in ((capacity, 20.0), (2 * capacity, 80.0), (2 * capacity, 90.0))
+    ]
+    spread = None if ratio is None else {"median": ratio, "min": ratio - 0.25, "max": ratio + 0.25}
+    stage = {**ms, "share": 0.5}
+    found: dict[str, Any] = {
+        "what": "a server",
+        "ready_s": 1.0,
+        "first_ms": 3 * p50,
+        "first_degraded": False,
+        "choosing": {"p50": 1.25, "p99": 2.75},
+        "memory_mb": {"rss": 300.4, "pss": 200.0},
+        "alone": {"p50_ms": p50, "p99_ms": 2 * p50, "mean_ms": p50, "rounds": []},
+        "cpu_ms": cpu_ms,
+        "dollars_a_million": 0.02,
+        "wh_a_million": 4.0,
+        "stages": {"ranking": stage, "unexplained": stage, "client": {**ms, "share": 1.0}},
+        "idle_cpu_ratio": 0.01,
+        "capacity": {"rate": capacity, "goal_ms": 50.0, "probes": probes},
+        "half": {
+            **{"rate": capacity / 2, "ms": ms, "cpu_ms": cpu_ms, "requests": 100, "answered": 99},
+            **{"failed": 1, "refused": 0, "unanswered": 1, "degraded": 3, "late": 0},
+        },
+        "overload": {
+            **{"goodput_ratio": 0.9, "degraded_ratio": 0.25, "refused": 7, "requests": 300},
+            **{"degraded": 4, "failed": 2, "unanswered": 1},
+        },
+        "settings": {"RECO_HOME": "/tmp/place", "RECO_HTTP_PORT": "0"},
+        "laps": 0.5,
+    }
+    if ratio is not None:
+        found["ratio"] = {"p50_ms": spread, "cpu_ms": spread, "capacity": 1 / ratio}
+    return found
+
+
+def result(**more: Any) -> dict[str, Any]:
+    ms = {"p50": 2.0, "p99": None}
+    return {
+        "bundle_id": "b1",
+        "measured_at": "2026-11-22T00:00:00+00:00",
+        "machine": {"cpu": "A processor", "cores": 2, "load_average": (1.0, 1.0, 1.0)},
+        "software": {"python": "3.11"},
+        "commit": "abc",
+        "load_average_before": (0.5, 0.5, 0.5),
+        "load_average_after": (1.5, 1.0, 1.0),
+        "effort": {"rounds": 3, "alone_s": 2.0},
+        "goal_ms": 50.0,
+        "requests": 7,
+        "candidates": 500,
+        "mixed": None,
+        "online_store": {"users": 1_000, "items": 80},
+        "constants": {"watts_a_core": 10.0, "dollars_a_core_hour": 0.05},
+        "skipped": {"eager": "no weights"},
+        "floor": {"mean_ms": 0.123, "p50_ms": 0.1, "cpu_ms": 0.1},
+        "arms": {"ours": arm(2.0, 1.5, 400.0), "unoptimised": arm(90.0, 60.0, 8.0, 4.0)},
+        "basket_length": {"ms": {"1": ms, "200": ms}, "growth": {"p50": 1.25, "p99": None}},
+        "payloads": {
+            "REST V1": {"request_bytes": 200.0, "answer_bytes": 1_500.0, "failed": 0, "ms": ms},
+            "gRPC": {
+                "request_bytes": 100.0,
+                "answer_bytes": 750.0,
+                "failed": 0,
+                "ms": {"p50": 3.0, "p99": 4.0},
+            },
+        },
+        "goals": [
+            {"name": "p50", "goal": "<= 2 ms", "measured": 2.0, "unit": " ms", "reached": True},
+            {"name": "rate", "goal": ">= 500", "measured": 400.0, "unit": "", "reached": False},
+            {"name": "two", "goal": ">= 900", "measured": None, "unit": "", "reached": None},
+            {"name": "over", "goal": ">= 8 x", "measured": None, "unit": " x", "reached": True},
+        ],
+        **more,
+    }
+
+
+def test_the_first_table_is_what_a_manager_reads() -> None:
+    text = load_table(result())
+    rows = re.findall(r"^\| (?:\*\*ours\*\*|unoptimised|eager) \|.*$", text, re.MULTILINE)
+    assert rows[:3] == [
+        "| **ours** | 2.00 | 4.00 | 400 | 1.50 | 0.020 | 4.0 | 300 / 200 |  |",
+        "| unoptimised | 90.00 | 180 | 8.00 | 60.00 | 0.020 | 4.0 | 300 / 200 "
+        "| 4.00x [3.75, 4.25], 4.00x [3.75, 4.25], 0.25x |",
+        "| eager | skipped: no weights |" + " |" * 7,
+    ]
+    assert "at most 500 candidates ranked for each" in text
+
+
+def test_the_report_begins_with_ours_beside_the_tutorials_stack() -> None:
+    arms = {
+        "ours": arm(2.0, 1.5, 400.0),
+        "unoptimised": arm(90.0, 60.0, 8.0, 45.0),
+        "unoptimised-user-row": arm(19.0, 9.0, 80.0, 9.5),
+    }
+    lines = load_table(result(arms=arms)).splitlines()
+    assert lines[2] == (
+        "An answer takes `ours` 2.00 ms (p50), where `unoptimised` takes 45 x as long (90.00 ms) and where "
+        "`unoptimised-user-row` takes 9.5 x as long (19.00 ms); at p99 <= 50 ms one process gives 400 "
+        "answers a second, 50 x as many as `unoptimised` (8.00) and 5.0 x as many as `unoptimised-user-row` "
+        "(80)."
+    )
+    assert lines[4].startswith("| arm | p50 ms |")
+    arms["unoptimised"]["capacity"]["rate"] = 0.0
+    assert "400 answers a second, where `unoptimised` holds no rate and 5.0 x as many" in load_table(
+        result(arms=arms)
+    )
+    alone = load_table(result(arms={"ours": arms["ours"]})).splitlines()[2]
+    assert alone.endswith("400 answers a second; the tutorials' stack was not measured beside it.")
+
+
+def test_the_first_answer_stands_beside_the_warm_ones() -> None:
+    arms = {"ours": arm(2.0, 1.5, 400.0), "unoptimised": arm(90.0, 60.0, 8.0, 4.0)}
+    arms["unoptimised"] |= {"ready_s": 31.42, "first_ms": 50.5, "first_degraded": True}
+    arms["null"] = arm(1.0, 1.0, 1.0) | {"first_ms": None}
+    text = load_table(result(arms=arms))
+    assert "| ours | 1.0 | 6.00 | 2.00 | 4.00 |" in text
+    assert "| unoptimised | 31.4 | 50.50 (degraded) | 90.00 | 180 |" in text
+    assert "| null | 1.0 | – |" in text
+
+
+def test_the_stages_that_choose_are_told_together() -> None:
+    assert "re-ranking of an answer together: p50 1.25 ms, p99 2.75 ms." in load_table(result())
+
+
+def test_binary_tensors_over_rest_are_told_to_be_refused() -> None:
+    """They are: see tests/serving/api/test_body_limits.py."""
+    assert "Binary tensors over REST have no row: they are refused on purpose (400)" in load_table(result())
+
+
+def test_goals_are_told_and_misses_plainly() -> None:
+    text = load_table(result())
+    assert "| p50 | <= 2 ms | 2.00 ms | yes |" in text
+    assert "| rate | >= 500 | 400 | no |" in text
+    assert "| two | >= 900 | – | not measured |" in text
+    assert "| over | >= 8 x | the other holds no rate | yes |" in text
+
+
+def test_each_part_says_its_figures() -> None:
+    text = load_table(result())
+    assert "| ours | 200.0 | 2.00 | 4.00 | – | 1.50 | 2, 0, 3 of 100 | 90% | 25% | 7 of 300 | 3 |" in text
+    assert "From 1 item to 200: p50 1.25x." in text
+    assert "| gRPC | 100 | 750 | 3.00 | 4.00 | 1.50x | 0 |" in text
+    assert "| ours | 400: 20.0, 800: 85.0 |" in text, "a rate that was asked twice shows its median"
+    assert "takes 0.123 ms" in text
+    assert "used 2.0% of a core" in text
+    for part in ("Endurance", "most of it prefetches", "swapped twice", "canary"):
+        assert part not in text, "nobody measured it"
+
+
+def test_an_arm_without_a_capacity_and_an_endurance_run_are_told() -> None:
+    slow = arm(90.0, 60.0, 0.0, 4.0)
+    del slow["half"], slow["overload"]
+    grown = {"requests": 60_000, "failed": 0, "rss_mb": [(0, 300.0), (60_000, 310.0)]}
+    grown |= {"mb_per_1000_requests": 0.0123, "mb_after_warm_up": 0.6}
+    text = load_table(result(arms={"ours": arm(2.0, 1.5, 400.0), "unoptimised": slow}, endurance=grown))
+    assert "| unoptimised | held no rate |" in text
+    assert "60,000 requests without a pause, 0 failed" in text
+    assert "0.012 MB a thousand requests" in text
+
+
+KIND = {"requests": 900, "good_ratio": 0.9912, "full_ratio": 0.9956, "shed": 4, "late": 3, "refused": 1}
+PHASE = {"requests": 300, "p50_ms": 2.0, "p99_ms": 4.0, "failed": 0, "degraded": 1, "late": 2}
+
+
+def test_prefetches_a_swap_and_a_canary_are_told() -> None:
+    recovery = {"half_p99_ms": 5.0, "second_p99_ms": {"1": 9.0, "2": 6.0}, "watched_s": 2, "back_s": 2}
+    priority: dict[str, Any] = {
+        **{"rate": 1_200.0, "seconds": 30.0, "recovery": recovery},
+        "checkout": {**KIND, "failed": 0, "unanswered": 1},
+        "prefetch": {**KIND, "requests": 2_100, "good_ratio": None, "failed": 0, "unanswered": 0},
+        "shed": {"requests": 1_804, "ms": {"p50": 1.25, "p99": 3.5}},
+    }
+    phases = {"before": PHASE, "during": {**PHASE, "p99_ms": 7.0}, "after": PHASE}
+    swap = {"rate": 200.0, "swap_s": [1.04, None], "phases": phases, "p99_ratio": 1.75}
+    one = {"without_p99_ms": 4.0, "with_p99_ms": 5.0, "ratio": 1.25, "requests": 1_200}
+    one |= {"failed": 0, "degraded": 1, "late": 2}
+    medians = {"without_p99_ms": 4.5, "with_p99_ms": None, "ratio": None}
+    canary = {"rate": 200.0, "canary_rate": 20.0, "canary_p99_ms": 6.5, "rounds": [one], **medians}
+    text = load_table(result(priority=priority, swap=swap, canary=canary))
+    assert "| of 1,200 requests/s for 30 s | requests | in full within 50 ms |" in text
+    assert "| checkout | 900 | 99.1% | 99.6% | 4 | 3 | 2 |" in text
+    assert "| prefetch | 2,100 | – | 99.6% | 4 | 3 | 1 |" in text
+    assert "Of 1,804 that were answered `overloaded`, p50 1.25 ms, p99 3.50 ms." in text
+    assert "before (5.00 ms) in second 2; second by second: 9.00, 6.00 ms." in text
+    assert "| during | 300 | 2.00 | 7.00 | 0 | 1 | 2 |" in text
+    assert "took over (1.0 s, not in time): p99 against before 1.75x." in text
+    assert "| 1 | 4.00 | 5.00 | 1.25x | 0, 1, 2 of 1,200 |" in text
+    assert "| median | 4.50 | – | – | |" in text
+    assert "the canary at 20.0, with a p99 of 6.50 ms." in text
+    recovery["back_s"] = None
+    assert "not within 2 s" in load_table(result(priority=priority))
+
+
+def test_settings_of_an_arm_are_told_but_not_where_it_is() -> None:
+    set_ = arm(2.0, 1.5, 400.0) | {"settings": {"RECO_HOME": "/tmp/place", "RECO_PROCESSES": "2"}}
+    text = load_table(result(arms={"ours": set_}))
+    assert "- ours: a server (RECO_PROCESSES=2)\n" in text
+    assert "/tmp/place" not in text
+
+
+def test_a_cache_tells_what_it_had_and_a_replay_that_was_too_short_is_told() -> None:
+    kept = arm(0.5, 0.4, 1_600.0, 0.25)
+    kept |= {"laps": 1.25, "cache": {"hit_ratio": 0.625, "laps": 1.0, "lookups": {}}}
+    kept["cache"]["lookups"] = {"process hit": 5_000, "process miss": 3_000, "redis hit": 7}
+    arms = {"ours": arm(2.0, 1.5, 400.0), "answer-cache": kept, "null": arm(1.0, 1.0, 1.0) | {"laps": None}}
+    mixed = load_table(result(arms=arms, mixed={"anonymous": 0.7, "again": 0.1}))
+    assert "\nours 0.5, answer-cache 1.2.\n" in mixed
+    assert "`answer-cache` had 62% of 8,000 answers already" in mixed
+    assert "1.0 times round at its end" in mixed
+    assert "The replay was too short for `answer-cache`:" in mixed
+    assert "too short for" not in load_table(result(arms=arms)), "nobody took that for a shop's traffic"
+    kept["laps"] = 0.9
+    assert "too short for" not in load_table(result(arms=arms, mixed={"anonymous": 0.7, "again": 0.1}))
+
+
+def test_a_bar_is_cut_where_ours_could_not_be_read_beside_it() -> None:
+    from matplotlib.figure import Figure
+
+    def stages(ms: float) -> dict[str, Any]:
+        return {"ranking": {"mean": 0.75 * ms}, "unexplained": {"mean": 0.25 * ms}, "client": {"mean": ms}}
+
+    axes = Figure().subplots()
+    draw_stages(axes, {"ours": stages(2.0), "slow": stages(90.0), "near": stages(3.0)})
+    ends: dict[float, float] = {}
+    for bar in axes.patches:
+        assert isinstance(bar, Rectangle)
+        row = round(bar.get_y() + bar.get_height() / 2)
+        ends[row] = max(ends.get(row, 0.0), bar.get_x() + bar.get_width())
+    assert list(ends.values()) == [2.0, CUT * 2.0, 3.0]
+    assert [text.get_text().strip() for text in axes.texts] == ["2.00 ms", "90.00 ms, cut", "3.00 ms"]
+    assert 2.0 / axes.get_xlim()[1] > 0.15, "ours takes enough of the width"
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    draw_load(result(), tmp_path / "figures" / "load.png")
+    assert (tmp_path / "figures" / "load.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,53 @@
+"""The bench runs over a whole line and tells what it measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.ranker.train_ranker import RANKERS
+from pipelines.bench.compression import Line, bench_compression
+
+pytestmark = pytest.mark.slow
+
+
+def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
+    toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)
+    line = Line(
+        examples=toy_line / "examples",
+        statistics=toy_line / "statistics",
+        teachers=[toy_line / "teacher"],
+        student=toy_line / "student",
+        pruned=toy_line / "pruned",
+        variants=toy_line / "variants",
+        compiled=toy_line / "ranker",
+        bundle=toy_line / "evaluated",
+        dataset=toy_line / "dataset",
+        ranker_params={},
+    )
+    results = bench_compression(line, tmp_path)
+    board = results["rankers"]
+    assert {"ensemble", "teacher dlrm", "student", "student without teachers", "pruned", "served"} <= set(
+        board
+    )
+    assert {f"ranker {name}" for name in RANKERS if name != "dlrm"} <= set(board)
+    assert {"pruned, fp16", "pruned, int8", "pruned, int4"} <= set(board)
+    # An ensemble of one teacher is that teacher.
+    assert board["ensemble"]["ndcg_at_10"] == board["teacher dlrm"]["ndcg_at_10"]
+    assert board["ensemble"]["bytes"] == board["teacher dlrm"]["bytes"]
+    assert results["against_ensemble"]["teacher dlrm"]["ndcg_at_10"] == 1.0
+    # The evaluation of the bundle has measured the same ranker on the same baskets.
+    evaluation = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())
+    assert board["served"]["ndcg_at_10"] == evaluation["served"]["ndcg_at_10"]
+    tables = results["tables"]
+    assert tables["FP16"]["ratio"] == pytest.approx(2.0)
+    assert all(row["ratio"] >= 8 for name, row in tables.items() if name.startswith("1/8"))
+    written = json.loads((tmp_path / "compression.json").read_text())
+    assert written["rankers"].keys() == board.keys()
+    text = (tmp_path / "compression.md").read_text()
+    assert "| served |" in text
+    assert "| student | torch_eager |" in text
+    for picture in ("compression-bytes.png", "compression-p99.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")

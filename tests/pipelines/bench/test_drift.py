@@ -1,0 +1,104 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from feature_repo.events import read_dataset
+from monitoring.windows import Window
+from pipelines.bench.drift import COLUMNS, bench_drift, drift_by_week, drift_table, first_weeks
+
+NEW_YORK = "America/New_York"
+Events = Callable[..., pd.DataFrame]
+MIX = 1 / np.arange(5, 45)
+PIES = np.where(np.arange(40) == 30, 6 * MIX, MIX)
+
+
+def test_each_week_has_its_row(
+    events: Events, dataset: Callable[..., Path], day: Callable[[int], datetime]
+) -> None:
+    data = read_dataset(dataset(events(28), events(7, first_day=28, mix=PIES)))
+    weeks = drift_by_week(data, Window(day(0), day(28)), ["category", "weekday"])
+    category = weeks[weeks["column"] == "category"]
+    mondays = [f"2024-01-{number:02d}" for number in (1, 8, 15, 22, 29)]
+    assert category["week"].tolist() == mondays
+    assert category["status"].tolist() == [*["ok"] * 4, "alarm"]
+
+
+def test_the_reference_begins_with_the_first_whole_week(
+    events: Events, dataset: Callable[..., Path], day: Callable[[int], datetime]
+) -> None:
+    assert first_weeks(read_dataset(dataset(events(3)))) == Window(day(0), day(63))
+    assert first_weeks(read_dataset(dataset(events(1).assign(at=day(-1))))) == Window(day(0), day(63))
+    assert first_weeks(read_dataset(dataset(events(3, first_day=1)))) == Window(day(7), day(70))
+
+
+def test_the_table_shows_what_alarmed() -> None:
+    found = {"noise_floor": 0.01, "warn_at": 0.06, "alarm_at": 0.1}
+    rows = [
+        {"week": "2024-01-01", "column": "category", "psi": 0.2, "status": "alarm", **found},
+        {"week": "2024-01-01", "column": "hour", "psi": None, "status": "insufficient_data", **found},
+        {"week": "2024-01-08", "column": "category", "psi": 0.07, "status": "warn", **found},
+        {"week": "2024-01-08", "column": "hour", "psi": 0.02, "status": "ok", **found},
+    ]
+    reference = {"since": "2023-01-02T00:00:00+00:00", "until": "2023-03-06T00:00:00+00:00"}
+    result = {"dataset": "shop", "commit": "abc", "measured_at": "now", "reference": reference, "weeks": rows}
+    table = drift_table(result).splitlines()
+    assert table[4:] == [
+        "| week of | category | hour |",
+        "|---|---|---|",
+        "| 2024-01-01 | **0.200** | – |",
+        "| 2024-01-08 | *0.070* | 0.020 |",
+    ]
+
+
+@pytest.mark.slow
+def test_the_result_is_written(events: Events, dataset: Callable[..., Path], tmp_path: Path) -> None:
+    result = bench_drift(dataset(events(63), events(7, first_day=70)), tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "drift.json").read_bytes())
+    assert written["weeks"] == result["weeks"]
+    assert len(written["weeks"]) == 11 * len(COLUMNS)
+    nothing = [row for row in written["weeks"] if row["week"] == "2024-03-04"]
+    assert {(row["psi"], row["status"]) for row in nothing} == {(None, "insufficient_data")}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"drift.json", "drift.md", "drift.png"}
+
+
+@pytest.mark.slow
+def test_the_real_year(tmp_path: Path) -> None:
+    """Easter, Memorial Day, Thanksgiving and Christmas alarm; quiet weeks, spikes and closed days do not."""
+    from components.data.complete_journey import read_complete_journey
+    from feature_repo.events import complete_columns, write_dataset
+
+    raw = read_complete_journey()
+    events = complete_columns(raw.events)
+    week = (events["at"].dt.tz_convert(NEW_YORK).dt.dayofyear - 2) // 7 + 2
+    events = events[week.isin([*range(1, 17), 22, 26, 27, 28, 39, 48, 52, 53])]
+    lean = replace(raw, events=events, promotions=None, coupons=None)
+    write_dataset(tmp_path / "dataset", lean)
+    data = read_dataset(tmp_path / "dataset")
+    reference = first_weeks(data)  # weeks 2 to 10 of the data set's own count
+    assert reference.since is not None
+    assert reference.until is not None
+    assert (reference.since.date().isoformat(), (reference.until - timedelta(days=1)).date().isoformat()) == (
+        "2017-01-02",
+        "2017-03-05",
+    )
+    weeks = drift_by_week(data, reference, ["category", "item_price", "weekday"])
+    weeks["number"] = (pd.to_datetime(weeks["week"]) - pd.Timestamp("2017-01-02")).dt.days // 7 + 2
+    table = weeks.pivot(index="number", columns="column")
+    category, alarms = table["psi"]["category"], table["status"]["category"] == "alarm"
+    measured_before = {16: 0.127, 22: 0.127, 27: 0.142, 28: 0.118, 48: 0.178, 52: 0.169}
+    for number, psi in measured_before.items():
+        assert category[number] == pytest.approx(psi, rel=0.1), number
+    quiet = list(range(3, 16))
+    assert alarms[[16, 22, 48, 52]].all()
+    assert (table["status"]["category"][quiet] == "ok").all()
+    assert category[quiet].max() < 0.045
+    # One-week price spikes and the Monday on which the shop was closed are no alarms.
+    assert (table["status"]["item_price"][[9, 13, 26, 39]] == "ok").all()
+    assert table["status"]["weekday"][53] == "ok"
+    assert table["psi"]["weekday"][53] < 0.01

@@ -1,0 +1,149 @@
+"""What re-ranking brings and costs: its metrics by hand, its choice, and a report of a real bundle."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.evaluation.metrics import DISCOUNT
+from components.evaluation.protocol import Task
+from feature_repo.aggregates import no_events
+from feature_repo.events import read_dataset
+from feature_repo.statistics import Statistics, read_statistics
+from pipelines.bench.rerank import (
+    METRICS,
+    RULED_ITEMS,
+    Lists,
+    Weights,
+    bench_rerank,
+    choose,
+    frontier,
+    judge,
+    rules_of_lists,
+    rules_of_one,
+    with_manufacturers,
+)
+from serving.release.bundle import load_bundle
+from serving.shop.rules_file import parse_rules
+
+
+def task(hidden: list[int], before: list[bool]) -> Task:
+    return Task(0, "u", "b", "s", 0.0, (), np.array(hidden), np.array(before), no_events())
+
+
+def small(toy: Statistics) -> Lists:
+    """Two lists over twelve items: 11 is in one basket of 128 and of a new manufacturer, others in all."""
+    statistics = replace(
+        toy,
+        item_ids=toy.item_ids[:12],
+        categorical=np.stack([np.arange(12) // 2 + 1] * 3, axis=1).astype(np.int32),
+        basket_count=np.array([128.0] * 11 + [1.0], np.float32),
+        total_baskets=np.array(128.0),
+        manufacturer=np.array([1] * 11 + [2], np.int32),
+        age_days=np.array([300.0] * 11 + [10.0], np.float32),
+    )
+    codes = np.concatenate([np.arange(12), np.arange(12)])
+    scores = np.concatenate([np.linspace(0.9, 0.1, 12)] * 2).astype(np.float32)
+    hidden, new = codes * 0 > 0, codes * 0 > 0
+    hidden[[0, 11, 12 + 1]] = True
+    new[[11]] = True
+    tasks = [task([0, 11], [True, False]), task([1], [True])]
+    return Lists(statistics, tasks, np.array([0, 12, 24]), codes, scores, hidden, new)
+
+
+@pytest.mark.slow
+def test_metrics_by_hand(toy_line: Path) -> None:
+    lists = small(read_statistics(toy_line / "statistics"))
+    found, ndcg = judge(lists, Weights())
+    ideal = DISCOUNT[0] + DISCOUNT[1]
+    assert ndcg.tolist() == pytest.approx([DISCOUNT[0] / ideal, DISCOUNT[1] / DISCOUNT[0]])
+    assert found == pytest.approx(
+        {
+            "ndcg_at_10": ndcg.mean(),
+            "recall_at_10": 0.75,
+            "new_recall_at_10": 0.0,
+            "coverage": 10 / 12,
+            "new_manufacturers": 0.0,
+            "novelty": 0.0,
+            "types": 5.0,
+        }
+    )
+    # 0.1 x 128^0.5 = 1.13: item 11 comes first, and item 9 falls out.
+    found, ndcg = judge(lists, Weights(novelty=0.5, novel_slots=(1,)))
+    assert ndcg.tolist() == pytest.approx([1.0, DISCOUNT[2] / DISCOUNT[0]])
+    assert (found["coverage"], found["new_recall_at_10"], found["new_manufacturers"]) == (10 / 12, 1.0, 0.1)
+    assert found["novelty"] == pytest.approx(0.7)  # log2(128) in one place of ten
+    found, ndcg = judge(lists, Weights(novelty=0.5, novel_slots=(10,)))
+    assert ndcg.tolist() == pytest.approx([(DISCOUNT[0] + DISCOUNT[9]) / ideal, DISCOUNT[1] / DISCOUNT[0]])
+    assert judge(lists, Weights(exposure=10.0))[0]["new_manufacturers"] == 0.1
+    assert judge(lists, Weights(type_penalty=0.5))[0]["types"] == 6.0
+
+
+@pytest.mark.slow
+def test_a_part_holds_its_own_lists(toy_line: Path) -> None:
+    lists = small(read_statistics(toy_line / "statistics"))
+    part = lists.where(np.array([False, True]))
+    assert judge(part, Weights())[1].tolist() == judge(lists, Weights())[1].tolist()[1:]
+
+
+def point(ndcg: float, coverage: float, new: float) -> tuple[dict[str, float], Any]:
+    found = dict.fromkeys(METRICS, 1.0)
+    return {**found, "ndcg_at_10": ndcg, "coverage": coverage, "new_manufacturers": new}, None
+
+
+def test_the_cheapest_weights_that_reach_the_goals_are_chosen() -> None:
+    points = {
+        Weights(): point(1.0, 0.5, 0.010),
+        Weights(novelty=0.1): point(0.999, 0.55, 0.010),
+        Weights(novelty=0.2): point(0.994, 0.58, 0.012),
+        Weights(novelty=0.2, exposure=1): point(0.993, 0.61, 0.014),
+        Weights(novelty=0.2, exposure=2): point(0.992, 0.62, 0.020),  # more than was asked for
+        Weights(novelty=0.3, exposure=1): point(0.989, 0.70, 0.020),  # loses too much
+        Weights(exposure=2): point(0.9985, 0.5, 0.100),  # one goal many times over is not two
+    }
+    assert choose(points) == Weights(novelty=0.2, exposure=1)
+    assert [(one.novelty, one.exposure) for one in frontier(points)] == [
+        (0.0, 0.0), (0.1, 0.0), (0.2, 0.0), (0.2, 1), (0.2, 2), (0.3, 1),
+    ]  # fmt: skip
+    near = {weights: found for weights, found in points.items() if found[0]["coverage"] < 0.6}
+    assert choose(near) == Weights(novelty=0.2), "0.8 of one goal and 2/3 of the other"
+
+
+@pytest.mark.slow
+def test_an_old_bundle_takes_the_manufacturers_of_the_data_set(toy_line: Path) -> None:
+    bundle, items = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset").items
+    old = replace(bundle, statistics=replace(bundle.statistics, manufacturer=np.empty(0, np.int32)))
+    found = with_manufacturers(old, items).statistics.manufacturer
+    assert found.tolist() == bundle.statistics.manufacturer.tolist()
+    assert with_manufacturers(bundle, items) is bundle
+
+
+@pytest.mark.slow
+def test_the_rules_that_are_timed_are_rules(toy_line: Path) -> None:
+    bundle = load_bundle(toy_line / "evaluated")
+    items = len(bundle.statistics.item_ids)
+    assert items < RULED_ITEMS
+    rules, problems = parse_rules(rules_of_lists(bundle))
+    assert not problems
+    assert sum(len(rule.chosen.get("items", rule.item and [1])) for rule in rules) == items
+    rules, problems = parse_rules(rules_of_one(bundle))
+    assert (len(rules), problems) == (items, [])
+
+
+@pytest.mark.slow
+def test_files_and_what_they_say(toy_line: Path, tmp_path: Path) -> None:
+    results = bench_rerank(toy_line / "evaluated", toy_line / "dataset", tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rerank.json", "rerank.md", "rerank.png"]
+    assert json.loads((tmp_path / "rerank.json").read_text())["judged_on"] == results["judged_on"] > 0
+    assert all(len(curve) >= 5 for curve in results["alone"].values())
+    assert results["frontier"][0]["metrics"].keys() == set(METRICS)
+    ms = results["ms"]
+    assert 0 < ms["with_rules_and_weights"]["p50"] <= ms["with_rules_and_weights"]["p99"]
+    assert set(results["load_s"]) == {"few_rules", "a_rule_for_each"}
+    table = (tmp_path / "rerank.md").read_text()
+    assert "| **chosen** |" in table
+    assert "| as the bundle serves |" in table
+    assert (tmp_path / "rerank.png").read_bytes().startswith(b"\x89PNG")

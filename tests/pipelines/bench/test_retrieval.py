@@ -1,0 +1,42 @@
+"""The bench measures what it says, on a catalogue whose structure is known."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.bench.retrieval import bench_retrieval, clustered
+from pipelines.bench.synthetic_shop import TYPES
+
+
+def test_items_of_a_type_lie_together_and_queries_among_them() -> None:
+    vectors, queries = clustered(8_000, 32, 50)
+    assert vectors.shape == (8_000, 32)
+    assert (queries[:, -1] == 1).all()
+    kind = np.arange(8_000) // 4 % TYPES
+    alike = vectors[:40, :-1] @ vectors[:, :-1].T
+    distance = (vectors[:, :-1] ** 2).sum(1) - 2 * alike
+    distance[np.arange(40), np.arange(40)] = np.inf
+    assert (kind[distance.argmin(1)] == kind[:40]).mean() > 0.9
+    assert np.array_equal(vectors, clustered(8_000, 32, 50)[0])
+
+
+@pytest.mark.slow
+def test_every_part_is_measured_and_written(toy_line: Path, tmp_path: Path) -> None:
+    results = bench_retrieval(toy_line / "evaluated", toy_line / "dataset", tmp_path, items=1_200)
+    assert results["champion"]["kind"] == "flat"
+    assert [c["dimension"] for c in results["catalogues"]] == [64, 128, 128]
+    for catalogue in results["catalogues"]:
+        assert catalogue["chosen"]["recall"] == 1.0  # so few are scanned
+        assert set(catalogue["left_out"]) == {"ivf_sq8", "ivf_pq", "ivf_pq_refined", "hnsw"}
+        assert len(catalogue["changes_ms"]) == 4
+    profiles = results["profiles"]
+    assert list(profiles) == ["default", "clearance", "premium"]
+    assert profiles["default"]["items"] == 80
+    assert profiles["premium"]["items"] < 80
+    assert profiles["default"]["hidden_ratio"] == 1.0 > profiles["premium"]["hidden_ratio"]
+    assert profiles["default"]["recall_at_500"] > 0.9
+    assert json.loads((tmp_path / "retrieval.json").read_text())["bundle_id"] == results["bundle_id"]
+    assert "| premium |" in (tmp_path / "retrieval.md").read_text()
+    assert (tmp_path / "retrieval.png").stat().st_size > 10_000

@@ -1,0 +1,45 @@
+"""The list of drills: every one that must be there, each with a figure for what it says it proves."""
+
+import re
+
+import pytest
+
+from pipelines.drills.catalogue import DRILLS, Drill, choose_drills
+
+WANTED = {
+    *("store-killed", "store-frozen", "store-slow", "half-answers", "ranker-killed", "worker-killed"),
+    *("corrupt-bundle", "stale-features", "cold-herd", "overload", "poisoned-row", "slow-clients"),
+    *("bundle-swap", "disk-full", "clock-jump", "service-gone", "greedy-shopper", "processors-taken"),
+}
+
+
+def test_every_drill_is_there_once() -> None:
+    names = [drill.name for drill in DRILLS]
+    assert len(names) == len(set(names))
+    assert set(names) == WANTED
+
+
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.name)
+def test_a_drill_breaks_something_and_asks_more_than_every_drill_does(drill: Drill) -> None:
+    assert drill.breaks
+    assert drill.own_goals
+    assert re.fullmatch(r"S\d\d(, S\d\d)*", drill.scenarios)
+    goals = [goal.name for goal in drill.goals()]
+    assert len(goals) == len(set(goals)), "a figure that is asked twice"
+    told = drill.to_dict()
+    assert [figure["name"] for figure in told["figures"]] == goals
+    assert told["faults"] == list(drill.breaks)
+
+
+def test_drills_are_chosen_by_name_in_their_own_order() -> None:
+    assert [drill.name for drill in choose_drills(["overload", "store-killed"])] == [
+        "store-killed",
+        "overload",
+    ]
+    assert choose_drills(["all"]) == DRILLS
+    assert choose_drills(["overload", "all"]) == DRILLS
+
+
+def test_an_unknown_one_is_answered_with_the_closest() -> None:
+    with pytest.raises(ValueError, match=r"no drill 'store-frosen'.*store-frozen"):
+        choose_drills(["store-frosen"])

@@ -1,0 +1,150 @@
+"""An outcome of known figures -> each goal reached or missed by just those."""
+
+from typing import Any
+
+import pytest
+
+from pipelines.bench.load.goals import Goal
+from pipelines.drills import goals
+from pipelines.drills.outcome import CLIENT, RAW
+
+
+def tally(**changed: Any) -> dict[str, Any]:
+    names = ("requests", "failed", "degraded", "late", "unlabelled", "invalid", "from_client")
+    return {
+        **dict.fromkeys(names, 0),
+        "requests": 100,
+        "reasons": {},
+        "bundles": ["b1"],
+        "p50_ms": 3.0,
+        "p99_ms": 8.0,
+        "max_ms": 9.0,
+        "features_max_ms": 6.0,
+        "moved": 0.0,
+        **changed,
+    }
+
+
+def phases(**changed: Any) -> dict[str, Any]:
+    return {CLIENT: tally(**changed), RAW: tally()}
+
+
+def outcome(**changed: Any) -> dict[str, Any]:
+    during = changed.get("during", phases())
+    fault = {"name": "broken", "seconds": 10.0, "during": during, "after": phases()}
+    return {
+        **{phase: phases() for phase in ("before", "during", "after", "healthy", "all")},
+        "faults": [{**fault, "told_s": 0.2, "recovery_s": 0.5}],
+        "recovery_s": 0.5,
+        "notes": {},
+        **changed,
+    }
+
+
+def missed(found: dict[str, Any], raw_suffers: bool = False) -> list[str]:
+    judged = [goal.judge(found) for goal in goals.common_goals(raw_suffers, 5.0, 3.0)]
+    return [goal["name"] for goal in judged if not goal["reached"]]
+
+
+def test_a_drill_that_nobody_noticed_reaches_all() -> None:
+    assert missed(outcome()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"all": phases(failed=1)}, "answers that failed at the client"),
+        ({"all": phases(late=1)}, "answers later than the deadline + 5 ms"),
+        ({"all": phases(unlabelled=1)}, "fallbacks that do not say so"),
+        ({"all": phases(invalid=1)}, "lists that cannot be shown"),
+        ({"recovery_s": 3.1}, "until answers are whole again"),
+        ({"recovery_s": None}, "until answers are whole again"),
+    ],
+)
+def test_one_of_a_thousand_is_enough_to_miss(changed: dict[str, Any], name: str) -> None:
+    assert missed(outcome(**changed)) == [name]
+
+
+def test_those_without_the_client_must_be_told_too_unless_they_are_who_is_hurt() -> None:
+    hurt = outcome(all={CLIENT: tally(), RAW: tally(unlabelled=3)})
+    assert missed(hurt) == ["fallbacks that do not say so"]
+    assert missed(hurt, raw_suffers=True) == []
+
+
+def test_the_stores_goals_are_missed_by_who_waits_for_it() -> None:
+    def reached(during: dict[str, Any], told_s: float = 0.2) -> list[bool]:
+        found = outcome(during=during)
+        found["faults"][0]["told_s"] = told_s
+        return [goal.judge(found)["reached"] for goal in goals.store_goals("broken")]
+
+    assert reached(phases(p99_ms=14.0)) == [True, True, True]
+    assert reached(phases(features_max_ms=15.1)) == [False, True, True]
+    assert reached(phases(p99_ms=14.1)) == [True, False, True]
+    assert reached(phases(), told_s=1.1) == [True, True, False]
+
+
+def test_shares_are_of_requests_in_per_cent() -> None:
+    found = outcome(during={CLIENT: tally(degraded=3, from_client=1), RAW: tally(degraded=1, requests=300)})
+    assert goals.share("degraded", "broken")(found) == pytest.approx(1.0)
+    assert goals.client_share("degraded")(found) == pytest.approx(3.0)
+    assert goals.served(found) == pytest.approx(99.0)
+    nobody = outcome(during={CLIENT: tally(requests=0), RAW: tally(requests=0)})
+    assert goals.share("degraded", "broken")(nobody) is None
+    assert goals.served(nobody) is None
+
+
+def test_goodput_is_what_both_kinds_got_whole_of_what_the_endpoint_can() -> None:
+    found = outcome(during={CLIENT: tally(degraded=20), RAW: tally(failed=30)})
+    found["notes"] = {"capacity": 100.0, "good_per_s": 60.0}
+    assert goals.goodput(found) == pytest.approx(100 * ((80 + 70) / 10.0 + 60.0) / 100.0)
+
+
+def test_notes_are_read_by_name() -> None:
+    found = outcome(
+        notes={"files": [50, 52], "back_s": [3.0, 4.0], "half": {"crowd": 9, "cut": 7}, "swap_s": []}
+    )
+    assert goals.more_files(found) == 2.0
+    assert goals.most("back_s")(found) == 4.0
+    assert goals.most("swap_s")(found) is None
+    assert goals.count("back_s")(found) == 2.0
+    assert goals.not_cut("half")(found) == 2.0
+    assert goals.note("half", "crowd")(found) == 9.0
+    assert goals.note("half", "unknown")(found) is None
+
+
+def test_a_goal_without_a_figure_is_neither_reached_nor_missed() -> None:
+    judged = Goal("seconds", "<=", 5, " s", goals.most("back_s")).judge(outcome())
+    assert (judged["reached"], judged["goal"]) == (None, "<= 5 s")
+
+
+def test_bundles_are_those_of_all_callers() -> None:
+    seen = {CLIENT: tally(bundles=["b1", "b2"]), RAW: tally(bundles=["b2", "b3"])}
+    assert goals.bundles(outcome(all=seen)) == 3.0
+
+
+def test_latencies_are_compared_with_the_healthy_ones() -> None:
+    found = outcome(during=phases(p99_ms=12.0, moved=2e-6))
+    assert goals.times_healthy("broken")(found) == pytest.approx(1.5)
+    assert goals.over_healthy("broken")(found) == pytest.approx(4.0)
+    assert goals.score_moved(found) == 2e-6
+    assert goals.of_fault("broken", "during", CLIENT, "p99_ms")(found) == 12.0
+
+
+def test_what_the_endpoint_answered_more_often_than_it_was_asked_is_counted() -> None:
+    found = outcome(
+        all=phases(requests=150),
+        before=phases(requests=50),
+        notes={"answers": [1_000.0, 1_110.0]},
+    )
+    assert goals.asked_again(found) == pytest.approx(10.0)  # of 150 - 50 and 100 - 100
+    fewer = outcome(all=phases(requests=150), before=phases(requests=50), notes={"answers": [0.0, 90.0]})
+    assert goals.asked_again(fewer) == 0.0
+
+
+def test_degraded_answers_are_a_share_of_all_that_were_asked_meanwhile() -> None:
+    assert goals.degraded(outcome(during=phases(degraded=3))) == pytest.approx(1.5)
+
+
+def test_what_one_gets_is_a_share_of_what_it_asked() -> None:
+    assert goals.computed_for_one(outcome(notes={"whole": 30, "asked": 120})) == pytest.approx(25.0)
+    assert goals.computed_for_one(outcome(notes={"whole": 0, "asked": 0})) is None

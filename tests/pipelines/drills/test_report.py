@@ -1,0 +1,88 @@
+"""A result of known figures -> what the page says of them, and a picture."""
+
+from pathlib import Path
+from typing import Any
+
+from pipelines.drills.catalogue import choose_drills
+from pipelines.drills.outcome import CLIENT, RAW, Answer
+from pipelines.drills.report import draw_drills, drill_rows, drill_table, list_table
+
+
+def tally(**changed: Any) -> dict[str, Any]:
+    counts = dict.fromkeys(("failed", "degraded", "late", "unlabelled"), 0)
+    times = {"p50_ms": 3.0, "p99_ms": 8.25, "max_ms": 9.0}
+    return {"requests": 1_200, **counts, "reasons": {}, **times, **changed}
+
+
+def drill(passed: bool, recovery_s: float | None = 0.5) -> dict[str, Any]:
+    during = {
+        CLIENT: tally(degraded=1_100, reasons={"features_unavailable": 1_100}, late=2),
+        RAW: tally(failed=7, p50_ms=None),
+    }
+    goal = {"name": "until answers are whole again", "goal": "<= 3 s", "unit": " s"}
+    return {
+        "proves": "it goes on",
+        "scenarios": "S05",
+        **{phase: {CLIENT: tally(), RAW: tally()} for phase in ("before", "after")},
+        "during": during,
+        "all": {CLIENT: tally(requests=3_600, late=2), RAW: tally()},
+        "faults": [{"name": "killed", "seconds": 10.0, "during": during}],
+        "goals": [{**goal, "measured": recovery_s, "reached": passed}],
+        "recovery_s": recovery_s,
+        "passed": passed,
+        "marks_s": [[1.0, 2.0]],
+        "notes": {"dropped": 7},
+    }
+
+
+def result() -> dict[str, Any]:
+    return {
+        "bundle_id": "b1",
+        "machine": {"cores": 2, "cpu": "a processor"},
+        "commit": "abc",
+        "measured_at": "now",
+        "load_average_before": (0.1, 0, 0),
+        "load_average_after": (1.5, 0, 0),
+        "deadline_ms": 50.0,
+        "effort": {"client_rate": 40.0, "raw_rate": 20.0, "during_s": 10.0},
+        "drills": {"store-killed": drill(True), "overload": drill(False, None)},
+        "broken_off": {"worker-killed": "it never was ready"},
+    }
+
+
+def test_the_page_begins_with_what_passed_and_what_did_not() -> None:
+    page = drill_table(result())
+    assert page.startswith("# Drills on bundle b1\n\n1 of 2 drills reach every figure, not `overload`;")
+    assert "of 7,200 calls of the client 0 failed, 4 came too late, and 0 were less" in page
+    assert "\n`worker-killed` was broken off: it never was ready\n" in page
+    assert "| until answers are whole again | <= 3 s | 0.5 s | yes |" in page
+    assert "| until answers are whole again | <= 3 s | – | no |" in page
+    assert "| killed | 10.0 | client | 1200 | 0 | 1100 | features_unavailable 1100 | 3.0 / 8.2 |" in page
+    assert page.count('Noted beside: `{"dropped": 7}`') == 2
+    assert "| killed | 10.0 | raw | 1200 | 7 | 0 | – | – / 8.2 |" in page
+
+
+def test_a_row_says_what_callers_noticed() -> None:
+    _, line, killed, overload = drill_rows(result())
+    assert set(line) == {"|", "-"}
+    assert (
+        killed
+        == "| `store-killed` | 0 | 2 | 1,100 of 1,200 | 3.0 / 8.2 | 3.0 / 8.2 | 3.0 / 8.2 | 0.50 | yes |"
+    )
+    assert overload.endswith("| never | no |")
+
+
+def test_each_drill_is_drawn(tmp_path: Path) -> None:
+    whole = {"rung": "full", "degraded": False, "items": [], "bundle_id": "b1"}
+    answers = [Answer(0, 5.0 + n / 10, 4.0, 4.0, n != 3, whole if n != 3 else {}) for n in range(9)]
+    draw_drills(result(), {"store-killed": answers, "overload": answers}, tmp_path / "drills.png")
+    assert (tmp_path / "drills.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_list_says_what_each_proves_and_asks() -> None:
+    [drill] = choose_drills(["store-frozen"])
+    said = list_table([drill])
+    assert said.startswith("store-frozen  (S06)\n  a store that hangs")
+    assert "faults: frozen" in said
+    assert "longest wait of a request for the store" in said
+    assert "<= 15 ms" in said

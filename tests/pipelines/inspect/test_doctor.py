@@ -1,0 +1,191 @@
+"""A home in each state that a person may leave it in -> what `reco doctor` says of it."""
+
+import json
+import shutil
+import socket
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from components.home import Champion, read_champion, write_champion
+from feature_repo.facts import parse_fact
+from pipelines.inspect.doctor import Finding, examine
+from pipelines.run.runs import new_run
+from serving.release.bundle import read_manifest
+from serving.settings import Settings, variable
+from serving.shop.fact_store import open_fact_store
+
+
+def look(home: Path, **settings: object) -> dict[str, Finding]:
+    """What is found of a home; what is found of this machine's packages is another matter."""
+    findings = examine(replace(Settings(http_port=0, grpc_port=0), home=home, **settings))  # type: ignore[arg-type]
+    return {found.name: found for found in findings if found.name != "packages"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, toy_line: Path) -> Path:
+    """A home as a finished run leaves it, with MLflow's one table that is looked at."""
+    home = tmp_path / "home"
+    shutil.copytree(toy_line / "home", home)
+    manifest = read_manifest(toy_line / "evaluated")
+    bundle_id = manifest["bundle_id"]
+    shutil.copytree(toy_line / "evaluated", home / "bundles" / bundle_id)
+    cut = (toy_line / "cut.txt").read_text()
+    write_champion(home, Champion(bundle_id, "3", "reco", f"bundles/{bundle_id}", cut, cut))
+    with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
+        database.execute("CREATE TABLE registered_model_aliases (alias TEXT, version INTEGER, name TEXT)")
+        database.execute("INSERT INTO registered_model_aliases VALUES ('champion', 3, 'reco')")
+    run = new_run(home, "training", {}, ["ingest-events"])
+    run.step("ingest-events").status = "done"
+    run.save()
+    return home
+
+
+@pytest.mark.slow
+def test_a_finished_run_leaves_nothing_to_mend(home: Path) -> None:
+    for finding in look(home).values():
+        assert (finding.status, finding.mend) == ("ok", ""), finding
+
+
+def test_an_empty_home_lacks_things_and_none_is_broken(tmp_path: Path) -> None:
+    found = look(tmp_path / "new")
+    for name in ("champion", "online store", "registry"):
+        assert (found[name].status, found[name].mend) == ("warn", "reco run")
+    assert "fail" not in {finding.status for finding in found.values()}
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_flipped_byte_in_the_champion(home: Path) -> None:
+    ranker = read_champion(home).bundle(home) / "ranker.onnx"
+    ranker.write_bytes(b"X" + ranker.read_bytes()[1:])
+    found = look(home)["champion"]
+    assert found.status == "fail"
+    assert "ranker.onnx has SHA-256" in found.found
+    assert found.mend.startswith("reco promote 3")
+
+
+@pytest.mark.slow
+def test_a_pointer_beside_the_alias(home: Path) -> None:
+    write_champion(home, replace(read_champion(home), version="2"))
+    found = look(home)["registry"]
+    assert (found.status, found.mend) == ("fail", "reco promote champion")
+    assert found.found == "its champion is version 3, champion.json says 2"
+
+
+@pytest.mark.slow
+def test_an_online_store_of_another_cut(home: Path) -> None:
+    (home / "online_store.json").write_text(json.dumps({"cut": "2024-05-01T00:00:00Z", "users": 3}))
+    found = look(home)["online store"]
+    assert (found.status, found.found) == ("warn", "3 users as of 2024-05-01T00:00:00Z")
+    assert "the champion was trained until" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "says"),
+    [
+        ({}, "ok", "1,234 events, 5 dead letters, 6 messages wait"),
+        ({"lag": None}, "ok", "an unknown number of messages wait"),
+        ({"updated_at": 1_700_000_000}, "warn", "silent for "),
+        ({"store_failures": 7}, "warn", "the online store failed 7 times"),
+        ({"broker_silent_s": 60.0}, "warn", "the broker has been silent for 60 s"),
+    ],
+)
+def test_how_the_stream_is(tmp_path: Path, changed: dict[str, object], status: str, says: str) -> None:
+    assert "stream" not in look(tmp_path)
+    state = {"updated_at": time.time(), "events": 1_234, "dead_letters": 5, "lag": 6}
+    state |= {"store_failures": 0, "broker_silent_s": 0.4}
+    (tmp_path / "stream.json").write_text(json.dumps(state | changed))
+    found = look(tmp_path)["stream"]
+    assert found.status == status
+    assert says in found.found
+    assert bool(found.mend) == (status == "warn")
+
+
+def test_the_facts_that_are_in_force(tmp_path: Path) -> None:
+    assert "facts" not in look(tmp_path)
+    store = open_fact_store(Settings(home=tmp_path).fact_store_url)
+    line = {"fact_id": "f", "fact": "stock", "item_id": "tea", "value": 0, "at": "2024-06-12T10:00:00Z"}
+    store.write([parse_fact(json.dumps(line).encode())])
+    store.close()
+    assert look(tmp_path)["facts"].found.startswith("1 prices")
+    (tmp_path / "facts.db").write_bytes(b"no database, but as long as one" * 100)
+    assert look(tmp_path)["facts"].status == "fail"
+
+
+def test_what_is_no_database_is_told(tmp_path: Path) -> None:
+    for file in ("mlflow.db", "online_store.db"):
+        (tmp_path / file).write_text("hello" * 100)
+    found = look(tmp_path)
+    assert found["registry"].status == found["online store"].status == "fail"
+
+
+def test_a_failed_run_says_how_to_go_on(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "training", {}, ["ingest-events", "fit-statistics"])
+    run.step("ingest-events").status = "done"
+    run.step("fit-statistics").status = "failed"
+    run.step("fit-statistics").error = "ValueError: no rows\nmore"
+    run.save()
+    found = look(tmp_path)["last run"]
+    assert found.found.endswith("failed at fit-statistics: ValueError: no rows")
+    assert found.mend == f"reco run --resume {run.run_id}"
+
+
+def test_a_refused_model_is_compared_again_not_resumed(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "training", {}, ["promote-bundle"])
+    run.step("promote-bundle").status = "failed"
+    run.step("promote-bundle").error = "GateFailed: ndcg_at_10 is 0.1, needed 0.2"
+    run.save()
+    found = look(tmp_path)["last run"]
+    assert found.found.endswith("failed at promote-bundle: GateFailed: ndcg_at_10 is 0.1, needed 0.2")
+    assert found.mend == "reco promote --dry-run"
+
+
+def test_a_taken_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = look(tmp_path, http_port=port)[f"port {port}"]
+    assert found.status == "warn"
+    assert variable("http_port") in found.mend
+
+
+def test_a_misspelt_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECO_DEADLINE", "50")
+    assert "RECO_DEADLINE" in look(tmp_path)["settings"].found
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[", "line 1 column 2"),
+        ("[]", 'expected {"out_of_stock": [ids], "banned": [ids]} and no other key'),
+    ],
+)
+def test_a_list_of_items_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "availability.json").write_text(text)
+    found = look(tmp_path)["availability"]
+    assert found.status == "fail"
+    assert says in found.mend
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "says"),
+    [("ban: [", "fail", "is not taken"), ("ban:\n  - {name: a, items: [x]}\n", "ok", "1 rules")],
+)
+def test_rules_as_they_are_read(tmp_path: Path, text: str, status: str, says: str) -> None:
+    (tmp_path / "rules.yaml").write_text(text)
+    found = look(tmp_path)["rules"]
+    assert (found.status, bool(found.mend)) == (status, status != "ok")
+    assert says in found.found
+
+
+def test_a_home_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = look(tmp_path / "file")["home"]
+    assert (found.status, "--home" in found.mend) == ("fail", True)

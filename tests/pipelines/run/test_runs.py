@@ -1,0 +1,110 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.run.graph import Outputs
+from pipelines.run.runs import (
+    Run,
+    RunUnknown,
+    drop_artifacts,
+    find_run,
+    list_runs,
+    new_run,
+    read_run,
+    usual_seconds,
+)
+
+
+def finish(run: Run, seconds: float = 1.0) -> Run:
+    for step in run.steps:
+        step.status, step.seconds = "done", seconds
+    run.save()
+    return run
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "training", {"data": "toy"}, ["a", "b"])
+    run.step("a").parameters = {"Output": "x"}
+    run.step("a").artifacts = ["dataset"]
+    run.step("a").status = "done"
+    run.save()
+    assert read_run(run.folder) == run
+    assert run.outputs() == {}, "the artifact is not there"
+    (run.artifacts("a") / "dataset").mkdir(parents=True)
+    assert run.outputs() == {"a": Outputs({"Output": "x"}, {"dataset": run.artifacts("a") / "dataset"})}
+
+
+def test_runs_are_listed_newest_first_and_found_by_their_beginning(tmp_path: Path) -> None:
+    first = new_run(tmp_path, "training", {}, ["a"])
+    second = new_run(tmp_path, "training", {}, ["a"])
+    assert first.run_id != second.run_id
+    assert [run.run_id for run in list_runs(tmp_path)] == sorted([first.run_id, second.run_id], reverse=True)
+    assert find_run(tmp_path, "last").run_id == max(first.run_id, second.run_id)
+    assert find_run(tmp_path, first.run_id) == first
+    with pytest.raises(RunUnknown, match="several runs begin with '2'"):
+        find_run(tmp_path, "2")
+    with pytest.raises(RunUnknown, match=f"no run 'x' under .*newest: {max(first.run_id, second.run_id)}"):
+        find_run(tmp_path, "x")
+
+
+def test_no_run_yet_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(RunUnknown, match="none yet: start one with `reco run`"):
+        find_run(tmp_path, "last")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"kind": "run"}', "[]"])
+def test_an_unreadable_record_is_no_run(tmp_path: Path, text: str) -> None:
+    run = new_run(tmp_path, "training", {}, ["a"])
+    (run.folder / "state.json").write_text(text)
+    assert list(list_runs(tmp_path)) == []
+    with pytest.raises(RunUnknown, match="is not the record of a run"):
+        read_run(run.folder)
+
+
+def test_status_says_who_works_on_it(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "training", {}, ["a", "b"])
+    assert run.status == "waiting"
+    run.steps[0].status = "running"
+    assert run.status == "stopped"
+    run.pid = os.getpid()
+    assert run.status == "running"
+    run.pid = 0
+    run.steps[0].status = "failed"
+    assert run.status == "failed"
+    assert finish(run).status == "done"
+    assert run.seconds == 2.0
+
+
+def test_the_usual_time_is_that_of_a_like_run(tmp_path: Path) -> None:
+    finish(new_run(tmp_path, "training", {"data": "toy"}, ["a"]), 3.0)
+    finish(new_run(tmp_path, "training", {"data": "complete-journey"}, ["a"]), 300.0)
+    new_run(tmp_path, "training", {"data": "toy"}, ["a"])
+    now = new_run(tmp_path, "training", {"data": "toy"}, ["a"])
+    assert usual_seconds(tmp_path, now) == {"a": 3.0}
+    assert usual_seconds(tmp_path, new_run(tmp_path, "training", {"data": "shop"}, ["a"])) == {}
+
+
+def test_artifacts_of_older_runs_go_and_their_records_stay(tmp_path: Path) -> None:
+    made = [finish(new_run(tmp_path, "training", {}, ["a"])) for _ in range(4)]
+    for run in made:
+        run.artifacts("a").mkdir(parents=True)
+    made[0].pid = os.getpid()  # still running: it is left alone
+    made[0].step("a").status = "running"
+    made[0].save()
+    newest = sorted((run.run_id for run in made), reverse=True)
+    (read_run(made[1].folder).folder / "working").mkdir()  # what a step that failed leaves
+    assert drop_artifacts(tmp_path, keep=2, spare=newest[2]) == []
+    assert drop_artifacts(tmp_path, keep=2) == [newest[2]]
+    assert [run.run_id for run in list_runs(tmp_path)] == newest
+    assert [run.artifacts("a").exists() for run in list_runs(tmp_path)] == [True, True, False, True]
+    assert drop_artifacts(tmp_path, keep=2) == []
+
+
+def test_a_password_is_never_shown_and_only_the_owner_reads_it(tmp_path: Path) -> None:
+    arguments = {"online_store": "redis://app:hunter2@cache:6379/0", "tracking_uri": "sqlite:////a/b.db"}
+    run = new_run(tmp_path, "training", arguments, ["a"])
+    shown = run.shown_arguments()
+    assert shown == {"online_store": "redis://…@cache:6379/0", "tracking_uri": "sqlite:////a/b.db"}
+    assert (run.folder / "state.json").stat().st_mode & 0o077 == 0
+    assert read_run(run.folder).arguments == arguments

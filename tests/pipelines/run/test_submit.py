@@ -1,0 +1,255 @@
+"""IR in a file, and a run over real HTTP at a server that speaks the calls of KFP's v2beta1 API."""
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from email import message_from_bytes
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+from kfp import components
+
+from pipelines.run.submit import ApiRefused, ApiUnreachable, Mount, submit_pipeline, wait_for_run, write_ir
+from pipelines.training import training
+from pipelines.watch import watch
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+STEPS = 21
+
+
+class Cluster(ThreadingHTTPServer):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Api)
+        self.pipelines: dict[str, str] = {}
+        self.versions: list[dict[str, Any]] = []
+        self.uploads: list[str] = []
+        self.experiments: dict[str, str] = {}
+        self.runs: list[dict[str, Any]] = []
+        self.states = ["PENDING", "RUNNING", "SUCCEEDED"]
+        self.fail: tuple[int, dict[str, Any]] | None = None
+        self.tokens: set[str] = set()
+        self.token = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Api(BaseHTTPRequestHandler):
+    server: Cluster
+
+    def do_GET(self) -> None:
+        if self._denied():
+            return
+        path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        if path == "/apis/v2beta1/healthz":
+            return self._answer({"multi_user": False})
+        if path == "/apis/v2beta1/pipelines":
+            wanted = json.loads(query["filter"][0])["predicates"][0]
+            wanted = wanted.get("string_value") or wanted["stringValue"]
+            found = [
+                {"pipeline_id": i, "display_name": n} for i, n in self.server.pipelines.items() if n == wanted
+            ]
+            return self._answer({"pipelines": found, "total_size": len(found)} if found else {})
+        if re.fullmatch(r"/apis/v2beta1/pipelines/\w+/versions", path):
+            return self._answer({"pipeline_versions": self.server.versions[::-1]})
+        if path == "/apis/v2beta1/experiments":
+            found = [{"experiment_id": i, "display_name": n} for n, i in self.server.experiments.items()]
+            return self._answer({"experiments": found})
+        if match := re.fullmatch(r"/apis/v2beta1/runs/(\w+)", path):
+            return self._answer({"run_id": match[1], "state": self.server.states.pop(0)})
+        self._answer({"message": f"no {path}"}, 404)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self._denied():
+            return
+        if self.server.fail:
+            status, document = self.server.fail
+            return self._answer(document, status)
+        path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        if path.startswith("/apis/v2beta1/pipelines/upload"):
+            header = f"Content-Type: {self.headers['Content-Type']}\n\n".encode()
+            _, part = message_from_bytes(header + body).walk()  # the envelope, then what it holds
+            self.server.uploads.append(bytes(part.get_payload(decode=True)).decode())
+            version = {"pipeline_version_id": f"v{len(self.server.uploads)}", "pipeline_id": "p1"}
+            self.server.versions.append(version)
+            if path.endswith("upload_version"):
+                assert query["pipelineid"] == ["p1"]
+                return self._answer({**version, "display_name": query["name"][0]})
+            self.server.pipelines["p1"] = query["name"][0]
+            return self._answer({"pipeline_id": "p1", "display_name": query["name"][0]})
+        document = json.loads(body)
+        if path == "/apis/v2beta1/experiments":
+            self.server.experiments[document["display_name"]] = "e1"
+            return self._answer({"experiment_id": "e1", "display_name": document["display_name"]})
+        if path == "/apis/v2beta1/runs":
+            self.server.runs.append(document)
+            return self._answer({"run_id": f"r{len(self.server.runs)}", "state": "PENDING"})
+        self._answer({"message": f"no {path}"}, 404)
+
+    def _denied(self) -> bool:
+        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            self._answer({"message": "who are you"}, 401)
+            return True
+        return False
+
+    def _answer(self, document: dict[str, Any], status: int = 200) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+ARGUMENTS = {
+    "home": "/mnt/reco",
+    "tracking_uri": "http://mlflow:5000",
+    "data": "toy",
+    "ranker_params": {"dlrm": {"epochs": 1}},
+}
+
+
+def test_the_ir_says_image_size_and_retries_and_installs_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "training.yaml"
+    assert write_ir(training, file, "registry.example/reco-python:1") == STEPS
+    text = file.read_text()
+    assert "pip install" not in text
+    spec = yaml.safe_load(text)
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        container = executor["container"]
+        assert container["image"] == "registry.example/reco-python:1", name
+        assert container["resources"]["resourceCpuLimit"] in {"1", "2"}, name
+        assert container["resources"]["resourceMemoryLimit"] in {"4Gi", "8Gi"}, name
+    tasks = spec["root"]["dag"]["tasks"]
+    for name, task in tasks.items():
+        assert not task["cachingOptions"].get("enableCache"), name
+        assert ("retryPolicy" in task) == (name != "promote-bundle"), name
+        assert "triggerPolicy" not in task, name
+        assert "iteratorPolicy" not in task, name
+    assert tasks["ingest-events"]["retryPolicy"]["maxRetryCount"] == 2
+    loaded = components.load_component_from_text(text)
+    assert set(loaded.required_inputs) == {"home", "tracking_uri"}
+    kinds = {n: p["parameterType"] for n, p in spec["root"]["inputDefinitions"]["parameters"].items()}
+    assert kinds["max_quarantine_ratio"] == "NUMBER_DOUBLE"
+    assert kinds["ranker_params"] == "STRUCT"
+    assert [file.name for file in tmp_path.iterdir()] == ["training.yaml"]
+
+
+@pytest.mark.parametrize("pipeline", [training, watch], ids=["training", "watch"])
+def test_a_volume_is_mounted_in_every_step(tmp_path: Path, pipeline: Any) -> None:
+    file = tmp_path / "mounted.yaml"
+    write_ir(pipeline, file, mount=Mount("shop-state", "/mnt/reco"))
+    spec, platform = yaml.safe_load_all(file.read_text())
+    pods = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert set(pods) == set(spec["deploymentSpec"]["executors"])
+    for name, pod in pods.items():
+        [mount] = pod["pvcMount"]
+        assert mount["mountPath"] == "/mnt/reco", name
+        assert mount["pvcNameParameter"] == {"runtimeValue": {"constant": "shop-state"}}, name
+    loaded = components.load_component_from_file(str(file))
+    read = loaded.platform_spec.platforms["kubernetes"].deployment_spec.executors
+    assert set(read) == set(pods)
+
+
+def test_a_mount_is_written_as_kfp_kubernetes_writes_it(tmp_path: Path) -> None:
+    from kfp import dsl, kubernetes
+
+    from components import steps
+
+    @dsl.pipeline(name="bare")
+    def bare() -> None:
+        steps.ingest_events(data="toy", max_quarantine_ratio=0.01, train_until="")
+
+    @dsl.pipeline(name="bare")
+    def mounted() -> None:
+        task = steps.ingest_events(data="toy", max_quarantine_ratio=0.01, train_until="")
+        kubernetes.mount_pvc(task, "shop-state", "/mnt/reco")
+
+    write_ir(mounted, tmp_path / "theirs.yaml")
+    write_ir(bare, tmp_path / "ours.yaml", mount=Mount("shop-state", "/mnt/reco"))
+    theirs, ours = (
+        list(yaml.safe_load_all((tmp_path / f"{n}.yaml").read_text())) for n in ("theirs", "ours")
+    )
+    assert ours == theirs
+
+
+def test_compiling_twice_gives_the_same(tmp_path: Path) -> None:
+    write_ir(training, tmp_path / "a.yaml")
+    write_ir(training, tmp_path / "b.yaml")
+    assert (tmp_path / "a.yaml").read_text() == (tmp_path / "b.yaml").read_text()
+
+
+def test_a_first_submission_uploads_the_pipeline_and_runs_it(cluster: Cluster) -> None:
+    mount = Mount("shop-state", "/mnt/reco")
+    run = submit_pipeline(training, cluster.url, ARGUMENTS, image="x-python:2", mount=mount)
+    assert (run.run_id, run.pipeline_id, run.version_id, run.state) == ("r1", "p1", "v1", "PENDING")
+    assert run.url == f"{cluster.url}/#/runs/details/r1"
+    assert cluster.pipelines == {"p1": "training"}
+    assert cluster.experiments == {"checkout-recommender": "e1"}
+    [asked] = cluster.runs
+    assert asked["experiment_id"] == "e1"
+    assert asked["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v1"}
+    assert asked["runtime_config"]["parameters"] == ARGUMENTS
+    assert "x-python:2" in cluster.uploads[0]
+    assert cluster.uploads[0].count("constant: shop-state") == 2 * STEPS, "two for each step"
+
+
+def test_the_next_one_adds_a_version(cluster: Cluster) -> None:
+    submit_pipeline(training, cluster.url, ARGUMENTS)
+    run = submit_pipeline(training, cluster.url, ARGUMENTS)
+    assert (run.run_id, run.pipeline_id, run.version_id) == ("r2", "p1", "v2")
+    assert wait_for_run(cluster.url, "r2", every_s=0.01) == "SUCCEEDED"
+
+
+def test_a_token_is_sent_and_its_lack_is_told(cluster: Cluster) -> None:
+    cluster.token = "sesame"
+    with pytest.raises(ApiRefused, match="answers 401: give a token with --token-file"):
+        submit_pipeline(training, cluster.url, ARGUMENTS)
+    assert submit_pipeline(training, cluster.url, ARGUMENTS, token="sesame").run_id == "r1"
+
+
+def test_a_refusal_says_what_the_server_said(cluster: Cluster) -> None:
+    cluster.fail = (400, {"message": "Invalid input error: pipeline spec is invalid"})
+    with pytest.raises(ApiRefused, match="answers 400: Invalid input error: pipeline spec is invalid"):
+        submit_pipeline(training, cluster.url, ARGUMENTS)
+
+
+def test_nothing_there_is_told_in_seconds() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ApiUnreachable, match="nothing answers at"):
+        submit_pipeline(training, url, ARGUMENTS)
+
+
+def test_something_else_there_is_told(cluster: Cluster) -> None:
+    with pytest.raises(ApiUnreachable, match=r"is not a Kubeflow Pipelines v2 API: .*healthz answers 404"):
+        submit_pipeline(training, f"{cluster.url}/elsewhere", ARGUMENTS)

@@ -1,0 +1,294 @@
+"""Any request of any shopper at any moment: what holds of every answer, whoever asks at the same time."""
+
+import asyncio
+import itertools
+import json
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from feature_repo.aggregates import UserEvents, pack
+from serving.answer.recommender import Recommender
+from serving.cache.answer_cache import AnswerCache
+from serving.checkout.budgets import FIRST
+from serving.checkout.call_headers import Call
+from serving.checkout.checkout import Checkout, Turn, find_together, rank_here, rank_together
+from serving.errors import RankerUnavailable
+from serving.release.bundle import Bundle, load_bundle
+from serving.schemas import NOTHING_LEFT, REASONS, RUNGS, Request, Response
+from serving.shop.availability import AvailabilityFile
+from serving.shop.facts import LiveFacts
+from serving.stores.online_features import MemoryStore, UserRow
+
+AT = 1_512_498_600.0
+ITEMS = [str(1_000_000 + n) for n in range(240)]
+DAY_S = 86_400.0
+PATIENT = settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+some_items = st.lists(st.sampled_from([*ITEMS[:60], *ITEMS[200:], "unknown", "⚡"]), max_size=30, unique=True)
+requests = st.builds(
+    Request,
+    basket=some_items.map(tuple),
+    at=st.floats(AT - 400 * DAY_S, AT + 20 * DAY_S),
+    user_id=st.sampled_from([None, "u0", "u1", "u2", "nobody"]),
+    store_id=st.sampled_from([None, "store-0", "store-2", "nowhere"]),
+    k=st.integers(0, 100),
+    request_id=st.just("r"),
+    profile=st.sampled_from(["default", "premium"]),
+)
+
+
+@pytest.fixture(scope="module")
+def bundle(toy_bundle: Path) -> Bundle:
+    return load_bundle(toy_bundle)
+
+
+def made_up() -> dict[str, list[tuple[float, list[str]]]]:
+    """Shopper -> time and items of each basket: of a few, of many and of the same again and again."""
+    rng = random.Random(1)
+    return {
+        name: [
+            (AT - (baskets - n) * DAY_S, sorted(rng.sample(ITEMS[:80], rng.randint(1, 12))))
+            for n in range(baskets)
+        ]
+        for name, baskets in (("u0", 1), ("u1", 40), ("u2", 300))
+    }
+
+
+BOUGHT = made_up()
+
+
+@pytest.fixture(scope="module")
+def store(row_of: Callable[..., UserEvents]) -> MemoryStore:
+    made = MemoryStore()
+    for name, baskets in BOUGHT.items():
+        made.write(name, UserRow(pack(row_of([(at, items, 20.0, 2.0) for at, items in baskets])), AT))
+    return made
+
+
+def check(recommender: Recommender, request: Request, response: Response, excluded: set[str]) -> None:
+    """What holds of any answer of a recommender that has no rules and no weights for the new and the rare."""
+    shown = [item.item_id for item in response.items]
+    scores = np.array([item.score for item in response.items])
+    assert len(shown) == len(set(shown)) <= request.k
+    assert not set(shown) & set(request.basket)
+    assert not set(shown) & excluded
+    assert set(shown) <= set(ITEMS)
+    assert np.isfinite(scores).all()
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert response.rung in RUNGS
+    assert response.rung in {"full", "empty"} or response.degraded
+    assert response.rung != "empty" or response.degraded_reason or not request.k
+    assert response.degraded_reason in {*REASONS, None}
+    assert response.degraded == (response.degraded_reason not in {None, NOTHING_LEFT})
+    json.dumps(response.to_dict(), allow_nan=False)
+    check_order(recommender.bundle, request, response)
+    check_reasons(recommender, request, response)
+
+
+def check_order(bundle: Bundle, request: Request, response: Response) -> None:
+    """Best first: by score and what earlier items of the type leave of it, or as the best sellers stand."""
+    statistics = bundle.statistics
+    codes = statistics.codes([item.item_id for item in response.items])
+    if response.rung in {"segment", "popular"}:
+        sellers = sellers_of(bundle, request).tolist()
+        places = [sellers.index(code) for code in codes.tolist()]
+        assert places == sorted(places)
+        return
+    types = statistics.categorical[codes, 0].tolist()
+    worth = [
+        item.score * bundle.settings.type_penalty ** types[:slot].count(types[slot])
+        for slot, item in enumerate(response.items)
+    ]
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(worth))
+
+
+def check_reasons(recommender: Recommender, request: Request, response: Response) -> None:
+    """Each reason is true of this shopper, this basket and this store, found by another way than ours."""
+    statistics = recommender.bundle.statistics
+    for item in response.items:
+        code = statistics.code_of[item.item_id]
+        if item.source == "history":
+            times = [
+                at for at, items in BOUGHT[str(request.user_id)] if at < request.at and item.item_id in items
+            ]
+            unit = "time" if len(times) == 1 else "times"
+            days = int((request.at - max(times)) // DAY_S)
+            assert item.reason == f"bought {len(times)} {unit} before, last {days} days ago"
+        elif item.source == "together":
+            partner = item.reason.removeprefix("often bought together with ")
+            assert partner in request.basket
+            assert code in statistics.neighbours[statistics.code_of[partner]]
+        elif item.source == "store":
+            assert item.reason == "popular in this store"
+            assert code in statistics.store_popular[statistics.store_row[str(request.store_id)]]
+        elif item.source == "popular":
+            assert item.reason == "popular now"
+            assert code in statistics.popular
+        else:
+            assert (item.source, item.reason) == ("tower", "fits this basket and shopper")
+            assert code in near_of(recommender, request)
+
+
+def sellers_of(bundle: Bundle, request: Request) -> np.ndarray:
+    row = bundle.statistics.store_row.get(str(request.store_id))
+    return bundle.statistics.popular if row is None else bundle.statistics.store_popular[row]
+
+
+def near_of(recommender: Recommender, request: Request) -> np.ndarray:
+    """Codes that the two-tower search finds for the shopper with the basket, and for the basket alone."""
+    asked = [recommender.ask(one) for one in (request, replace(request, user_id=None))]
+    return np.concatenate(recommender.near(asked))
+
+
+@PATIENT
+@given(request_=requests, excluded=some_items)
+def test_no_answer_holds_what_is_in_the_basket_sold_out_or_there_already(
+    bundle: Bundle,
+    store: MemoryStore,
+    tmp_path_factory: pytest.TempPathFactory,
+    request_: Request,
+    excluded: list[str],
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "sold-out.json"
+    half = len(excluded) // 2
+    file.write_text(json.dumps({"out_of_stock": excluded[:half], "banned": excluded[half:]}))
+    facts = LiveFacts(bundle.statistics, None, AvailabilityFile(file))
+    try:
+        recommender = Recommender(bundle, store, facts=facts)
+        check(recommender, request_, recommender.recommend(request_), set(excluded))
+        check(recommender, request_, recommender.fallback(request_, "overloaded"), set(excluded))
+    finally:
+        facts.close()
+
+
+@pytest.mark.parametrize("user_id", [None, "u1"])
+@pytest.mark.parametrize("why", ["in the basket", "sold out", "banned"])
+def test_where_nothing_is_left_the_answer_is_empty_and_says_so(
+    bundle: Bundle, store: MemoryStore, tmp_path: Path, why: str, user_id: str | None
+) -> None:
+    (tmp_path / "a.json").write_text(
+        json.dumps(
+            {"out_of_stock": ITEMS if why == "sold out" else [], "banned": ITEMS if why == "banned" else []}
+        )
+    )
+    facts = LiveFacts(bundle.statistics, None, AvailabilityFile(tmp_path / "a.json"))
+    try:
+        recommender = Recommender(bundle, store, facts=facts)
+        request = Request(tuple(ITEMS) if why == "in the basket" else (), AT, user_id)
+        checkout = Checkout(recommender, 60_000.0, observers=())
+        now = time.perf_counter()
+        computed = asyncio.run(checkout.answer(request, Call(now, now + 60, "given")))
+        late = asyncio.run(checkout.answer(request, Call(now, now, "given")))
+        for answer in (computed, recommender.recommend(request)):
+            assert (answer.items, answer.rung) == ((), "empty")
+            assert (answer.degraded, answer.degraded_reason) == (False, NOTHING_LEFT)
+        assert NOTHING_LEFT in REASONS
+        assert (late.items, late.rung) == ((), "empty")
+        assert (late.degraded, late.degraded_reason) == (True, "deadline_exceeded")
+        assert recommender.recommend(replace(request, k=0)).rung == "full"  # nothing was asked for
+    finally:
+        facts.close()
+
+
+@settings(PATIENT, max_examples=40)
+@given(asked=st.lists(requests, min_size=2, max_size=12), seed=st.integers(0, 1_000))
+def test_an_answer_does_not_depend_on_who_asks_at_the_same_time(
+    bundle: Bundle, store: MemoryStore, asked: list[Request], seed: int
+) -> None:
+    recommender = Recommender(bundle, store)
+    alone = [recommender.recommend(request) for request in asked]
+    order = list(range(len(asked)))
+    random.Random(seed).shuffle(order)
+
+    async def together() -> list[Response]:
+        checkout = Checkout(
+            recommender, 60_000.0, rank_together(1e3, 5.0, 8_192), find_together(1e3, 5.0, 8_192), ()
+        )
+        began = time.perf_counter()
+        call = Call(began, began + 60.0, "r")
+        return await asyncio.gather(*(checkout.answer(asked[number], call) for number in order))
+
+    for number, answer in zip(order, asyncio.run(together()), strict=True):
+        assert not answer.degraded or alone[number].degraded
+        assert [item.item_id for item in answer.items] == [item.item_id for item in alone[number].items]
+        assert [item.score for item in answer.items] == pytest.approx(
+            [item.score for item in alone[number].items], abs=1e-6
+        )
+        check(recommender, asked[number], answer, set())
+
+
+async def gone(turn: Turn) -> np.ndarray:
+    raise RankerUnavailable("it is not there")
+
+
+def call(limit_s: float) -> Call:
+    began = time.perf_counter()
+    return Call(began, began + limit_s, "r")
+
+
+def answer_when(happens: str, recommender: Recommender, request: Request, excluded: list[str]) -> Response:
+    """Answer after something happened that costs rungs of the ladder; a part has sold out meanwhile."""
+    statistics = recommender.bundle.statistics
+    if happens == "it was kept":
+        answers = recommender.answers = AnswerCache(recommender.bundle.bundle_id, len(statistics.item_ids))
+        asyncio.run(Checkout(recommender, 1e6).answer(request, call(1e6)))
+        for entry in answers._cache._all.values():
+            entry.stale_at = entry.dead_at = 0.0
+    recommender.facts._listed = statistics.codes(excluded)
+    is_there = happens in {"nothing", "time is short"}
+    checkout = Checkout(recommender, 1e6, rank_here if is_there else gone, observers=())
+    if happens == "all is broken":
+        recommender.bundle = replace(recommender.bundle, statistics=None)  # type: ignore[arg-type]
+    if happens == "time is short":
+        for _ in range(FIRST):
+            checkout._budgets.ranking.learn(1_000.0, math.inf, 200)  # seconds, of so many candidates
+        return asyncio.run(checkout.answer(request, call(600.0)))
+    return asyncio.run(checkout.answer(request, call(1e6)))
+
+
+@pytest.mark.parametrize(
+    ("happens", "rungs"),
+    [
+        ("nothing", {"full"}),
+        ("time is short", {"fewer"}),
+        ("it was kept", {"cached"}),
+        ("the ranker is gone", {"segment", "popular"}),
+        ("all is broken", {"empty"}),
+    ],
+)
+@pytest.mark.parametrize("penalty", [1.0, 0.3])
+def test_the_same_holds_on_every_rung(
+    bundle: Bundle, store: MemoryStore, happens: str, rungs: set[str], penalty: float
+) -> None:
+    weighed = replace(bundle, settings=replace(bundle.settings, type_penalty=penalty))
+    seen: set[str] = set()
+
+    @settings(PATIENT, max_examples=40)
+    @given(request_=requests, excluded=some_items)
+    def holds(request_: Request, excluded: list[str]) -> None:
+        request_ = replace(request_, k=request_.k % 16)  # a longer list is never kept
+        answer = answer_when(happens, Recommender(weighed, store), request_, excluded)
+        check(Recommender(weighed, store), request_, answer, set(excluded))
+        seen.add(answer.rung)
+
+    holds()
+    assert rungs <= seen
+
+
+def test_a_list_without_a_penalty_for_its_type_is_sorted_by_score(bundle: Bundle, store: MemoryStore) -> None:
+    plain = replace(bundle, settings=replace(bundle.settings, type_penalty=1.0))
+    answer = Recommender(plain, store).recommend(Request(("1000005",), AT, "u2", None, 60, "r"))
+    scores = [item.score for item in answer.items]
+    assert len(set(scores)) > 50
+    assert scores == sorted(scores, reverse=True)

@@ -1,0 +1,715 @@
+"""The endpoint as a client sees it: real HTTP and gRPC against a process of its own."""
+
+import asyncio
+import gc
+import gzip
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+
+from serving.answer.recommender import Recommender, open_recommender
+from serving.api.problems import problem
+from serving.schemas import MAX_K, parse_request
+from serving.settings import Settings
+from serving.stores.online_features import open_store
+from tests.chaos.procs import free_port
+
+pytestmark = pytest.mark.slow
+
+OWN = "/v1/recommendations"
+V1 = "/v1/models/checkout:predict"
+V2 = "/v2/models/checkout/infer"
+OUTPUTS = ("item_id", "score", "source", "reason", "price", "promotion", "coupon")
+AT = "2017-12-05T18:30:00Z"
+MARK = "PRIVATE-17"  # stands in bad requests and may stand in no answer
+
+
+@pytest.fixture(scope="module")
+def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+    return open_recommender(toy_bundle, open_store(toy_store))
+
+
+def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
+    answer = client.post(V1, json={"instances": [request]})
+    assert answer.status_code == 200, answer.text
+    (prediction,) = answer.json()["predictions"]
+    return prediction
+
+
+def without_times(response: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in response.items() if name != "stage_ms"}
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "known user": {"user_id": "u1", "basket": ["1000005"], "k": 10},
+    "unknown user": {"user_id": "nobody", "basket": ["1000005"]},
+    "no user": {"basket": ["1000005", "1000010"], "store_id": "store-1"},
+    "unknown store": {"basket": ["1000005"], "store_id": "nowhere"},
+    "empty basket": {"basket": []},
+    "empty basket of a known user": {"user_id": "u2", "basket": []},
+    "basket of unknown items": {"basket": ["no such item", "⚡", "1000005 "]},
+    "basket of 200": {"user_id": "u1", "basket": [str(1_000_000 + n) for n in range(200)], "k": 10},
+    "the same item twice": {"basket": ["1000005", "1000005"]},
+    "k = 0": {"user_id": "u1", "basket": ["1000005"], "k": 0},
+    "k = 10^6": {"user_id": "u1", "basket": ["1000005"], "k": 1_000_000},
+    "k = 2^70": {"user_id": "u1", "basket": ["1000005"], "k": 2**70},
+    "k = 7.0": {"user_id": "u1", "basket": ["1000005"], "k": 7.0},
+    "a time with an offset": {"user_id": "u1", "basket": [], "at": "2017-12-05T13:30:00-05:00"},
+    "a time long ago": {"user_id": "u1", "basket": [], "at": "0001-01-01T00:00:00+14:00"},
+    "a time far ahead": {"user_id": "u1", "basket": [], "at": "9999-12-31T23:59:59Z"},
+}
+
+
+@pytest.mark.parametrize("request_", GOOD.values(), ids=GOOD.keys())
+def test_the_endpoint_answers_as_the_recommender_does(
+    client: httpx.Client, recommender: Recommender, request_: dict[str, Any]
+) -> None:
+    request = {"request_id": "same", "at": AT, **request_}
+    answer = ask(client, request)
+    expected = recommender.recommend(parse_request(request, now=0.0, default_id="")).to_dict()
+    assert without_times(answer) == without_times(expected)
+    assert len(answer["items"]) == min(request.get("k", 10), MAX_K)
+    assert not {item["item_id"] for item in answer["items"]} & set(request["basket"])
+    # By then, what the shopper did is older than a row's time to live.
+    stale = "stale_features" if request["at"].startswith("9999") else None
+    assert (answer["degraded"], answer["degraded_reason"]) == (stale is not None, stale)
+    assert set(answer["stage_ms"]) >= {"features", "retrieval", "ranking", "reranking", "total"}
+
+
+def test_a_profile_shows_only_items_that_pass(client: httpx.Client, recommender: Recommender) -> None:
+    statistics = recommender.bundle.statistics
+    least = np.quantile(statistics.price, 0.8)
+    request = {"basket": ["1000010"], "at": AT, "k": 30, "user_id": "u1"}
+    shown = [item["item_id"] for item in ask(client, {**request, "profile": "premium"})["items"]]
+    assert len(shown) == 30
+    assert statistics.price[statistics.codes(shown)].min() > least
+    usual = [item["item_id"] for item in ask(client, {**request, "profile": "default"})["items"]]
+    assert usual == [item["item_id"] for item in ask(client, request)["items"]] != shown
+    answer = client.post(V1, json={"instances": [{"basket": [], "profile": "gold"}]})
+    assert "profile must be one of default, premium" in answer.text
+    given = tensors(**{**request, "basket": request["basket"], "profile": "premium"})
+    outputs = client.post("/v2/models/checkout/infer", json=given).json()["outputs"]
+    assert next(output["data"] for output in outputs if output["name"] == "item_id") == shown
+
+
+def test_an_absent_request_id_is_given_one(client: httpx.Client) -> None:
+    first, second = (ask(client, {"basket": []})["request_id"] for _ in range(2))
+    assert first != second
+    answer = client.post(V1, json={"instances": [{"basket": []}] * 3}, headers={"x-request-id": "till-4"})
+    assert [p["request_id"] for p in answer.json()["predictions"]] == ["till-4", "till-4-1", "till-4-2"]
+
+
+def test_our_own_route_answers_as_v1_does(client: httpx.Client) -> None:
+    for name, request in GOOD.items():
+        request = {"request_id": "same", "at": AT, **request}
+        answer = client.post(OWN, json=request)
+        assert answer.status_code == 200, name
+        assert without_times(answer.json()) == without_times(ask(client, request)), name
+
+
+def refused_with(body: bytes) -> int:
+    """The status for a body that is no JSON, and for one that is JSON and no request."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return 400
+    return 422
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"instances": []}', b'{"basket": [], "k": 2.5}'])
+def test_our_own_route_refuses_what_is_no_request(client: httpx.Client, body: bytes) -> None:
+    answer = client.post(OWN, content=body)
+    assert answer.status_code == refused_with(body)
+    check_refusal(answer)
+
+
+@pytest.mark.parametrize("path", [OWN, V1])
+def test_headers_shorten_the_deadline_and_set_the_priority(client: httpx.Client, path: str) -> None:
+    body: dict[str, Any] = {"basket": ["1000005"]}
+
+    def sent(**headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return client.post(path, json=body if path == OWN else {"instances": [body]}, headers=named)
+
+    def reason(answer: httpx.Response) -> str | None:
+        document = answer.json()
+        return document.get("predictions", [document])[0]["degraded_reason"]
+
+    assert reason(sent(x_deadline_ms="0.0001")) == "deadline_exceeded"
+    assert reason(sent(x_deadline_ms="1e9", x_priority="prefetch")) is None
+    for refused in (sent(x_deadline_ms=MARK), sent(x_deadline_ms="-1"), sent(x_priority=MARK)):
+        assert refused.status_code == 422
+        check_refusal(refused)
+
+
+def test_a_client_that_hangs_up_ends_the_work_for_it(endpoint: Any, client: httpx.Client) -> None:
+    def gone() -> float:
+        found = re.search(r'reco_rejected_total\{reason="client_gone"\} (\S+)', client.get("/metrics").text)
+        return float(found[1]) if found else 0.0
+
+    before = gone()
+    requests = [{"request_id": "hung-up", "basket": [str(1_000_000 + n)]} for n in range(64)]
+    body = json.dumps({"instances": requests}).encode()
+    head = f"POST {V1} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connect(endpoint) as one:
+        one.sendall(head + body)
+    until = time.monotonic() + 30
+    while gone() == before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert gone() == before + 1
+    answered = [line for line in endpoint.stderr if "hung-up" in line]
+    assert len(answered) < len(requests)
+
+
+def connect(endpoint: Any) -> socket.socket:
+    host, port = endpoint.http.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(endpoint: Any, client: httpx.Client) -> None:
+    process = Path(f"/proc/{endpoint.process.pid}")
+
+    def held() -> tuple[int, int]:
+        return len(list((process / "fd").iterdir())), len(list((process / "task").iterdir()))
+
+    body = b'{"basket": ["1000005"], "k": 1}'
+    head = f"POST {OWN} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    ask(client, {"basket": []})
+    fds, threads = held()
+    for number in range(10_000):
+        with connect(endpoint) as one:
+            match number % 4:
+                case 0:
+                    one.sendall(head + body)
+                    assert one.recv(10_000).startswith(b"HTTP/1.1 200")
+                case 1:
+                    one.sendall(head + body)  # and not waiting for the answer
+                case 2:
+                    one.sendall(head + body[:7])  # dies in the middle
+    until = time.monotonic() + 30
+    while abs(held()[0] - fds) > 5 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert abs(held()[0] - fds) <= 5
+    assert held()[1] == threads
+    assert ask(client, {"basket": []})["items"]
+
+
+def test_two_requests_in_one_packet_get_two_answers(endpoint: Any) -> None:
+    bodies = [b'{"basket": [], "k": 0, "request_id": "%s"}' % name for name in (b"first", b"second")]
+    sent = b"".join(
+        b"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        for body in bodies
+    )
+    with connect(endpoint) as one:
+        one.sendall(
+            sent.replace(b"Host", b"Connection: close\r\nHost", 2).replace(b"close", b"keep-alive", 1)
+        )
+        answer = b"".join(iter(lambda: one.recv(10_000), b""))
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert answer.index(b'"first"') < answer.index(b'"second"')
+
+
+def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(endpoint: Any) -> None:
+    with connect(endpoint) as one:
+        headers = b"Host: x\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n"
+        one.sendall(b"POST /v1/recommendations HTTP/1.1\r\n" + headers)
+        assert one.recv(1_000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        one.sendall(b'{"basket": []}')
+        assert one.recv(10_000).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_an_answer_without_a_body_is_an_answer(client: httpx.Client) -> None:
+    assert client.head("/healthz").status_code == 405
+    assert client.get("/healthz").status_code == 200
+
+
+def test_several_instances_are_answered_one_by_one(client: httpx.Client) -> None:
+    requests = [
+        {"request_id": name, "at": AT, **request} for name, request in GOOD.items() if name.isprintable()
+    ]
+    answer = client.post(V1, json={"instances": requests})
+    alone = [ask(client, request) for request in requests]
+    assert [without_times(p) for p in answer.json()["predictions"]] == [without_times(p) for p in alone]
+    assert client.post(V1, json={"instances": []}).json() == {"predictions": []}
+
+
+def instance(**fields: Any) -> bytes:
+    return json.dumps({"instances": [{"basket": [], **fields}]}).encode()
+
+
+BAD_V1 = {
+    "no body": b"",
+    "cut": b'{"instances": [',
+    "not an object": b"[1]",
+    "no instances": b'{"inputs": []}',
+    "instances no list": b'{"instances": {}}',
+    "another field": b'{"instances": [], "' + MARK.encode() + b'": 1}',
+    "instance no object": b'{"instances": ["' + MARK.encode() + b'"]}',
+    "too many instances": json.dumps({"instances": [{"basket": []}] * 65}).encode(),
+    "deep": b'{"instances": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    "deep but not too deep to read": b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "k NaN": b'{"instances": [{"basket": [], "k": NaN}]}',
+    "k 1e400": b'{"instances": [{"basket": [], "k": 1e400}]}',
+    "k 2.5": instance(k=2.5),
+    "k text": instance(k=MARK),
+    "k true": instance(k=True),
+    "k negative": instance(k=-1),
+    "unknown field": instance(**{MARK: 1}),
+    "user a number": instance(user_id=7),
+    "user empty": instance(user_id=""),
+    "user with NUL": instance(user_id="a\x00" + MARK),
+    "user lone surrogate": b'{"instances": [{"basket": [], "user_id": "\\ud800"}]}',
+    "basket missing": b'{"instances": [{}]}',
+    "basket text": instance(basket=MARK),
+    "basket of numbers": instance(basket=[1]),
+    "basket of 501": instance(basket=["1"] * 501),
+    "item of 10^5 characters": instance(basket=["7" * 100_000]),
+    "at no time": instance(at=MARK),
+    "at a number": instance(at=5),
+    "profile unknown": instance(profile=MARK),
+}
+
+
+@pytest.mark.parametrize("body", BAD_V1.values(), ids=BAD_V1.keys())
+def test_a_bad_request_is_the_clients_fault(client: httpx.Client, body: bytes) -> None:
+    answer = client.post(V1, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == refused_with(body)
+    check_refusal(answer)
+    assert ask(client, {"basket": []})["items"]
+
+
+def check_refusal(answer: httpx.Response) -> None:
+    document = answer.json()
+    assert document == problem(answer.status_code, document["detail"])
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert len(answer.content) < 1_000
+    assert MARK not in answer.text
+
+
+def tensors(**inputs: Any) -> dict[str, Any]:
+    """V2 inputs from values, BYTES unless they are numbers."""
+    made = []
+    for name, value in inputs.items():
+        values = value if isinstance(value, list) else [value]
+        datatype = "INT32" if values and isinstance(values[0], int) else "BYTES"
+        made.append({"name": name, "datatype": datatype, "shape": [len(values)], "data": values})
+    return {"inputs": made}
+
+
+BASKET = tensors(basket=[])["inputs"][0]
+BAD_V2 = {
+    "no inputs": ({}, 422),
+    "inputs no list": ({"inputs": MARK}, 422),
+    "shape missing": ({"inputs": [{"name": MARK, "datatype": "BYTES", "data": []}]}, 422),
+    "parameters of a wrong type": ({"inputs": [], "parameters": {MARK: [1]}}, 422),
+    "basket missing": (tensors(k=3), 422),
+    "unknown input": (tensors(basket=[], **{MARK: ["x"]}), 422),
+    "input twice": ({"inputs": [BASKET, BASKET]}, 422),
+    "unknown output": ({"inputs": [BASKET], "outputs": [{"name": MARK}]}, 422),
+    "unknown datatype": ({"inputs": [{**BASKET, "datatype": MARK}]}, 422),
+    "other datatype": ({"inputs": [{**BASKET, "datatype": "FP32"}]}, 422),
+    "half precision": ({"inputs": [{**BASKET, "datatype": "FP16", "shape": [1], "data": [1.0]}]}, 422),
+    "shape and data differ": ({"inputs": [{**BASKET, "shape": [3]}]}, 422),
+    "shape negative": ({"inputs": [{**BASKET, "shape": [-1]}]}, 422),
+    "shape overflows": ({"inputs": [{**BASKET, "shape": [2**60, 16]}]}, 422),
+    "shape empty": ({"inputs": [{**BASKET, "shape": []}]}, 422),
+    "profile unknown": (tensors(basket=[], profile=MARK), 422),
+    "two users": (tensors(basket=[], user_id=["u1", "u2"]), 422),
+    "ragged": ({"inputs": [{**BASKET, "shape": [2], "data": [["1"], "2"]}]}, 422),
+    "k text": ({"inputs": [BASKET, {"name": "k", "datatype": "INT32", "shape": [1], "data": ["7"]}]}, 422),
+    "k 2.5": ({"inputs": [BASKET, {"name": "k", "datatype": "INT32", "shape": [1], "data": [2.5]}]}, 422),
+    "k too large for its type": (tensors(basket=[], k=2**40), 422),
+    "basket of numbers": ({"inputs": [{**BASKET, "shape": [1], "data": [5]}]}, 422),
+    "basket of null": ({"inputs": [{**BASKET, "shape": [1], "data": [None]}]}, 422),
+}
+
+
+@pytest.mark.parametrize(("body", "status"), BAD_V2.values(), ids=BAD_V2.keys())
+def test_a_bad_v2_request_is_the_clients_fault(
+    client: httpx.Client, body: dict[str, Any], status: int
+) -> None:
+    answer = client.post(V2, json=body)
+    assert answer.status_code == status, answer.text
+    check_refusal(answer)
+
+
+def test_a_v2_body_that_is_nested_deeply_is_the_clients_fault(client: httpx.Client) -> None:
+    for depth in (500, 1_010, 100_000):  # within, between and beyond the limits of the two JSON parsers
+        answer = client.post(V2, content=b'{"inputs": ' + b"[" * depth + b"]" * depth + b"}")
+        assert answer.status_code in (400, 422)
+        check_refusal(answer)
+
+
+def test_bodies_of_5_mb_are_refused_and_their_client_can_ask_on(client: httpx.Client) -> None:
+    body = b'{"instances": [{"basket": ["' + b"7" * 5_000_000 + b'"]}]}'
+
+    def chunks() -> Iterator[bytes]:
+        for at in range(0, len(body), 65_536):
+            yield body[at : at + 65_536]
+
+    for content in (body, chunks()):
+        began = time.perf_counter()
+        answer = client.post(V1, content=content)
+        assert answer.status_code == 413
+        check_refusal(answer)
+        assert time.perf_counter() - began < 2.0
+    assert ask(client, {"basket": []})["items"]
+
+
+def test_a_body_that_stops_arriving_is_cut_off(endpoint: Any) -> None:
+    with connect(endpoint) as slow:
+        slow.sendall(b"POST /v1/models/checkout:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        answer = b"".join(iter(lambda: slow.recv(1_000), b""))  # until the server hangs up
+        assert answer.startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", V1, 405),
+        ("GET", V2, 405),
+        ("POST", f"/v1/models/{MARK}:predict", 404),
+        ("POST", f"/v2/models/{MARK}/infer", 404),
+        ("GET", f"/v2/models/{MARK}", 404),
+        ("POST", "/v1/models/checkout:explain", 404),
+        ("POST", "/v2/repository/models/checkout/unload", 404),
+        ("POST", "/v2/repository/models/checkout/load", 404),
+        ("POST", "/v2/models/checkout/versions/1/infer", 404),
+        ("GET", "/docs", 404),
+        ("GET", OWN, 405),
+        ("GET", f"/{MARK}", 404),
+        ("PUT", V1, 405),
+    ],
+)
+def test_what_is_not_offered(client: httpx.Client, method: str, path: str, status: int) -> None:
+    content = json.dumps(tensors(basket=[])).encode() if method != "GET" else None
+    answer = client.request(method, path, content=content)
+    assert answer.status_code == status
+    check_refusal(answer)
+    assert client.get("/v2/models/checkout/ready").json() == {"name": "checkout", "ready": True}
+
+
+def test_health_readiness_and_metadata(client: httpx.Client) -> None:
+    for path in (
+        "/",
+        "/healthz",
+        "/v1/models/checkout",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/ranker/ready",
+    ):
+        assert client.get(path).status_code == 200, path
+    told = client.get("/v2/models/checkout").json()
+    texts = dict.fromkeys(("basket", "user_id", "store_id", "at", "profile", "request_id"), "BYTES")
+    assert {i["name"]: i["datatype"] for i in told["inputs"]} == texts | {"k": "INT32"}
+    assert tuple(o["name"] for o in told["outputs"]) == OUTPUTS
+
+
+def columns(answer: dict[str, Any]) -> list[tuple[str, float, str, str]]:
+    by_name = {output["name"]: output["data"] for output in answer["outputs"]}
+    return list(zip(*(by_name[name] for name in ("item_id", "score", "source", "reason")), strict=True))
+
+
+def rows(prediction: dict[str, Any]) -> list[tuple[str, Any, str, str]]:
+    return [
+        (i["item_id"], pytest.approx(i["score"], abs=1e-6), i["source"], i["reason"])
+        for i in prediction["items"]
+    ]
+
+
+SAME: dict[str, Any] = {
+    "request_id": "r9",
+    "user_id": "u1",
+    "basket": ["1000005", "1000031"],
+    "store_id": "store-2",
+    "at": AT,
+    "k": 7,
+}
+
+
+def test_v2_gives_the_same_items(client: httpx.Client) -> None:
+    answer = client.post(V2, json=tensors(**SAME)).json()
+    assert columns(answer) == rows(ask(client, SAME))
+    assert answer["id"] == "r9"
+    parameters = answer["parameters"]
+    assert (parameters["rung"], parameters["degraded"], parameters["degraded_reason"]) == ("full", False, "")
+    assert parameters["bundle_id"] == ask(client, SAME)["bundle_id"]
+    assert json.loads(parameters["stage_ms"])["total"] > 0
+
+
+def test_v2_with_no_items_and_with_chosen_outputs(client: httpx.Client) -> None:
+    empty = client.post(V2, json=tensors(basket=[], k=0)).json()
+    assert {o["name"]: (o["shape"], o["data"]) for o in empty["outputs"]} == dict.fromkeys(OUTPUTS, ([0], []))
+    chosen = client.post(V2, json={**tensors(basket=[], k=3), "outputs": [{"name": "item_id"}]}).json()
+    assert [output["name"] for output in chosen["outputs"]] == ["item_id"]
+
+
+def test_metrics(client: httpx.Client) -> None:
+    ask(client, {"basket": []})
+    client.post(V1, content=b"{")
+    text = client.get("/metrics").text
+    assert 'reco_stage_seconds_bucket{le="0.0001",stage="ranking"}' in text
+    assert 'reco_responses_total{degraded_reason="none",rung="full"}' in text
+    assert 'reco_queue_seconds_bucket{le="0.0001"}' in text
+    assert 'reco_rejected_total{reason="not_json"}' in text
+    assert f'reco_bundle_info{{bundle_id="{ask(client, {"basket": []})["bundle_id"]}"}} 1.0' in text
+    assert MARK not in text
+    assert "u1" not in text
+    own = [line for line in text.splitlines() if line.startswith("reco_rejected_total")]
+    assert len(own) < 40
+
+
+# ------------------------------------------------------------------------------------------- gRPC
+
+
+@pytest.fixture(scope="module")
+def stub(endpoint: Any) -> Iterator[Any]:
+    import grpc
+    from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
+
+    with grpc.insecure_channel(endpoint.grpc) as channel:
+        yield GRPCInferenceServiceStub(channel)
+
+
+def grpc_request(raw: bool = False, model: str = "checkout", **inputs: Any) -> Any:
+    from kserve.protocol.grpc.grpc_predict_v2_pb2 import ModelInferRequest
+
+    request = ModelInferRequest(model_name=model)
+    for tensor in tensors(**inputs)["inputs"]:
+        added = request.inputs.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
+        data = [v.encode() if isinstance(v, str) else v for v in tensor["data"]]
+        if raw:
+            parts = [
+                len(v).to_bytes(4, "little") + v if isinstance(v, bytes) else np.int32(v).tobytes()
+                for v in data
+            ]
+            request.raw_input_contents.append(b"".join(parts))
+        elif tensor["datatype"] == "BYTES":
+            added.contents.bytes_contents.extend(data)
+        else:
+            added.contents.int_contents.extend(data)
+    return request
+
+
+def status_of(call: Any, request: Any) -> str:
+    import grpc
+
+    with pytest.raises(grpc.RpcError) as raised:
+        call(request, timeout=5)
+    assert MARK not in str(raised.value.details())
+    assert len(raised.value.details()) < 300
+    return raised.value.code().name
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["typed", "raw"])
+def test_grpc_gives_the_same_items(stub: Any, client: httpx.Client, raw: bool) -> None:
+    from kserve.protocol.infer_type import InferResponse
+
+    answer = stub.ModelInfer(grpc_request(raw=raw, **SAME), timeout=5)
+    decoded = {o.name: o.as_numpy().tolist() for o in InferResponse.from_grpc(answer).outputs}
+    texts = [[v.decode() for v in decoded[name]] for name in ("item_id", "source", "reason")]
+    found = list(zip(texts[0], decoded["score"], texts[1], texts[2], strict=True))
+    assert found == rows(ask(client, SAME))
+    assert answer.parameters["rung"].string_param == "full"
+    assert (
+        not stub.ModelInfer(grpc_request(raw=raw, basket=[], k=0), timeout=5)
+        .outputs[0]
+        .contents.bytes_contents
+    )
+
+
+def test_each_status_of_a_refusal_stands_in_the_readme() -> None:
+    from serving.api.endpoint import _REFUSALS
+
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    rows = re.findall(r"^\| ([45]\d\d(?:, [45]\d\d)*) \| (.*?)\|", readme, re.MULTILINE)
+    told = {int(status): names for statuses, names in rows for status in statuses.split(", ")}
+    for status, code, _ in _REFUSALS.values():
+        assert f"`{code.name}`" in told[status]
+    assert "`INTERNAL`" in told[500]
+
+
+def test_fewer_connections_than_the_setting_says_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from serving.api.endpoint import most_connections
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1_024, 4_096))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, pair: None)
+    assert most_connections(Settings(max_connections=500)) == 500
+    assert not caplog.records
+    assert most_connections(Settings(max_connections=9_000)) == 1_792
+    (record,) = caplog.records
+    for part in ("RECO_MAX_CONNECTIONS is 9000", "1792 connections", "`ulimit -Hn`"):
+        assert part in record.getMessage()
+
+
+def test_grpc_health_and_metadata(stub: Any) -> None:
+    from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+
+    assert stub.ServerReady(pb.ServerReadyRequest(), timeout=5).ready
+    assert stub.ModelReady(pb.ModelReadyRequest(name="checkout"), timeout=5).ready
+    told = stub.ModelMetadata(pb.ModelMetadataRequest(name="checkout"), timeout=5)
+    assert [tensor.name for tensor in told.inputs][:2] == ["basket", "user_id"]
+
+
+def test_grpc_refuses_what_is_the_clients_fault(stub: Any) -> None:
+    from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+
+    assert status_of(stub.ModelInfer, grpc_request(k=3)) == "INVALID_ARGUMENT"
+    assert status_of(stub.ModelInfer, grpc_request(basket=[], k=-1)) == "INVALID_ARGUMENT"
+    assert (
+        status_of(stub.ModelInfer, grpc_request(basket=[], **dict[str, Any]({MARK: "x"})))
+        == "INVALID_ARGUMENT"
+    )
+    assert status_of(stub.ModelInfer, grpc_request(model=MARK, basket=[])) == "NOT_FOUND"
+    assert status_of(stub.ModelReady, pb.ModelReadyRequest(name=MARK)) == "NOT_FOUND"
+    assert status_of(stub.ModelInfer, grpc_request(basket=["7" * 4_000_000])) == "RESOURCE_EXHAUSTED"
+    unload = pb.RepositoryModelUnloadRequest(model_name="checkout")
+    assert status_of(stub.RepositoryModelUnload, unload) == "UNIMPLEMENTED"
+    for broken in (b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xff", b"\x00"):
+        request = grpc_request(raw=True, basket=["x"])
+        request.raw_input_contents[0] = broken
+        assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
+    request = grpc_request(basket=["x"])
+    request.inputs[0].shape[0] = 2**60
+    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
+    request.inputs[0].shape[:] = [2**60, 16]  # times 16 it is 2**64, which is 0 to who counts in 64 bits
+    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
+    request = grpc_request(basket=["x"])
+    request.inputs.append(request.inputs[0])
+    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
+    request = grpc_request(basket=["x"])
+    request.inputs[0].datatype = MARK
+    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
+    assert stub.ModelInfer(grpc_request(basket=[]), timeout=5).outputs
+
+
+def memory_mb(endpoint: Any) -> float:
+    status = Path(f"/proc/{endpoint.process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def test_what_is_far_too_long_is_refused_at_once_and_costs_no_memory(
+    endpoint: Any, client: httpx.Client
+) -> None:
+    ask(client, {"basket": []})
+    before = memory_mb(endpoint)
+    zipped = gzip.compress(b'{"basket": [' + b" " * 100_000_000 + b"]}")
+    bodies: dict[str, tuple[bytes, int]] = {
+        "80 MB": (b'{"basket": ["' + b"7" * 80_000_000 + b'"]}', 413),
+        "a bomb": (zipped, 400),
+        "deep": (b"[" * 200_000, 400),
+        "many items": (b'{"basket": [' + b'"1",' * 60_000 + b'"1"]}', 422),
+        "a hundred thousand items": (b'{"basket": [' + b'"1",' * 100_000 + b'"1"]}', 413),
+        "an item of a million characters": (b'{"basket": ["' + b"7" * 1_000_000 + b'"]}', 413),
+        "an item of 200,000 characters": (b'{"basket": ["' + b"7" * 200_000 + b'"]}', 422),
+    }
+    assert len(zipped) < 200_000
+    for name, (body, status) in bodies.items():
+        answer = client.post(OWN, content=body, headers={"content-encoding": "gzip"})
+        assert answer.status_code == status, name
+        check_refusal(answer)
+        assert client.get("/healthz").status_code == 200, name
+        assert ask(client, {"basket": []})["items"]
+    assert memory_mb(endpoint) - before < 20  # the figure is 10; what the allocator keeps is not ours
+
+
+def test_a_body_that_is_announced_as_too_long_is_refused_before_any_of_it_comes(
+    endpoint: Any, client: httpx.Client
+) -> None:
+    host, port = endpoint.http.removeprefix("http://").split(":")
+    for length in (1_100_000, 80_000_000):
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            head = f"POST {OWN} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(10_000).startswith(b"HTTP/1.1 413")
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_grpc_call_that_is_odd_ends_and_the_endpoint_goes_on(stub: Any) -> None:
+    flood = tuple((f"x-{number}", "7" * 1_000) for number in range(1_000))
+    request = grpc_request(basket=["1000005"])
+    with pytest.raises(
+        Exception, match=r"metadata|RESOURCE_EXHAUSTED|RST_STREAM|ENHANCE_YOUR_CALM"
+    ) as refused:
+        stub.ModelInfer(request, metadata=flood, timeout=10)
+    assert MARK not in str(refused.value)
+    stub.ModelInfer.future(request, timeout=30).cancel()
+    unknown = type(request).FromString(request.SerializeToString() + b"\xfa\x7f\x03abc")  # field 2047
+    assert stub.ModelInfer(unknown, timeout=30).outputs
+
+
+def test_the_typed_service_gives_the_same_items(endpoint: Any, client: httpx.Client) -> None:
+    import grpc
+
+    from serving.proto.recommendations_pb2 import RecommendRequest
+    from serving.proto.recommendations_pb2_grpc import RecommendationsStub
+
+    with grpc.insecure_channel(endpoint.grpc) as channel:
+        recommend = RecommendationsStub(channel).Recommend
+        message = RecommendRequest(**{name: SAME[name] for name in SAME if name != "at"})
+        message.at.FromJsonString(AT)
+        answer = recommend(message, timeout=5)
+        found = [(item.item_id, item.score, item.source, item.reason) for item in answer.items]
+        assert found == rows(ask(client, SAME))
+        assert status_of(recommend, RecommendRequest(k=-1)) == "INVALID_ARGUMENT"
+        assert status_of(recommend, RecommendRequest(user_id=MARK + "\x00")) == "INVALID_ARGUMENT"
+        assert status_of(recommend, RecommendRequest(basket=["7" * 4_000_000])) == "RESOURCE_EXHAUSTED"
+
+
+def test_a_grpc_call_s_own_deadline_bounds_the_answer(stub: Any) -> None:
+    late = stub.ModelInfer(grpc_request(basket=["1000005"]), metadata=(("x-deadline-ms", "0.0001"),))
+    assert late.parameters["degraded_reason"].string_param == "deadline_exceeded"
+    assert stub.ModelInfer(grpc_request(basket=[]), timeout=30).parameters["rung"].string_param == "full"
+    bad = grpc_request(basket=[])
+    with pytest.raises(Exception, match="x-priority must be checkout or prefetch"):
+        stub.ModelInfer(bad, metadata=(("x-priority", MARK),), timeout=5)
+
+
+def test_nobody_is_let_in_before_the_rehearsal_and_what_belongs_to_the_loop_ends_in_it(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from serving.api.endpoint import Endpoint
+    from serving.checkout.checkout import Checkout
+
+    settings = Settings(http_port=0, grpc_port=free_port(), drain_s=0.0, grace_s=1.0)
+    steps: list[str] = []
+
+    def opens(port: int) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    async def rehearsed(*_: Any) -> None:
+        assert not any(opens(port) for port in (http.getsockname()[1], settings.grpc_port))
+        steps.append("rehearsed")
+
+    def on_ready(*_: str) -> None:
+        assert all(opens(port) for port in (http.getsockname()[1], settings.grpc_port))
+        steps.append("ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def at_end() -> None:
+        steps.append("ended" if asyncio.get_running_loop() is endpoint._loop else "elsewhere")
+
+    monkeypatch.setattr("serving.api.endpoint.rehearse", rehearsed)
+    with socket.socket() as http:
+        http.bind(("127.0.0.1", 0))
+        endpoint = Endpoint(settings, http)
+        try:
+            endpoint.start(Checkout(recommender, 1e6), on_ready, at_end)
+        finally:
+            gc.unfreeze()
+    assert steps == ["rehearsed", "ready", "ended"]

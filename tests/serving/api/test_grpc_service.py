@@ -1,0 +1,157 @@
+"""The typed service over real gRPC, in this process."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from serving.answer.recommender import Recommender, open_recommender
+from serving.api.grpc_service import RecommendationsService
+from serving.checkout.checkout import Checkout, Turn, rank_here
+from serving.proto.recommendations_pb2 import Priority, RecommendRequest, RecommendResponse
+from serving.proto.recommendations_pb2_grpc import (
+    RecommendationsStub,
+    add_RecommendationsServicer_to_server,
+)
+from serving.schemas import Request
+from serving.stores.online_features import open_store
+
+AT = 1_512_498_600.25
+
+
+@pytest.fixture
+def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+    return open_recommender(toy_bundle, open_store(toy_store))
+
+
+def served(checkout: Checkout, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Run `ask` with a stub of a server that listens on this machine."""
+
+    async def run() -> Any:
+        server = grpc.aio.server()
+        add_RecommendationsServicer_to_server(RecommendationsService(checkout), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                return await ask(RecommendationsStub(channel).Recommend)
+        finally:
+            await server.stop(None)
+
+    return asyncio.run(run())
+
+
+def request(**fields: Any) -> RecommendRequest:
+    message = RecommendRequest(basket=["1000005", "1000031"], user_id="u1", k=7, request_id="r1", **fields)
+    message.at.FromNanoseconds(int(AT * 1e9))
+    return message
+
+
+def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
+    async def ask(recommend: Any) -> RecommendResponse:
+        return await recommend(request(store_id="store-2"), timeout=60)
+
+    answer = served(Checkout(recommender, 1e9), ask)
+    asked = Request(("1000005", "1000031"), AT, "u1", "store-2", 7, "r1")
+    expected = replace(recommender.recommend(asked), stage_ms={}).to_dict()
+    found = {
+        "request_id": answer.request_id,
+        "bundle_id": answer.bundle_id,
+        "rung": answer.rung,
+        "degraded": answer.degraded,
+        "degraded_reason": answer.degraded_reason if answer.HasField("degraded_reason") else None,
+        "stage_ms": {},
+        "items": [
+            {field.name: value for field, value in item.ListFields()} | {"score": item.score}
+            for item in answer.items
+        ],
+    }
+    assert found == expected
+    assert set(answer.stage_ms) == {"features", "retrieval", "ranking", "reranking", "total"}
+
+
+def test_an_empty_message_asks_for_an_empty_basket_now(recommender: Recommender) -> None:
+    turns: list[Turn] = []
+
+    async def ask(recommend: Any) -> RecommendResponse:
+        return await recommend(RecommendRequest(), metadata=(("x-request-id", "till-4"),))
+
+    before = time.time()
+    answer = served(Checkout(recommender, 1e9, observers=(turns.append,)), ask)
+    assert (answer.request_id, len(answer.items)) == ("till-4", 10)
+    asked = turns[0].request
+    assert (asked.basket, asked.user_id, asked.store_id) == ((), None, None)
+    assert before - 1 < asked.at < time.time() + 1
+
+
+def test_the_deadline_and_the_priority_of_the_call_are_the_request_s(recommender: Recommender) -> None:
+    turns: list[Turn] = []
+
+    async def ask(recommend: Any) -> None:
+        await recommend(request(), timeout=100)
+        await recommend(request(priority=Priority.PRIORITY_PREFETCH), timeout=1_000)
+        await recommend(request(), timeout=1_000, metadata=(("x-deadline-ms", "50000"),))
+        await recommend(request(), metadata=(("x-priority", "prefetch"), ("x-deadline-ms", "9e9")))
+
+    served(Checkout(recommender, 500_000.0, observers=(turns.append,)), ask)
+    limits_s = [turn.call.deadline - turn.call.arrived for turn in turns]
+    assert 50 < limits_s[0] <= 102  # gRPC tells a time so long in whole seconds, rounded up
+    assert limits_s[1:] == pytest.approx([500, 50, 500])
+    assert [turn.call.priority for turn in turns] == ["checkout", "prefetch", "checkout", "prefetch"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        RecommendRequest(k=-1),
+        RecommendRequest(basket=["a\x00b"]),
+        RecommendRequest(priority=7),  # type: ignore[arg-type]
+    ],
+    ids=["k", "basket", "priority"],
+)
+def test_a_broken_request_is_no_answer(recommender: Recommender, bad: RecommendRequest) -> None:
+    async def ask(recommend: Any) -> None:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await recommend(bad, timeout=60)
+
+    turns: list[Turn] = []
+    served(Checkout(recommender, 1e9, observers=(turns.append,)), ask)
+    assert not turns
+
+
+def test_a_time_out_of_the_calendar_is_refused(recommender: Recommender) -> None:
+    message = request()
+    message.at.seconds = 10**15
+
+    async def ask(recommend: Any) -> None:
+        with pytest.raises(grpc.aio.AioRpcError, match="at must be a time"):
+            await recommend(message, timeout=60)
+
+    served(Checkout(recommender, 1e9), ask)
+
+
+def test_who_hangs_up_or_gives_a_millisecond_leaves_the_next_call_alone(recommender: Recommender) -> None:
+    async def slow(turn: Turn) -> np.ndarray:
+        if turn.request.k == 7:
+            await asyncio.sleep(3_600)
+        return await rank_here(turn)
+
+    async def ask(recommend: Any) -> None:
+        hurried = recommend(request(), timeout=0.001)
+        if await hurried.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+            assert (await hurried).degraded  # in time after all: from a lower rung, the ranker never answers
+        leaves = recommend(request(), timeout=3_000)
+        await asyncio.sleep(0.2)
+        assert leaves.cancel()
+        assert await leaves.code() == grpc.StatusCode.CANCELLED
+        good = request()
+        good.k = 3
+        assert (await recommend(good, timeout=60)).rung == "full"
+
+    served(Checkout(recommender, 1e9, slow), ask)

@@ -1,0 +1,419 @@
+"""What a public door does with clients that are slow, silent, long-winded or too many; over real sockets."""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from serving.api.body_limits import Limits
+from serving.api.connections import MAX_HEAD_BYTES, MAX_HEADERS, Waits
+from serving.api.http_server import NO_FILES_S, http_server
+from serving.api.problems import problem
+from serving.settings import Settings
+
+ARRIVAL_S, BODY_LIMIT = 0.3, 4_096
+Ask = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+GOOD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+LONG = b"x" * 4_000_000
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("FIRST_S", 0.4), ("MARGIN_S", 0.2), ("SWEEP_S", 0.1)):
+        monkeypatch.setattr(f"serving.api.http_server.{name}", seconds)
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    body = LONG if scope["path"] == "/long" else b"here"
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def echo(scope: Any, document: object) -> bytes:
+    return json.dumps(document).encode()
+
+
+async def broken(scope: Any, document: object) -> bytes:
+    raise ZeroDivisionError
+
+
+def served(
+    scenario: Callable[[Ask], Awaitable[None]], most: int = 100, waits: Waits[Any] | None = None
+) -> None:
+    """Let a scenario open connections to a server that ends with it."""
+    waits = Waits(most) if waits is None else waits
+
+    async def run() -> None:
+        settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
+        limits = Limits(app, settings, {"/echo": echo, "/broken": broken})
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            server = http_server(limits, ARRIVAL_S, 1, 1, waits, 0.0)
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            while not server.started:
+                await asyncio.sleep(0.005)
+            opened: list[asyncio.StreamWriter] = []
+
+            async def ask() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                reader, writer = await asyncio.open_connection(*listening.getsockname())
+                opened.append(writer)
+                return reader, writer
+
+            async with asyncio.timeout(20):
+                await scenario(ask)
+            for writer in opened:
+                writer.close()
+            server.should_exit = True
+            await serving
+            assert len(waits) == 0
+
+    asyncio.run(run())
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the server hangs up."""
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):  # what came before it has come
+        while part := await reader.read(65_536):
+            answer += part
+    return answer
+
+
+def refusal(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    document = json.loads(body)
+    assert b"content-type: application/problem+json" in head
+    assert b"connection: close" in head
+    assert head.startswith(b"HTTP/1.1 %d " % document["status"])
+    assert len(answer) < 1_000
+    return document["status"], document["detail"]
+
+
+def test_a_connection_answers_and_one_that_says_nothing_is_closed() -> None:
+    async def scenario(ask: Ask) -> None:
+        (silent, _), (reader, writer) = await ask(), await ask()
+        for _ in range(3):
+            writer.write(GOOD)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(2) == b"{}"
+            await asyncio.sleep(0.25)
+        assert silent.at_eof() or await all_of(silent) == b""
+        assert await all_of(reader) == b""  # after the time that an idle connection is kept
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    "head", [b"P", b"POST /echo HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le"]
+)
+def test_a_head_that_does_not_end_is_refused(head: bytes) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(head)
+        assert refusal(await all_of(reader)) == (408, f"the headers did not arrive within {ARRIVAL_S:g} s")
+
+    served(scenario)
+
+
+def test_a_head_that_drips_is_refused_however_long_it_goes_on() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        dripping = asyncio.create_task(drip(writer, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1_000))
+        assert refusal(await all_of(reader))[0] == 408
+        dripping.cancel()
+
+    async def drip(writer: asyncio.StreamWriter, text: bytes) -> None:
+        for number in range(len(text)):
+            writer.write(text[number : number + 1])
+            await asyncio.sleep(0.02)
+
+    served(scenario)
+
+
+def test_line_ends_are_no_beginning_of_a_request() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+
+        async def drip() -> None:
+            while True:
+                writer.write(b"\r\n")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.create_task(drip())
+        assert await all_of(reader) == b""
+        dripping.cancel()
+
+    served(scenario)
+
+
+def test_a_body_that_stops_is_refused_once_and_its_rest_is_no_request() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert refusal(await all_of(reader)) == (408, f"the body did not arrive within {ARRIVAL_S:g} s")
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        b"PUT /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+    ids=["too long", "of a GET", "of no POST"],
+)
+def test_a_body_that_nobody_reads_holds_no_connection(request_: bytes) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(request_)
+
+        async def drip() -> None:
+            while True:
+                writer.write(b"1\r\nx\r\n")
+                await asyncio.sleep(0.05)
+
+        await reader.readuntil(b"\r\n\r\n")  # answered at once
+        dripping = asyncio.create_task(drip())
+        await all_of(reader)
+        dripping.cancel()
+
+    served(scenario)
+
+
+@pytest.mark.parametrize("how", [b"Content-Length: 80000000", b"Transfer-Encoding: chunked"])
+def test_who_sends_on_after_a_refusal_is_read_no_more_and_cut_off(how: bytes) -> None:
+    piece = b"10000\r\n" + b" " * 65_536 + b"\r\n"
+
+    async def scenario(ask: Ask) -> None:
+        _, writer = await ask()
+        with socket.create_connection(writer.get_extra_info("peername")) as caller:
+            caller.setblocking(False)
+            caller.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + how + b"\r\n\r\n" + piece)
+            answer = await asyncio.get_running_loop().sock_recv(caller, 1_000)
+            assert answer.startswith(b"HTTP/1.1 413")
+            sent, rest = 0, piece
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # cut off
+                while sent < 80_000_000:
+                    try:
+                        count = caller.send(rest)
+                        sent, rest = sent + count, rest[count:] or piece
+                    except BlockingIOError:
+                        pass
+                    await asyncio.sleep(0)  # the server has its turn
+            assert sent < 40_000_000, "more than the two sockets hold: the server has read it"
+
+    served(scenario)
+
+
+@pytest.mark.parametrize("length", [BODY_LIMIT + 1, 100 * BODY_LIMIT])
+def test_who_reads_only_after_it_has_sent_all_is_told_too_and_then_hung_up_on(length: int) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
+        writer.write(b" " * (length - 1))
+        await asyncio.sleep(ARRIVAL_S / 2)
+        writer.write(b" " + GOOD)
+        answer = await reader.read()  # a reset would raise
+        assert refusal(answer) == (413, f"the body is longer than {BODY_LIMIT} bytes")
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_told"),
+    [
+        (b"a: " + b"x" * MAX_HEAD_BYTES * 3, True),
+        (b"a: b\r\n" * (MAX_HEADERS + 1) + b"\r\n", True),
+        (b"a:b\r\n" * 100_000, False),  # who goes on sending may be cut off before it reads
+    ],
+    ids=["one long", "some too many", "far too many"],
+)
+def test_long_heads_are_refused_while_they_arrive(headers: bytes, is_told: bool) -> None:
+    def refused() -> float:
+        return REGISTRY.get_sample_value("reco_rejected_total", {"reason": "head_too_large"}) or 0.0
+
+    async def scenario(ask: Ask) -> None:
+        before = refused()
+        reader, writer = await ask()
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + headers)
+        answer = await all_of(reader)
+        assert refused() == before + 1
+        if is_told or answer:
+            status, detail = refusal(answer)
+            assert status == 431
+            assert str(MAX_HEAD_BYTES) in detail
+
+    served(scenario)
+
+
+def test_a_head_of_some_kilobytes_is_none_too_long() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        padding = b"a: " + b"x" * (MAX_HEAD_BYTES - 200) + b"\r\n"
+        for part in (GOOD[:20], GOOD[20:30] + padding, GOOD[30:]):
+            writer.write(part)
+            await asyncio.sleep(0.02)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+    served(scenario)
+
+
+def test_what_is_no_http_is_told_so_and_echoed_nowhere() -> None:
+    async def scenario(ask: Ask) -> None:
+        for garbage in (b"\x16\x03\x01\x02\x00", b"PRIVATE-17 / HTTP/1.1\r\n\r\n", b"GET  HTTP/9.9\r\n\r\n"):
+            reader, writer = await ask()
+            writer.write(garbage)
+            answer = await all_of(reader)
+            assert refusal(answer) == (400, "the request is not HTTP/1.1")
+            assert b"PRIVATE" not in answer
+
+    served(scenario)
+
+
+def test_a_fault_of_ours_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(GOOD.replace(b"/echo", b"/broken"))
+        head, _, body = (await all_of(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 500 ")
+        assert b"content-type: application/problem+json" in head
+        assert json.loads(body) == problem(500, "internal error")
+
+    served(scenario)
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_who_does_not_read_its_answers_is_hung_up_on() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(4):
+            writer.write(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(2.0)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await all_of(reader)) < 4 * len(LONG)
+
+    served(scenario)
+
+
+def test_where_there_is_no_room_the_one_that_idles_longest_makes_it() -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        idle = [await ask() for _ in range(4)]
+        for _ in range(3):
+            writer.write(GOOD)
+            await reader.readuntil(b"{}")
+            idle.append(await ask())
+            await asyncio.sleep(0.02)
+        gone = [idler.at_eof() for idler, _ in idle]
+        assert gone == [True, True, True, False, False, False, False]
+        writer.write(GOOD)
+        await reader.readuntil(b"{}")
+
+    served(scenario, most=5)
+
+
+def test_requests_that_come_together_are_all_answered() -> None:
+    """However long their turns take: nobody waits for a client whose request is here."""
+
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        body = b'{"a": "%s"}' % (b"7" * 3_000)
+        one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        writer.write(one * 50)
+        for _ in range(50):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert json.loads(await reader.readexactly(len(body))) == json.loads(body)
+
+    served(scenario)
+
+
+def test_a_head_that_is_a_little_too_long_is_refused_wherever_it_is_cut() -> None:
+    async def scenario(ask: Ask) -> None:
+        head = GOOD[:30] + b"a: " + b"x" * MAX_HEAD_BYTES + b"\r\n" + GOOD[30:]
+        for cut in (10, 5_000, MAX_HEAD_BYTES, len(head)):
+            reader, writer = await ask()
+            writer.write(head[:cut])
+            await asyncio.sleep(0.02)
+            writer.write(head[cut:])
+            assert refusal(await all_of(reader))[0] == 431
+
+    served(scenario)
+
+
+def test_a_request_does_not_wait_until_a_whole_crowd_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.api.http_server.AT_ONCE", 2)
+    waits: Waits[Any] = Waits(1_000)
+
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"here")
+        with contextlib.ExitStack() as crowd:
+            for _ in range(200):  # the kernel takes them at once
+                crowd.enter_context(socket.create_connection(writer.get_extra_info("peername")))
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"here")
+            assert len(waits) < 150
+            while len(waits) < 201:
+                await asyncio.sleep(0.005)
+
+    served(scenario, waits=waits)
+
+
+@contextlib.contextmanager
+def no_files_left() -> Iterator[None]:
+    """Let this process open no more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_where_no_file_is_left_those_who_come_wait_and_the_others_are_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with contextlib.ExitStack() as stack:
+
+        async def scenario(ask: Ask) -> None:
+            reader, writer = await ask()
+            writer.write(GOOD)
+            await reader.readuntil(b"{}")
+            address = writer.get_extra_info("peername")
+            late, later = (stack.enter_context(socket.socket()) for _ in range(2))
+            began = time.monotonic()
+            with no_files_left():
+                late.connect(address)  # the kernel takes it in
+                late.sendall(GOOD)
+                await asyncio.sleep(NO_FILES_S / 2)
+                writer.write(GOOD)
+                await reader.readuntil(b"{}")
+                said = [
+                    record for record in caplog.records if "no connection can be accepted" in record.message
+                ]
+                assert 1 <= len(said) <= 1 + (time.monotonic() - began) / NO_FILES_S
+                assert "Too many open files" in said[0].message
+            late.setblocking(False)
+            assert (await asyncio.get_running_loop().sock_recv(late, 100)).startswith(b"HTTP/1.1 200")
+            stack.enter_context(no_files_left())  # until it has ended
+            later.connect(address)
+
+        served(scenario)

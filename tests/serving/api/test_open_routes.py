@@ -1,0 +1,237 @@
+"""Everything that the endpoint answers, by name: what changes anything is refused, and metrics can move away.
+
+A route that a new KServe brings fails here until somebody has decided whether it may be offered.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.api.openapi import openapi
+from serving.api.problems import problem
+from serving.settings import Settings
+from tests.chaos.procs import free_port
+
+pytestmark = pytest.mark.slow
+
+READS = {
+    "/": "GET",
+    "/healthz": "GET",
+    "/metrics": "GET",
+    "/openapi.json": "GET",
+    "/v1/models": "GET",
+    "/v1/models/{model_name}": "GET",
+    "/v2": "GET",
+    "/v2/health/live": "GET",
+    "/v2/health/ready": "GET",
+    "/v2/models": "GET",
+    "/v2/models/{model_name}": "GET",
+    "/v2/models/{model_name}/ready": "GET",
+}
+ASKS = {"/v1/models/{model_name}:predict": "POST", "/v2/models/{model_name}/infer": "POST"}
+OURS = {"/v1/recommendations": "POST", "/v1/models/checkout:predict": "POST"}
+REFUSED = {
+    "/v1/models/{model_name}:explain": "POST",
+    "/v2/models/{model_name}/versions/{model_version}": "GET",
+    "/v2/models/{model_name}/versions/{model_version}/ready": "GET",
+    "/v2/models/{model_name}/versions/{model_version}/infer": "POST",
+    "/v2/repository/models/{model_name}/load": "POST",
+    "/v2/repository/models/{model_name}/unload": "POST",
+}
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "HEAD")
+CALLS = {
+    "inference.GRPCInferenceService": {
+        *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"),
+        *("RepositoryModelLoad", "RepositoryModelUnload"),
+    },
+    "reco.v1.Recommendations": {"Recommend"},
+}
+REFUSED_CALLS = {"RepositoryModelLoad", "RepositoryModelUnload"}
+
+
+def routes_of(app: Any) -> dict[str, set[str]]:
+    """Path -> methods of each route of a FastAPI application, those of its routers among them."""
+    found: dict[str, set[str]] = {}
+    for route in app.routes:
+        if hasattr(route, "original_router"):
+            found |= routes_of(route.original_router)
+        else:
+            found.setdefault(route.path, set()).update(route.methods)
+    return found
+
+
+def test_every_route_of_the_application_is_known() -> None:
+    from fastapi import FastAPI
+    from kserve.model_repository import ModelRepository
+    from kserve.protocol.dataplane import DataPlane
+    from kserve.protocol.model_repository_extension import ModelRepositoryExtension
+    from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
+    from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
+
+    registry = ModelRepository()
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    register_v1_endpoints(app, DataPlane(registry), ModelRepositoryExtension(registry))
+    register_v2_endpoints(app, DataPlane(registry), ModelRepositoryExtension(registry))
+    kserves = {path: methods - {"HEAD"} for path, methods in routes_of(app).items()}
+    assert kserves == {path: {method} for path, method in (READS | ASKS | REFUSED).items() if path in kserves}
+    assert (READS | ASKS | REFUSED).keys() - kserves.keys() == {
+        *("/", "/healthz", "/metrics", "/openapi.json"),
+    }
+
+
+def filled(path: str) -> str:
+    return path.replace("{model_name}", "checkout").replace("{model_version}", "1")
+
+
+def test_what_changes_something_is_not_there(client: httpx.Client) -> None:
+    for path, method in REFUSED.items():
+        answer = client.request(method, filled(path), json={} if method == "POST" else None)
+        assert (answer.status_code, answer.json()) == (404, problem(404, "no such path")), path
+    assert client.get("/v2/models/checkout/ready").json() == {"name": "checkout", "ready": True}
+
+
+def test_a_path_takes_its_own_method_and_no_other(client: httpx.Client) -> None:
+    for path, method in (READS | ASKS | OURS).items():
+        for other in METHODS:
+            if other != method:
+                answer = client.request(other, filled(path))
+                assert answer.status_code in (404, 405), (other, path)
+                assert other == "HEAD" or answer.json()["status"] == answer.status_code
+        if method == "GET":
+            assert client.get(filled(path)).status_code == 200, path
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/debug", "/admin", "/config", "/v2/repository/index"])
+def test_nothing_else_is_there(client: httpx.Client, path: str) -> None:
+    for method in ("GET", "POST"):
+        assert client.request(method, path, json={}).status_code == 404
+
+
+def test_every_grpc_call_is_known_and_what_changes_something_is_not_offered(endpoint: Any) -> None:
+    import grpc
+    from kserve.protocol.grpc import grpc_predict_v2_pb2 as v2
+
+    from serving.proto import recommendations_pb2 as ours
+
+    services = [service for file in (v2, ours) for service in file.DESCRIPTOR.services_by_name.values()]
+    assert {s.full_name: {method.name for method in s.methods} for s in services} == CALLS
+    with grpc.insecure_channel(endpoint.grpc) as channel:
+
+        def call(path: str) -> grpc.StatusCode:
+            with pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary(path)(b"", timeout=10)
+            return refused.value.code()
+
+        for name in REFUSED_CALLS:
+            assert call(f"/inference.GRPCInferenceService/{name}") is grpc.StatusCode.UNIMPLEMENTED
+        for hidden in (
+            "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            "grpc.channelz.v1.Channelz/GetServers",
+        ):
+            assert call(f"/{hidden}") is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_metrics_can_be_shown_elsewhere_and_nowhere_else(
+    toy_bundle: Path, toy_store: str, tmp_path: Path, start_endpoint: Callable[..., Any], processes: int
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    settings = Settings(
+        home=tmp_path, store_url=toy_store, log=False, processes=processes, metrics_address=address
+    )
+    running = start_endpoint(toy_bundle, settings)
+    with httpx.Client(base_url=running.http, timeout=30) as client:
+        for _ in range(20):
+            assert client.post("/v1/recommendations", json={"basket": []}).status_code == 200
+        assert client.get("/metrics").status_code == 404
+        document = client.get("/openapi.json").json()
+    assert document["paths"].keys() == openapi(settings)["paths"].keys()
+    assert "/metrics" not in document["paths"]
+    text = httpx.get(f"http://{address}/metrics", timeout=30).text
+    answers = [line for line in text.splitlines() if line.startswith("reco_responses_total{")]
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in answers) == 20
+
+
+ASKED: dict[str, Any] = {"basket": ["1000005"], "k": 5, "at": "2017-12-05T18:30:00Z"}
+
+
+def shape(document: dict[str, Any]) -> tuple[Any, ...]:
+    """All of an answer but ids, scores and times."""
+    assert document["degraded"] == (document["degraded_reason"] is not None)
+    told = (document["rung"], document["degraded_reason"], len(document["items"]))
+    return *told, tuple(document), tuple(document["stage_ms"]), {tuple(item) for item in document["items"]}
+
+
+def shapes_of(running_http: str, running_grpc: str, users: Iterable[str | None]) -> list[list[Any]]:
+    """Status and shape of the answer to each shopper, over each of the protocols."""
+    import grpc
+
+    from serving.proto.recommendations_pb2 import RecommendRequest
+    from serving.proto.recommendations_pb2_grpc import RecommendationsStub
+
+    found: list[list[Any]] = []
+    with (
+        httpx.Client(base_url=running_http, timeout=30) as client,
+        grpc.insecure_channel(running_grpc) as channel,
+    ):
+        for user in users:
+            own = {**ASKED} if user is None else {**ASKED, "user_id": user}
+            tensors = [
+                {"name": name, "datatype": "INT64" if name == "k" else "BYTES", "shape": [1], "data": [value]}
+                for name, value in {**own, "basket": "1000005"}.items()
+            ]
+            one = client.post("/v1/recommendations", json=own)
+            v1 = client.post("/v1/models/checkout:predict", json={"instances": [own]})
+            v2 = client.post("/v2/models/checkout/infer", json={"inputs": tensors})
+            typed = RecommendationsStub(channel).Recommend(
+                RecommendRequest(**own | {"at": datetime.fromisoformat(ASKED["at"])}), timeout=30
+            )
+            outputs = [(o["name"], o["datatype"], o["shape"]) for o in v2.json()["outputs"]]
+            said = v2.json()["parameters"]
+            said["stage_ms"] = list(json.loads(said["stage_ms"]))
+            found.append(
+                [
+                    (one.status_code, shape(one.json())),
+                    (v1.status_code, *map(shape, v1.json()["predictions"])),
+                    (v2.status_code, outputs, said),
+                    (typed.rung, typed.degraded_reason, len(typed.items)),
+                ]
+            )
+    return found
+
+
+def test_a_shopper_who_is_known_and_one_who_is_not_get_answers_of_one_shape(endpoint: Any) -> None:
+    """Who asks cannot find out whether the shop knows somebody: not by status, fields or reason."""
+    known, unknown, nobody = shapes_of(endpoint.http, endpoint.grpc, ("u1", "nobody", None))
+    assert known == unknown == nobody
+    assert known[0][1][0] == "full"
+
+
+def test_nor_while_the_store_is_away_or_there_is_no_time(
+    toy_bundle: Path, tmp_path: Path, start_endpoint: Callable[..., Any]
+) -> None:
+    """Who says who they are is told that the history is missing, whether there is one or not."""
+    settings = Settings(
+        home=tmp_path, store_url=f"redis://127.0.0.1:{free_port()}/0", log=False, deadline_ms=30_000.0
+    )
+    running = start_endpoint(toy_bundle, settings)
+    known, unknown = shapes_of(running.http, running.grpc, ("u1", "nobody"))
+    assert known == unknown
+    assert known[0][1][:2] == ("full", "features_unavailable")
+    hurried = [
+        httpx.post(
+            f"{running.http}/v1/recommendations",
+            json={**ASKED, "user_id": user},
+            headers={"x-deadline-ms": "1"},
+            timeout=30,
+        )
+        for user in ("u1", "nobody")
+    ]
+    assert [answer.status_code for answer in hurried] == [200, 200]
+    assert [answer.json()["rung"] for answer in hurried] == ["popular"] * 2

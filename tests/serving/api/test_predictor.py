@@ -1,0 +1,80 @@
+"""The ranker on its own, over real HTTP: rows in, probabilities out, no row that breaks its neighbours."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+from serving.answer.recommender import open_recommender
+from serving.schemas import parse_request
+from serving.stores.online_features import open_store
+
+pytestmark = pytest.mark.slow
+
+
+def ranker_inputs(dense: list[list[float]], categorical: list[list[int]]) -> dict[str, Any]:
+    return {
+        "inputs": [
+            {
+                "name": "dense",
+                "datatype": "FP32",
+                "shape": list(np.shape(dense)),
+                "data": np.ravel(dense).tolist(),
+            },
+            {
+                "name": "categorical",
+                "datatype": "INT64",
+                "shape": list(np.shape(categorical)),
+                "data": np.ravel(categorical).tolist(),
+            },
+        ]
+    }
+
+
+def test_the_ranker_scores_the_rows_it_is_given(
+    client: httpx.Client, toy_bundle: Path, toy_store: str
+) -> None:
+    recommender = open_recommender(toy_bundle, open_store(toy_store))
+    prepared = recommender.prepare(
+        parse_request({"user_id": "u1", "basket": ["1000031"]}, now=1.5e9, default_id="")
+    )
+    dense, categorical = prepared.dense[:5], prepared.categorical[:5]
+    body = ranker_inputs(dense.tolist(), categorical.tolist())
+    (output,) = client.post("/v2/models/ranker/infer", json=body).json()["outputs"]
+    assert output["data"] == pytest.approx(recommender.rank(dense, categorical).tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dense", "categorical"),
+    [
+        ([[0.0] * len(DENSE_NAMES)], [[-1, 0, 0]]),
+        ([[0.0] * len(DENSE_NAMES)], [[0, 0, 10**9]]),
+        ([[0.0] * len(DENSE_NAMES)], [[0, 0, 0], [0, 0, 0]]),
+        ([[0.0, 1.0]], [[0, 0, 0]]),
+        ([[1e39] * len(DENSE_NAMES)], [[0, 0, 0]]),
+    ],
+    ids=["code -1", "code too large", "row counts differ", "width", "beyond float32"],
+)
+def test_the_ranker_refuses_rows_that_would_break_a_batch(
+    client: httpx.Client, dense: list[list[float]], categorical: list[list[int]]
+) -> None:
+    answer = client.post("/v2/models/ranker/infer", json=ranker_inputs(dense, categorical))
+    assert answer.status_code == 422
+    assert len(answer.content) < 1_000
+
+
+def test_the_ranker_speaks_v2_only(client: httpx.Client) -> None:
+    assert client.post("/v1/models/ranker:predict", json={"instances": []}).status_code == 422
+
+
+def test_no_rows_have_no_scores_and_the_metadata_tells_the_shapes(client: httpx.Client) -> None:
+    body = ranker_inputs([], [])
+    for tensor, width in zip(body["inputs"], (len(DENSE_NAMES), len(CATEGORICAL)), strict=True):
+        tensor["shape"] = [0, width]
+    (output,) = client.post("/v2/models/ranker/infer", json=body).json()["outputs"]
+    assert (output["shape"], output["data"]) == ([0], [])
+    told = client.get("/v2/models/ranker").json()
+    assert [tensor["shape"] for tensor in told["inputs"]] == [[-1, len(DENSE_NAMES)], [-1, len(CATEGORICAL)]]

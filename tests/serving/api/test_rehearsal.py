@@ -1,0 +1,70 @@
+"""Before the first caller: the golden requests go through the whole stack and leave no trace."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from serving.answer.recommender import Recommender, open_recommender
+from serving.api.body_limits import Limits
+from serving.api.http_routes import PREDICT, RECOMMENDATIONS, routes
+from serving.api.rehearsal import V2, rehearse
+from serving.checkout.checkout import Checkout, Turn
+from serving.errors import BundleInvalid
+from serving.settings import Settings
+from serving.stores.online_features import open_store
+
+
+@pytest.fixture
+def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+    return open_recommender(toy_bundle, open_store(toy_store))
+
+
+def test_each_golden_request_is_asked_over_each_route(recommender: Recommender) -> None:
+    asked: list[tuple[str, Any]] = []
+    seen: list[Turn] = []
+    checkout = Checkout(recommender, 0.0, observers=(seen.append,))
+
+    async def v2(scope: Any, receive: Any, send: Any) -> None:
+        """In place of KServe's, which takes seconds to import."""
+        document = json.loads((await receive())["body"])
+        asked.append((scope["path"], {i["name"]: i["data"] for i in document["inputs"]}))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"degraded":false}'})
+
+    def watched(path: str) -> Any:
+        async def route(scope: Any, document: Any) -> bytes:
+            answer = await routes(checkout)[path](scope, document)
+            response = orjson.loads(answer)
+            asked.append((path, response.get("predictions", [response])[0]["items"]))
+            return answer
+
+        return route
+
+    app = Limits(v2, Settings(), {path: watched(path) for path in (RECOMMENDATIONS, PREDICT)})
+    assert asyncio.run(rehearse(app, checkout)) == 3
+    (golden,) = map(json.loads, (recommender.bundle.path / "golden.jsonl").read_text().splitlines())
+    assert [path for path, _ in asked] == [RECOMMENDATIONS, PREDICT, V2]
+    for _, items in asked[:2]:
+        assert [item["item_id"] for item in items] == [item_id for item_id, _ in golden["expected"]]
+    request = golden["request"]
+    assert asked[2][1] == {name: v if isinstance(v, list) else [v] for name, v in request.items()}
+    assert not seen
+    assert checkout.recommender is recommender
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(500, b'{"degraded":false}'), (200, b'{"degraded":true}')], ids=["500", "degraded"]
+)
+def test_a_stack_that_does_not_answer_is_not_opened(
+    recommender: Recommender, status: int, body: bytes
+) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    with pytest.raises(BundleInvalid, match="golden-0 over /v1/recommendations"):
+        asyncio.run(rehearse(broken, Checkout(recommender, 50.0)))

@@ -1,0 +1,56 @@
+"""The adapter on its own: whatever breaks behind it, the checkout gets an answer."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.answer.recommender import Recommender, open_recommender
+from serving.checkout.checkout import Checkout
+from serving.prediction_log import PredictionLog, read_log
+from serving.stores.online_features import open_store
+
+pytestmark = pytest.mark.slow  # importing kserve takes seconds
+
+REQUEST = {"request_id": "r1", "user_id": "u1", "basket": ["1000005"], "at": "2017-12-05T18:30:00Z", "k": 4}
+Ask = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+    return open_recommender(toy_bundle, open_store(toy_store))
+
+
+@pytest.fixture
+def ask() -> Ask:
+    from serving.api.transformer import Transformer
+
+    def answers(
+        recommender: Recommender, *requests: dict[str, Any], deadline_ms: float = 1e6
+    ) -> list[dict[str, Any]]:
+        model = Transformer(Checkout(recommender, deadline_ms))
+        given, _ = asyncio.run(model({"instances": list(requests)}, {}))
+        return given["predictions"]
+
+    return answers
+
+
+def test_a_late_answer_steps_down(recommender: Recommender, ask: Ask, tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path, ())
+    late = Recommender(recommender.bundle, open_store("memory:"), log)
+    answers = ask(late, REQUEST, REQUEST, deadline_ms=1e-6)
+    log.close()
+    assert {a["degraded_reason"] for a in answers} == {"deadline_exceeded"}
+    assert read_log(tmp_path)["degraded_reason"].to_pylist() == ["deadline_exceeded"] * 2
+
+
+def test_each_request_of_a_body_has_its_own_state(recommender: Recommender, ask: Ask) -> None:
+    requests = [{**REQUEST, "k": k, "request_id": f"r{k}"} for k in range(5)]
+    together = ask(recommender, *requests)
+    alone = [ask(recommender, request)[0] for request in requests]
+    assert [[i["item_id"] for i in a["items"]] for a in together] == [
+        [i["item_id"] for i in a["items"]] for a in alone
+    ]
+    assert [a["request_id"] for a in together] == [f"r{k}" for k in range(5)]

@@ -1,0 +1,547 @@
+"""The path with a cache of answers: the same lists, one computation, and nothing that is not true now."""
+
+import asyncio
+import gc
+import json
+import math
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from feature_repo.facts import Fact
+from feature_repo.schema import DENSE_NAMES
+from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.warming import warm_up
+from serving.cache.answer_cache import AnswerCache
+from serving.cache.ranked import Ranked
+from serving.checkout.budgets import FIRST
+from serving.checkout.call_headers import Call
+from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
+from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable, RankingFailed
+from serving.prediction_log import PredictionLog, feature_rows, read_log
+from serving.release.bundle import WARMING, Bundle
+from serving.schemas import Request, Response
+from serving.settings import Settings
+from serving.shop.fact_store import open_fact_store
+from serving.stages.retrieval import Quotas
+from serving.stores.online_features import MemoryStore, open_store
+from tests.chaos.procs import eventually
+
+AT = 1_512_498_600.0
+KNOWN = Request(("1000005",), AT, "u1", None, 4, "r1")
+NOBODY = Request(("1000005",), AT, None, "store-1", 4, "r2")
+
+
+def cache_of(bundle: Bundle) -> AnswerCache:
+    return AnswerCache(bundle.bundle_id, len(bundle.statistics.item_ids))
+
+
+@pytest.fixture
+def cached(toy_bundle: Path, toy_store: str) -> Recommender:
+    return open_recommender(toy_bundle, open_store(toy_store), new_cache=cache_of)
+
+
+class Counting:
+    """Ranks here, and counts; what goes wrong can be said."""
+
+    def __init__(self, error: Exception | None = None, wait_s: float = 0.0, fails: float = math.inf) -> None:
+        """Take what to raise, how long it takes, and how often it fails before it does not any more."""
+        self.turns: list[Turn] = []
+        self.error, self.wait_s, self.fails = error, wait_s, fails
+
+    async def __call__(self, turn: Turn) -> np.ndarray:
+        self.turns.append(turn)
+        await asyncio.sleep(self.wait_s)
+        if self.error is not None and len(self.turns) <= self.fails:
+            raise self.error
+        return await rank_here(turn)
+
+
+def ask_all(recommender: Recommender, rank: Rank, *requests: Request, limit_s: float = 1e6) -> list[Response]:
+    async def ask() -> list[Response]:
+        checkout = Checkout(recommender, 1e6, rank)
+        now = time.perf_counter()
+        call = Call(now, now + limit_s, "given")
+        return await asyncio.gather(*(checkout.answer(request, call) for request in requests))
+
+    return asyncio.run(ask())
+
+
+def shown(response: Response) -> list[tuple[str, float, str, str]]:
+    return [(item.item_id, item.score, item.source, item.reason) for item in response.items]
+
+
+@pytest.mark.parametrize("request_", [KNOWN, NOBODY], ids=["a known user", "nobody"])
+def test_a_cached_answer_is_the_computed_one(cached: Recommender, request_: Request) -> None:
+    rank = Counting()
+    computed = cached.recommend(request_)
+    first, again = ask_all(cached, rank, request_, replace(request_, request_id="r9"))
+    assert shown(first) == shown(again) == shown(computed)
+    assert (first.request_id, again.request_id) == (request_.request_id, "r9")
+    assert (again.rung, again.degraded) == ("full", False)
+    assert len(rank.turns) == 1, "asked at once, computed once"
+    assert set(again.stage_ms) == {"features", "cache", "reranking", "total"}
+
+
+def test_a_herd_that_waits_for_one_list_is_no_queue(cached: Recommender) -> None:
+    rank = Counting(wait_s=0.05)
+
+    async def ask() -> list[Response]:
+        checkout = Checkout(cached, 1e6, rank)
+        for _ in range(200):  # each answer counts as a second of work, so that 500 would be refused
+            checkout._admission.served(0.0, 1.0)
+            checkout._admission._spent_s = 0.0
+        now = time.perf_counter()
+        call = Call(now, now + 100, "given")
+        return await asyncio.gather(*(checkout.answer(NOBODY, call) for _ in range(500)))
+
+    answers = asyncio.run(ask())
+    assert {answer.rung for answer in answers} == {"full"}
+    assert len(rank.turns) == 1
+
+
+def test_lists_that_are_to_be_made_are_a_queue(cached: Recommender) -> None:
+    """All of them come before the first is made: only so many as the deadline has room for are begun."""
+    requests = [replace(NOBODY, basket=(f"100000{n}", f"100001{n}"), request_id=str(n)) for n in range(9)]
+
+    async def ask() -> list[Response]:
+        checkout = Checkout(cached, 100e3, Counting(wait_s=0.05))
+        for _ in range(200):
+            checkout._admission.served(0.0, 21.0)  # four answers take more than the deadline has room for
+            checkout._admission._spent_s = 0.0
+        now = time.perf_counter()
+        call = Call(now, now + 100, "given")
+        return await asyncio.gather(*(checkout.answer(request, call) for request in requests))
+
+    rungs = [answer.rung for answer in asyncio.run(ask())]
+    assert rungs == ["full"] * 4 + ["segment"] * 5
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_who_has_no_time_for_a_list_takes_one_that_is_kept(cached: Recommender, is_kept: bool) -> None:
+    rank = Counting()
+    if is_kept:
+        ask_all(cached, rank, NOBODY)
+    arrived = time.perf_counter() - 90
+    late = Call(arrived, arrived + 100, "given")
+    answer = asyncio.run(Checkout(cached, 100e3, rank).answer(NOBODY, late))
+    assert (answer.rung, answer.degraded_reason) == (("full", None) if is_kept else ("segment", "overloaded"))
+    assert len(rank.turns) == is_kept
+
+
+def test_the_reason_counts_days_from_the_question_not_from_the_list(cached: Recommender) -> None:
+    later = replace(KNOWN, at=AT + 40 * 60)
+    rank = Counting()
+    ask_all(cached, rank, KNOWN)
+    (answer,) = ask_all(cached, rank, later)
+    assert [item.reason for item in answer.items] == [item.reason for item in cached.recommend(later).items]
+
+
+def test_a_list_longer_than_what_is_kept_is_computed_each_time(cached: Recommender) -> None:
+    rank, long = Counting(), replace(NOBODY, k=16)
+    answers = ask_all(cached, rank, long, long)
+    assert len(rank.turns) == 2
+    assert shown(answers[0]) == shown(cached.recommend(long))
+
+
+def test_what_sold_out_and_costs_something_else_since_is_told_as_it_is_now(
+    toy_bundle: Path, tmp_path: Path
+) -> None:
+    facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
+    recommender = open_recommender(toy_bundle, open_store("memory:"), facts=facts, new_cache=cache_of)
+    rank = Counting()
+    (before,) = ask_all(recommender, rank, NOBODY)
+    gone, cheaper = (item.item_id for item in before.items[:2])
+    facts.write([Fact("f1", "stock", gone, 0.0, AT - 60), Fact("f2", "price", cheaper, 0.99, AT - 60)])
+    until = time.monotonic() + 10
+    while not len(recommender.facts.excluded(AT, None)) and time.monotonic() < until:
+        time.sleep(0.02)
+    (after,) = ask_all(recommender, rank, NOBODY)
+    recommender.facts.close()
+    assert len(rank.turns) == 1, "the list itself came from the cache"
+    assert gone not in [item.item_id for item in after.items]
+    assert [item.price for item in after.items if item.item_id == cheaper] == [0.99]
+
+
+def test_when_too_much_of_a_list_is_sold_out_it_is_computed_anew(cached: Recommender) -> None:
+    rank = Counting()
+    ask_all(cached, rank, replace(NOBODY, k=10))
+    (found,) = cached.answers._cache._all.values()  # type: ignore[union-attr]
+    kept = Ranked.from_bytes(found.value, len(cached.bundle.statistics.item_ids))
+    assert not kept.whole
+    some = kept.codes[:30].astype(np.int64)
+    cached.facts._listed = some
+    (answer,) = ask_all(cached, rank, replace(NOBODY, k=10))
+    assert len(rank.turns) == 2
+    assert len(answer.items) == 10
+    assert not set(cached.bundle.statistics.item_ids[some]) & {item.item_id for item in answer.items}
+
+
+def test_few_candidates_that_sold_out_are_filled_up_as_without_a_cache(toy_bundle: Path) -> None:
+    recommender = open_recommender(toy_bundle, open_store("memory:"), new_cache=cache_of)
+    few = replace(recommender.bundle.settings, quotas=Quotas(total=40))
+    small = replace(recommender.bundle, settings=few)
+    recommender = Recommender(small, open_store("memory:"), answers=cache_of(small))
+    ten = replace(NOBODY, k=10)
+    ask_all(recommender, Counting(), ten)
+    (found,) = recommender.answers._cache._all.values()  # type: ignore[union-attr]
+    kept = Ranked.from_bytes(found.value, len(small.statistics.item_ids))
+    assert (kept.whole, len(kept.codes)) == (True, 40)
+    recommender.facts._listed = kept.codes[:36].astype(np.int64)
+    (answer,) = ask_all(recommender, Counting(), ten)
+    assert len(answer.items) == 10
+    assert shown(answer) == shown(recommender.recommend(ten))
+
+
+def test_a_ranker_that_fails_is_not_asked_twice_and_leaves_nothing_behind(cached: Recommender) -> None:
+    broken = Counting(RankerUnavailable("gone"))
+    first, second = ask_all(cached, broken, NOBODY, NOBODY)
+    assert (first.degraded_reason, second.degraded_reason) == ("ranker_unavailable",) * 2
+    assert len(broken.turns) == 1
+    (answer,) = ask_all(cached, Counting(), NOBODY)
+    assert not answer.degraded
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), KeyError("another")])
+def test_a_bug_in_the_cache_costs_time_and_no_answer(
+    cached: Recommender, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cached, "key", broken)
+    (answer,) = ask_all(cached, Counting(), NOBODY)
+    assert shown(answer) == shown(cached.recommend(NOBODY))
+    assert not answer.degraded
+
+
+def test_who_waits_for_another_s_computation_keeps_the_own_deadline(cached: Recommender) -> None:
+    slow = Counting(wait_s=0.5)
+
+    async def ask() -> Response:
+        checkout, now = Checkout(cached, 1e6, slow), time.perf_counter()
+        patient = asyncio.create_task(checkout.answer(NOBODY, Call(now, now + 60, "p")))
+        await asyncio.sleep(0.05)
+        answer = await checkout.answer(NOBODY, Call(now, time.perf_counter() + 0.05, "h"))
+        assert not (await patient).degraded
+        return answer
+
+    answer = asyncio.run(ask())
+    assert (answer.degraded_reason, answer.rung) == ("deadline_exceeded", "segment")
+
+
+@pytest.mark.parametrize(("error", "reason"), [(DeadlineExceeded("late"), "deadline_exceeded"),
+                                               (Overloaded("full"), "overloaded")])  # fmt: skip
+def test_who_has_time_left_computes_alone_when_another_s_computation_came_too_late(
+    cached: Recommender, error: Exception, reason: str
+) -> None:
+    rank = Counting(error, wait_s=0.05, fails=1)
+    first, *others = ask_all(cached, rank, NOBODY, NOBODY, NOBODY)
+    assert first.degraded_reason == reason, "it has asked already"
+    assert [shown(other) for other in others] == [shown(cached.recommend(NOBODY))] * 2
+    assert len(rank.turns) == 3
+
+
+def test_a_list_is_made_for_all_who_wait_whoever_asked_first(cached: Recommender) -> None:
+    rank = Counting(wait_s=0.2)
+
+    async def ask() -> tuple[Response, Response]:
+        checkout, now = Checkout(cached, 60_000, rank), time.perf_counter()
+        hurried = Call(now, now + 0.05, "h", priority="prefetch")
+        return await asyncio.gather(
+            checkout.answer(NOBODY, hurried), checkout.answer(NOBODY, Call(now, now + 60, "p"))
+        )
+
+    first, patient = asyncio.run(ask())
+    assert first.degraded_reason == "deadline_exceeded"
+    assert (patient.rung, patient.degraded) == ("full", False)
+    (turn,) = rank.turns
+    assert turn.call.priority == "checkout"
+    assert 50 < turn.call.deadline - turn.call.arrived <= 60
+
+
+def test_a_time_out_of_something_else_is_no_deadline_that_passed(cached: Recommender) -> None:
+    (answer,) = ask_all(cached, Counting(TimeoutError(), fails=1), NOBODY)
+    assert shown(answer) == shown(cached.recommend(NOBODY))
+    assert not answer.degraded
+
+
+def test_the_answer_whose_list_was_made_is_logged_with_its_features_and_times(
+    toy_bundle: Path, tmp_path: Path
+) -> None:
+    log = PredictionLog(tmp_path, DENSE_NAMES)
+    recommender = open_recommender(toy_bundle, open_store("memory:"), log, new_cache=cache_of)
+    alone = open_recommender(toy_bundle, open_store("memory:"))
+    sold_out = alone.bundle.statistics.codes([alone.recommend(NOBODY).items[0].item_id])
+    recommender.facts._listed = alone.facts._listed = sold_out
+
+    def ranked() -> float:
+        return REGISTRY.get_sample_value("reco_stage_seconds_count", {"stage": "ranking"}) or 0.0
+
+    before = ranked()
+    requests = [replace(NOBODY, request_id=f"r{number}") for number in range(3)]
+    answers = ask_all(recommender, Counting(), *requests[:2])
+    answers += ask_all(recommender, Counting(), requests[2])
+    log.close()
+    assert [set(answer.stage_ms) for answer in answers] == [
+        {"features", "retrieval", "ranking", "cache", "reranking", "total"},
+        *[{"features", "cache", "reranking", "total"}] * 2,
+    ]
+    assert min(answers[0].stage_ms.values()) >= 0
+    assert ranked() == before + 1
+    table = read_log(tmp_path)
+    assert table["item_ids"].to_pylist() == [[item.item_id for item in answer.items] for answer in answers]
+    expected, codes = alone.prepare(NOBODY), alone.bundle.statistics.codes
+    rows = alone.bundle.statistics.find(
+        expected.candidates.codes, codes([item.item_id for item in answers[0].items])
+    )
+    assert sold_out[0] not in codes(table["item_ids"].to_pylist()[0])
+    np.testing.assert_array_equal(feature_rows(table), expected.dense[rows])
+    assert [len(one) > 0 for one in table["features"].to_pylist()] == [True, False, False]
+
+
+def test_a_warm_cache_answers_without_the_ranker(
+    toy_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def with_file(lines: list[dict[str, object]]) -> Recommender:
+        bundle = replace(recommender.bundle, path=tmp_path)
+        (tmp_path / WARMING).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return Recommender(bundle, open_store("memory:"), answers=cache_of(bundle))
+
+    recommender = open_recommender(toy_bundle, open_store("memory:"))
+    lines: list[dict[str, object]] = [{"basket": ["1000005"], "store_id": "store-1"}, {"basket": []}]
+    warm = with_file([*lines, *lines, {"basket": [], "k": 90}])
+    with caplog.at_level("INFO"):
+        warm_up(warm, lambda took_s: None)
+    assert "2 answers are cached" in caplog.text
+    rank = Counting()
+    (answer,) = ask_all(warm, rank, NOBODY)
+    assert shown(answer) == shown(recommender.recommend(NOBODY))
+    assert not rank.turns
+
+
+def test_a_recommender_that_is_dropped_takes_its_warm_answers_along(toy_bundle: Path) -> None:
+    """Without the collector: what was warm before `gc.freeze` would outlive its bundle for ever."""
+    gc.collect()
+    gc.disable()
+    try:
+        recommender = open_recommender(toy_bundle, open_store("memory:"), new_cache=cache_of)
+        recommender.warm(NOBODY)
+        ask_all(recommender, Counting(), NOBODY, replace(NOBODY, store_id="store-2"))
+        cache = weakref.ref(recommender.answers._cache)  # type: ignore[union-attr]
+        bundle = weakref.ref(recommender.bundle)
+        del recommender
+        assert (cache(), bundle()) == (None, None)
+    finally:
+        gc.enable()
+
+
+def test_a_broken_warming_file_warms_nothing_and_says_so(
+    toy_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recommender = open_recommender(toy_bundle, open_store("memory:"), new_cache=cache_of)
+    recommender.bundle = replace(recommender.bundle, path=tmp_path)
+    (tmp_path / WARMING).write_text("{\n")
+    warm_up(recommender, lambda took_s: None)
+    assert "answers begin cold: line 1 of" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_endpoint_caches_if_it_is_told_to(
+    start_endpoint: Callable, toy_bundle: Path, toy_store: str, tmp_path: Path
+) -> None:
+    settings = Settings(home=tmp_path, store_url=toy_store, answer_cache="memory:", deadline_ms=30_000.0)
+    running = start_endpoint(toy_bundle, replace(settings, http_port=0, grpc_port=0))
+    body = {"basket": ["1000005"], "store_id": "store-1", "k": 4}
+    with httpx.Client(base_url=running.http) as client:
+        answers = [client.post("/v1/recommendations", json=body).json() for _ in range(3)]
+        tensors = [
+            {"name": "basket", "datatype": "BYTES", "shape": [1], "data": ["1000005"]},
+            {"name": "store_id", "datatype": "BYTES", "shape": [1], "data": ["store-1"]},
+            {"name": "k", "datatype": "INT32", "shape": [1], "data": [4]},
+        ]
+        over_v2 = client.post("/v2/models/checkout/infer", json={"inputs": tensors}).json()
+        metrics = client.get("/metrics").text
+    assert all("cache" in answer["stage_ms"] for answer in answers)
+    assert len({json.dumps(answer["items"]) for answer in answers}) == 1
+    ids = next(output["data"] for output in over_v2["outputs"] if output["name"] == "item_id")
+    assert ids == [item["item_id"] for item in answers[0]["items"]]
+    assert 'reco_cache_lookups_total{level="process",outcome="hit"} 3.0' in metrics
+    assert "reco_cache_entries 1.0" in metrics
+
+
+# ----------------------------------------------------------------------------------- the rung `cached`
+
+
+def kill_all(recommender: Recommender) -> None:
+    """Let the life of every list be over."""
+    for entry in recommender.answers._cache._all.values():  # type: ignore[union-attr]
+        entry.stale_at = entry.dead_at = 0.0
+
+
+@pytest.mark.parametrize("request_", [KNOWN, NOBODY], ids=["a known user", "nobody"])
+@pytest.mark.parametrize("error", [RankerUnavailable("gone"), DeadlineExceeded("late"), Overloaded("full")])
+def test_a_list_whose_life_is_over_is_better_than_best_sellers(
+    cached: Recommender, request_: Request, error: RankingFailed
+) -> None:
+    (full,) = ask_all(cached, Counting(), request_)
+    kill_all(cached)
+    (answer,) = ask_all(cached, Counting(error), replace(request_, request_id="r9"))
+    assert (answer.rung, answer.degraded, answer.degraded_reason) == ("cached", True, error.reason)
+    assert (shown(answer), answer.request_id) == (shown(full), "r9")
+    assert answer.stage_ms["total"] >= answer.stage_ms["cache"] + answer.stage_ms["reranking"]
+    (again,) = ask_all(cached, Counting(), request_)
+    assert (again.rung, shown(again)) == ("full", shown(full)), "it was made anew"
+
+
+def test_the_list_of_the_hour_before_or_of_nobody_with_this_basket_will_do(cached: Recommender) -> None:
+    broken = Counting(RankerUnavailable("gone"))
+    ask_all(cached, Counting(), KNOWN)
+    (later,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3_600))
+    assert later.rung == "cached"
+    assert "history" in {item.source for item in later.items}
+    (much_later,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3 * 3_600))
+    assert much_later.rung == "popular"
+    (nobody,) = ask_all(cached, Counting(), replace(KNOWN, user_id=None))
+    (as_nobody,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3 * 3_600))
+    assert (as_nobody.rung, shown(as_nobody)) == ("cached", shown(nobody))
+
+
+def test_a_list_of_another_question_is_no_answer(cached: Recommender) -> None:
+    ask_all(cached, Counting(), NOBODY, KNOWN)
+    broken = Counting(RankerUnavailable("gone"))
+    for other in (replace(NOBODY, basket=("1000006",)), replace(NOBODY, store_id="store-2"),
+                  replace(KNOWN, user_id="u2"), replace(NOBODY, k=16)):  # fmt: skip
+        (answer,) = ask_all(cached, broken, other)
+        assert answer.rung in ("segment", "popular")
+
+
+def test_without_a_cache_there_is_no_such_rung(toy_bundle: Path) -> None:
+    recommender = open_recommender(toy_bundle, open_store("memory:"))
+    ask_all(recommender, Counting(), NOBODY)
+    (answer,) = ask_all(recommender, Counting(RankerUnavailable("gone")), NOBODY)
+    assert answer.rung == "segment"
+
+
+def test_of_a_kept_list_is_told_what_holds_now(toy_bundle: Path, tmp_path: Path) -> None:
+    facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
+    log = PredictionLog(tmp_path / "log", DENSE_NAMES)
+    recommender = open_recommender(toy_bundle, open_store("memory:"), log, facts=facts, new_cache=cache_of)
+    (before,) = ask_all(recommender, Counting(), NOBODY)
+    gone, cheaper = (item.item_id for item in before.items[:2])
+    facts.write([Fact("f1", "stock", gone, 0.0, AT - 60), Fact("f2", "price", cheaper, 0.99, AT - 60)])
+    eventually(lambda: len(recommender.facts.excluded(AT, None)) > 0)
+    kill_all(recommender)
+    (after,) = ask_all(recommender, Counting(RankerUnavailable("gone")), NOBODY)
+    recommender.facts.close()
+    log.close()
+    assert after.rung == "cached"
+    assert len(after.items) == NOBODY.k
+    assert gone not in [item.item_id for item in after.items]
+    assert [item.price for item in after.items if item.item_id == cheaper] == [0.99]
+    record = read_log(tmp_path / "log").to_pylist()[-1]
+    assert (record["rung"], record["degraded_reason"]) == ("cached", "ranker_unavailable")
+    assert not record["features"]
+
+
+def test_a_kept_list_of_which_too_little_is_left_gives_way_to_best_sellers(cached: Recommender) -> None:
+    ask_all(cached, Counting(), NOBODY)
+    (found,) = cached.answers._cache._all.values()  # type: ignore[union-attr]
+    kept = Ranked.from_bytes(found.value, len(cached.bundle.statistics.item_ids))
+    cached.facts._listed = kept.codes[NOBODY.k - 1 :].astype(np.int64)
+    (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
+    assert (answer.rung, len(answer.items)) == ("segment", NOBODY.k)
+
+
+def test_a_fault_in_the_kept_lists_costs_no_answer(
+    cached: Recommender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(cached, "last_kept", broken)
+    (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
+    assert (answer.rung, answer.degraded_reason) == ("segment", "ranker_unavailable")
+    assert "a kept list cannot be used" in caplog.text
+
+
+def test_who_is_too_late_for_anything_takes_a_kept_list(cached: Recommender) -> None:
+    rank = Counting()
+    ask_all(cached, rank, NOBODY)
+    (answer,) = ask_all(cached, rank, NOBODY, limit_s=-1.0)
+    assert (answer.rung, answer.degraded_reason) == ("cached", "deadline_exceeded")
+    (known,) = ask_all(cached, rank, replace(NOBODY, user_id="u1"), limit_s=-1.0)
+    assert known.rung == "cached", "the list of nobody: there was no time to read who it is"
+    assert len(rank.turns) == 1
+
+
+def test_who_has_no_time_for_all_candidates_makes_no_list_for_others(cached: Recommender) -> None:
+    rank = Counting()
+
+    async def ask() -> tuple[Response, Response, Response]:
+        checkout = Checkout(cached, 1e9, rank)
+        for _ in range(FIRST):
+            checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+        now = time.perf_counter()
+        hurried, patient = Call(now, now + 200, "h"), Call(now, now + 2_000, "p")
+        first = await checkout.answer(NOBODY, hurried)
+        assert len(cached.answers or ()) == 0
+        return first, await checkout.answer(NOBODY, patient), await checkout.answer(NOBODY, hurried)
+
+    first, whole, again = asyncio.run(ask())
+    assert (first.rung, first.degraded_reason) == ("fewer", "deadline_near")
+    assert (whole.rung, again.rung, shown(again)) == ("full", "full", shown(whole))
+    few, every = (len(turn.prepared.dense) for turn in rank.turns)  # type: ignore[union-attr]
+    assert 90 < few <= 100 < every
+
+
+def test_a_list_is_made_of_all_candidates_or_not_at_all(cached: Recommender) -> None:
+    rank = Counting()
+    checkout = Checkout(cached, 200e3, rank)
+    for _ in range(FIRST):
+        checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+    now = time.perf_counter()
+    asyncio.run(checkout.answer(NOBODY, Call(now, now + 200, "h")))
+    assert len(cached.answers or ()) == 0
+
+
+def test_a_herd_without_time_for_all_candidates_waits_for_the_list_all_the_same(cached: Recommender) -> None:
+    rank = Counting(wait_s=0.2)
+
+    async def ask() -> list[Response]:
+        checkout = Checkout(cached, 1e9, rank)
+        for _ in range(FIRST):
+            checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+        now = time.perf_counter()
+        calls = [Call(now, now + 2_000, "p"), *[Call(now, now + 200, "h")] * 20]
+        return await asyncio.gather(*(checkout.answer(NOBODY, call) for call in calls))
+
+    assert {answer.rung for answer in asyncio.run(ask())} == {"full"}
+    assert len(rank.turns) == 1
+
+
+def test_a_list_of_scores_that_are_no_probabilities_is_not_kept(cached: Recommender) -> None:
+    async def logits(turn: Turn) -> np.ndarray:
+        return 20 * await rank_here(turn) - 10
+
+    (answer,) = ask_all(cached, logits, NOBODY)
+    assert answer.items
+    assert len(cached.answers or ()) == 0
+
+
+def test_who_is_forgotten_finds_no_list_that_was_kept(cached: Recommender) -> None:
+    (before,) = ask_all(cached, Counting(), KNOWN)
+    assert "history" in {item.source for item in before.items}
+    cached._store = MemoryStore()
+    for rank in (Counting(RankerUnavailable("gone")), Counting()):
+        (answer,) = ask_all(cached, rank, KNOWN)
+        (nobody,) = ask_all(cached, rank, replace(KNOWN, user_id=None))
+        assert shown(answer) == shown(nobody)
+        assert "history" not in {item.source for item in answer.items}

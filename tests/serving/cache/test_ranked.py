@@ -1,0 +1,138 @@
+"""What is kept of an answer: the best candidates, as bytes and back."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feature_repo.aggregates import no_events
+from feature_repo.transforms import Query
+from serving.cache.ranked import KEPT, Ranked, best_of
+from serving.stages.reranking import rerank
+from serving.stages.retrieval import Candidates, build_query
+from tests.serving.conftest import CUT, build_statistics
+
+ITEMS = 240
+STATISTICS = build_statistics()[0]
+
+
+def ranked_of(codes: list[int], history: bool, whole: bool) -> Ranked:
+    m = len(codes)
+    return Ranked(
+        codes=np.array(codes, np.int32),
+        scores=np.linspace(0.9, 0.1, m, dtype=np.float32),
+        source=np.array([0 if history else 1 + at % 4 for at in range(m)], np.int8),
+        times=np.full(m, 3 if history else 0, np.uint16),
+        last_at=np.full(m, 1e9 if history else 0.0),
+        best=m,
+        whole=whole,
+    )
+
+
+def same(one: Ranked, other: Ranked) -> bool:
+    names = ("codes", "scores", "source", "times", "last_at")
+    return (one.best, one.whole) == (other.best, other.whole) and all(
+        getattr(one, name).dtype == getattr(other, name).dtype
+        and (getattr(one, name) == getattr(other, name)).all()
+        for name in names
+    )
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, ITEMS - 1), max_size=KEPT, unique=True), st.booleans(), st.booleans())
+def test_bytes_and_back(codes: list[int], history: bool, whole: bool) -> None:
+    ranked = ranked_of(codes, history, whole)
+    assert same(Ranked.from_bytes(ranked.to_bytes(), ITEMS), ranked)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=900))
+def test_bytes_of_somebody_else_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="ranked list"):
+        Ranked.from_bytes(data, ITEMS)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_damaged_list_is_refused_or_names_only_what_there_is(data: st.DataObject) -> None:
+    written = bytearray(ranked_of(list(range(40)), history=data.draw(st.booleans()), whole=False).to_bytes())
+    at = data.draw(st.integers(0, len(written) - 1))
+    written[at] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.integers(0, len(written)))
+    try:
+        found = Ranked.from_bytes(bytes(written[:cut] if data.draw(st.booleans()) else written), ITEMS)
+    except ValueError:
+        return
+    assert (found.codes >= 0).all()
+    assert (found.codes < ITEMS).all()
+
+
+def test_the_catalogue_of_another_bundle_is_noticed() -> None:
+    with pytest.raises(ValueError, match="outside the catalogue of 10"):
+        Ranked.from_bytes(ranked_of([3, 10], history=False, whole=True).to_bytes(), 10)
+
+
+def test_it_takes_little_room() -> None:
+    assert len(ranked_of(list(range(KEPT)), history=False, whole=False).to_bytes()) == 8 + 9 * KEPT
+
+
+@pytest.fixture
+def query(row_of) -> Query:  # type: ignore[no-untyped-def]
+    at = CUT.timestamp()
+    row = row_of([(at - 3 * 86_400, ["1000005", "1000050"], 9.0, 0.0), (at - 86_400, ["1000005"], 4.0, 0.0)])
+    return build_query(STATISTICS, ("1000010",), row, at)
+
+
+def test_the_best_are_kept_in_the_order_of_their_scores(query: Query) -> None:
+    codes = np.array([5, 50, *range(100, 200)], np.int64)
+    source = np.array([0, 0, *[4] * 100], np.int8)
+    scores = np.random.default_rng(0).random(102).astype(np.float32)
+    scores[0], scores[1] = 1.5, 0.5
+    scores[10] = scores[20]  # equal ones stay in the order of retrieval
+    ranked = best_of(query, Candidates(codes, source), scores)
+    order = np.argsort(-scores, kind="stable")[:KEPT]
+    assert ranked.codes.tolist() == codes[order].tolist()
+    assert (ranked.scores == scores[order]).all()
+    assert not ranked.whole
+    assert (ranked.codes[0], ranked.times[0], ranked.last_at[0]) == (5, 2, CUT.timestamp() - 86_400)
+    bought = ranked.source == 0
+    assert ranked.times[~bought].sum() == 0
+    assert ranked.times[ranked.codes == 50].tolist() in ([1], [])
+
+
+def test_few_candidates_are_all_there_are(query: Query) -> None:
+    ranked = best_of(query, Candidates(np.array([7]), np.array([4], np.int8)), np.array([0.1], np.float32))
+    assert ranked.whole
+    assert ranked.suffices(10)
+    nobody = best_of(query, Candidates(np.empty(0, np.int64), np.empty(0, np.int8)), np.empty(0, np.float32))
+    assert nobody.whole
+    assert same(Ranked.from_bytes(nobody.to_bytes(), ITEMS), nobody)
+
+
+def test_a_short_list_that_has_lost_some_is_no_longer_all_there_could_be(query: Query) -> None:
+    codes, scores = np.arange(100, 140), np.linspace(1, 0.1, 40, dtype=np.float32)
+    ranked = best_of(query, Candidates(codes, np.full(40, 4, np.int8)), scores)
+    assert ranked.without(np.array([5])).suffices(20), "nothing was taken out"
+    assert ranked.without(codes[:36]).suffices(1)
+    assert not ranked.without(codes[:36]).suffices(10)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 10), st.integers(0, 30))
+def test_the_list_that_is_shown_is_the_one_that_all_candidates_give(seed: int, k: int, gone: int) -> None:
+    """Sold-out items are dropped from what was kept: while it suffices, nobody can tell it was kept."""
+    rng = np.random.default_rng(seed)
+    statistics = STATISTICS
+    nobody = build_query(statistics, (), no_events(), 0.0)
+    codes = rng.permutation(ITEMS)[:150].astype(np.int64)
+    scores = rng.random(150).astype(np.float32)
+    ranked = best_of(nobody, Candidates(codes, np.full(150, 4, np.int8)), scores)
+    barred = rng.choice(codes, gone, replace=False)
+    left = ranked.without(barred)
+    kept = ~np.isin(codes, barred)
+    types = statistics.categorical[:, 0]
+    expected = codes[kept][rerank(scores[kept], types[codes[kept]], k, 0.95)]
+    if left.suffices(k):
+        assert left.codes[rerank(left.scores, types[left.codes], k, 0.95)].tolist() == expected.tolist()
+    else:
+        assert len(left.codes) < 4 * k

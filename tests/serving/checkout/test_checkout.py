@@ -1,0 +1,588 @@
+"""The path without a protocol around it: whatever breaks in it, the checkout gets an answer."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from serving.answer.recommender import Recommender, open_recommender
+from serving.cache.answer_cache import AnswerCache
+from serving.checkout.budgets import FIRST, QUICK
+from serving.checkout.call_headers import Call
+from serving.checkout.checkout import (
+    FEWEST,
+    Checkout,
+    Rank,
+    Turn,
+    find_here,
+    find_together,
+    rank_here,
+    rank_together,
+)
+from serving.checkout.loop_admission import SLICE_S
+from serving.errors import ClientGone, FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
+from serving.observe.tracebacks import Wordless
+from serving.prediction_log import PredictionLog, read_log
+from serving.schemas import Request, Response
+from serving.stages.retrieval import thin
+from serving.stores.online_features import MemoryStore, UserRow, open_store
+
+REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
+
+
+@pytest.fixture
+def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+    return open_recommender(toy_bundle, open_store(toy_store))
+
+
+def call(limit_s: float = 1e6, gone: Callable[[], bool] = lambda: False) -> Call:
+    now = time.perf_counter()
+    return Call(now, now + limit_s, "given", gone=gone)
+
+
+def ask(
+    recommender: Recommender, *, rank: Rank = rank_here, request: Request = REQUEST, limit_s: float = 1e6
+) -> Response:
+    return asyncio.run(Checkout(recommender, 1e6, rank).answer(request, call(limit_s)))
+
+
+def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
+    answer, expected = ask(recommender), recommender.recommend(REQUEST)
+    assert replace(answer, stage_ms={}) == replace(expected, stage_ms={})
+    assert answer.rung == "full"
+
+
+def test_requests_that_share_calls_are_answered_as_if_alone(recommender: Recommender) -> None:
+    baskets = [("1000005",), (), ("1000001", "1000002"), ("no such item",)]
+    requests = [replace(REQUEST, basket=basket, request_id=f"r{n}") for n, basket in enumerate(baskets)]
+    requests += [replace(request, profile="premium") for request in requests]
+    find, rank = (join(1e6, 0.0, 8_192) for join in (find_together, rank_together))
+    checkout = Checkout(recommender, 1e6, rank, find)
+
+    async def ask_all() -> list[Response]:
+        return await asyncio.gather(*(checkout.answer(request, call()) for request in requests * 8))
+
+    alone = [recommender.recommend(request) for request in requests]
+    for answer, expected in zip(asyncio.run(ask_all()), alone * 8, strict=True):
+        assert (answer.request_id, answer.rung) == (expected.request_id, "full")
+        assert [item.item_id for item in answer.items] == [item.item_id for item in expected.items]
+        given, wanted = ([item.score for item in one.items] for one in (answer, expected))
+        np.testing.assert_allclose(given, wanted, atol=1e-6)
+
+
+def test_in_a_burst_who_has_begun_is_answered_before_the_last_begin(recommender: Recommender) -> None:
+    begun = 0
+    begun_when_answered: list[int] = []
+
+    async def find(turn: Turn) -> np.ndarray:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0)  # as for a batch
+        return await find_here(turn)
+
+    def observe(turn: Turn) -> None:
+        begun_when_answered.append(begun)
+
+    async def ask(checkout: Checkout) -> Response:
+        of_now = call()
+        await checkout.enter(of_now)
+        return await checkout.answer(REQUEST, of_now)
+
+    async def ask_all() -> list[Response]:
+        checkout = Checkout(recommender, 1e6, find=find, observers=(observe,))
+        return await asyncio.gather(*(ask(checkout) for _ in range(400)))
+
+    assert {answer.rung for answer in asyncio.run(ask_all())} == {"full"}
+    assert begun_when_answered[0] < 100, "none waits for the first steps of all"
+
+
+@pytest.mark.parametrize(
+    ("queue", "each_s"), [(3, 0.06), (300, 2 * SLICE_S)], ids=["has waited too long", "would have to"]
+)
+def test_a_prefetch_that_queues_too_long_is_refused(
+    recommender: Recommender, queue: int, each_s: float
+) -> None:
+    begun_when_refused: list[int] = []
+    begun = 0
+
+    async def other(checkout: Checkout) -> None:
+        nonlocal begun
+        await checkout.enter(call())
+        begun += 1
+        time.sleep(each_s)
+
+    async def prefetch(checkout: Checkout) -> None:
+        now = time.perf_counter()
+        with pytest.raises(Overloaded):
+            await checkout.enter(Call(now, now + 1.0, "p", priority="prefetch"))
+        begun_when_refused.append(begun)
+
+    async def ask_all() -> None:
+        checkout = Checkout(recommender, 1_000.0)
+        await asyncio.gather(*(other(checkout) for _ in range(1 + queue)), prefetch(checkout))
+
+    asyncio.run(ask_all())
+    assert (begun_when_refused[0] == 1) == (queue == 300)
+    assert begun == 1 + queue
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RankerUnavailable("gone"), "ranker_unavailable"),
+        (RankerMismatch("other"), "ranker_mismatch"),
+        (ValueError("a bug"), "predict_error"),
+    ],
+)
+def test_a_ranker_that_fails_is_answered_by_best_sellers(
+    recommender: Recommender, error: Exception, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(turn: Turn) -> np.ndarray:
+        raise error
+
+    answer = ask(recommender, rank=fails)
+    assert (answer.rung, answer.degraded, answer.degraded_reason) == ("popular", True, reason)
+    assert [item.item_id for item in answer.items] == ["1000000", "1000001", "1000002", "1000003"]
+    # A bug of ours is told with its traceback, a ranker that is away in one line.
+    assert bool(caplog.records[0].exc_info) == (reason == "predict_error")
+
+
+@pytest.mark.parametrize("broken", [lambda s: s[:1], lambda s: s * np.nan], ids=["too few", "not finite"])
+def test_scores_that_cannot_be_used_are_answered_by_best_sellers(
+    recommender: Recommender, broken: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    async def rank(turn: Turn) -> np.ndarray:
+        return broken(await rank_here(turn))
+
+    assert ask(recommender, rank=rank).degraded_reason == "predict_error"
+
+
+def test_broken_retrieval_is_answered_by_the_store_s_best_sellers(recommender: Recommender) -> None:
+    broken = Recommender(replace(recommender.bundle, query_tower=None), open_store("memory:"))
+    answer = ask(broken, request=replace(REQUEST, store_id="store-1"))
+    assert (answer.rung, answer.degraded_reason) == ("segment", "preprocess_error")
+    assert {item.source for item in answer.items} == {"store"}
+
+
+def test_when_all_is_broken_the_answer_is_an_empty_list(
+    recommender: Recommender, caplog: pytest.LogCaptureFixture
+) -> None:
+    nothing = Recommender(recommender.bundle, open_store("memory:"))
+    nothing.bundle = replace(recommender.bundle, statistics=None)  # type: ignore[arg-type]
+    answer = ask(nothing)
+    assert (answer.items, answer.rung, answer.degraded) == ((), "empty", True)
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.ERROR]
+
+
+def test_the_fallback_knows_best_sellers_for_a_profile_of_another_bundle(recommender: Recommender) -> None:
+    expected = recommender.fallback(REQUEST, "test").items
+    assert recommender.fallback(replace(REQUEST, profile="no such profile"), "test").items == expected != ()
+
+
+def test_a_late_answer_steps_down(recommender: Recommender, tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path, ())
+    late = Recommender(recommender.bundle, open_store("memory:"), log)
+    assert ask(late, limit_s=0.0).degraded_reason == "deadline_exceeded"
+    log.close()
+    assert read_log(tmp_path)["degraded_reason"].to_pylist() == ["deadline_exceeded"]
+
+
+@pytest.mark.parametrize(
+    ("priority", "waited_s", "reason"),
+    [("checkout", 70, None), ("checkout", 90, "overloaded"), ("prefetch", 8, None)],
+)
+def test_who_waited_for_most_of_the_deadline_is_answered_at_once(
+    recommender: Recommender, priority: str, waited_s: float, reason: str | None
+) -> None:
+    arrived = time.perf_counter() - waited_s
+    waiting = Call(arrived, arrived + 100, "given", priority=priority)
+    answer = asyncio.run(Checkout(recommender, 1e6).answer(REQUEST, waiting))
+    assert (answer.degraded_reason, answer.degraded) == (reason, reason is not None)
+    assert len(answer.items) == REQUEST.k
+
+
+def test_a_prefetch_without_time_is_refused_and_computes_nothing(recommender: Recommender) -> None:
+    arrived = time.perf_counter() - 25
+    waiting = Call(arrived, arrived + 100, "given", priority="prefetch")
+    turns: list[Turn] = []
+    checkout = Checkout(recommender, 1e6, observers=(turns.append,))
+    with pytest.raises(Overloaded, match="ask later"):
+        asyncio.run(checkout.answer(REQUEST, waiting))
+    assert not turns
+
+
+def test_who_is_computed_is_counted_whatever_becomes_of_it(recommender: Recommender) -> None:
+    seen: list[int] = []
+
+    async def rank(turn: Turn) -> np.ndarray:
+        seen.append(checkout._admission._computing)
+        if turn.request.k == 1:
+            raise RankerUnavailable("gone")
+        if turn.request.k == 2:
+            raise asyncio.CancelledError
+        return await rank_here(turn)
+
+    checkout = Checkout(recommender, 1e6, rank)
+
+    async def ask_all() -> None:
+        for k in range(4):
+            with contextlib.suppress(asyncio.CancelledError):
+                await checkout.answer(replace(REQUEST, k=k), call())
+
+    asyncio.run(ask_all())
+    assert (seen, checkout._admission._computing) == ([1] * 4, 0)
+
+
+def test_a_request_whose_client_has_left_does_not_reach_the_ranker(recommender: Recommender) -> None:
+    ranked: list[Turn] = []
+    left = iter([False, True, True])  # between retrieval and ranking
+
+    async def rank(turn: Turn) -> np.ndarray:
+        ranked.append(turn)
+        return await rank_here(turn)
+
+    checkout = Checkout(recommender, 1e6, rank)
+    for _ in range(2):
+        with pytest.raises(ClientGone):
+            asyncio.run(checkout.answer(REQUEST, call(gone=lambda: next(left))))
+    assert not ranked
+
+
+def test_a_swap_between_requests_leaves_those_on_their_way_alone(recommender: Recommender) -> None:
+    other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
+
+    async def swap_while_ranking() -> tuple[Response, Response]:
+        async def rank(turn: Turn) -> np.ndarray:
+            checkout.recommender = other
+            return await rank_here(turn)
+
+        checkout = Checkout(recommender, 1e6, rank)
+        return await checkout.answer(REQUEST, call()), await checkout.answer(REQUEST, call())
+
+    first, second = asyncio.run(swap_while_ranking())
+    assert [first.bundle_id, second.bundle_id] == [recommender.bundle.bundle_id, "other"]
+
+
+def test_an_answer_is_observed_once_and_a_rehearsal_is_not(recommender: Recommender) -> None:
+    seen: list[Turn] = []
+    checkout = Checkout(recommender, 0.0, observers=(seen.append,))
+    silent = Recommender(recommender.bundle, open_store("memory:"))
+
+    async def rehearse() -> Response:
+        with checkout.rehearsing(silent):
+            return await checkout.answer(REQUEST, call(checkout.limit_s))
+
+    assert asyncio.run(rehearse()).rung == "full"
+    assert not seen
+    assert (checkout.recommender, checkout.limit_s) == (recommender, 0.0)
+    asyncio.run(checkout.answer(REQUEST, call()))
+    assert [name for name, _, _ in seen[0].stages] == ["preprocess", "predict", "postprocess"]
+    assert len(seen) == 1
+
+
+def test_an_observer_that_fails_costs_no_answer(
+    recommender: Recommender, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Turn] = []
+
+    def fails(turn: Turn) -> None:
+        raise ValueError("a bug")
+
+    checkout = Checkout(recommender, 1e6, observers=(fails, seen.append))
+    assert asyncio.run(checkout.answer(REQUEST, call())).rung == "full"
+    assert len(seen) == 1
+    assert "an observer failed" in caplog.text
+
+
+def test_a_fallback_took_as_long_as_the_request_waited_for_it(recommender: Recommender) -> None:
+    def took_s() -> float:
+        return REGISTRY.get_sample_value("reco_answer_seconds_sum") or 0.0
+
+    async def slow(turn: Turn) -> np.ndarray:
+        await asyncio.sleep(0.1)
+        raise RankerUnavailable("gone")
+
+    before = took_s()
+    answer = ask(recommender, rank=slow)
+    assert answer.degraded_reason == "ranker_unavailable"
+    assert took_s() - before >= 0.1
+    assert answer.stage_ms["total"] >= 100 > answer.stage_ms["fallback"]
+
+
+def test_the_wait_for_others_is_measured(recommender: Recommender) -> None:
+    def waited_s() -> float:
+        return REGISTRY.get_sample_value("reco_queue_seconds_sum") or 0.0
+
+    before, arrived = waited_s(), time.perf_counter() - 5.0
+    asyncio.run(Checkout(recommender, 1e6).answer(REQUEST, Call(arrived, arrived + 1e6, "given")))
+    assert waited_s() - before >= 5.0
+
+
+# ---------------------------------------------------------------------------------- nothing of a shopper
+
+CANARY = "CANARY"
+SECRET = replace(REQUEST, user_id=f"{CANARY}-SHOPPER", basket=(f"{CANARY}-ITEM", "1000005"))
+
+
+def told_of(caplog: pytest.LogCaptureFixture, checkout: Checkout) -> Response:
+    """Answer, and look for the shopper in the log as the endpoint writes it."""
+    with_traceback = Wordless()
+    caplog.handler.addFilter(with_traceback)
+    try:
+        answer = asyncio.run(checkout.answer(SECRET, call()))
+    finally:
+        caplog.handler.removeFilter(with_traceback)
+    assert CANARY not in caplog.text
+    assert CANARY not in str(answer.to_dict())
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("find", "preprocess_error"),
+        ("rank", "predict_error"),
+        ("finish", "postprocess_error"),
+        ("observe", None),
+    ],
+)
+@pytest.mark.parametrize("error", [KeyError(SECRET.user_id), ValueError(SECRET), KeyError(SECRET.basket[0])])
+def test_a_fault_of_ours_tells_the_log_where_it_is_and_nothing_of_the_shopper(
+    recommender: Recommender,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    reason: str | None,
+    error: Exception,
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    async def breaks(turn: Turn) -> np.ndarray:
+        raise error
+
+    checkout = Checkout(
+        recommender,
+        1e6,
+        breaks if place == "rank" else rank_here,
+        breaks if place == "find" else find_here,
+        observers=[broken] if place == "observe" else (),
+    )
+    if place == "finish":
+        monkeypatch.setattr(recommender, "finish", broken)
+    assert told_of(caplog, checkout).degraded_reason == reason
+    assert f"in {'breaks' if place in {'rank', 'find'} else 'broken'}" in caplog.text
+    assert type(error).__name__ in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["fallback", "last_kept", "key"])
+def test_nor_does_one_on_the_way_down_or_in_the_cache(
+    recommender: Recommender,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+) -> None:
+    def raises(*_: object) -> None:
+        raise KeyError(SECRET.user_id, SECRET.basket)
+
+    async def gone(turn: Turn) -> np.ndarray:
+        raise RankerUnavailable("gone")
+
+    recommender.answers = AnswerCache("b", len(recommender.bundle.statistics.item_ids))
+    monkeypatch.setattr(recommender, broken, raises)
+    told_of(caplog, Checkout(recommender, 1e6, gone))
+    assert "in raises" in caplog.text
+
+
+@pytest.mark.parametrize("reason", ["features_unavailable", "features_invalid"])
+def test_nor_does_a_row_that_cannot_be_used(
+    recommender: Recommender, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    class Broken(MemoryStore):
+        def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+            if reason == "features_unavailable":
+                raise FeaturesUnavailable("the store is away")
+            return UserRow(f"{CANARY}\xff".encode("latin-1") * 9, REQUEST.at)
+
+    answer = told_of(caplog, Checkout(Recommender(recommender.bundle, Broken()), 1e6))
+    assert answer.degraded_reason == reason
+    assert "answering without the user's history" in caplog.text
+
+
+# ----------------------------------------------------------------------------------------- the ladder
+
+
+def experienced(
+    checkout: Checkout, retrieval_s: float = 0.0, ranking_s: float = 0.0, reranking_s: float = 0.0
+) -> Checkout:
+    """Let it have seen stages that took so long; the ranking's is of 200 candidates."""
+    budgets = checkout._budgets
+    for _ in range(FIRST):
+        budgets.features.learn(0.0, math.inf)  # never doubted
+        budgets.retrieval.learn(retrieval_s, math.inf)
+        budgets.ranking.learn(ranking_s, math.inf, 200)
+        budgets.reranking.learn(reranking_s, math.inf)
+    return checkout
+
+
+def test_with_time_for_some_candidates_these_are_ranked_as_if_they_were_all(recommender: Recommender) -> None:
+    turns: list[Turn] = []
+    checkout = experienced(Checkout(recommender, 1e6, observers=(turns.append,)), ranking_s=1_000.0)
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
+    prepared = turns[0].prepared
+    assert prepared is not None
+    every = recommender.prepare(REQUEST)
+    assert 100 < len(prepared.candidates.codes) < 120 < len(every.candidates.codes), "600 of 1,000 s for 200"
+    some = thin(every.candidates, len(prepared.candidates.codes))
+    np.testing.assert_array_equal(prepared.candidates.codes, some.codes)
+    rows = recommender.bundle.statistics.find(every.candidates.codes, some.codes)
+    np.testing.assert_array_equal(prepared.dense, every.dense[rows])
+    by_hand = replace(every, candidates=some, dense=every.dense[rows], categorical=every.categorical[rows])
+    expected = recommender.finish(by_hand, recommender.rank(by_hand.dense, by_hand.categorical))
+    assert answer.items == expected.items
+    assert (answer.rung, answer.degraded, answer.degraded_reason) == ("fewer", True, "deadline_near")
+
+
+def test_with_time_for_all_the_answer_is_what_it_always_was(recommender: Recommender) -> None:
+    checkout = experienced(Checkout(recommender, 1e6), 1.0, 10.0, 1.0)
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
+    assert replace(answer, stage_ms={}) == replace(recommender.recommend(REQUEST), stage_ms={})
+
+
+@pytest.mark.parametrize("slow", ["retrieval_s", "ranking_s", "reranking_s"])
+def test_what_would_not_end_in_time_is_not_begun(recommender: Recommender, slow: str) -> None:
+    begun: list[Turn] = []
+
+    async def find(turn: Turn) -> np.ndarray:
+        begun.append(turn)
+        return await find_here(turn)
+
+    checkout = experienced(Checkout(recommender, 1e6, find=find), **{slow: 10_000.0})
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
+    assert (answer.rung, answer.degraded_reason) == ("popular", "deadline_near")
+    assert not begun
+
+
+def test_time_that_retrieval_took_is_missing_for_the_ranking(recommender: Recommender) -> None:
+    async def find(turn: Turn) -> np.ndarray:
+        await asyncio.sleep(0.5)
+        return await find_here(turn)
+
+    turns: list[Turn] = []
+    checkout = experienced(Checkout(recommender, 1e6, find=find, observers=(turns.append,)), ranking_s=2.0)
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=1.7)))
+    assert answer.rung == "fewer"
+    assert FEWEST <= len(turns[0].prepared.dense) <= 120  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stage", ["find", "rank"])
+def test_a_stage_that_never_answers_holds_nobody_past_its_budget(
+    recommender: Recommender, stage: str
+) -> None:
+    """What comes after it has its share: half an hour of the hour here."""
+    waits: list[float] = []
+
+    async def hangs(turn: Turn) -> np.ndarray:
+        waits.append(turn.call.deadline - turn.until)
+        turn.call = replace(turn.call, deadline=math.inf)  # it is the budget that ends this
+        await asyncio.sleep(3_600)
+        raise AssertionError("nobody waits so long")
+
+    checkout = experienced(Checkout(recommender, 1e6, **{stage: hangs}), reranking_s=1_800.0)  # type: ignore[arg-type]
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=1_801.0)))
+    assert (answer.rung, answer.degraded_reason) == ("popular", "deadline_exceeded")
+    assert waits == [pytest.approx(1_800.0)]
+
+
+def test_retrieval_that_came_too_late_is_learnt_from(recommender: Recommender) -> None:
+    async def hangs(turn: Turn) -> np.ndarray:
+        await asyncio.sleep(3_600)
+        raise AssertionError("nobody waits so long")
+
+    checkout = experienced(Checkout(recommender, 1e6, find=hangs), retrieval_s=0.1)
+    before = checkout._budgets.retrieval.of()
+    assert asyncio.run(checkout.answer(REQUEST, call(1.0))).degraded_reason == "deadline_exceeded"
+    assert checkout._budgets.retrieval.of() > before
+
+
+@pytest.mark.parametrize(("stage", "reason"), [("find", "preprocess_error"), ("rank", "predict_error")])
+def test_a_time_out_of_a_stage_s_own_is_a_fault_of_ours(
+    recommender: Recommender, stage: str, reason: str
+) -> None:
+    async def raises(turn: Turn) -> np.ndarray:
+        raise TimeoutError
+
+    checkout = Checkout(recommender, 1e6, **{stage: raises})  # type: ignore[arg-type]
+    assert asyncio.run(checkout.answer(REQUEST, call())).degraded_reason == reason
+
+
+@pytest.mark.slow
+def test_a_ranker_that_is_too_slow_gets_fewer_candidates_and_all_when_it_is_quick_again(
+    recommender: Recommender,
+) -> None:
+    each_s = 1e-3
+    asked: list[int] = []
+
+    async def rank(turn: Turn) -> np.ndarray:
+        asked.append(len(turn.prepared.dense))  # type: ignore[union-attr]
+        await asyncio.sleep(0.02 + each_s * asked[-1])
+        return await rank_here(turn)
+
+    async def rungs(checkout: Checkout, count: int, limit_s: float) -> list[str]:
+        return [(await checkout.answer(REQUEST, call(limit_s=limit_s))).rung for _ in range(count)]
+
+    async def run() -> None:
+        nonlocal each_s
+        checkout = Checkout(recommender, 1e6, rank)
+        assert set(await rungs(checkout, FIRST, 60.0)) == {"full"}
+        every = asked[-1]
+        hurried = await rungs(checkout, 30, (0.02 + each_s * every) * 0.7)
+        assert hurried.count("fewer") > 15
+        assert "full" not in hurried
+        each_s = 0.0
+        await rungs(checkout, 2 * QUICK, 60.0)
+        assert set(await rungs(checkout, 20, 60.0)) == {"full"}
+        assert checkout._budgets.ranking.of(every) < 0.1
+
+    asyncio.run(run())
+
+
+def test_every_stage_is_learnt_from_and_a_rehearsal_is_not(recommender: Recommender) -> None:
+    checkout = Checkout(recommender, 1e6)
+
+    async def ask_often() -> None:
+        with checkout.rehearsing(recommender):
+            for _ in range(2 * FIRST):
+                await checkout.answer(REQUEST, call(math.inf))
+        assert checkout._budgets.ranking.of(100) == 0
+        for _ in range(FIRST):
+            await checkout.answer(REQUEST, call())
+
+    asyncio.run(ask_often())
+    budgets = checkout._budgets
+    for budget in (budgets.features, budgets.retrieval, budgets.reranking):
+        assert 0 < budget.of() < 1
+    assert 0 < budgets.ranking.of(100) < 1
+
+
+def test_a_read_of_the_store_gets_the_time_that_the_rest_does_not_need(recommender: Recommender) -> None:
+    read_by: list[float] = []
+
+    class Asked(MemoryStore):
+        def read(self, user_id: str, deadline: float = math.inf) -> None:
+            read_by.append(deadline)
+
+    hurried = Recommender(recommender.bundle, Asked())
+    checkout = experienced(Checkout(hurried, 1e6), 10.0, 40.0, 1.0)
+    asked = call(limit_s=100.0)
+    asyncio.run(checkout.answer(REQUEST, asked))
+    fewest_s = 40.0 * FEWEST / 200
+    assert read_by == [pytest.approx(asked.deadline - 10.0 - fewest_s - 1.0, abs=0.01)]

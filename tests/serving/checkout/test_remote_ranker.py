@@ -1,0 +1,402 @@
+"""A ranker elsewhere: another endpoint's, one that is not there, one that is not ours."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from serving.answer.recommender import Recommender, open_recommender
+from serving.checkout.call_headers import Call
+from serving.checkout.checkout import Checkout, Turn
+from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable, RankingFailed
+from serving.schemas import Request, Response
+from serving.settings import Settings
+from serving.stores.circuit_breaker import FAILURES
+from serving.stores.online_features import open_store
+
+pytestmark = pytest.mark.slow  # importing kserve takes seconds
+
+REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 10, "r1")
+
+
+@pytest.fixture
+def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+    return open_recommender(toy_bundle, open_store(toy_store))
+
+
+def turn(recommender: Recommender, limit_s: float = 60.0) -> Turn:
+    now = time.perf_counter()
+    made = Turn(REQUEST, Call(now, now + limit_s, "given"), recommender, now)
+    made.prepared = recommender.prepare(REQUEST)
+    return made
+
+
+def ranked(address: str, *turns: Turn) -> list[np.ndarray]:
+    from serving.checkout.remote_ranker import RemoteRanker
+
+    async def run() -> list[np.ndarray]:
+        ranker = RemoteRanker(address)
+        try:
+            return [await ranker.rank(one) for one in turns]
+        finally:
+            await ranker.close()
+
+    return asyncio.run(run())
+
+
+def test_the_scores_are_those_of_this_process(endpoint: Any, recommender: Recommender) -> None:
+    for scores in ranked(endpoint.grpc, turn(recommender), turn(recommender)):
+        here = turn(recommender).prepared
+        assert here is not None
+        assert scores.dtype == np.float32
+        np.testing.assert_array_equal(scores, recommender.rank(here.dense, here.categorical))
+
+
+def test_another_bundle_s_scores_are_refused(endpoint: Any, recommender: Recommender) -> None:
+    other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
+    with pytest.raises(RankerMismatch, match=f"has bundle {recommender.bundle.bundle_id}, expected other"):
+        ranked(endpoint.grpc, turn(other))
+
+
+def test_a_ranker_that_does_not_have_the_model_is_unavailable(
+    endpoint: Any, recommender: Recommender
+) -> None:
+    with pytest.raises(RankerUnavailable, match="says NOT_FOUND"):
+        ranked(f"{endpoint.grpc}/ranker-{{bundle_id}}", turn(recommender))
+
+
+def test_a_ranker_that_is_not_there_is_told_long_before_the_deadline(recommender: Recommender) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(RankerUnavailable, match="says UNAVAILABLE"):
+            ranked(address, turn(recommender, limit_s=600.0))  # the test would take as long
+
+
+def test_a_ranker_that_does_not_answer_costs_the_deadline_and_no_more(recommender: Recommender) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(DeadlineExceeded):
+            ranked(f"127.0.0.1:{silent.getsockname()[1]}", turn(recommender, limit_s=0.3))
+    with pytest.raises(DeadlineExceeded, match="no time is left"):
+        ranked("127.0.0.1:1", turn(recommender, limit_s=0.001))
+
+
+def answered(recommender: Recommender, model: str, *, raw: bool, told: str | None, rows: int = 0) -> Any:
+    """Ask a server that answers as Triton does, with scores 0, 1, 2, ...; return the scores."""
+    import grpc
+    from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+
+    from serving.checkout.remote_ranker import RemoteRanker
+
+    async def infer(request: Any, context: Any) -> Any:
+        sent = {tensor.name: list(tensor.shape) for tensor in request.inputs}
+        scores = np.arange(rows or sent["dense"][0], dtype=np.float32)
+        response = pb.ModelInferResponse(model_name=request.model_name)
+        output = response.outputs.add(name="score", datatype="FP32", shape=[len(scores)])
+        if raw:
+            response.raw_output_contents.append(scores.tobytes())
+        else:
+            output.contents.fp32_contents.extend(scores.tolist())
+        if told is not None:
+            response.parameters["bundle_id"].string_param = told
+        return response
+
+    async def run() -> np.ndarray:
+        server = grpc.aio.server()
+        method = grpc.unary_unary_rpc_method_handler(
+            infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+        )
+        service = grpc.method_handlers_generic_handler(
+            "inference.GRPCInferenceService", {"ModelInfer": method}
+        )
+        server.add_generic_rpc_handlers((service,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        ranker = RemoteRanker(f"127.0.0.1:{port}{model}")
+        try:
+            return await ranker.rank(turn(recommender))
+        finally:
+            await ranker.close()
+            await server.stop(None)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_ranker_that_does_not_tell_its_bundle_must_be_named_after_it(
+    recommender: Recommender, raw: bool
+) -> None:
+    scores = answered(recommender, "/ranker-{bundle_id}", raw=raw, told=None)
+    assert scores.tolist() == list(range(len(scores)))
+    assert len(scores) > 50
+    with pytest.raises(RankerMismatch, match="does not tell its bundle"):
+        answered(recommender, "", raw=raw, told=None)
+    with pytest.raises(RankerMismatch, match="has bundle other"):
+        answered(recommender, "/ranker-{bundle_id}", raw=raw, told="other")
+
+
+def test_a_dead_ranker_is_answered_by_a_fallback_with_its_reason(recommender: Recommender) -> None:
+    from serving.checkout.remote_ranker import RemoteRanker
+
+    async def ask() -> Any:
+        ranker = RemoteRanker("127.0.0.1:1")
+        now = time.perf_counter()
+        answer = await Checkout(recommender, 1e9, ranker.rank).answer(REQUEST, Call(now, now + 60, "given"))
+        await ranker.close()
+        return answer
+
+    answer = asyncio.run(ask())
+    assert (answer.rung, answer.degraded_reason) == ("popular", "ranker_unavailable")
+    assert issubclass(RankerUnavailable, RankingFailed)
+
+
+def test_an_endpoint_that_ranks_elsewhere_gives_the_same_answers(
+    endpoint: Any,
+    client: httpx.Client,
+    start_endpoint: Any,
+    toy_bundle: Path,
+    toy_store: str,
+    tmp_path: Path,
+) -> None:
+    front = start_endpoint(
+        toy_bundle,
+        Settings(
+            home=tmp_path, store_url=toy_store, deadline_ms=30_000.0, log=False, ranker_address=endpoint.grpc
+        ),
+    )
+    body = {"basket": ["1000005"], "user_id": "u1", "at": "2017-12-05T18:30:00Z", "request_id": "same"}
+    own, elsewhere = (
+        httpx.post(f"{http}/v1/recommendations", json=body, timeout=60).json()
+        for http in (endpoint.http, front.http)
+    )
+    assert elsewhere.pop("stage_ms")
+    assert own.pop("stage_ms")
+    assert elsewhere == own
+    assert elsewhere["rung"] == "full"
+    front.process.kill()
+
+
+# ---------------------------------------------------------------------------------------- the breaker
+
+
+class Ranker:
+    """A gRPC server that ranks as the recommender does, and can be late, wrong, or gone."""
+
+    def __init__(self, recommender: Recommender) -> None:
+        self.recommender = recommender
+        self.port = 0
+        self.asked = 0
+        self.wait_s = 0.0
+        self.ready = True
+        self.refuses = False
+        self._server: Any = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen, on the same port as before."""
+        import grpc
+        from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+
+        async def infer(request: Any, context: Any) -> Any:
+            self.asked += 1
+            await asyncio.sleep(self.wait_s)
+            if self.refuses:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not these rows")
+            dense, categorical = request.raw_input_contents
+            rows = request.inputs[0].shape[0]
+            scores = self.recommender.rank(
+                np.frombuffer(dense, "<f4").reshape(rows, -1),
+                np.frombuffer(categorical, "<i8").reshape(rows, -1),
+            )
+            response = pb.ModelInferResponse(model_name=request.model_name)
+            response.outputs.add(name="score", datatype="FP32", shape=[rows])
+            response.raw_output_contents.append(scores.tobytes())
+            response.parameters["bundle_id"].string_param = self.recommender.bundle.bundle_id
+            return response
+
+        async def is_ready(request: Any, context: Any) -> Any:
+            await asyncio.sleep(self.wait_s)
+            return pb.ModelReadyResponse(ready=self.ready)
+
+        methods = {
+            "ModelInfer": grpc.unary_unary_rpc_method_handler(
+                infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+            ),
+            "ModelReady": grpc.unary_unary_rpc_method_handler(
+                is_ready, pb.ModelReadyRequest.FromString, pb.ModelReadyResponse.SerializeToString
+            ),
+        }
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),)
+        )
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def kill(self) -> None:
+        await self._server.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def ranking(recommender: Recommender, probe_s: float = 0.1) -> AsyncIterator[tuple[Ranker, Any]]:
+    """A ranker elsewhere and what asks it; both end with the block."""
+    from serving.checkout.remote_ranker import RemoteRanker
+
+    elsewhere = Ranker(recommender)
+    await elsewhere.start()
+    ranker = RemoteRanker(elsewhere.address, probe_s=probe_s)
+    try:
+        yield elsewhere, ranker
+    finally:
+        await ranker.close()
+        await elsewhere.kill()
+
+
+async def within(condition: Callable[[], bool], seconds: float = 20.0) -> float:
+    """Wait until the condition holds, and return how long that took."""
+    began = time.perf_counter()
+    while not condition():
+        assert time.perf_counter() - began < seconds
+        await asyncio.sleep(0.01)
+    return time.perf_counter() - began
+
+
+def test_a_ranker_that_is_killed_is_not_asked_for_long_and_found_when_it_is_back(
+    recommender: Recommender,
+) -> None:
+    def opened() -> float | None:
+        return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "ranker"})
+
+    async def run() -> None:
+        async with ranking(recommender) as (elsewhere, ranker):
+            checkout = Checkout(recommender, 60_000, ranker.rank)
+
+            async def ask() -> Response:
+                now = time.perf_counter()
+                return await checkout.answer(REQUEST, Call(now, now + 60, "given"))
+
+            assert (await ask()).rung == "full"
+            await elsewhere.kill()
+            answers = [await ask() for _ in range(20)]
+            assert {(answer.rung, answer.degraded_reason) for answer in answers} == {
+                ("popular", "ranker_unavailable")
+            }
+            assert (ranker.is_open, opened()) == (True, 1)
+            await asyncio.sleep(0.5)
+            assert ranker.is_open, "nobody is there"
+            await elsewhere.start()
+            await within(lambda: not ranker.is_open)
+            assert opened() == 0
+            again = await ask()
+            assert (again.rung, again.items) == ("full", recommender.recommend(REQUEST).items)
+
+    asyncio.run(run())
+
+
+def test_a_ranker_that_hangs_is_given_up_after_a_few_calls_and_asked_when_it_answers(
+    recommender: Recommender,
+) -> None:
+    async def run() -> None:
+        async with ranking(recommender) as (elsewhere, ranker):
+            await ranker.rank(turn(recommender))
+            elsewhere.wait_s = 30.0
+            for _ in range(FAILURES):
+                assert not ranker.is_open
+                with pytest.raises(DeadlineExceeded):
+                    await ranker.rank(turn(recommender, limit_s=1.0))
+            asked = elsewhere.asked
+            assert ranker.is_open
+            with pytest.raises(RankerUnavailable, match="is not asked until it is ready"):
+                await ranker.rank(turn(recommender))
+            await asyncio.sleep(1.5)  # a probe hangs as well
+            assert ranker.is_open
+            assert elsewhere.asked == asked
+            elsewhere.wait_s = 0.0
+            await within(lambda: not ranker.is_open)
+            assert len(await ranker.rank(turn(recommender))) > 50
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_with_a_request_does_not_take_the_ranker_from_others(recommender: Recommender) -> None:
+    from serving.checkout.remote_ranker import FAIR_S, MARGIN_S
+
+    other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
+
+    async def run() -> None:
+        async with ranking(recommender) as (elsewhere, ranker):
+            for _ in range(2 * FAILURES):
+                with pytest.raises(RankerMismatch):
+                    await ranker.rank(turn(other))
+            elsewhere.refuses = True
+            for _ in range(2 * FAILURES):
+                with pytest.raises(RankerUnavailable, match="INVALID_ARGUMENT"):
+                    await ranker.rank(turn(recommender))
+            elsewhere.refuses, elsewhere.wait_s = False, 0.1
+            for _ in range(2 * FAILURES):
+                with pytest.raises(DeadlineExceeded):
+                    await ranker.rank(turn(recommender, limit_s=MARGIN_S + FAIR_S / 2))
+            assert not ranker.is_open
+
+    asyncio.run(run())
+
+
+def test_a_model_that_is_not_ready_is_not_asked(recommender: Recommender) -> None:
+    async def run() -> None:
+        async with ranking(recommender, probe_s=0.05) as (elsewhere, ranker):
+            await ranker.rank(turn(recommender))
+            await elsewhere.kill()
+            for _ in range(FAILURES):
+                with pytest.raises(RankerUnavailable):
+                    await ranker.rank(turn(recommender))
+            elsewhere.ready = False
+            await elsewhere.start()
+            await asyncio.sleep(0.5)
+            assert ranker.is_open
+            elsewhere.ready = True
+            await within(lambda: not ranker.is_open)
+
+    asyncio.run(run())
+
+
+def test_a_call_ends_when_what_comes_after_it_would_be_late(recommender: Recommender) -> None:
+    async def run() -> float:
+        async with ranking(recommender) as (elsewhere, ranker):
+            await ranker.rank(turn(recommender))
+            elsewhere.wait_s = 30.0
+            late = turn(recommender)
+            late.until = time.perf_counter() + 0.2
+            began = time.perf_counter()
+            with pytest.raises(DeadlineExceeded):
+                await ranker.rank(late)
+            return time.perf_counter() - began
+
+    assert 0.1 < asyncio.run(run()) < 20
+
+
+def test_who_waits_when_the_connection_is_closed_is_answered(recommender: Recommender) -> None:
+    async def run() -> None:
+        async with ranking(recommender) as (elsewhere, ranker):
+            await ranker.rank(turn(recommender))
+            elsewhere.wait_s = 30.0
+            waiting = asyncio.create_task(ranker.rank(turn(recommender)))
+            await within(lambda: elsewhere.asked == 2)
+            await ranker.close()
+            with pytest.raises(RankerUnavailable, match="was closed"):
+                await waiting
+
+    asyncio.run(run())

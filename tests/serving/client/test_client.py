@@ -1,0 +1,723 @@
+import asyncio
+import contextlib
+import json
+import math
+import os
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.api import http_routes
+from serving.client import attempts, client
+from serving.client.client import AsyncClient, AsyncFakeClient, Client, FakeClient, NotAnswered
+from serving.release.bundle import load_bundle
+from serving.schemas import Recommendation, Response
+from tests.chaos.procs import eventually
+
+ROOT = Path(__file__).parents[3]
+BEST = ["b1", "b2", "b3", "b4", "b5"]
+PATIENT_MS = 20_000.0  # where an answer must come however busy the machine is
+SHORT_MS = 60.0  # where none comes
+SLACK_S = 2.0  # of a busy machine
+
+NEVER, RESET = "never", "reset"
+Say = Callable[[int, dict[str, Any]], bytes | str]
+
+
+@dataclass
+class Server:
+    """A real socket that reads requests and says what it is told to."""
+
+    say: Say
+    tls: ssl.SSLContext | None = None
+    requests: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
+    connections: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock, self._open = threading.Lock(), set[socket.socket]()
+        self._door = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port = self._door.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._door.close()
+        with self._lock:
+            for one in self._open:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                one, _ = self._door.accept()
+            except OSError:
+                return
+            with self._lock:
+                self._open.add(one)
+                self.connections += 1
+            self._threads.append(threading.Thread(target=self._serve, args=(one,)))
+            self._threads[-1].start()
+
+    def _serve(self, one: socket.socket) -> None:
+        try:
+            if self.tls is not None:
+                with self._lock:
+                    self._open.discard(one)
+                    one = self.tls.wrap_socket(one, server_side=True, do_handshake_on_connect=False)
+                    self._open.add(one)
+                one.do_handshake()
+            with one.makefile("rb") as lines:
+                while self._answer(one, lines):
+                    pass
+        except OSError:
+            pass
+        finally:
+            with self._lock:
+                self._open.discard(one)
+                one.close()
+
+    def _answer(self, one: socket.socket, lines: Any) -> bool:
+        first = lines.readline()
+        if not first:
+            return False
+        headers = {"line": first.decode().strip()}
+        while (line := lines.readline().strip()) and b":" in line:
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        document = json.loads(lines.read(int(headers["content-length"])))
+        with self._lock:
+            number = len(self.requests)
+            self.requests.append((headers, document))
+        said = self.say(number, document)
+        if said == RESET:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return False
+        if isinstance(said, bytes):
+            one.sendall(said)
+            return not said.startswith(b"HTTP/1.1 200 half")
+        lines.readline()  # until the client leaves
+        return False
+
+
+def http(status: int, body: bytes) -> bytes:
+    return b"HTTP/1.1 %d said\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
+def answer_to(document: dict[str, Any]) -> Response:
+    return Response(
+        document["request_id"],
+        (
+            Recommendation("i1", 0.25, "history", "bought 3 times", 3.99, 0.25, "SODA25"),
+            Recommendation("i2", 0.125, "together", "goes with b1"),
+        ),
+        "bundle",
+        stage_ms={"total": 2.5},
+    )
+
+
+def good(number: int, document: dict[str, Any]) -> bytes:
+    return http(200, json.dumps(answer_to(document).to_dict()).encode())
+
+
+def then(*first: bytes | str) -> Say:
+    """Say these, then answer well."""
+    return lambda number, document: first[number] if number < len(first) else good(number, document)
+
+
+def always(said: bytes | str) -> Say:
+    return lambda number, document: said
+
+
+HALF = b"HTTP/1.1 200 half\r\ncontent-length: 1000\r\n\r\n{"
+HALF_NEVER = b"HTTP/1.1 200 whole\r\ncontent-length: 1000\r\n\r\n{"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Say], Server]]:
+    servers: list[Server] = []
+
+    def start(say: Say) -> Server:
+        servers.append(Server(say))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+Ask = Callable[..., Response]
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    """One call with a client of its own kind: what holds of one class holds of the other."""
+
+    def sync(
+        url: str, basket: Any = ("b2",), options: dict[str, Any] | None = None, **asked: Any
+    ) -> Response:
+        with Client(url, BEST, **{"deadline_ms": PATIENT_MS, **(options or {})}) as client:
+            return client.recommend(basket, **asked)
+
+    async def once(url: str, basket: Any, options: dict[str, Any], asked: dict[str, Any]) -> Response:
+        async with AsyncClient(url, BEST, **{"deadline_ms": PATIENT_MS, **options}) as client:
+            return await client.recommend(basket, **asked)
+
+    def by_loop(
+        url: str, basket: Any = ("b2",), options: dict[str, Any] | None = None, **asked: Any
+    ) -> Response:
+        return asyncio.run(once(url, basket, options or {}, asked))
+
+    return sync if request.param == "sync" else by_loop
+
+
+def check_fallback(answer: Response, reason: str, items: Sequence[str] = ("b1", "b3", "b4", "b5")) -> None:
+    assert (answer.degraded, answer.degraded_reason) == (True, reason)
+    assert [item.item_id for item in answer.items] == list(items)
+    assert {item.source for item in answer.items} <= {client.SOURCE}
+    assert answer.rung == ("popular" if items else "empty")
+
+
+# ----------------------------------------------------------------------------------------- answers
+
+
+def test_the_answer_is_the_endpoints(serve: Callable[[Say], Server], ask: Ask) -> None:
+    server = serve(good)
+    at = datetime(2017, 12, 5, 18, 30, tzinfo=UTC)
+    answer = ask(server.url, ["b2"], user_id="u", store_id="s", k=5, at=at, request_id="r1")
+    ((headers, document),) = server.requests
+    assert answer == answer_to({"request_id": "r1"})
+    assert document == {
+        "basket": ["b2"],
+        "user_id": "u",
+        "store_id": "s",
+        "k": 5,
+        "at": "2017-12-05T18:30:00+00:00",
+        "request_id": "r1",
+    }
+    assert headers["line"] == f"POST {http_routes.RECOMMENDATIONS} HTTP/1.1"
+    assert headers["host"] == f"127.0.0.1:{server.port}"
+    assert 0 < float(headers["x-deadline-ms"]) <= PATIENT_MS * attempts.FOR_THE_SERVER
+
+
+def test_a_request_without_an_id_gets_one(serve: Callable[[Say], Server], ask: Ask) -> None:
+    server = serve(good)
+    answer = ask(server.url)
+    assert answer.request_id == server.requests[0][1]["request_id"] != ""
+
+
+def test_fields_of_tomorrow_are_passed_over(serve: Callable[[Say], Server], ask: Ask) -> None:
+    def tomorrow(number: int, document: dict[str, Any]) -> bytes:
+        item = {"item_id": "i1", "score": 1, "stars": [5]}
+        return http(200, json.dumps({"items": [item], "mood": {"good": True}}).encode())
+
+    answer = ask(serve(tomorrow).url, request_id="r")
+    assert answer == Response("r", (Recommendation("i1", 1.0, "", ""),), "")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"items": [], "request_id": "of somebody else"}'])
+def test_what_is_no_answer_is_none(serve: Callable[[Say], Server], ask: Ask, body: bytes) -> None:
+    server = serve(always(http(200, body)))
+    check_fallback(ask(server.url), attempts.MALFORMED_ANSWER)
+    assert len(server.requests) == 1
+
+
+# ------------------------------------------------------------------------------------------ deadline
+
+
+@pytest.mark.parametrize("said", [NEVER, HALF_NEVER, b"HTTP/1.1 200 O"], ids=["never", "half", "status"])
+def test_a_server_that_hangs_costs_the_deadline(
+    serve: Callable[[Say], Server], ask: Ask, said: bytes | str
+) -> None:
+    server = serve(always(said))
+    began = time.monotonic()
+    check_fallback(ask(server.url, deadline_ms=SHORT_MS), attempts.DEADLINE_EXCEEDED)
+    assert time.monotonic() - began < SHORT_MS / 1e3 + SLACK_S
+    assert len(server.requests) <= 1, "what is slow is not asked twice"
+
+
+def test_a_name_service_that_hangs_costs_the_deadline_and_one_thread(ask: Ask) -> None:
+    over, asked = threading.Event(), []
+
+    def hang(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        over.wait()
+        raise OSError
+
+    began = time.monotonic()
+    with Client("http://recommender.shop", BEST, deadline_ms=SHORT_MS, resolve=hang) as asking:
+        for _ in range(3):
+            check_fallback(asking.recommend(["b2"]), attempts.DEADLINE_EXCEEDED)
+        assert asked == ["recommender.shop"]
+    options = {"deadline_ms": SHORT_MS, "resolve": hang}
+    check_fallback(ask("http://recommender.shop", options=options), attempts.DEADLINE_EXCEEDED)
+    assert time.monotonic() - began < 4 * SHORT_MS / 1e3 + SLACK_S
+    over.set()
+
+
+def test_the_waiting_side_needs_no_loop_that_turns(serve: Callable[[Say], Server]) -> None:
+    with Client(serve(good).url, BEST, deadline_ms=PATIENT_MS) as asking:
+        assert not asking.recommend([]).degraded
+        assert asking._side is not None
+        over = threading.Event()
+        asking._side._loop.call_soon_threadsafe(over.wait)
+        check_fallback(asking.recommend(["b2"], deadline_ms=SHORT_MS), attempts.DEADLINE_EXCEEDED)
+        over.set()
+
+
+# ------------------------------------------------------------------------------------------- retries
+
+
+@pytest.mark.parametrize("first", [RESET, HALF, http(503, b"{}"), http(429, b"{}"), http(500, b"")], ids=repr)
+def test_one_failure_is_hidden(serve: Callable[[Say], Server], ask: Ask, first: bytes | str) -> None:
+    server = serve(then(first))
+    assert ask(server.url, request_id="r") == answer_to({"request_id": "r"})
+    assert len(server.requests) == 2
+
+
+def test_a_process_that_dies_under_a_connection_is_hidden(serve: Callable[[Say], Server]) -> None:
+    server = serve(lambda number, document: RESET if number == 3 else good(number, document))
+    with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
+        assert not any(asking.recommend([]).degraded for _ in range(6))
+    assert (len(server.requests), server.connections) == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (RESET, attempts.CONNECTION_FAILED),
+        (http(503, b"{}"), attempts.OVERLOADED),
+        (http(429, b"{}"), attempts.OVERLOADED),
+        (http(502, b"{}"), attempts.SERVER_ERROR),
+    ],
+)
+def test_two_failures_are_told(
+    serve: Callable[[Say], Server], ask: Ask, said: bytes | str, reason: str
+) -> None:
+    server = serve(always(said))
+    check_fallback(ask(server.url), reason)
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (400, attempts.INVALID_REQUEST),
+        (413, attempts.INVALID_REQUEST),
+        (422, attempts.INVALID_REQUEST),
+        (404, attempts.UNEXPECTED_STATUS),
+        (302, attempts.UNEXPECTED_STATUS),
+    ],
+)
+def test_what_would_fail_again_is_asked_once(
+    serve: Callable[[Say], Server], ask: Ask, status: int, reason: str
+) -> None:
+    server = serve(always(http(status, b'{"error": "k must be 0 or more"}')))
+    check_fallback(ask(server.url), reason)
+    assert len(server.requests) == 1
+
+
+def test_nobody_listens(ask: Ask) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    check_fallback(ask(f"http://127.0.0.1:{port}"), attempts.CONNECTION_FAILED)
+
+
+def test_a_storm_is_a_tenth_more_and_no_more(serve: Callable[[Say], Server]) -> None:
+    calls = 200
+    # One good answer among four keeps the breaker shut: it is the budget that holds.
+    server = serve(lambda n, document: good(n, document) if n % 4 == 3 else http(503, b"{}"))
+    with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
+        answers = [asking.recommend(["b2"]) for _ in range(calls)]
+    assert {answer.degraded_reason for answer in answers} == {None, attempts.OVERLOADED}
+    assert 0 < len(server.requests) - calls <= attempts.RETRY_SHARE * calls + 1
+
+
+# ------------------------------------------------------------------------------------------- breaker
+
+
+def test_a_server_that_goes_on_failing_is_left_alone(serve: Callable[[Say], Server]) -> None:
+    server = serve(always(http(500, b"")))
+    with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
+        for _ in range(attempts.FAILURES):
+            check_fallback(asking.recommend(["b2"]), attempts.SERVER_ERROR)
+        asked = len(server.requests)
+        check_fallback(asking.recommend(["b2"]), attempts.CIRCUIT_OPEN)
+        assert len(server.requests) == asked
+
+
+def test_requests_that_are_refused_leave_the_breaker_shut(serve: Callable[[Say], Server]) -> None:
+    with Client(serve(always(http(400, b"{}"))).url, BEST, deadline_ms=PATIENT_MS) as asking:
+        for _ in range(2 * attempts.FAILURES):
+            check_fallback(asking.recommend(["b2"]), attempts.INVALID_REQUEST)
+
+
+# ------------------------------------------------------------------------------------------ addresses
+
+
+def test_a_name_that_is_gone(ask: Ask) -> None:
+    def gone(host: str, port: int) -> Sequence[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    check_fallback(ask("http://recommender.shop", options={"resolve": gone}), attempts.NAME_UNRESOLVED)
+
+
+def test_an_address_that_is_known_outlives_the_name_service(
+    serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "NAME_S", 0.0)
+    over, asked = threading.Event(), []
+
+    def once(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        if len(asked) > 1:
+            over.wait()
+        return ["127.0.0.1"]
+
+    server = serve(good)
+    url = f"http://recommender.shop:{server.port}"
+    with Client(url, BEST, deadline_ms=PATIENT_MS, resolve=once) as asking:
+        assert not any(asking.recommend([]).degraded for _ in range(5))
+    assert len(asked) == 2
+    assert server.requests[0][0]["host"] == f"recommender.shop:{server.port}"
+    over.set()
+
+
+def test_the_retry_takes_the_next_address_and_stays_with_it(serve: Callable[[Say], Server]) -> None:
+    server = serve(good)
+    both = ["127.0.0.2", "127.0.0.1"]  # nobody listens at the first
+    url = f"http://recommender.shop:{server.port}"
+    with Client(url, BEST, deadline_ms=PATIENT_MS, resolve=lambda host, port: both) as asking:
+        assert not any(asking.recommend([]).degraded for _ in range(5))
+        side = asking._side
+        assert side is not None
+        assert side._asker._budget.saved == pytest.approx(5 * attempts.RETRY_SHARE)
+
+
+# ------------------------------------------------------------------------------------------ arguments
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"k": math.nan},
+        {"k": math.inf},
+        {"user_id": {"a", "set"}},
+        {"deadline_ms": math.nan},
+        {"deadline_ms": 0},
+        {"deadline_ms": "soon"},
+        {"basket": "b2"},
+        {"basket": None},
+        {"basket": 7},
+        {"basket": [math.nan]},
+        {"basket": iter(["b2"])},
+    ],
+)
+def test_what_cannot_be_sent_is_not(serve: Callable[[Say], Server], ask: Ask, wrong: dict[str, Any]) -> None:
+    server = serve(good)
+    answer = ask(server.url, **{"basket": [], **wrong})
+    check_fallback(answer, attempts.INVALID_REQUEST, BEST)
+    assert not server.requests
+
+
+class Rows:
+    """A list that is read when it is asked for, until the database is gone."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __contains__(self, item: object) -> bool:
+        raise RuntimeError("the database is gone")
+
+    def __iter__(self) -> Iterator[str]:
+        yield "b1"
+        raise RuntimeError("the database is gone")
+
+
+class Lazy:
+    """An object that is made when somebody asks what it is."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("the database is gone")
+
+
+@pytest.mark.parametrize(("kind", "items"), [(Rows, BEST[1:]), (Lazy, BEST)])
+def test_a_basket_that_cannot_be_read_raises_nothing(
+    serve: Callable[[Say], Server], ask: Ask, kind: type, items: list[str]
+) -> None:
+    server = serve(good)
+    check_fallback(ask(server.url, kind()), attempts.CLIENT_ERROR, items)
+    with pytest.raises(NotAnswered, match="RuntimeError") as raised:
+        ask(server.url, kind(), {"strict": True})
+    assert raised.value.reason == attempts.CLIENT_ERROR
+    assert not server.requests
+
+
+@pytest.mark.parametrize(("k", "items"), [(0, []), (2, ["b2", "b4"]), (-3, []), (99, ["b2", "b4", "b5"])])
+def test_the_best_sellers_are_k_without_the_basket(k: int, items: list[str]) -> None:
+    with FakeClient(BEST + BEST, failure="server_error") as asking:
+        check_fallback(asking.recommend(["b1", "b3", "other"], k=k), "server_error", items)
+
+
+@pytest.mark.parametrize("url", ["recommender:8080", "ftp://recommender", "http://", ""])
+def test_an_address_that_cannot_be_meant(url: str) -> None:
+    with pytest.raises(ValueError):
+        Client(url, BEST)
+
+
+@pytest.mark.parametrize("deadline_ms", [0, -1, math.nan, math.inf])
+def test_a_deadline_that_cannot_be_meant(deadline_ms: float) -> None:
+    with pytest.raises(ValueError, match="milliseconds above 0"):
+        AsyncClient("http://127.0.0.1", BEST, deadline_ms=deadline_ms)
+
+
+def test_a_strict_client_raises(serve: Callable[[Say], Server], ask: Ask) -> None:
+    with pytest.raises(NotAnswered, match="k must be 0 or more") as raised:
+        ask(serve(always(http(400, b"k must be 0 or more"))).url, options={"strict": True})
+    assert raised.value.reason == attempts.INVALID_REQUEST
+
+
+# ------------------------------------------------------------------------------- threads, connections
+
+
+def test_a_connection_is_used_again(serve: Callable[[Say], Server]) -> None:
+    server = serve(good)
+    with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
+        assert not any(asking.recommend([]).degraded for _ in range(10))
+    assert (len(server.requests), server.connections) == (10, 1)
+
+
+def test_callers_together_share_a_thread_and_few_connections(serve: Callable[[Say], Server]) -> None:
+    server, answers = serve(always(NEVER)), list[Response]()
+    asking = Client(server.url, BEST, deadline_ms=PATIENT_MS)
+    callers = [
+        threading.Thread(target=lambda: answers.append(asking.recommend(["b2"])))
+        for _ in range(attempts.MAX_CONNECTIONS + 8)
+    ]
+    for caller in callers:
+        caller.start()
+    eventually(lambda: asking._side is not None and len(asking._side._asker._tasks) == len(callers))
+    eventually(lambda: len(server.requests) == attempts.MAX_CONNECTIONS)
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("recommend-")]
+    assert len(ours) == 1
+    assert server.connections == attempts.MAX_CONNECTIONS
+    asking.close()
+    for caller in callers:
+        caller.join()
+    assert {answer.degraded_reason for answer in answers} == {attempts.CLOSED}
+    assert not any(thread.is_alive() for thread in ours)
+
+
+def test_calls_that_hung_leave_their_connections_to_the_next(
+    serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "FAILURES", 1_000)
+    well = threading.Event()
+    server = serve(lambda number, document: good(number, document) if well.is_set() else NEVER)
+
+    async def calls() -> list[Response]:
+        async with AsyncClient(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
+            many = [
+                asking.recommend(["b2"], deadline_ms=SHORT_MS) for _ in range(3 * attempts.MAX_CONNECTIONS)
+            ]
+            hung = await asyncio.gather(*many)
+            assert {answer.degraded_reason for answer in hung} == {attempts.DEADLINE_EXCEEDED}
+            well.set()
+            return await asyncio.gather(*(asking.recommend([]) for _ in range(2 * attempts.MAX_CONNECTIONS)))
+
+    assert not any(answer.degraded for answer in asyncio.run(calls()))
+
+
+def test_each_caller_gets_its_own_answer(serve: Callable[[Say], Server]) -> None:
+    with Client(serve(good).url, BEST, deadline_ms=PATIENT_MS) as asking:
+        ids: list[tuple[str, str]] = []
+
+        def call(name: str) -> None:
+            ids.extend(
+                (f"{name}-{n}", asking.recommend([], request_id=f"{name}-{n}").request_id) for n in range(20)
+            )
+
+        callers = [threading.Thread(target=call, args=(name,)) for name in "abcd"]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    assert len(ids) == 80
+    assert all(asked == answered for asked, answered in ids)
+
+
+def test_a_closed_client_answers_without_the_endpoint(serve: Callable[[Say], Server]) -> None:
+    server = serve(good)
+    asking = Client(server.url, BEST, deadline_ms=PATIENT_MS)
+    assert not asking.recommend([]).degraded
+    for _ in range(2):
+        asking.close()
+        check_fallback(asking.recommend(["b2"]), attempts.CLOSED)
+    assert len(server.requests) == 1
+
+
+def test_closing_ends_a_call_under_way(serve: Callable[[Say], Server]) -> None:
+    server, answers = serve(always(NEVER)), list[Response]()
+    asking = Client(server.url, BEST, deadline_ms=PATIENT_MS)
+    caller = threading.Thread(target=lambda: answers.append(asking.recommend(["b2"])))
+    caller.start()
+    eventually(lambda: len(server.requests) == 1)
+    asking.close()
+    caller.join(SLACK_S)
+    check_fallback(answers[0], attempts.CLOSED)
+
+
+def test_a_caller_that_is_cancelled_stays_cancelled(serve: Callable[[Say], Server]) -> None:
+    async def leave(server: Server) -> None:
+        async with AsyncClient(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
+            call: Awaitable[Response] = asking.recommend(["b2"])
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(call, 0.05)
+
+    asyncio.run(leave(serve(always(NEVER))))
+
+
+# --------------------------------------------------------------------------------------- best sellers
+
+
+def test_the_best_sellers_of_a_bundle(toy_bundle: Path, tmp_path: Path) -> None:
+    bundle = load_bundle(toy_bundle)
+    client.write_best_sellers(bundle, tmp_path / "best.json")
+    found = client.read_best_sellers(tmp_path / "best.json")
+    assert found[:3] == ["1000000", "1000001", "1000002"]
+    assert len(found) == len(bundle.statistics.popular)
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "no JSON"])
+def test_a_file_that_holds_no_best_sellers(tmp_path: Path, text: str) -> None:
+    (tmp_path / "best.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError):
+        client.read_best_sellers(tmp_path / "best.json")
+
+
+# ---------------------------------------------------------------------------------------------- fakes
+
+
+def test_the_fake_answers_as_told_and_remembers() -> None:
+    with FakeClient(["i1", "i2", "i3"]) as fake:
+        answer = fake.recommend(["i1"], user_id="u", k=1)
+    assert [item.item_id for item in answer.items] == ["i2"]
+    assert not answer.degraded
+    assert fake.calls == [{"basket": ["i1"], "user_id": "u", "k": 1}]
+    with pytest.raises(NotAnswered):
+        FakeClient(failure="deadline_exceeded", strict=True).recommend([])
+
+
+def test_the_fake_that_is_awaited_is_the_same() -> None:
+    async def call() -> Response:
+        async with AsyncFakeClient(BEST, failure="overloaded") as fake:
+            answer = await fake.recommend(["b2"])
+            assert fake.calls == [{"basket": ["b2"]}]
+            return answer
+
+    check_fallback(asyncio.run(call()), "overloaded")
+
+
+def test_all_have_the_same_methods() -> None:
+    public = {
+        kind: {name for name in vars(kind) if not name.startswith("_")}
+        for kind in (Client, AsyncClient, FakeClient, AsyncFakeClient)
+    }
+    assert set(map(frozenset, public.values())) == {frozenset({"recommend", "close"})}
+
+
+# ------------------------------------------------------------------------------------- own processes
+
+
+@pytest.mark.slow
+def test_a_certificate_is_checked_by_the_hosts_name(tmp_path: Path) -> None:
+    """We connect to an address; the certificate is for the name."""
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=shop"
+    command = [*made.split(), "-addext", "subjectAltName=DNS:recommender.shop"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ours.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    server = Server(good, ours)
+    theirs = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    try:
+        for host, tls, reason in [
+            ("recommender.shop", theirs, None),
+            ("other.shop", theirs, attempts.CONNECTION_FAILED),
+            ("recommender.shop", None, attempts.CONNECTION_FAILED),
+        ]:
+            url = f"https://{host}:{server.port}"
+            asking = Client(url, BEST, deadline_ms=PATIENT_MS, tls=tls, resolve=lambda *_: ["127.0.0.1"])
+            with asking:
+                assert asking.recommend(["b2"]).degraded_reason == reason
+    finally:
+        server.close()
+
+
+@pytest.mark.slow
+def test_the_client_loads_httpx_and_nothing_else_of_weight() -> None:
+    program = "import sys, serving.client.client; print(*{m.split('.')[0] for m in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "httpx" in loaded
+    assert not loaded & {"numpy", "onnxruntime", "kserve", "pandas", "orjson", "prometheus_client", "fastapi"}
+
+
+@pytest.mark.slow
+def test_the_first_call_imports_nothing(serve: Callable[[Say], Server]) -> None:
+    """What it had to import would take longer than a call may."""
+    program = """
+import sys
+from serving.client.client import Client
+with Client(sys.argv[1], [], deadline_ms=20_000) as client:
+    before = set(sys.modules)
+    assert not client.recommend([]).degraded
+    late = set(sys.modules) - before
+print(*late)
+"""
+    command = [sys.executable, "-c", program, serve(good).url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.slow
+def test_a_process_that_is_forked_off_goes_on(serve: Callable[[Say], Server]) -> None:
+    program = """
+import os, sys
+from serving.client.client import Client
+client = Client(sys.argv[1], [], deadline_ms=20_000)
+assert not client.recommend([]).degraded
+child = os.fork()
+if not child:
+    os._exit(0 if not client.recommend([]).degraded else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert not client.recommend([]).degraded
+client.close()
+"""
+    server = serve(good)
+    done = subprocess.run(
+        [sys.executable, "-c", program, server.url], cwd=ROOT, env=dict(os.environ), timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert (len(server.requests), server.connections) == (3, 2)

@@ -1,0 +1,92 @@
+import io
+import json
+import threading
+
+from prometheus_client import REGISTRY
+
+from serving.checkout.call_headers import Call
+from serving.checkout.checkout import Turn
+from serving.observe import request_log
+from serving.observe.request_log import RequestLog, hash_user
+from serving.schemas import Recommendation, Request, Response
+from tests.chaos.stuck import Stuck
+
+
+def turn(user_id: str | None = "u1", request_id: str = "r1") -> Turn:
+    """One that waited 2 ms for others."""
+    items = (
+        Recommendation("1", 0.5, "history", "bought"),
+        Recommendation("2", 0.25, "popular", "popular now"),
+    )
+    response = Response(
+        request_id, items, "b1", degraded=True, degraded_reason="late", stage_ms={"total": 1.23456}
+    )
+    call = Call(100.0, 100.05, "given", "/v1/recommendations", "prefetch")
+    request = Request(("7", "8"), 1e9, user_id, "s1", 10, request_id)
+    return Turn(request, call, None, 100.002, response=response)  # type: ignore[arg-type]
+
+
+def lines(*turns: Turn, key: str = "k") -> list[dict[str, object]]:
+    stream = io.BytesIO()
+    log = RequestLog(stream, key)
+    for one in turns:
+        log.observe(one)
+    log.close()
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_tells_how_a_request_was_answered() -> None:
+    (line,) = lines(turn())
+    assert isinstance(line.pop("at"), float)
+    assert line == {
+        "event": "answered",
+        "request_id": "r1",
+        "route": "/v1/recommendations",
+        "priority": "prefetch",
+        "user": hash_user("u1", b"k"),
+        "store_id": "s1",
+        "basket_lines": 2,
+        "k": 10,
+        "items": 2,
+        "bundle_id": "b1",
+        "rung": "full",
+        "degraded_reason": "late",
+        "queue_ms": 2.0,
+        "stage_ms": {"total": 1.235},
+    }
+
+
+def test_lines_come_in_order_and_all_of_them() -> None:
+    assert [line["request_id"] for line in lines(*(turn(request_id=f"r{n}") for n in range(200)))] == [
+        f"r{n}" for n in range(200)
+    ]
+
+
+def test_a_shopper_is_a_hash_that_only_the_key_makes() -> None:
+    first, again, other, nobody = lines(turn(), turn(), turn("u2"), turn(None))
+    assert first["user"] == again["user"] != other["user"]
+    assert nobody["user"] is None
+    assert lines(turn(), key="another")[0]["user"] != first["user"]
+    assert lines(turn(), key="")[0]["user"] != lines(turn(), key="")[0]["user"]  # each has a key of its own
+    assert "u1" not in json.dumps(first)
+
+
+def test_what_nobody_reads_is_dropped_and_counted_and_holds_up_no_request() -> None:
+    def dropped() -> float:
+        return REGISTRY.get_sample_value("reco_request_log_dropped_total") or 0.0
+
+    before, read = dropped(), threading.Event()
+    log = RequestLog(Stuck(read), "k")
+    for _ in range(2 * request_log.QUEUE_LINES):
+        log.observe(turn())
+    assert dropped() - before >= request_log.QUEUE_LINES - 64  # what the thread may have taken
+    read.set()
+    log.close()
+
+
+def test_a_closed_pipe_ends_nothing() -> None:
+    stream = io.BytesIO()
+    stream.close()
+    log = RequestLog(stream, "k")
+    log.observe(turn())
+    log.close()

@@ -1,0 +1,348 @@
+"""A bundle is what its manifest says, or it is refused with the reason."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+from serving.answer.recommender import open_recommender
+from serving.errors import BundleInvalid
+from serving.release.bundle import (
+    RankingSettings,
+    _bundle_id,
+    _read_settings,
+    _sha256,
+    load_bundle,
+    open_session,
+    read_manifest,
+    seal_bundle,
+)
+from serving.stages.retrieval import Quotas
+from serving.stores.online_features import MemoryStore
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def bundle(toy_line: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(toy_line / "evaluated", tmp_path / "bundle"))
+
+
+def reseal(bundle: Path) -> None:
+    """Give a changed bundle true hashes again, as an attacker or a buggy step would."""
+    seal_bundle(bundle, cut="2024-06-10T00:00:00Z", settings=RankingSettings(Quotas(), 0.95), made_from={})
+
+
+def test_it_loads_and_answers(bundle: Path) -> None:
+    loaded = open_recommender(bundle, MemoryStore()).bundle
+    assert loaded.bundle_id == read_manifest(bundle)["bundle_id"]
+    assert len(loaded.statistics.item_ids) == loaded.index.rows == 80
+
+
+def test_the_id_depends_on_content_alone(bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    reseal(bundle)
+    reseal(copy)
+    assert read_manifest(bundle)["bundle_id"] == read_manifest(copy)["bundle_id"]
+
+
+def test_every_file_with_one_flipped_bit_is_refused(bundle: Path) -> None:
+    names = [*json.loads((bundle / "manifest.json").read_text())["files"], "manifest.json"]
+    rng = np.random.default_rng(0)
+    for name in names:
+        file = bundle / name
+        whole = file.read_bytes()
+        broken = bytearray(whole)
+        broken[int(rng.integers(len(whole)))] ^= 1
+        file.write_bytes(broken)
+        with pytest.raises(BundleInvalid):
+            load_bundle(bundle)
+        file.write_bytes(whole)
+    load_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda b: (b / "manifest.json").unlink(), "half-written"),
+        (lambda b: (b / "ranker.onnx").unlink(), "missing"),
+        (lambda b: (b / "extra.bin").write_text("x"), "does not know"),
+        (lambda b: (b / "link").symlink_to("/etc/passwd"), "does not know"),
+        (lambda b: (b / "manifest.json").write_text("{"), "not a bundle manifest"),
+        (lambda b: (b / "manifest.json").write_text("[]"), "not a bundle manifest"),
+    ],
+)
+def test_a_spoilt_directory_is_refused(bundle: Path, spoil: Callable[[Path], object], message: str) -> None:
+    spoil(bundle)
+    with pytest.raises(BundleInvalid, match=message):
+        load_bundle(bundle)
+
+
+def test_a_manifest_that_points_outside_is_refused(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["files"]["../secret"] = _sha256(tmp_path / "secret")
+    body = {name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")}
+    (bundle / "manifest.json").write_text(json.dumps({**body, "bundle_id": _bundle_id(body)}))
+    with pytest.raises(BundleInvalid, match="outside"):
+        load_bundle(bundle)
+
+
+def test_a_link_to_a_bundle_is_fine_a_link_in_it_is_not(bundle: Path, tmp_path: Path) -> None:
+    """A volume mount may be reached through links; a linked file could change after it was checked."""
+    (tmp_path / "current").symlink_to(bundle)
+    assert load_bundle(tmp_path / "current").bundle_id == load_bundle(bundle).bundle_id
+    (bundle / "ranker.onnx").rename(tmp_path / "ranker.onnx")
+    (bundle / "ranker.onnx").symlink_to(tmp_path / "ranker.onnx")
+    with pytest.raises(BundleInvalid, match=r"'ranker.onnx', a link"):
+        load_bundle(bundle)
+
+
+def test_an_index_of_another_size_is_refused_though_its_hash_is_right(bundle: Path) -> None:
+    index = faiss.IndexFlatIP(64)
+    index.add(np.zeros((3, 64), np.float32))
+    faiss.write_index(index, str(bundle / "index.faiss"))
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="3 vectors of dimension 64, expected 80"):
+        load_bundle(bundle)
+
+
+def test_a_distance_index_is_refused(bundle: Path) -> None:
+    index = faiss.IndexFlatL2(64)
+    index.add(np.zeros((80, 64), np.float32))
+    faiss.write_index(index, str(bundle / "index.faiss"))
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="inner product"):
+        load_bundle(bundle)
+
+
+def test_graphs_that_were_swapped_are_refused(bundle: Path) -> None:
+    tower, ranker = bundle / "query_tower.onnx", bundle / "ranker.onnx"
+    content = tower.read_bytes(), ranker.read_bytes()
+    tower.write_bytes(content[1])
+    ranker.write_bytes(content[0])
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="takes inputs"):
+        load_bundle(bundle)
+
+
+@pytest.fixture
+def small(toy_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(toy_bundle, tmp_path / "small"))
+
+
+def test_an_index_of_another_dimension_is_refused(small: Path) -> None:
+    index = faiss.IndexFlatIP(32)
+    index.add(np.zeros((240, 32), np.float32))
+    faiss.write_index(index, str(small / "index.faiss"))
+    reseal(small)
+    with pytest.raises(
+        BundleInvalid, match=r"index\.faiss holds 240 vectors of dimension 32, expected 240 of"
+    ):
+        load_bundle(small)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("name", r"ranker.onnx gives \[\('probability', 'tensor\(float\)', 1\)\], expected \[\('score'"),
+        ("dtype", r"ranker.onnx gives \[\('score', 'tensor\(double\)', 1\)\], expected"),
+        ("axes", r"ranker.onnx gives \[\('score', 'tensor\(float\)', 2\)\], expected"),
+        ("width", r"ranker.onnx takes inputs .*'dense': \('tensor\(float\)', 7\)"),
+        ("opset", "ranker.onnx is not a graph that ONNX Runtime can run"),
+    ],
+)
+def test_a_ranker_of_another_form_is_refused(small: Path, change: str, message: str) -> None:
+    from onnx import TensorProto, helper
+
+    width = 7 if change == "width" else len(DENSE_NAMES)
+    kind = TensorProto.DOUBLE if change == "dtype" else TensorProto.FLOAT
+    name = "probability" if change == "name" else "score"
+    axes: list[str | int | None] = ["n", 1] if change == "axes" else ["n"]
+    nodes = [
+        helper.make_node("ReduceMean", ["dense"], ["mean"], axes=[1], keepdims=len(axes) - 1),
+        helper.make_node("Cast", ["mean"], [name], to=kind),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["n", width]),
+        helper.make_tensor_value_info("categorical", TensorProto.INT64, ["n", len(CATEGORICAL)]),
+    ]
+    graph = helper.make_graph(nodes, "r", inputs, [helper.make_tensor_value_info(name, kind, axes)])
+    opset = helper.make_opsetid("", 99 if change == "opset" else 17)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
+    (small / "ranker.onnx").write_bytes(model.SerializeToString())
+    reseal(small)
+    with pytest.raises(BundleInvalid, match=message):
+        load_bundle(small)
+
+
+def test_an_index_with_other_vectors_fails_the_golden_requests(bundle: Path) -> None:
+    golden = [json.loads(line) for line in (bundle / "golden.jsonl").read_text().splitlines()]
+    golden[0]["expected"][0][1] += 0.1
+    (bundle / "golden.jsonl").write_text("".join(json.dumps(line) + "\n" for line in golden))
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="golden request"):
+        open_recommender(bundle, MemoryStore())
+
+
+def test_another_feature_schema_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.release.bundle.schema_hash", lambda: "other")
+    with pytest.raises(BundleInvalid, match="feature schema"):
+        load_bundle(bundle)
+
+
+def test_the_index_and_the_item_table_stay_in_their_files(toy_bundle: Path) -> None:
+    """So that the processes of one machine hold them once."""
+    opened = load_bundle(toy_bundle)
+    mapped = Path("/proc/self/maps").read_text()
+    for file in ("index.faiss", "statistics/neighbours.npy", "statistics/item_ids.npy"):
+        assert str(toy_bundle / file) in mapped
+    whole = faiss.read_index(str(toy_bundle / "index.faiss"))
+    queries = np.random.default_rng(0).normal(size=(5, whole.d)).astype(np.float32)
+    assert (opened.index.search(queries, 20)[1] == whole.search(queries, 20)[1]).all()
+
+
+def test_a_bundle_from_before_the_weights_of_re_ranking_has_none(toy_bundle: Path) -> None:
+    bundle = load_bundle(toy_bundle)
+    old = {name: bundle.manifest["settings"][name] for name in ("quotas", "type_penalty", "search")}
+    settings = _read_settings(old)
+    assert (settings.exposure, settings.novelty, settings.novel_slots) == (0.0, 0.0, ())
+    plain = replace(bundle, settings=settings)
+    codes, scores = np.array([3, 1]), np.array([0.25, 0.5], np.float32)
+    assert plain.worth(codes, scores).tolist() == [0.25, 0.5]
+    assert (plain.weights, plain.rarity, len(plain.rarity_of(codes)), len(plain.novel)) == (None, None, 0, 0)
+    weighed = replace(bundle, settings=replace(settings, novelty=0.3, novel_slots=(10, 9)))
+    assert weighed.novel.tolist() == [8, 9]
+    assert len(weighed.rarity_of(codes)) == 2
+
+
+# ------------------------------------------------------------------------- true hashes, untrue content
+
+
+class Runs:
+    """A pickle that leaves a file behind where somebody reads it."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.write_text, (self.mark, "it ran")
+
+
+@pytest.mark.parametrize("name", ["ranker.onnx", "index.faiss", "statistics/price.npy", "golden.jsonl"])
+def test_a_pickle_is_refused_and_never_runs(bundle: Path, tmp_path: Path, name: str) -> None:
+    mark = tmp_path / "mark"
+    (bundle / name).write_bytes(pickle.dumps(Runs(mark)))
+    reseal(bundle)
+    with pytest.raises(BundleInvalid):
+        open_recommender(bundle, MemoryStore())
+    np.save(bundle / "statistics" / "price.npy", np.array([Runs(mark)], object), allow_pickle=True)
+    reseal(bundle)
+    with pytest.raises(BundleInvalid):
+        load_bundle(bundle)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "location", ["weights.bin", "../weights.bin", "/proc/self/environ", "link.bin", "./weights.bin"]
+)
+def test_a_graph_whose_weights_lie_in_another_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for place in (folder, tmp_path):
+        (place / "weights.bin").write_bytes(np.ones(4, np.float32).tobytes())
+    (folder / "link.bin").symlink_to("/etc/passwd")
+    monkeypatch.chdir(folder)
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4])
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+        weight.external_data.add(key=key, value=value)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "leaks",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    assert isinstance(model, onnx.ModelProto)
+    (folder / "ranker.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(BundleInvalid, match="not a graph that ONNX Runtime can run"):
+        open_session(folder / "ranker.onnx")
+
+
+def with_table(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None]:
+    def spoil(bundle: Path) -> None:
+        file = bundle / "statistics" / f"{name}.npy"
+        np.save(file, change(np.load(file)), allow_pickle=False)
+
+    return spoil
+
+
+def without_last_type(bundle: Path) -> None:
+    file = bundle / "statistics" / "vocabulary.json"
+    vocabulary = json.loads(file.read_text())
+    vocabulary["type"].pop()
+    file.write_text(json.dumps(vocabulary))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (with_table("price", lambda a: a.astype(np.float64)), "price.npy holds float64"),
+        (with_table("price", lambda a: a.astype(">f4")), "price.npy holds >f4"),
+        (with_table("price", lambda a: a[:-1]), "price.npy holds float32 of the shape"),
+        (with_table("together_count", lambda a: a[:, :-1]), "together_count.npy holds float32 of the shape"),
+        (with_table("neighbours", lambda a: a + len(a)), "neighbours.npy holds codes"),
+        (with_table("popular", lambda a: a - 2), "popular.npy holds codes from -2"),
+        (with_table("store_popular", lambda a: a[0]), "store_popular.npy holds int32 of the shape"),
+        (with_table("categorical", lambda a: a - a.max()), "categorical.npy holds codes from -"),
+        (
+            with_table("basket_count", lambda a: a * np.float32("nan")),
+            "basket_count.npy holds a number that is",
+        ),
+        (with_table("item_ids", lambda a: np.resize(a[:1], len(a))), "statistics/item_ids.npy"),
+        (with_table("item_ids", lambda a: np.char.add(a, "\n")), "statistics/item_ids.npy"),
+        (without_last_type, "vocabulary.json names"),
+    ],
+)
+def test_a_table_that_is_none_is_named(bundle: Path, spoil: Callable[[Path], None], message: str) -> None:
+    with np.errstate(all="ignore"):
+        spoil(bundle)
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match=message):
+        load_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "{}", '{"request": 1}', "[" * 5_000, '{"request": {"basket": 7}}']
+)
+def test_golden_requests_that_are_none_are_no_golden_requests(bundle: Path, line: str) -> None:
+    (bundle / "golden.jsonl").write_text(line + "\n")
+    reseal(bundle)
+    with pytest.raises(BundleInvalid, match="golden requests of"):
+        open_recommender(bundle, MemoryStore())
+
+
+@pytest.mark.parametrize(
+    "files", [[], {"a": 1}, {"../x": "y"}, {"/etc/passwd": "y"}, {"a\n": "y"}, {"": "y"}]
+)
+def test_a_manifest_of_strange_files_is_refused(bundle: Path, files: object) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    body = {**manifest, "files": files}
+    del body["bundle_id"]
+    (bundle / "manifest.json").write_text(json.dumps({**body, "bundle_id": _bundle_id(body)}))
+    with pytest.raises(BundleInvalid, match=r"not a bundle manifest|outside the bundle|says it is"):
+        load_bundle(bundle)

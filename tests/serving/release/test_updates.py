@@ -1,0 +1,363 @@
+"""The pointer and what follows from it; the endpoint that swaps under load."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import REGISTRY
+
+from components.home import Champion, write_champion
+from serving.errors import BundleInvalid, PointerInvalid
+from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
+from serving.release.updates import POLL_S, RETRY_S, Pointer, Updates, read_pointer
+from serving.settings import Settings
+from serving.stages.retrieval import Quotas
+from tests.chaos.callers import calling
+from tests.chaos.procs import eventually
+
+
+def point(home: Path, bundle_id: str, path: str | None = None) -> None:
+    """Point a home at a bundle, as a promotion does."""
+    place = f"bundles/{bundle_id}" if path is None else path
+    write_champion(home, Champion(bundle_id, "1", "reco", place, "2024-01-01", "2024-01-02"))
+
+
+def test_the_pointer_is_what_a_promotion_writes(tmp_path: Path) -> None:
+    point(tmp_path, "b1")
+    assert read_pointer(tmp_path) == Pointer("b1", tmp_path / "bundles" / "b1")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "has no champion"),
+        ("", "not a champion pointer"),
+        ("[]", "not a champion pointer"),
+        ('{"bundle_id": "b1"}', "not a champion pointer"),
+        ('{"bundle_id": "b1", "path": 7}', "expected a directory under"),
+        ('{"bundle_id": "b1", "path": "' + "[" * 9 + '"}', "expected a directory under"),
+        ("[" * 100_000, "not a champion pointer"),
+        ('{"bundle_id": "b1", "path": "/etc"}', "expected a directory under"),
+        ('{"bundle_id": "b1", "path": "bundles/../../b1"}', "expected a directory under"),
+    ],
+)
+def test_a_pointer_that_names_nothing_is_told(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "champion.json").write_text(content)
+    with pytest.raises(PointerInvalid, match=message):
+        read_pointer(tmp_path)
+
+
+class Endpoint:
+    """Takes every bundle but those that are broken, and notes what it was given."""
+
+    def __init__(self, home: Path) -> None:
+        self.given: list[str] = []
+        self.broken: dict[str, Exception] = {}
+        self.followed: list[str] = []
+        self.trouble: Exception | None = None
+        self.now = 0.0
+        self.updates = Updates(home, "b1", self.take, lambda: self.now)
+
+    def take(self, pointer: Pointer) -> Callable[[], None]:
+        self.given.append(pointer.bundle_id)
+        if pointer.bundle_id in self.broken:
+            raise self.broken[pointer.bundle_id]
+
+        def follow_up() -> None:
+            assert self.updates.serving == pointer.bundle_id, "it answers already"
+            self.followed.append(pointer.bundle_id)
+            if self.trouble is not None:
+                raise self.trouble
+
+        return follow_up
+
+
+def test_a_promoted_bundle_is_taken_once(tmp_path: Path) -> None:
+    endpoint = Endpoint(tmp_path)
+    for promoted, given in (("b1", []), ("b2", ["b2"]), ("b2", ["b2"]), ("b1", ["b2", "b1"])):
+        point(tmp_path, promoted)
+        endpoint.updates.look()
+        assert endpoint.given == endpoint.followed == given
+        assert endpoint.updates.serving == promoted
+
+
+@pytest.mark.parametrize("error", [BundleInvalid("ranker.onnx is broken"), MemoryError()])
+def test_a_broken_bundle_leaves_the_old_one_and_is_tried_again_later(
+    tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = Endpoint(tmp_path)
+    endpoint.broken["b2"] = error
+    point(tmp_path, "b2")
+    for _ in range(3):
+        endpoint.updates.look()
+    assert (endpoint.given, endpoint.updates.serving) == (["b2"], "b1")
+    assert len(caplog.records) == 1
+    assert "b2 is refused, b1 goes on" in caplog.text
+    endpoint.now += RETRY_S
+    del endpoint.broken["b2"]
+    endpoint.updates.look()
+    assert (endpoint.given, endpoint.updates.serving) == (["b2", "b2"], "b2")
+
+
+def test_what_fails_after_the_turn_refuses_no_bundle(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused() -> float:
+        return REGISTRY.get_sample_value("reco_bundle_updates_total", {"outcome": "refused"}) or 0.0
+
+    endpoint, before = Endpoint(tmp_path), refused()
+    endpoint.trouble = BrokenPipeError("the parent is gone")
+    point(tmp_path, "b2")
+    for _ in range(3):
+        endpoint.updates.look()
+    assert (endpoint.given, endpoint.followed, endpoint.updates.serving) == (["b2"], ["b2"], "b2")
+    assert refused() == before
+    assert "b2 answers, but not all that belongs to a swap was done" in caplog.text
+
+
+def test_after_a_refusal_another_promotion_is_tried_at_once(tmp_path: Path) -> None:
+    endpoint = Endpoint(tmp_path)
+    endpoint.broken["b2"] = BundleInvalid("broken")
+    for promoted in ("b2", "b1", "b2", "b3"):
+        point(tmp_path, promoted)
+        endpoint.updates.look()
+    assert (endpoint.given, endpoint.updates.serving) == (["b2", "b2", "b3"], "b3")
+
+
+def test_an_unreadable_pointer_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = Endpoint(tmp_path)
+    (tmp_path / "champion.json").write_text("{")
+    for _ in range(3):
+        endpoint.updates.look()
+    assert (endpoint.given, endpoint.updates.serving, len(caplog.records)) == ([], "b1", 1)
+    point(tmp_path, "b2")
+    endpoint.updates.look()
+    assert endpoint.updates.serving == "b2"
+
+
+def test_it_looks_until_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.release.updates.POLL_S", 0.001)
+    endpoint = Endpoint(tmp_path)
+    point(tmp_path, "b2")
+    endpoint.updates.close()  # it may not have begun
+    endpoint = Endpoint(tmp_path)
+    endpoint.updates.start()
+    eventually(lambda: endpoint.updates.serving == "b2")
+    endpoint.updates.close()
+    point(tmp_path, "b3")
+    assert endpoint.given == ["b2"]
+
+
+# ------------------------------------------------------------------------------------ a real endpoint
+
+
+@pytest.fixture
+def home(tmp_path: Path, toy_bundle: Path) -> Path:
+    """A home whose champion is the toy bundle."""
+    bundle_id = read_manifest(toy_bundle)["bundle_id"]
+    shutil.copytree(toy_bundle, tmp_path / "bundles" / bundle_id)
+    point(tmp_path, bundle_id)
+    return tmp_path
+
+
+def add_bundle(
+    home: Path, toy_bundle: Path, note: str, spoil: Callable[[Path], object] = lambda bundle: None
+) -> str:
+    """Put another bundle under home, as a promotion does, and return its id; it is not pointed at.
+
+    What is spoilt in it is sealed with it: its hashes are true.
+    """
+    part = home / "bundles" / f".{note}"
+    shutil.copytree(toy_bundle, part)
+    spoil(part)
+    manifest = json.loads((part / "manifest.json").read_bytes())
+    given = dict(manifest["settings"])
+    settings = RankingSettings(Quotas(**given.pop("quotas")), **given)
+    bundle_id = seal_bundle(part, cut=manifest["cut"], settings=settings, made_from={"note": note})
+    part.rename(home / "bundles" / bundle_id)
+    return bundle_id
+
+
+def mapped(pid: int, bundle_id: str) -> bool:
+    """Whether a process still has files of a bundle in its memory."""
+    return bundle_id in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.slow
+def test_a_promoted_bundle_takes_over_without_a_failed_request(
+    home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
+) -> None:
+    old, new = read_pointer(home).bundle_id, add_bundle(home, toy_bundle, "new")
+    settings = Settings(home=home, store_url=toy_store, deadline_ms=60_000.0, log_segment_s=0.5)
+    running = start_endpoint(None, settings)
+    assert running.ready["bundle_id"] == old
+    with calling(running.http) as seen:
+        eventually(lambda: len(seen.answers) > 20)
+        point(home, new)
+        eventually(lambda: len(seen.callers(new)) == 4, 60)
+        since = len(seen.answers)  # none of the callers waits any more for one that began before
+        eventually(lambda: len(seen.answers) > since + 20)
+        assert seen.bundles(since) == {new}
+        point(home, old)  # a rollback
+        eventually(lambda: old in seen.bundles(since), 60)
+    assert not seen.failures
+    assert seen.bundles() == {old, new}
+    turned = next(n for n, answer in enumerate(seen.answers) if answer["bundle_id"] == new)
+    assert {answer["bundle_id"] for answer in seen.answers[:turned]} == {old}
+    assert not any(answer["degraded"] for answer in seen.answers)
+    eventually(lambda: not mapped(running.process.pid, new))  # nothing of it is kept
+    swaps = [json.loads(line) for line in running.stderr if '"event": "bundle"' in line]
+    assert [(swap["was"], swap["bundle_id"]) for swap in swaps] == [(old, new), (new, old)]
+    metrics = httpx.get(f"{running.http}/metrics").text
+    assert 'reco_bundle_updates_total{outcome="done"} 2.0' in metrics
+    assert f'reco_bundle_info{{bundle_id="{new}"}} 0.0' in metrics
+    assert f'reco_bundle_info{{bundle_id="{old}"}} 1.0' in metrics
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_two_processes_refuse_a_corrupt_bundle_go_on_and_begin_again_with_the_good_one(
+    home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
+) -> None:
+    old = read_pointer(home).bundle_id
+    bad, good = (add_bundle(home, toy_bundle, note) for note in ("bad", "good"))
+    file = home / "bundles" / bad / "ranker.onnx"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    settings = Settings(home=home, store_url=toy_store, deadline_ms=60_000.0, log=False, processes=2)
+    running = start_endpoint(None, settings)
+
+    def refusals() -> float:
+        text = httpx.get(f"{running.http}/metrics", timeout=30).text
+        lines = [line for line in text.splitlines() if 'updates_total{outcome="refused"}' in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    with calling(running.http) as seen:
+        eventually(lambda: len(seen.answers) > 20)
+        point(home, bad)
+        eventually(lambda: refusals() >= 2, 60)
+        assert httpx.get(f"{running.http}/healthz", timeout=30).status_code == 200
+        assert seen.bundles() == {old}
+        assert not seen.failures
+    # A process that must be started now does not begin with the champion.
+    first, second = children(running.process.pid)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: len(children(running.process.pid) - {first}) == 2)
+    os.kill(second, signal.SIGKILL)
+    with calling(running.http, 1) as seen:
+        eventually(lambda: len(seen.answers) > 0, 60)
+        assert seen.bundles() == {old}
+        eventually(lambda: refusals() >= 3, 60)  # what the dead ones counted is still there
+        point(home, good)
+        eventually(lambda: good in seen.bundles(), 90)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(60) == 0
+
+
+def cut_short(name: str, length: int) -> Callable[[Path], object]:
+    return lambda bundle: (bundle / name).write_bytes((bundle / name).read_bytes()[:length])
+
+
+def written(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda bundle: (bundle / name).write_bytes(content)
+
+
+@pytest.mark.slow
+def test_spoilt_bundles_with_true_hashes_are_refused_while_the_old_one_answers(
+    home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
+) -> None:
+    old = read_pointer(home).bundle_id
+    spoilt = [
+        cut_short("index.faiss", 30),  # would crash the reader of mapped files
+        cut_short("index.faiss", 1_000),
+        cut_short("ranker.onnx", 200),
+        written("query_tower.onnx", b"\x00" * 5_000),
+        cut_short("statistics/neighbours.npy", 500),
+        written("statistics/price.npy", (toy_bundle / "statistics" / "popular.npy").read_bytes()),
+        written("statistics/vocabulary.json", b"[" * 100_000),
+        written("golden.jsonl", b'{"request": {"basket": ["1000010"]}, "history": null, "expected": []}\n'),
+    ]
+    bad = [add_bundle(home, toy_bundle, f"bad-{n}", spoil) for n, spoil in enumerate(spoilt)]
+    settings = Settings(home=home, store_url=toy_store, deadline_ms=60_000.0, log=False)
+    running = start_endpoint(None, settings)
+
+    def refusals() -> float:
+        text = httpx.get(f"{running.http}/metrics", timeout=30).text
+        lines = [line for line in text.splitlines() if 'updates_total{outcome="refused"}' in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    with calling(running.http) as seen:
+        for number, bundle_id in enumerate(bad, 1):
+            point(home, bundle_id)
+            eventually(lambda number=number: refusals() >= number, 60)  # type: ignore[misc]
+            since = len(seen.answers)
+            eventually(lambda since=since: len(seen.answers) > since + 20)  # type: ignore[misc]
+    assert seen.bundles() == {old}
+    assert not seen.failures
+    assert running.process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_bundle_that_cannot_read_what_is_sold_out_does_not_take_over(
+    home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
+) -> None:
+    old, new = read_pointer(home).bundle_id, add_bundle(home, toy_bundle, "new")
+    settings = Settings(home=home, store_url=toy_store, deadline_ms=60_000.0, log=False)
+    body = {"user_id": "u2", "basket": [], "at": "2017-12-05T18:30:00Z", "k": 5}
+    running = start_endpoint(None, settings)
+    with httpx.Client(base_url=running.http, timeout=60) as client:
+
+        def ask() -> dict[str, Any]:
+            return client.post("/v1/recommendations", json=body).json()
+
+        first = ask()["items"][0]["item_id"]
+        file = settings.availability_path
+        file.write_text(json.dumps({"out_of_stock": [first]}))
+        eventually(lambda: first not in {item["item_id"] for item in ask()["items"]})
+        file.write_text("{")  # half written
+        point(home, new)
+        refused = 'reco_bundle_updates_total{outcome="refused"} 1.0'
+        eventually(lambda: refused in client.get("/metrics").text, 60)
+        answer = ask()
+        assert answer["bundle_id"] == old
+        assert first not in {item["item_id"] for item in answer["items"]}
+        assert any("availability file could not be read anew" in line for line in running.stderr)
+        file.write_text(json.dumps({"out_of_stock": [first]}))
+        point(home, old)
+        time.sleep(2 * POLL_S)  # it looks at the pointer and forgets the refusal
+        point(home, new)
+        eventually(lambda: ask()["bundle_id"] == new, 60)
+        assert first not in {item["item_id"] for item in ask()["items"]}
+
+
+def children(pid: int) -> set[int]:
+    """The process ids of a process's children."""
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+@pytest.mark.slow
+def test_without_a_champion_there_is_nothing_to_serve(tmp_path: Path) -> None:
+    settings = replace(Settings(home=tmp_path), http_port=0, grpc_port=0)
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.server", "--home", str(tmp_path)],
+        env=settings.to_env(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "has no champion" in done.stderr

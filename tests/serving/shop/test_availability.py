@@ -1,0 +1,91 @@
+"""The file of excluded items: read, read again, and never trusted blindly."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from serving.shop.availability import AvailabilityFile
+from tests.serving.shop.test_watched_file import two_looks
+
+
+def test_no_file_excludes_nothing(tmp_path: Path) -> None:
+    assert two_looks(AvailabilityFile(tmp_path / "none.json")) == [None, None]
+
+
+def test_a_file_is_read_when_it_changes_and_excludes_nothing_once_it_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "availability.json"
+    availability = AvailabilityFile(file)
+    file.write_text('{"out_of_stock": ["a"], "banned": ["zzz"]}')
+    assert two_looks(availability) == [None, ["a", "zzz"]]
+    assert availability.changed() is None
+    file.unlink()
+    assert two_looks(availability) == [None, []]
+    assert availability.changed() is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"banned": [3]}',
+        '{"banned": "b"}',
+        '{"banned": ["b"]}x',
+        "[" * 100_000,
+        '{"out_of_stok": ["b"]}',
+        "\xff",
+    ],
+)
+def test_a_broken_file_changes_nothing_and_is_told_once(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "availability.json"
+    file.write_text(content)
+    availability = AvailabilityFile(file)
+    assert two_looks(availability) + two_looks(availability) == [None] * 4
+    assert len(caplog.records) == 1
+    assert "what was last read stays in force" in caplog.text
+
+
+def test_it_says_whether_it_is_broken_now(tmp_path: Path) -> None:
+    file = tmp_path / "availability.json"
+    availability = AvailabilityFile(file)
+    file.write_text('{"banned": ["a"]}')
+    assert (two_looks(availability), availability.broken) == ([None, ["a"]], "")
+    good = file.stat().st_mtime_ns
+    file.write_text('{"banned": [a]}!')
+    assert two_looks(availability) == [None, None]
+    assert availability.broken
+    file.write_text('{"banned": ["a"]}')
+    os.utime(file, ns=(good, good))  # the good one is put back: nothing changed, and nothing is broken
+    assert (two_looks(availability), availability.broken) == ([None, None], "")
+    file.write_text("{")
+    assert two_looks(availability) == [None, None]
+    file.unlink()
+    assert (two_looks(availability), availability.broken) == ([None, []], "")
+
+
+def test_a_file_that_could_not_be_read_once_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "availability.json"
+    file.write_text('{"banned": ["a"]}')
+    availability = AvailabilityFile(file)
+
+    def stale(path: Path) -> bytes:
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", stale)
+        assert [availability.changed() for _ in range(3)] == [None] * 3
+        assert availability.broken
+        assert len(caplog.records) == 1
+    assert (availability.changed(), availability.broken) == (["a"], "")
+
+
+def test_what_is_no_regular_file_is_never_opened(tmp_path: Path) -> None:
+    """Opening a pipe waits for its other end: the watching thread would stand still."""
+    file = tmp_path / "availability.json"
+    os.mkfifo(file)
+    assert two_looks(AvailabilityFile(file)) == [None, None]

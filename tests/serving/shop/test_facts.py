@@ -1,0 +1,406 @@
+"""Facts on the request path: read while others write, kept when the store is gone, honoured to the second."""
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from feature_repo.facts import Fact
+from serving.answer.recommender import Recommender, open_recommender
+from serving.errors import FactsUnavailable
+from serving.schemas import Request
+from serving.settings import Settings
+from serving.shop.availability import AvailabilityFile
+from serving.shop.fact_store import FactStore, MemoryFactStore, open_fact_store
+from serving.shop.facts import LiveFacts
+from serving.stores.online_features import MemoryStore
+
+AT = 1_717_977_600.0  # the toy shop's cut
+NOW = time.time()
+WITHIN_S = 2.0  # of the event
+
+
+class Catalogue:
+    """Ten items, `i0` to `i9`."""
+
+    def __init__(self) -> None:
+        self.item_ids = np.array([f"i{n}" for n in range(10)])
+        self.code_of = {f"i{n}": n for n in range(10)}
+
+    def codes(self, ids: list[str]) -> np.ndarray:
+        return np.array([self.code_of[item] for item in ids if item in self.code_of], np.int64)
+
+
+class Breaking(MemoryFactStore):
+    """A store that can be told to fail."""
+
+    broken = False
+
+    def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+        if self.broken:
+            raise FactsUnavailable("the store is down")
+        return super().changed_since(sequence)
+
+
+CATALOGUE: Any = Catalogue()
+
+
+def stock(item: str, units: float, store: str | None = None, at: float = NOW) -> Fact:
+    return Fact(f"stock-{at}", "stock", item, units, at, store)
+
+
+def until(said: Callable[[], bool], seconds: float = WITHIN_S) -> bool:
+    """Whether something came true in time."""
+    end = time.monotonic() + seconds
+    while not said():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def excluded(live: LiveFacts, store: str | None = None, at: float = AT) -> list[int]:
+    return sorted(set(live.excluded(at, store).tolist()))
+
+
+# ------------------------------------------------------------------------------------- the live facts
+
+
+def test_nothing_said_excludes_nothing_and_knows_nothing() -> None:
+    live = LiveFacts(CATALOGUE)
+    codes = np.array([3, 1])
+    assert live.excluded(AT, "s1").dtype == np.int64
+    assert excluded(live, "s1") == []
+    assert np.isnan(live.price(codes, AT, "s1")).all()
+    assert np.isnan(live.promotion(codes, AT, None)).all()
+    assert live.coupons(codes, AT, "u1", "s1") == [None, None]
+    live.close()
+
+
+def test_what_is_there_is_read_before_the_first_request() -> None:
+    store = MemoryFactStore()
+    store.write(
+        [
+            stock("i1", 0),
+            stock("i2", 0, "s1"),
+            stock("i3", 5),
+            stock("unknown", 0),
+            Fact("b", "ban", "i4", 1.0, NOW),
+            Fact("b", "ban", "i5", 0.0, NOW),
+            Fact("p", "price", "i6", 2.5, NOW),
+            Fact("q", "price", "i6", 2.0, NOW, "s1"),
+            Fact("r", "promotion", "i6", 0.2, NOW, None, None, AT, AT + 10),
+            Fact("c", "coupon", "i6", "SAVE", NOW, None, "u1"),
+        ]
+    )
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        assert excluded(live) == [1, 4]
+        assert excluded(live, "s1") == [1, 2, 4]
+        codes = np.array([6, 1])
+        np.testing.assert_array_equal(live.price(codes, AT, "s1"), [2.0, np.nan])
+        np.testing.assert_array_equal(live.price(codes, AT, "s2"), [2.5, np.nan])
+        np.testing.assert_array_equal(live.promotion(codes, AT + 9.9, None), [0.2, np.nan])
+        np.testing.assert_array_equal(live.promotion(codes, AT + 10, None), [np.nan, np.nan])
+        assert live.coupons(codes, AT, "u1", "s9") == ["SAVE", None]
+        assert live.coupons(codes, AT, "u2", "s9") == [None, None]
+
+
+def test_a_change_shows_within_two_seconds_and_so_does_its_end() -> None:
+    store = MemoryFactStore()
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        store.write([stock("i1", 0)])
+        assert until(lambda: excluded(live) == [1])
+        store.write([stock("i1", 7, at=NOW + 1)])
+        assert until(lambda: excluded(live) == [])
+
+
+def test_the_file_and_the_store_exclude_together(tmp_path: Path) -> None:
+    store, file = MemoryFactStore(), tmp_path / "availability.json"
+    with closing(LiveFacts(CATALOGUE, store, AvailabilityFile(file))) as live:
+        store.write([stock("i1", 0)])
+        file.write_text('{"out_of_stock": ["i2"], "banned": ["i3", "unknown"]}')
+        assert until(lambda: excluded(live) == [1, 2, 3])
+        file.write_text("{broken")
+        time.sleep(0.6)
+        assert excluded(live) == [1, 2, 3]
+        file.unlink()
+        assert until(lambda: excluded(live) == [1])
+
+
+def test_a_broken_store_keeps_what_was_read_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def reads(outcome: str) -> float:
+        return REGISTRY.get_sample_value("reco_fact_reads_total", {"outcome": outcome}) or 0.0
+
+    store = Breaking()
+    store.write([stock("i1", 0)])
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        failed = reads("failed")
+        store.broken = True
+        store.write([stock("i2", 0)])
+        assert until(lambda: reads("failed") >= failed + 3)
+        assert (excluded(live), live.state) == ([1], "unavailable")
+        assert len(caplog.records) == 1
+        assert "stay as last read: the store is down" in caplog.text
+        store.broken = False
+        assert until(lambda: excluded(live) == [1, 2])
+        assert until(lambda: live.state == "ready")
+        assert len(caplog.records) == 2
+
+
+def test_a_store_broken_from_the_start_is_read_when_it_comes_back() -> None:
+    store = Breaking()
+    store.broken = True
+    store.write([stock("i1", 0)])
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        assert (excluded(live), live.state) == ([], "unavailable")
+        store.broken = False
+        assert until(lambda: excluded(live) == [1])
+
+
+def test_what_another_one_has_read_and_this_one_could_not_is_named(tmp_path: Path) -> None:
+    store, file = Breaking(), tmp_path / "availability.json"
+    file.write_text('{"banned": ["i2"]}')
+    store.write([stock("i1", 0)])
+
+    def live() -> Any:
+        return closing(LiveFacts(CATALOGUE, store, AvailabilityFile(file)))
+
+    with live() as before, live() as whole:
+        assert before.state == whole.state == "ready"
+        file.write_text("{")
+        store.broken = True
+        assert until(lambda: whole.state == "unavailable")
+        assert whole.lacks(before) == [], "what it has read it keeps"
+        with live() as blind, live() as other:
+            assert blind.state == "unavailable"
+            assert blind.lacks(before) == ["availability file", "fact store"]
+            assert other.lacks(blind) == [], "nothing is lost that nobody knew"
+            store.broken = False
+            assert until(lambda: blind.lacks(before) == ["availability file"])
+            assert blind.state == "unavailable", "the file still is"
+            file.unlink()
+            assert until(lambda: blind.lacks(before) == [])
+            assert until(lambda: blind.state == "ready")
+
+
+def test_a_store_that_breaks_between_two_pages_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.shop.fact_store.PAGE", 1)
+
+    class Half(Breaking):
+        def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+            found = super().changed_since(sequence)
+            self.broken = True
+            return found
+
+    store, half = Breaking(), Half()
+    for each in (store, half):
+        each.write([stock("i1", 0), stock("i2", 0)])
+    with closing(LiveFacts(CATALOGUE, store)) as before, closing(LiveFacts(CATALOGUE, half)) as live:
+        assert excluded(live) == [1]
+        assert live.lacks(before) == ["fact store"]
+
+
+def test_an_error_nobody_expected_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+    class Mad(MemoryFactStore):
+        mad = False
+
+        def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+            if self.mad:
+                raise ZeroDivisionError
+            return super().changed_since(sequence)
+
+    store = Mad()
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        store.mad = True
+        assert until(lambda: "facts could not be taken in" in caplog.text)
+        store.mad = False
+        store.write([stock("i1", 0)])
+        assert until(lambda: excluded(live) == [1])
+
+
+def test_requests_read_a_whole_state_while_it_changes() -> None:
+    """Price and its validity change together: a torn read would show a price that was never asked."""
+    store = MemoryFactStore()
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        done = threading.Event()
+        seen: set[float] = set()
+
+        def ask() -> None:
+            while not done.is_set():
+                seen.update(live.price(np.array([1, 2]), AT, None).tolist())
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        for step in range(200):
+            # An odd price never holds at AT.
+            ends = AT if step % 2 else AT + 1
+            store.write([Fact(f"{step}", "price", "i1", float(step), NOW + step, valid_until=ends)])
+            live._poll(0.0)
+        done.set()
+        asking.join()
+    assert not [price for price in seen if price == price and price % 2]
+
+
+# ---------------------------------------------------------------------------------- on the toy's line
+
+
+def ask(recommender: Recommender, **changed: Any) -> set[str]:
+    request = Request((), AT, **{"store_id": "store-0", "k": 100, **changed})
+    answers = (recommender.recommend(request), recommender.fallback(request, "test"))
+    return {item.item_id for answer in answers for item in answer.items}
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Iterator[FactStore]:
+    store = open_fact_store(f"sqlite:///{tmp_path}/facts.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def recommender(toy_line: Path, facts: FactStore) -> Iterator[Recommender]:
+    recommender = open_recommender(toy_line / "evaluated", MemoryStore(), facts=facts)
+    yield recommender
+    recommender.facts.close()
+
+
+@pytest.mark.slow
+def test_thirty_percent_sold_out_are_gone_within_two_seconds(
+    recommender: Recommender, facts: FactStore
+) -> None:
+    """Scenario: a catalogue update takes 30 % of the items away while requests come, fallback included."""
+    items = recommender.bundle.statistics.item_ids.tolist()
+    gone = set(items[::3])
+    assert gone & ask(recommender)
+    facts.write([stock(item, 0) for item in gone])
+    written = time.monotonic()
+    shown_late: set[str] = set()
+    while time.monotonic() < written + WITHIN_S + 1:
+        shown = ask(recommender)
+        if time.monotonic() > written + WITHIN_S:
+            shown_late |= shown & gone
+    assert not shown_late
+    assert ask(recommender)
+
+
+@pytest.mark.slow
+def test_sold_out_in_one_store_is_offered_in_another(recommender: Recommender, facts: FactStore) -> None:
+    item = next(iter(ask(recommender)))
+    facts.write([stock(item, 0, "store-0")])
+    assert until(lambda: item not in ask(recommender))
+    assert item in ask(recommender, store_id="store-1")
+    assert item in ask(recommender, store_id=None)
+
+
+@pytest.mark.slow
+def test_an_answer_tells_price_promotion_and_coupon_until_the_second_they_end(
+    recommender: Recommender, facts: FactStore
+) -> None:
+    item = recommender.recommend(Request((), AT, "user-000", "store-0")).items[0].item_id
+    facts.write(
+        [
+            Fact("p", "price", item, 2.5, NOW),
+            Fact("r", "promotion", item, 0.25, NOW, valid_until=AT + 10),
+            Fact("c", "coupon", item, "SAVE", NOW, valid_from=AT, valid_until=AT + 5),
+        ]
+    )
+
+    def first(at: float) -> dict[str, Any]:
+        answer = recommender.recommend(Request((), at, "user-000", "store-0")).to_dict()
+        return next(i for i in answer["items"] if i["item_id"] == item)
+
+    assert until(lambda: first(AT).get("price") == 2.5)
+    assert (first(AT)["promotion"], first(AT)["coupon"]) == (0.25, "SAVE")
+    assert "coupon" not in first(AT - 0.001)
+    assert first(AT + 4.999)["coupon"] == "SAVE"
+    assert "coupon" not in first(AT + 5)
+    assert "promotion" not in first(AT + 10)
+    fallback = recommender.fallback(Request((), AT, None, "store-0", 100), "test")
+    assert {(i.price, i.promotion, i.coupon) for i in fallback.items} == {
+        (None, None, None),
+        (2.5, 0.25, "SAVE"),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_redis_frozen_or_killed_costs_no_request_anything(
+    toy_line: Path, valkey: tuple[str, subprocess.Popen[bytes]], stop: signal.Signals
+) -> None:
+    url, server = valkey
+    facts = open_fact_store(url)
+    items = [f"item-{n:03d}" for n in range(0, 80, 3)]
+    facts.write([stock(item, 0) for item in items])
+    recommender = open_recommender(toy_line / "evaluated", MemoryStore(), facts=open_fact_store(url))
+    assert not set(items) & ask(recommender)
+    server.send_signal(stop)
+    longest, end = 0.0, time.monotonic() + 3
+    while time.monotonic() < end:
+        began = time.monotonic()
+        assert not set(items) & ask(recommender)
+        longest = max(longest, time.monotonic() - began)
+    assert longest < 0.9  # the store's own time-out is a second: no request waited for it
+    assert recommender.facts.state == "unavailable"
+    if stop == signal.SIGSTOP:
+        server.send_signal(signal.SIGCONT)
+        facts.write([stock("item-001", 0)])
+        assert until(lambda: "item-001" not in ask(recommender), 5)
+    recommender.facts.close()
+
+
+# --------------------------------------------------------------------------------------- the endpoint
+
+
+@pytest.mark.slow
+def test_a_running_endpoint_honours_facts_and_tells_them(
+    toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
+) -> None:
+    settings = Settings(
+        home=tmp_path, store_url=f"sqlite:///{tmp_path}/online_store.db", deadline_ms=30_000.0
+    )
+    (tmp_path / "facts.db").write_bytes(b"no database" * 100)
+    running = start_endpoint(toy_bundle, settings)
+    assert running.ready["fact_store"] == "unavailable"
+    facts = open_fact_store(settings.fact_store_url)
+    (tmp_path / "facts.db").unlink()
+    with httpx.Client(base_url=running.http, timeout=10) as client:
+
+        def shown(**changed: Any) -> list[dict[str, Any]]:
+            request = {"basket": [], "at": "2017-12-05T18:30:00Z", "k": 50, **changed}
+            answer = client.post("/v1/models/checkout:predict", json={"instances": [request]})
+            return answer.json()["predictions"][0]["items"]
+
+        items = [item["item_id"] for item in shown()]
+        gone, kept = set(items[::3]), items[1]
+        ends = 1_512_498_600.0 + 1
+        facts.write(
+            [
+                *(stock(item, 0) for item in gone),
+                Fact("p", "price", kept, 3.5, NOW),
+                Fact("c", "coupon", kept, "SAVE", NOW, valid_until=ends),
+            ]
+        )
+        assert until(lambda: not gone & {item["item_id"] for item in shown()})
+        assert until(lambda: "price" in next(item for item in shown() if item["item_id"] == kept))
+        told = next(item for item in shown() if item["item_id"] == kept)
+        assert (told["price"], told["coupon"]) == (3.5, "SAVE")
+        late = next(item for item in shown(at="2017-12-05T18:30:01Z") if item["item_id"] == kept)
+        assert "coupon" not in late
+        tensors = {"inputs": [{"name": "basket", "datatype": "BYTES", "shape": [0], "data": []}]}
+        v2 = client.post("/v2/models/checkout/infer", json=tensors)
+        columns = {output["name"]: output for output in v2.json()["outputs"]}
+        place = columns["item_id"]["data"].index(kept)
+        assert columns["price"]["data"][place] == 3.5
+        assert columns["price"]["data"][place - 1] is None  # NaN as JSON has it
+        assert columns["coupon"]["data"] == [""] * len(columns["item_id"]["data"])  # it ended years ago
+        assert 'reco_fact_reads_total{outcome="failed"}' in client.get("/metrics").text
+    facts.close()

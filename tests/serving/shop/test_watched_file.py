@@ -1,0 +1,80 @@
+"""A watched file: read when it changes, never trusted blindly; `test_availability` has the rest."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.shop.watched_file import WatchedFile, read_regular
+
+
+def read(file: Path) -> int:
+    return int(file.read_text())
+
+
+def str_of(file: Path) -> str:
+    return file.read_text()
+
+
+def two_looks(watched: WatchedFile[Any]) -> list[Any]:
+    return [watched.changed(), watched.changed()]
+
+
+def test_what_was_last_read_stays_while_the_file_is_broken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "number"
+    watched = WatchedFile(file, read, 0, "number")
+    assert two_looks(watched) == [None, None]
+    file.write_text("7")
+    assert two_looks(watched) == [None, 7]
+    file.write_text("seven")
+    with caplog.at_level(logging.ERROR):
+        assert two_looks(watched) + two_looks(watched) == [None] * 4
+    assert len(caplog.records) == 1
+    assert "what was last read stays in force" in caplog.text
+    assert "seven" in watched.broken
+    file.write_text("8")
+    assert (two_looks(watched), watched.broken) == ([None, 8], "")
+    file.unlink()
+    assert two_looks(watched) + two_looks(watched) == [None, 0, None, None]
+
+
+def test_what_is_being_written_is_believed_when_it_has_stayed_the_same(tmp_path: Path) -> None:
+    """A save that is no rename: the file is empty, then half there; or it is gone, then there again."""
+    file = tmp_path / "number"
+    file.write_text("700")
+    watched = WatchedFile(file, str_of, "nothing", "number")
+    assert (two_looks(watched), watched.settled) == ([None, "700"], True)
+    for half in ("", "80", "800"):
+        file.write_text(half)
+        assert (watched.changed(), watched.settled) == (None, False)
+    assert watched.changed() == "800"
+    file.unlink()
+    assert watched.changed() is None
+    file.write_text("9000")
+    assert two_looks(watched) == [None, "9000"]
+
+
+def test_what_is_written_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "number"
+    file.write_text("1")
+    more = iter(["22", "333"])
+
+    def slowly(place: Path) -> str:
+        found = place.read_text()
+        if text := next(more, ""):
+            place.write_text(text)
+        return found
+
+    watched = WatchedFile(file, slowly, "nothing", "number")
+    assert [watched.changed() for _ in range(4)] == [None, None, None, "333"]
+
+
+def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "number"
+    file.write_text("12345678901")
+    watched = WatchedFile(file, lambda place: int(read_regular(place, 10)), 0, "number")
+    assert two_looks(watched) == [None, None]
+    assert watched.broken == "expected a regular file of at most 10 bytes"

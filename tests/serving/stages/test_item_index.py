@@ -1,0 +1,282 @@
+"""What the index finds is what a full scan finds; what was removed never comes, what was added does."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feature_repo.aggregates import no_events
+from serving.release.bundle import load_bundle
+from serving.stages.item_index import FaissTower, ItemIndex, Search, read_item_index
+from serving.stages.retrieval import build_query
+
+ITEMS, WIDTH = 2_000, 16
+TYPES = {
+    "Flat": {},
+    "IVF16,SQ8": {"nprobe": 16},
+    "IVF16,PQ4x4,Refine(SQ8)": {"nprobe": 16, "k_factor": 4},
+    "HNSW32": {"efSearch": 400},
+}
+
+
+def planted(items: int = ITEMS, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(items, WIDTH)).astype(np.float32)
+
+
+def faiss_index(description: str, vectors: np.ndarray) -> faiss.Index:
+    index = faiss.index_factory(WIDTH, description, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    index.add(vectors)
+    return index
+
+
+@pytest.fixture(scope="module")
+def indexes() -> dict[str, faiss.Index]:
+    return {description: faiss_index(description, planted()) for description in TYPES}
+
+
+def scan(vectors: np.ndarray, query: np.ndarray, k: int, without: np.ndarray) -> list[int]:
+    scores = vectors @ query
+    scores[without] = -np.inf
+    return np.argsort(-scores)[:k].tolist()
+
+
+def test_exact_search_finds_what_a_full_scan_finds(indexes: dict[str, faiss.Index]) -> None:
+    queries = planted(5, seed=1)
+    scores, codes = ItemIndex(indexes["Flat"]).search(queries, 10)
+    nothing = np.empty(0, np.int64)
+    assert codes.tolist() == [scan(planted(), query, 10, nothing) for query in queries]
+    assert np.allclose(scores, np.take_along_axis(queries @ planted().T, codes, axis=1), atol=1e-4)
+
+
+@pytest.mark.parametrize("description", TYPES)
+def test_what_was_removed_never_comes_and_others_take_its_place(
+    indexes: dict[str, faiss.Index], description: str
+) -> None:
+    index, query = ItemIndex(indexes[description]), planted(1, seed=2)
+    search = Search(TYPES[description])
+    best = index.search(query, 50, search)[1][0]
+    index.remove(best[:30])
+    left = index.search(query, 50, search)[1][0]
+    assert len(set(left.tolist())) == 50
+    assert not set(left.tolist()) & set(best[:30].tolist())
+    everything = index.search(query, ITEMS, search)[1][0]
+    assert not set(everything.tolist()) & set(best[:30].tolist())
+
+
+@pytest.mark.parametrize("description", ["IVF16,SQ8", "IVF16,PQ4x4,Refine(SQ8)", "HNSW32"])
+def test_too_few_in_the_lists_that_were_looked_at_lets_it_look_at_more(
+    indexes: dict[str, faiss.Index], description: str
+) -> None:
+    """All but 20 items are gone: with one list, or 16 nodes, hardly one of those would be met."""
+    keep = np.arange(0, ITEMS, ITEMS // 20)
+    index = ItemIndex(indexes[description])
+    index.remove(np.setdiff1d(np.arange(ITEMS), keep))
+    little = Search({name: {"nprobe": 1, "efSearch": 16}.get(name, 1) for name in TYPES[description]})
+    found = index.search(planted(3, seed=3), 30, little)[1]
+    assert all(sorted(row[row >= 0].tolist()) == keep.tolist() for row in found)
+
+
+@pytest.mark.parametrize("description", TYPES)
+def test_only_allowed_items_are_found(indexes: dict[str, faiss.Index], description: str) -> None:
+    allowed = np.arange(ITEMS) % 5 == 0
+    found = ItemIndex(indexes[description]).search(
+        planted(3, seed=4), 40, Search(TYPES[description], allowed)
+    )[1]
+    assert allowed[found].all()
+    assert (found >= 0).all()
+
+
+def test_what_was_added_is_found_among_the_others(indexes: dict[str, faiss.Index]) -> None:
+    index, query = ItemIndex(indexes["Flat"]), planted(1, seed=5)
+    new = np.concatenate([100 * query, -100 * query])
+    index.add(np.array([ITEMS + 1, ITEMS]), new)
+    codes = index.search(query, ITEMS + 5)[1][0]
+    assert codes[0] == ITEMS + 1
+    assert codes[ITEMS + 1] == ITEMS, "the worst of all comes last"
+    assert (codes[ITEMS + 2 :] == -1).all()
+    only = np.zeros(ITEMS + 2, bool)
+    only[[3, ITEMS]] = True
+    assert index.search(query, 2, Search(allowed=only))[1][0].tolist() == [3, ITEMS]
+    short = np.ones(ITEMS, bool)  # made before the two came: it allows neither
+    assert index.search(query, 1, Search(allowed=short))[1][0, 0] < ITEMS
+
+
+def test_a_new_vector_takes_the_place_of_the_old_one(indexes: dict[str, faiss.Index]) -> None:
+    index, query = ItemIndex(indexes["Flat"]), planted(1, seed=6)
+    worst = int(index.search(query, ITEMS)[1][0, -1])
+    for _ in range(2):
+        index.add(np.array([worst]), 50 * query)
+    codes = index.search(query, ITEMS)[1][0]
+    assert codes[0] == worst
+    assert sorted(codes.tolist()) == list(range(ITEMS))
+    index.remove(np.array([worst]))
+    assert worst not in index.search(query, ITEMS)[1][0]
+
+
+Change = st.tuples(st.sampled_from(["add", "remove"]), st.lists(st.integers(0, 39), min_size=1, unique=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(Change, max_size=8))
+def test_any_order_of_changes_gives_what_a_dict_would_hold(changes: list[tuple[str, list[int]]]) -> None:
+    index, held = ItemIndex(faiss_index("Flat", planted(30))), dict(enumerate(planted(30)))
+    ever = set(held)
+    for number, (kind, codes) in enumerate(changes):
+        if kind == "add":
+            vectors = planted(len(codes), seed=100 + number)
+            index.add(np.array(codes), vectors)
+            held |= dict(zip(codes, vectors, strict=True))
+            ever |= set(codes)
+        else:
+            there = [code for code in codes if code < 30 or code in held]
+            index.remove(np.array(there, np.int64))
+            held = {code: vector for code, vector in held.items() if code not in there}
+    query = planted(1, seed=7)
+    codes = index.search(query, 40)[1][0]
+    expected = sorted(held, key=lambda code: -float(query[0] @ held[code]))
+    assert codes[: len(held)].tolist() == expected
+    assert (codes[len(held) :] == -1).all()
+
+
+def test_what_does_not_fit_is_refused(indexes: dict[str, faiss.Index]) -> None:
+    index = ItemIndex(indexes["Flat"])
+    with pytest.raises(ValueError, match="one vector of 16 numbers for each distinct code"):
+        index.add(np.array([1, 1]), planted(2))
+    with pytest.raises(ValueError, match="one vector of 16 numbers"):
+        index.add(np.array([1]), planted(1)[:, :3])
+    with pytest.raises(ValueError, match="not finite"):
+        index.add(np.array([1]), np.full((1, WIDTH), np.nan))
+    with pytest.raises(ValueError, match="code 2000 is no item of this index: expected 0 to 1999"):
+        index.remove(np.array([ITEMS]))
+    with pytest.raises(ValueError, match="has no search parameter 'nprobe': it has none"):
+        index.search(planted(1), 3, Search({"nprobe": 3}))
+    with pytest.raises(ValueError, match="expected Flat, IVF"):
+        ItemIndex(faiss.IndexLSH(WIDTH, 8))
+
+
+def test_readers_see_the_old_state_or_the_new_one(indexes: dict[str, faiss.Index]) -> None:
+    """A pair is added and removed as one, again and again: nobody ever finds one without the other."""
+    index, query = ItemIndex(indexes["Flat"]), planted(1, seed=8)
+    pair, vectors = np.array([ITEMS, ITEMS + 1]), 100 * np.concatenate([query, query])
+    over, torn = threading.Event(), []
+
+    def write() -> None:
+        for _ in range(300):
+            index.add(pair, vectors)
+            index.remove(pair)
+        over.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not over.is_set():
+        found = np.isin(pair, index.search(query, 5)[1][0])
+        if found[0] != found[1]:
+            torn.append(found)
+    writer.join()
+    assert not torn
+
+
+@pytest.mark.parametrize("description", TYPES)
+def test_a_file_is_mapped_and_answers_as_the_index_that_was_written(
+    indexes: dict[str, faiss.Index], description: str, tmp_path: Path
+) -> None:
+    faiss.write_index(indexes[description], str(tmp_path / "index.faiss"))
+    before = anonymous_kb()
+    read = read_item_index(tmp_path / "index.faiss")
+    assert anonymous_kb() - before < 1_000
+    queries, search = planted(4, seed=9), Search(TYPES[description])
+    expected = ItemIndex(indexes[description]).search(queries, 20, search)[1]
+    assert read.search(queries, 20, search)[1].tolist() == expected.tolist()
+
+
+def anonymous_kb() -> int:
+    """Memory of this process that no file stands behind."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.mark.parametrize("number", [ITEMS, ITEMS * WIDTH, None])
+def test_a_file_that_claims_more_than_it_holds_is_refused(
+    indexes: dict[str, faiss.Index], number: int | None, tmp_path: Path
+) -> None:
+    """Of vectors, of numbers in them, or because half of it is missing."""
+    file = tmp_path / "index.faiss"
+    faiss.write_index(indexes["Flat"], str(file))
+    content = bytearray(file.read_bytes())
+    if number is None:
+        content = content[: len(content) // 2]
+    else:
+        at = content.find(number.to_bytes(8, "little"))
+        content[at : at + 8] = (1 << 40).to_bytes(8, "little")
+    file.write_bytes(content)
+    with pytest.raises(RuntimeError):
+        read_item_index(file)
+
+
+def test_codes_outside_the_catalogue_never_reach_the_ranker() -> None:
+    flat = faiss_index("Flat", planted(30))
+    index = ItemIndex(flat)
+    index._main = SimpleNamespace(
+        ntotal=30, search=lambda vectors, k, params: (np.zeros((1, 5)), np.array([[3, -1, 30, 10**12, 5]]))
+    )
+    assert index.search(planted(1), 5)[1].tolist() == [[3, -1, -1, -1, 5]]
+
+
+@pytest.mark.slow
+def test_the_tower_brings_every_item_when_asked_for_more(toy_line: Path) -> None:
+    bundle = load_bundle(toy_line / "bundle")
+    query = build_query(bundle.statistics, ("item-002",), no_events(), 1_511_740_800)
+    items = len(bundle.statistics.item_ids)
+    assert sorted(FaissTower(bundle.query_tower, bundle.index).search([query], items + 50)[0]) == list(
+        range(items)
+    )
+
+
+def test_queries_that_share_a_call_find_what_each_finds_alone(toy_bundle: Path) -> None:
+    bundle = load_bundle(toy_bundle)
+    tower = FaissTower(bundle.query_tower, bundle.index)
+    baskets = [("1000005",), (), ("1000001", "1000002"), ("no such item",), ("1000030",)]
+    queries = [build_query(bundle.statistics, basket, no_events(), 1_511_740_800) for basket in baskets]
+    joined = tower.search(queries, 7)
+    assert [found.tolist() for found in joined] == [tower.search([one], 7)[0].tolist() for one in queries]
+    assert [len(found) for found in joined] == [7, 0, 7, 0, 7], (
+        "nobody with nothing: best sellers say it better"
+    )
+    assert [len(found) for found in tower.search(queries, 0)] == [0] * 5, "a profile without this source"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(faiss.get_num_gpus() == 0, reason="no GPU, or a Faiss without GPU support")
+@pytest.mark.parametrize("description", ["Flat", "IVF16,SQ8"])
+def test_the_gpu_finds_what_the_cpu_finds(description: str) -> None:
+    main = faiss_index(description, planted())
+    index, queries = ItemIndex(main), planted(4, seed=10)
+    assert index._twin is not None
+    search = Search({"nprobe": 16} if "IVF" in description else {})
+    cpu = ItemIndex(main)
+    cpu._twin = None
+    found, expected = index.search(queries, 20, search)[1], cpu.search(queries, 20, search)[1]
+    assert np.mean([np.isin(a, b).mean() for a, b in zip(found, expected, strict=True)]) > 0.95
+    index.remove(found[0])
+    assert not np.isin(index.search(queries, 20, search)[1][0], found[0]).any()
+
+
+@pytest.mark.parametrize("description", TYPES)
+def test_a_file_that_ends_too_soon_is_refused_wherever_it_ends(
+    indexes: dict[str, faiss.Index], description: str, tmp_path: Path
+) -> None:
+    """Faiss's own reader of mapped files crashes the process for some of these lengths."""
+    file = tmp_path / "index.faiss"
+    faiss.write_index(indexes[description], str(file))
+    whole = file.read_bytes()
+    assert read_item_index(file).rows == ITEMS
+    for length in (*range(0, 420, 7), *range(25, 32), *range(420, len(whole), len(whole) // 20)):
+        file.write_bytes(whole[:length])
+        with pytest.raises((RuntimeError, ValueError, MemoryError)):
+            read_item_index(file)

@@ -1,0 +1,51 @@
+"""The ranker's graph gives one probability per row; no row, no question."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+from serving.errors import ScoresInvalid
+from serving.release.bundle import load_bundle
+from serving.stages.ranking import rank, rank_joined
+
+
+@pytest.mark.slow
+def test_one_probability_per_row_and_rows_do_not_see_each_other(toy_line: Path) -> None:
+    ranker = load_bundle(toy_line / "bundle").ranker
+    dense = np.random.default_rng(0).random((7, len(DENSE_NAMES)), np.float32)
+    categorical = np.ones((7, len(CATEGORICAL)), np.int64)
+    together = rank(ranker, dense, categorical)
+    assert together.shape == (7,)
+    assert together.dtype == np.float32
+    assert ((together > 0) & (together < 1)).all()
+    alone = np.concatenate([rank(ranker, dense[i : i + 1], categorical[i : i + 1]) for i in range(7)])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_no_candidates_no_scores(toy_line: Path) -> None:
+    ranker = load_bundle(toy_line / "bundle").ranker
+    dense, categorical = (
+        np.empty((0, len(DENSE_NAMES)), np.float32),
+        np.empty((0, len(CATEGORICAL)), np.int64),
+    )
+    scores = rank(ranker, dense, categorical)
+    assert scores.shape == (0,)
+
+
+def test_a_call_for_many_gives_each_its_own_scores(toy_bundle: Path) -> None:
+    ranker = load_bundle(toy_bundle).ranker
+    rng = np.random.default_rng(0)
+    requests = [
+        (rng.random((rows, len(DENSE_NAMES)), np.float32), np.ones((rows, len(CATEGORICAL)), np.int64))
+        for rows in (3, 0, 1, 500)
+    ]
+    requests[2][0][0, 0] = np.nan
+    together = rank_joined(ranker, requests)
+    for number in (0, 1, 3):
+        np.testing.assert_allclose(together[number], rank(ranker, *requests[number]), atol=1e-6)  # type: ignore[arg-type]
+    for found in (together[2], *rank_joined(ranker, requests[2:3])):
+        assert isinstance(found, ScoresInvalid)
+        assert "1 of 1 scores" in str(found)

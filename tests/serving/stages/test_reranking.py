@@ -1,0 +1,206 @@
+"""Diversity, pins, reserved slots and weights by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.stages.reranking import (
+    ANY,
+    CHOSEN,
+    NEW,
+    NO_KINDS,
+    NO_RARITY,
+    NO_SLOTS,
+    NOVEL,
+    PINNED,
+    POOL,
+    REPEAT,
+    RESERVED,
+    exposure_weights,
+    fill_slots,
+    item_rarity,
+    of_new_manufacturers,
+    rare_pool,
+    rerank,
+)
+from tests.serving.conftest import build_statistics
+
+
+def test_the_second_of_a_type_pays_the_penalty() -> None:
+    scores, types = np.array([0.9, 0.8, 0.5]), np.array([1, 1, 2])
+    assert rerank(scores, types, 3, 0.5).tolist() == [0, 2, 1]  # 0.9, 0.5, 0.8 x 0.5
+    assert rerank(scores, types, 3, 0.7).tolist() == [0, 1, 2]  # 0.8 x 0.7 is still more than 0.5
+
+
+def test_a_third_pays_twice_and_unknown_types_never() -> None:
+    scores = np.array([0.9, 0.8, 0.7, 0.3])
+    assert rerank(scores, np.array([1, 1, 1, 0]), 4, 0.5).tolist() == [0, 1, 3, 2]
+    assert rerank(scores, np.array([0, 0, 0, 0]), 4, 0.5).tolist() == [0, 1, 2, 3]
+
+
+def test_penalty_one_keeps_the_order() -> None:
+    assert rerank(np.array([0.1, 0.9, 0.5]), np.array([1, 1, 1]), 2, 1.0).tolist() == [1, 2]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4)), max_size=60),
+    st.integers(0, 20),
+    st.floats(0.1, 1),
+)
+def test_the_best_comes_first_and_no_item_twice(
+    pairs: list[tuple[float, int]], k: int, penalty: float
+) -> None:
+    scores = np.array([score for score, _ in pairs], np.float64)
+    types = np.array([kind for _, kind in pairs], np.int64)
+    rows = rerank(scores, types, k, penalty)
+    assert len(rows) == len(set(rows.tolist())) == min(k, len(pairs))
+    if len(rows):
+        assert scores[rows[0]] == scores.max()
+    for kind in set(types.tolist()):  # within a type nothing overtakes
+        assert (np.diff(scores[rows][types[rows] == kind]) <= 1e-12).all()
+
+
+# ------------------------------------------------------------------------------- pins and reserved slots
+
+SCORES = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+NO_TYPES = np.zeros(6, np.int64)
+
+
+def fill(k: int, pins: list[int], before: list[bool] | None = None, kept: list[int] | None = None) -> Any:
+    rows, why = fill_slots(
+        SCORES,
+        NO_RARITY,
+        NO_TYPES,
+        k,
+        1.0,
+        np.array(pins, np.int64),
+        np.array(before or [False] * 6, np.bool_),
+        np.array(kept or [], np.int8),
+        NO_SLOTS,
+    )
+    return rows.tolist(), why.tolist()
+
+
+def test_a_pin_stands_in_its_slot_and_nowhere_else() -> None:
+    assert fill(4, [-1, 5, -1, 0]) == ([1, 5, 2, 0], [CHOSEN, PINNED, CHOSEN, PINNED])
+    assert fill(3, [-1, 5, -1, 0]) == ([1, 5, 2], [CHOSEN, PINNED, CHOSEN]), (
+        "the beginning of the longer list"
+    )
+
+
+def test_when_nothing_else_is_left_pins_move_forward() -> None:
+    rows, why = fill(6, [-1, -1, -1, -1, -1, -1, -1, 0, 2])
+    assert rows == [1, 3, 4, 5, 0, 2]
+    assert why == [CHOSEN] * 4 + [PINNED] * 2
+
+
+def test_a_kept_slot_takes_the_best_of_its_kind() -> None:
+    before = [True, True, True, False, False, True]
+    assert fill(4, [], before, [ANY, NEW, REPEAT, NEW]) == (
+        [0, 3, 1, 4],
+        [CHOSEN, RESERVED, CHOSEN, RESERVED],
+    )
+    assert fill(3, [], [True] * 6, [NEW]) == ([0, 1, 2], [CHOSEN] * 3), "there is none of its kind"
+    assert fill(3, [], [False] * 6, [NEW, REPEAT]) == ([0, 1, 2], [CHOSEN] * 3)
+    assert fill(3, [3], before, [NEW, NEW]) == ([3, 4, 0], [PINNED, RESERVED, CHOSEN]), "a pin comes first"
+
+
+def test_a_kept_slot_reaches_beyond_the_best() -> None:
+    worth, types, before = np.linspace(1, 0.1, 40), np.zeros(40, np.int64), np.arange(40) < 39
+    kept = np.array([NEW], np.int8)
+    rows, _ = fill_slots(worth, NO_RARITY, types, 2, 1.0, NO_SLOTS, before, kept, NO_SLOTS)
+    assert rows.tolist() == [39, 0]
+
+
+# ---------------------------------------------------------------------------------------- novel slots
+
+
+def test_in_a_novel_slot_the_rare_is_worth_more() -> None:
+    rarity = np.array([1.0, 1.0, 1.0, 1.0, 3.0, 3.0])  # 0.5 and 0.4 are worth 1.5 and 1.2 there
+    rows, why = fill_slots(
+        SCORES, rarity, NO_TYPES, 4, 1.0, NO_SLOTS, np.zeros(6, np.bool_), NO_KINDS, np.array([1, 3])
+    )
+    assert rows.tolist() == [0, 4, 1, 5]
+    assert why.tolist() == [CHOSEN, NOVEL, CHOSEN, NOVEL]
+    assert rerank(SCORES, NO_TYPES, 2, 1.0, rarity, np.array([3])).tolist() == [0, 1], "there is no such slot"
+    same = rerank(SCORES, NO_TYPES, 4, 1.0, np.full(6, 2.0), np.array([1, 3]))
+    assert same.tolist() == [0, 1, 2, 3], "where all are as rare the best is the best"
+
+
+def test_a_novel_slot_reaches_beyond_the_best_and_pins_and_kept_slots_come_first() -> None:
+    worth, types, rarity = np.linspace(1, 0.1, 40), np.zeros(40, np.int64), np.ones(40)
+    rarity[39] = 100.0
+    assert rerank(worth, types, 2, 1.0, rarity, np.array([1])).tolist() == [0, 39]
+    before, kept = np.arange(40) > 20, np.array([ANY, NEW], np.int8)
+    rows, why = fill_slots(worth, rarity, types, 2, 1.0, NO_SLOTS, before, kept, np.array([1]))
+    assert (rows.tolist(), why.tolist()) == ([0, 1], [CHOSEN, RESERVED])
+    pins = np.array([-1, 7])
+    rows, why = fill_slots(worth, rarity, types, 2, 1.0, pins, before, NO_KINDS, np.array([1]))
+    assert (rows.tolist(), why.tolist()) == ([0, 7], [CHOSEN, PINNED])
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 15), st.floats(0.1, 1))
+def test_what_a_novel_slot_may_hold_is_kept(seed: int, k: int, penalty: float) -> None:
+    """The rows that may come into question give the list that all of them give."""
+    rng = np.random.default_rng(seed)
+    worth, rarity, types = rng.random(200), rng.uniform(1, 9, 200), rng.integers(0, 9, 200)
+    novel = np.array([3, 8, 9])
+    kept = np.sort(
+        np.union1d(np.argsort(-worth)[: POOL * k], np.argsort(-worth * rarity)[: rare_pool(novel)])
+    )
+    expected = rerank(worth, types, k, penalty, rarity, novel)
+    assert (
+        kept[rerank(worth[kept], types[kept], k, penalty, rarity[kept], novel)].tolist() == expected.tolist()
+    )
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1, width=32), st.integers(0, 4)), max_size=60),
+    st.integers(0, 20),
+    st.floats(0.1, 1),
+)
+def test_without_rules_and_weights_it_is_what_it_always_was(
+    pairs: list[tuple[float, int]], k: int, penalty: float
+) -> None:
+    scores = np.array([score for score, _ in pairs], np.float32)
+    types = np.array([kind for _, kind in pairs], np.int32)
+    pool = np.argsort(-scores, kind="mergesort")[: POOL * k]
+    left = scores[pool].astype(np.float64)
+    expected = []
+    for _ in range(min(k, len(pool))):
+        best = int(np.argmax(left))
+        expected.append(int(pool[best]))
+        left[best] = -1.0
+        if types[pool[best]]:
+            left[(types[pool] == types[pool[best]]) & (left > 0)] *= penalty
+    assert rerank(scores, types, k, penalty).tolist() == expected
+
+
+# -------------------------------------------------------------------------------------------- weights
+
+
+def test_weights_of_nothing_are_none() -> None:
+    statistics, _ = build_statistics()
+    assert exposure_weights(statistics, 0.0) is None
+    assert item_rarity(statistics, 0.0) is None
+
+
+def test_the_rare_and_the_new_are_worth_more() -> None:
+    statistics, _ = build_statistics(6)
+    table = replace(
+        statistics,
+        basket_count=np.array([400, 4, 4, 4, 0, 4], np.float32),
+        total_baskets=np.array(4_000.0),
+        age_days=np.array([300, 91, 20, 10, 0, 10], np.float32),
+        manufacturer=np.array([1, 2, 2, 1, 3, 0], np.int32),
+    )
+    # Manufacturer 1 sells for 300 days, 2 for 91, 3 since today; of the last item nobody knows it.
+    assert of_new_manufacturers(table).tolist() == [False, True, True, False, True, False]
+    assert exposure_weights(table, 0.5) == pytest.approx([1.0, 1.5, 1.5, 1.0, 1.5, 1.0])
+    rare = 1_000**0.1
+    assert item_rarity(table, 0.1) == pytest.approx([10**0.1, rare, rare, rare, 4_000**0.1, rare])
+    assert exposure_weights(statistics, 1.0) == pytest.approx(np.ones(6)), "an old bundle knows none"

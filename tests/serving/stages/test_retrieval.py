@@ -1,0 +1,168 @@
+"""Candidates of a small shop: which source brought what, and what never comes through."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feature_repo.aggregates import CLICK, DAY_S, UserEvents, no_events
+from feature_repo.statistics import Statistics
+from feature_repo.transforms import Query
+from serving.stages.retrieval import SOURCES, Candidates, Quotas, build_query, retrieve, thin
+
+NOW = 1_511_740_800
+ITEMS = 12
+
+
+@pytest.fixture
+def statistics() -> Statistics:
+    """Item i was bought together with i + 1 and i + 2; best sellers are the high codes."""
+    code = np.arange(ITEMS)
+    neighbours = np.stack([np.where(code + s < ITEMS, code + s, -1) for s in (1, 2)], axis=1).astype(np.int32)
+    column = np.ones(ITEMS, np.float32)
+    return Statistics(
+        item_ids=np.array([f"i{n:02d}" for n in code]),
+        categorical=np.ones((ITEMS, 3), np.int32),
+        is_private=column,
+        price=column,
+        discount_ratio=column,
+        purchases_4w=column,
+        purchases_13w=column,
+        basket_count=column * 9,
+        buyer_count=column,
+        repeat_ratio=column,
+        interval_days=column,
+        age_days=column,
+        neighbours=neighbours,
+        together_count=np.where(neighbours >= 0, np.array([[3, 1]], np.float32), 0).astype(np.float32),
+        type_lift=np.zeros((2, 2), np.float16),
+        popular=code[::-1].astype(np.int32),
+        store_ids=np.array(["s1"]),
+        store_popular=np.array([[5, 0, 3]], np.int32),
+        total_baskets=np.array(50.0),
+    )
+
+
+def near(*codes: int) -> np.ndarray:
+    return np.array(codes, np.int64)
+
+
+Ask = Callable[[list[str], list[str]], Query]
+
+
+@pytest.fixture
+def query_of(statistics: Statistics, row_of: Callable[..., UserEvents]) -> Ask:
+    """Make a query of a basket and of what was bought, one item a day up to yesterday."""
+
+    def make(basket: list[str], bought: list[str]) -> Query:
+        days = [(NOW - (len(bought) - day) * DAY_S, [item], 1.0, 0.0) for day, item in enumerate(bought)]
+        return build_query(statistics, tuple(basket), row_of(days) if days else no_events(), NOW)
+
+    return make
+
+
+def test_sources_come_in_order_and_the_first_one_counts(statistics: Statistics, query_of: Ask) -> None:
+    query = query_of(["i00"], ["i07", "i02", "i02"])
+    found = retrieve(query, statistics.store_popular[0], Quotas(total=8), near(9, 1))
+    assert found.codes.tolist() == [2, 7, 1, 9, 5, 3, 11, 10]
+    assert [SOURCES[s] for s in found.source] == [
+        "history",
+        "history",
+        "together",
+        "tower",
+        "store",
+        "store",
+        "popular",
+        "popular",
+    ]
+
+
+def test_a_query_says_something_with_one_known_item(query_of: Ask) -> None:
+    for basket, bought in ([], []), (["unknown"], []), ([], ["unknown"]):
+        assert not query_of(basket, bought).says_something
+    assert query_of(["i11"], []).says_something
+    assert query_of([], ["i03"]).says_something
+
+
+def test_basket_and_excluded_items_never_come_back(statistics: Statistics, query_of: Ask) -> None:
+    query = query_of(["i00", "i02", "i11"], ["i02", "i03", "i04"])
+    found = retrieve(query, statistics.store_popular[0], Quotas(), near(0, 4, 6), np.array([3, 10]))
+    assert set(found.codes.tolist()) == set(range(ITEMS)) - {0, 2, 11, 3, 10}
+
+
+def test_unknown_items_are_left_out_but_counted(statistics: Statistics, query_of: Ask) -> None:
+    query = query_of(["i00", "nonsense", "i00x"], ["i02", "gone"])
+    assert query.basket.tolist() == [0]
+    assert query.basket_size == 3
+    assert query.history.items.tolist() == [2]
+    assert query.user.totals.baskets == 2
+
+
+def test_a_whole_catalogue_in_the_basket_leaves_nothing(statistics: Statistics, query_of: Ask) -> None:
+    query = query_of(statistics.item_ids.tolist(), ["i02"])
+    assert len(retrieve(query, None, Quotas()).codes) == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 30])
+def test_any_quota_gives_distinct_items_up_to_the_total(
+    statistics: Statistics, query_of: Ask, size: int
+) -> None:
+    query = query_of(["i01"], ["i05"])
+    found = retrieve(query, None, Quotas(total=size), near(3))
+    assert len(found.codes) == len(set(found.codes.tolist())) == min(size, ITEMS - 1)
+
+
+def test_a_row_of_ids_becomes_codes_and_what_is_unknown_still_counts(
+    statistics: Statistics, row_of: Callable[..., UserEvents]
+) -> None:
+    row = row_of([(NOW - DAY_S, ["a", "i03", "i05"], 3.0, 0.0), (NOW - 60, ["i05"], 1.0, 0.0)])
+    query = build_query(statistics, ("i01",), row, NOW)
+    assert query.user.events.items.tolist() == [-1, 3, 5]
+    assert query.history.items.tolist() == [3, 5]
+    assert query.history.count.tolist() == [1, 2]
+    assert (query.user.totals.lines, query.user.totals.spend) == (4, 4.0)
+    assert row.items.tolist() == ["a", "i03", "i05"], "the row that was read stays as it is"
+
+
+def test_what_happened_at_the_request_or_later_is_not_known_to_it(
+    statistics: Statistics, row_of: Callable[..., UserEvents]
+) -> None:
+    """A stream may be ahead of the request that is answered, or of one that is asked again."""
+    row = row_of(
+        [(NOW - 1, ["i03"], 1.0, 0.0), (NOW, ["i04"], 1.0, 0.0), (NOW + 1, ["i05"], 1.0, 0.0)],
+        [(NOW, "i06", CLICK)],
+    )
+    query = build_query(statistics, (), row, NOW)
+    assert query.history.items.tolist() == [3]
+    assert len(query.user.events) == 1
+
+
+def test_replacing_statistics_does_not_share_its_cached_lookups(statistics: Statistics) -> None:
+    assert statistics.codes(["i03"]).tolist() == [3]
+    renamed = replace(statistics, item_ids=np.array([f"j{n:02d}" for n in range(ITEMS)]))
+    assert renamed.codes(["i03"]).tolist() == []
+
+
+def test_of_fewer_candidates_each_source_keeps_its_share_the_best_first() -> None:
+    source = np.repeat(np.arange(5, dtype=np.int8), [20, 10, 0, 6, 4])
+    found = Candidates(np.arange(40), source)
+    fewer = thin(found, 20)
+    assert fewer.codes.tolist() == [*range(10), *range(20, 25), *range(30, 33), *range(36, 38)]
+    assert fewer.source.tolist() == source[fewer.codes].tolist()
+    assert thin(found, 40).codes.tolist() == found.codes.tolist()
+    assert len(thin(found, 1).codes) == 1
+    assert len(thin(Candidates(found.codes[:0], source[:0]), 0).codes) == 0
+
+
+def test_sources_need_not_stand_together() -> None:
+    mixed = Candidates(np.arange(8), np.array([0, 1, 0, 1, 0, 1, 0, 0], np.int8))
+    assert thin(mixed, 3).codes.tolist() == [0, 1, 2]
+    assert thin(mixed, 5).codes.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("quota", [-1, 2.5, True, None, "60", [], 10**9])
+def test_a_quota_that_is_no_number_of_candidates_is_named(quota: Any) -> None:
+    with pytest.raises(ValueError, match="quota tower is"):
+        Quotas(tower=quota)

@@ -1,0 +1,206 @@
+"""A row, a fact or a number that none can be: stopped where it stands, and nobody else's score moves."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+
+from feature_repo.aggregates import UserEvents, make_events, pack, unpack
+from feature_repo.schema import LIMIT, model_inputs
+from feature_repo.statistics import Statistics
+from feature_repo.transforms import Rows
+from serving.answer.recommender import Recommender
+from serving.cache.ranked import Ranked
+from serving.checkout.call_headers import Call
+from serving.checkout.checkout import Checkout, Turn, find_together, rank_together
+from serving.release.bundle import Bundle, load_bundle
+from serving.schemas import Request, Response
+from serving.stores.online_features import MemoryStore, UserRow
+
+AT = 1_512_498_600.0
+ASKED = Request(("1000031",), AT, "u1", None, 10, "r")
+BAD_NUMBERS = [np.nan, np.inf, -np.inf]
+
+
+@pytest.fixture(scope="module")
+def bundle(toy_bundle: Path) -> Bundle:
+    return load_bundle(toy_bundle)
+
+
+@pytest.fixture(scope="module")
+def good(row_of: Callable[..., UserEvents]) -> UserEvents:
+    """Some baskets, weeks apart."""
+    baskets = [["1000005", "1000050"], ["1000005", "1000051", "1000120"], ["1000010"]]
+    return row_of([(AT - (9 - n) * 86_400, basket, 10.0, 1.0) for n, basket in enumerate(baskets)])
+
+
+def spoilt(row: UserEvents, column: str, line: int, value: float) -> bytes:
+    """The row as a broken writer would have stored it."""
+    values = getattr(row, column).copy()
+    values[line] = value
+    return pack(replace(row, **{column: values}))
+
+
+@pytest.mark.parametrize("column", ["at", "paid", "discount"])
+@pytest.mark.parametrize("value", BAD_NUMBERS)
+def test_a_number_that_is_none_makes_the_row_no_row(good: UserEvents, column: str, value: float) -> None:
+    for line in range(len(good)):
+        with pytest.raises(ValueError, match="it is damaged"):
+            unpack(spoilt(good, column, line, value))
+
+
+@pytest.mark.parametrize(
+    ("column", "line", "value"), [("at", 0, -1.0), ("at", 2, 1.0), ("at", 0, 1e308), ("kind", 1, 3)]
+)
+def test_a_line_that_no_event_makes_makes_the_row_no_row(
+    good: UserEvents, column: str, line: int, value: float
+) -> None:
+    with pytest.raises(ValueError, match="it is damaged"):
+        unpack(spoilt(good, column, line, value))
+
+
+def test_a_good_row_stays_as_it_was(good: UserEvents) -> None:
+    again = unpack(pack(good))
+    for name in ("items", "at", "item", "kind", "basket", "key", "paid", "discount"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(good, name))
+    assert len(unpack(pack(make_events([], *[np.empty(0)] * 6)))) == 0
+
+
+def answer_of(bundle: Bundle, row: bytes | None) -> Response:
+    store = MemoryStore()
+    if row is not None:
+        store.write("u1", UserRow(row, AT))
+    return Recommender(bundle, store).recommend(ASKED)
+
+
+def check(response: Response) -> None:
+    scores = np.array([item.score for item in response.items])
+    assert np.isfinite(scores).all()
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert len({item.item_id for item in response.items}) == 10
+
+
+def test_a_broken_row_costs_the_shopper_the_history_and_is_counted(bundle: Bundle, good: UserEvents) -> None:
+    def counted() -> float:
+        labels = {"rung": "full", "degraded_reason": "features_invalid"}
+        return REGISTRY.get_sample_value("reco_responses_total", labels) or 0.0
+
+    stranger, store = answer_of(bundle, None), MemoryStore()
+    checkout = Checkout(Recommender(bundle, store), 60_000.0)
+    for value in BAD_NUMBERS:
+        store.write("u1", UserRow(spoilt(good, "paid", 0, value), AT))
+        before, began = counted(), time.perf_counter()
+        response = asyncio.run(checkout.answer(ASKED, Call(began, began + 60.0, "r")))
+        assert (response.degraded, response.degraded_reason) == (True, "features_invalid")
+        assert response.items == stranger.items
+        assert counted() == before + 1
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_row_of_any_bytes_gives_a_sound_answer(
+    bundle: Bundle, good: UserEvents, data: st.DataObject
+) -> None:
+    row = bytearray(pack(good))
+    for _ in range(data.draw(st.integers(1, 6))):
+        row[data.draw(st.integers(0, len(row) - 1))] = data.draw(st.integers(0, 255))
+    check(answer_of(bundle, bytes(row[: data.draw(st.integers(0, len(row)))])))
+    check(answer_of(bundle, bytes(row)))
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.sampled_from([0.0, -0.0, 1e-308, 1e30, 1e38, 1e308, -1e308, np.nan, np.inf, -np.inf, 3.5]),
+        min_size=12,
+        max_size=12,
+    )
+)
+def test_absurd_numbers_of_the_item_table_stop_before_the_model(bundle: Bundle, numbers: list[float]) -> None:
+    """Of prices, counts and ages; what holds no number is 0, what is too large as large as may be."""
+    with np.errstate(all="ignore"):
+        broken = np.resize(np.array(numbers).astype(np.float32), len(bundle.statistics.item_ids))
+    names = (
+        "price",
+        "discount_ratio",
+        "purchases_4w",
+        "purchases_13w",
+        "repeat_ratio",
+        "interval_days",
+        "age_days",
+    )
+    fields = {name: getattr(bundle.statistics, name) for name in Statistics.__dataclass_fields__}
+    statistics = Statistics(**fields | dict.fromkeys(names, broken))
+    worse = replace(bundle, statistics=statistics)
+    with np.errstate(all="ignore"):  # the strict numerics of the tests; the endpoint has numpy's own
+        recommender = Recommender(worse, MemoryStore())
+        asked = recommender.ask(Request(("1000031",), AT, None, "store-1", 10, "r"))
+        dense, _ = model_inputs(Rows(asked.query, np.arange(len(broken))))
+        assert np.isfinite(dense).all()
+        assert np.abs(dense).max() <= LIMIT
+        check(recommender.recommend(asked.request))
+
+
+def test_one_broken_shopper_moves_nobody_who_shares_the_call(bundle: Bundle, good: UserEvents) -> None:
+    """The scores of ten shoppers who wait together, with and without one whose row is broken or absurd."""
+    store = MemoryStore()
+    store.write("well", UserRow(pack(good), AT))
+    absurd = pack(replace(good, paid=np.full(len(good), 3e38, np.float32)))
+    store.write("nan", UserRow(spoilt(good, "paid", 0, np.nan), AT))
+    store.write("absurd", UserRow(absurd, AT))
+    recommender = Recommender(bundle, store)
+    users = ["well", *(f"nobody {n}" for n in range(9))]
+
+    async def asked_together(who: list[str]) -> dict[str, Response]:
+        turns: list[Turn] = []
+        checkout = Checkout(
+            recommender,
+            60_000.0,
+            rank_together(1e3, 5.0, 8_192),
+            find_together(1e3, 5.0, 8_192),
+            [turns.append],
+        )
+        requests = [Request(("1000031",), AT, user, None, 10, user) for user in who]
+        answers = await asyncio.gather(*(checkout.answer(request, call()) for request in requests))
+        return {answer.request_id: answer for answer in answers}
+
+    def call() -> Call:
+        began = time.perf_counter()
+        return Call(began, began + 60.0, "r")
+
+    with np.errstate(all="ignore"):
+        alone = {user: asyncio.run(asked_together([user]))[user] for user in users}
+        company = asyncio.run(asked_together(["nan", *users[:5], "absurd", *users[5:]]))
+    for user in users:
+        assert [i.item_id for i in company[user].items] == [i.item_id for i in alone[user].items]
+        assert [i.score for i in company[user].items] == pytest.approx(
+            [i.score for i in alone[user].items], abs=1e-6
+        )
+        assert not company[user].degraded
+    assert company["nan"].degraded_reason == "features_invalid"
+    for user in ("nan", "absurd"):
+        check(company[user])
+
+
+@pytest.mark.parametrize(("column", "value"), [("scores", np.nan), ("scores", 1.5), ("last_at", np.inf)])
+def test_a_kept_list_with_a_number_that_is_none_is_no_list(column: str, value: float) -> None:
+    kept = Ranked(
+        np.arange(3, dtype=np.int32),
+        np.array([0.9, 0.5, 0.1], np.float32),
+        np.zeros(3, np.int8),
+        np.ones(3, np.uint16),
+        np.full(3, AT),
+        best=3,
+        whole=True,
+    )
+    Ranked.from_bytes(kept.to_bytes(), 3)
+    getattr(kept, column)[1] = value
+    with pytest.raises(ValueError, match="a ranked list holds"):
+        Ranked.from_bytes(kept.to_bytes(), 3)

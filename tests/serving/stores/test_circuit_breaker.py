@@ -1,0 +1,170 @@
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import REGISTRY
+
+from serving.stores.circuit_breaker import FAILURES, LATEST, MOST_FAILED, CircuitBreaker
+from tests.chaos.procs import eventually
+
+
+class Dependency:
+    """Is well until something is wrong with it, or its probe is broken."""
+
+    def __init__(self) -> None:
+        self.wrong = ""
+        self.defect: Exception | None = None
+        self.probes = 0
+
+    def probe(self) -> str:
+        self.probes += 1
+        if self.defect:
+            raise self.defect
+        return self.wrong
+
+
+def probing() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "some-thing-probe"]
+
+
+@pytest.fixture
+def dependency() -> Dependency:
+    return Dependency()
+
+
+@pytest.fixture
+def breaker(dependency: Dependency) -> Iterator[CircuitBreaker]:
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
+    yield breaker
+    breaker.close()
+    assert not probing()
+
+
+def fail(breaker: CircuitBreaker, times: int) -> None:
+    for _ in range(times):
+        breaker.failed("down")
+
+
+def test_a_few_failures_in_a_row_open_it(breaker: CircuitBreaker, dependency: Dependency) -> None:
+    dependency.wrong = "down"
+    for _ in range(2):
+        fail(breaker, FAILURES - 1)
+        breaker.succeeded()
+        assert not breaker.is_open
+    fail(breaker, FAILURES)
+    assert breaker.is_open
+
+
+def test_what_was_well_all_the_time_is_asked_again_soon(dependency: Dependency) -> None:
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=600.0)
+    fail(breaker, FAILURES)
+    eventually(lambda: not breaker.is_open)
+    assert dependency.probes == 1
+    breaker.close()
+
+
+def test_many_failures_among_the_latest_calls_open_it_whatever_succeeds_between(
+    breaker: CircuitBreaker, dependency: Dependency
+) -> None:
+    dependency.wrong = "down"
+    calls = 0
+    while not breaker.is_open:
+        fail(breaker, 1)
+        breaker.succeeded()
+        calls += 2
+    assert calls == 2 * MOST_FAILED <= LATEST
+
+
+def test_rare_failures_never_open_it(breaker: CircuitBreaker) -> None:
+    for _ in range(1_000):
+        fail(breaker, 1)
+        for _ in range(LATEST // MOST_FAILED):
+            breaker.succeeded()
+    assert not breaker.is_open
+
+
+def test_it_probes_until_all_is_well_and_no_longer(dependency: Dependency) -> None:
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
+    dependency.wrong = "still down"
+    fail(breaker, FAILURES)
+    eventually(lambda: dependency.probes > 3)
+    assert breaker.is_open
+    dependency.wrong = ""
+    eventually(lambda: not breaker.is_open)
+    eventually(lambda: not probing())
+    fail(breaker, FAILURES - 1)
+    assert not breaker.is_open, "what failed before is forgotten"
+    breaker.close()
+
+
+def test_one_that_begins_open_probes_at_once_and_tells_once_what_is_wrong(
+    dependency: Dependency, caplog: pytest.LogCaptureFixture
+) -> None:
+    dependency.wrong = "nobody listens"
+    breaker = CircuitBreaker("some_thing", dependency.probe, is_open=True, probe_s=0.01)
+    assert breaker.is_open
+    eventually(lambda: dependency.probes > 3)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == "some_thing is not asked until it answers: nobody listens"
+    dependency.wrong = ""
+    eventually(lambda: not breaker.is_open)
+    breaker.close()
+
+
+def test_one_that_begins_open_and_is_well_says_nothing(
+    dependency: Dependency, caplog: pytest.LogCaptureFixture
+) -> None:
+    breaker = CircuitBreaker("some_thing", dependency.probe, is_open=True)
+    eventually(lambda: not breaker.is_open)
+    breaker.close()
+    assert not caplog.records
+    assert dependency.probes == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_while_probing_does_not_leave_it_open_for_ever(
+    breaker: CircuitBreaker, dependency: Dependency
+) -> None:
+    dependency.defect = ZeroDivisionError("a defect")
+    fail(breaker, FAILURES)
+    eventually(lambda: not breaker.is_open)
+
+
+def test_closing_ends_the_probing(dependency: Dependency) -> None:
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
+    dependency.wrong = "down"
+    fail(breaker, FAILURES)
+    breaker.close()
+    assert not breaker.is_open
+    probes = dependency.probes
+    time.sleep(0.1)
+    assert dependency.probes == probes
+
+
+def test_many_threads_open_it_once(dependency: Dependency, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=60.0)
+    threads = [threading.Thread(target=fail, args=(breaker, 50)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert breaker.is_open
+    assert len(probing()) == 1
+    assert len(caplog.records) == 1
+    assert "some_thing failed 3 times in a row, in 3 of the latest 20 calls" in caplog.text
+    breaker.close()
+
+
+def test_the_gauge_tells_which_one_is_open(breaker: CircuitBreaker, dependency: Dependency) -> None:
+    def shown() -> float | None:
+        return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "some_thing"})
+
+    dependency.wrong = "down"
+    fail(breaker, FAILURES)
+    assert shown() == 1
+    dependency.wrong = ""
+    eventually(lambda: not breaker.is_open)
+    eventually(lambda: shown() == 0)

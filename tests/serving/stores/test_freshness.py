@@ -1,0 +1,120 @@
+"""A stream that falls silent makes answers say so; a store without a stream never ages."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from feature_repo.snapshots import HEARTBEAT, USER_TTL_DAYS
+from serving.answer.recommender import Recommender, open_recommender
+from serving.errors import FeaturesUnavailable
+from serving.schemas import Request
+from serving.stores import freshness as module
+from serving.stores.freshness import Freshness
+from serving.stores.online_features import MemoryStore, UserRow
+
+
+@pytest.fixture(scope="module")
+def recommender(toy_line: Path) -> Recommender:
+    return open_recommender(toy_line / "evaluated", MemoryStore())
+
+
+class Broken(MemoryStore):
+    """A store that is away."""
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        raise FeaturesUnavailable("away")
+
+
+def beat(store: MemoryStore, age_s: float) -> None:
+    store.write(HEARTBEAT, UserRow(b"alive", time.time() - age_s))
+
+
+def test_without_a_store_or_without_a_stream_nothing_is_stale() -> None:
+    assert Freshness().reason is None
+    alone = Freshness(MemoryStore(), 1.0)
+    assert alone.reason is None
+    alone.close()
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(0.0, None), (59.0, None), (61.0, "stale_features")])
+def test_the_age_of_the_heartbeat_decides(age_s: float, expected: str | None) -> None:
+    store = MemoryStore()
+    beat(store, age_s)
+    found = Freshness(store, 60.0)
+    assert found.reason == expected
+    assert REGISTRY.get_sample_value("reco_features_age_seconds") == pytest.approx(age_s, abs=5)
+    found.close()
+
+
+def test_a_stream_that_comes_back_is_seen_and_a_store_that_is_away_goes_on_ageing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    store = MemoryStore()
+    beat(store, 100.0)
+    found = Freshness(store, 60.0)
+    assert found.reason == "stale_features"
+    beat(store, 0.0)
+    end = time.monotonic() + 10
+    while found.reason and time.monotonic() < end:
+        time.sleep(0.01)
+    assert found.reason is None
+    found._store = Broken()
+    found._beat_at = time.time() - 61
+    time.sleep(0.1)
+    assert found.reason == "stale_features"
+    found.close()
+
+
+def test_answers_say_that_features_are_stale_and_use_them_all_the_same(
+    recommender: Recommender, row_of: Callable[..., Any]
+) -> None:
+    from feature_repo.aggregates import pack
+
+    at = 1_720_000_000.0
+    row = pack(row_of([(at - 86_400, ["item-006"], 3.0, 0.0)]))
+    store = MemoryStore()
+    store.write("ann", UserRow(row, at - 86_400))
+    beat(store, 100.0)
+    silent = Freshness(store, 60.0)
+    asked = Request(("item-002",), at, "ann", None, 20)
+    stale = Recommender(recommender.bundle, store, freshness=silent).recommend(asked)
+    fresh = Recommender(recommender.bundle, store).recommend(asked)
+    silent.close()
+    assert (stale.degraded, stale.degraded_reason) == (True, "stale_features")
+    assert (fresh.degraded, fresh.degraded_reason) == (False, None)
+    assert [item.item_id for item in stale.items] == [item.item_id for item in fresh.items]
+
+
+def test_a_row_older_than_its_time_to_live_counts_as_none(
+    recommender: Recommender, row_of: Callable[..., Any]
+) -> None:
+    from feature_repo.aggregates import pack
+
+    store, at = MemoryStore(), 1_720_000_000.0
+    asked = Request(("item-002",), at, "ann", None, 20)
+    path = Recommender(recommender.bundle, store)
+    nobody = path.recommend(asked)
+    bought = at - USER_TTL_DAYS * 86_400
+    for written_at, expected in ((bought - 1, "stale_features"), (bought + 1, None)):
+        store.write("ann", UserRow(pack(row_of([(written_at - 1, ["item-006"], 3.0, 0.0)])), written_at))
+        found = path.recommend(asked)
+        assert found.degraded_reason == expected
+        same = [i.item_id for i in found.items] == [i.item_id for i in nobody.items]
+        assert same == (expected is not None)
+
+
+@pytest.mark.parametrize("row", [b"", b"\x07\x00" + bytes(30), b"\x02\0\0\0\x01\0\0\0\x09\0\0\0" + bytes(8)])
+def test_a_row_of_another_format_or_cut_short_is_left_out_and_said(
+    recommender: Recommender, row: bytes
+) -> None:
+    store = MemoryStore()
+    store.write("ann", UserRow(row, 1_720_000_000.0))
+    found = Recommender(recommender.bundle, store).recommend(Request(("item-002",), 1_720_000_001.0, "ann"))
+    assert found.degraded_reason == "features_invalid"
+    assert found.items

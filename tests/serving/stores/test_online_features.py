@@ -1,0 +1,342 @@
+import math
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from feature_repo.aggregates import unpack
+from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
+from serving.stores.online_features import (
+    GuardedStore,
+    MemoryStore,
+    OnlineStore,
+    SqliteStore,
+    UserRow,
+    entity_key,
+    open_store,
+)
+from tests.chaos.procs import eventually
+from tests.chaos.rows import AT, packed, proto
+
+
+def write_database(path: Path, rows: dict[str, bytes]) -> None:
+    """A file as Feast's SQLite store lays it out."""
+    connection = sqlite3.connect(path)
+    connection.execute(
+        "CREATE TABLE checkout_user_history (entity_key BLOB, feature_name TEXT, value BLOB, value_text TEXT,"
+        " vector_value BLOB, event_ts timestamp, created_ts timestamp, PRIMARY KEY(entity_key, feature_name))"
+    )
+    naive_utc = time.mktime(time.gmtime(AT))  # Feast reads a UTC time without its zone as local time
+    for user_id, history in rows.items():
+        connection.execute(
+            "INSERT INTO checkout_user_history VALUES (?, 'history', ?, NULL, NULL, ?, NULL)",
+            (entity_key(user_id), proto(history), int(naive_utc)),
+        )
+    connection.commit()
+    connection.close()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "online_store.db"
+    write_database(path, {"42": packed("apple", "bread"), "ünï": packed("x" * 300)})
+    return path
+
+
+def test_memory_store_returns_what_was_written() -> None:
+    store = MemoryStore()
+    store.write("42", UserRow(b"row", 1.0))
+    assert store.read("42") == UserRow(b"row", 1.0)
+    assert store.read("43") is None
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("memory:", MemoryStore),
+        ("sqlite:////var/lib/store.db", SqliteStore),
+        ("sqlite:///store.db", SqliteStore),
+        ("redis://localhost:6379/0", GuardedStore),
+        ("rediss+cluster://u:p@a:1,b:2", GuardedStore),
+        ("redis+sentinel://a:1,b:2/shop", GuardedStore),
+    ],
+)
+def test_open_store_knows_its_urls(url: str, kind: type[OnlineStore]) -> None:
+    store = open_store(url)
+    assert isinstance(store, kind)
+    store.close()
+
+
+def test_open_store_tells_what_is_wrong_with_a_redis_url() -> None:
+    with pytest.raises(ValueError, match="names no service") as caught:
+        open_store("redis+sentinel://:secret@a:1")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["", "mysql://root:secret@host", "sqlite:///", "sqlite://x", "redis"])
+def test_open_store_refuses_other_urls_and_keeps_passwords_to_itself(url: str) -> None:
+    with pytest.raises(ValueError, match="no online store for a") as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_sqlite_read_returns_the_row_with_its_time(database: Path) -> None:
+    store = SqliteStore(database)
+    assert store.read("42") == UserRow(packed("apple", "bread"), float(AT))
+    assert unpack(store.read("42").history).items.tolist() == ["apple", "bread"]  # type: ignore[union-attr]
+    assert store.read("ünï") == UserRow(packed("x" * 300), float(AT))
+    assert store.read("4") is None
+    store.close()
+
+
+def test_sqlite_read_sees_a_replaced_file(database: Path, tmp_path: Path) -> None:
+    store = SqliteStore(database)
+    assert store.read("42") is not None
+    write_database(tmp_path / "next.db", {"42": packed("milk")})
+    os.replace(tmp_path / "next.db", database)
+    assert store.read("42") == UserRow(packed("milk"), float(AT))
+    assert store.read("ünï") is None
+    store.close()
+
+
+def test_sqlite_store_can_be_closed_and_read_again(database: Path) -> None:
+    store = SqliteStore(database)
+    store.close()
+    store.close()
+    assert store.read("42") is not None
+    store.close()
+
+
+def test_sqlite_is_opened_read_only(database: Path) -> None:
+    store = SqliteStore(database)
+    store.read("42")
+    assert store._connection is not None
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        store._connection.execute("DELETE FROM checkout_user_history")
+    store.close()
+
+
+def _missing(path: Path) -> None:
+    path.unlink()
+
+
+def _not_a_database(path: Path) -> None:
+    path.write_bytes(b"these are no pages of a database" * 100)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5_000])
+
+
+def _other_value(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE checkout_user_history SET value = ?", (b"\x12\x02ab",))
+    connection.commit()
+    connection.close()
+
+
+def _torn_value(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE checkout_user_history SET value = ?", (b"\x0a\xff",))
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [_missing, _not_a_database, _empty, _cut_short],
+    ids=lambda f: f.__name__,
+)
+def test_a_broken_sqlite_store_is_unavailable_and_recovers(
+    break_it: Callable[[Path], None], database: Path, tmp_path: Path
+) -> None:
+    good = tmp_path / "good.db"
+    shutil.copy(database, good)
+    break_it(database)
+    store = SqliteStore(database)
+    with pytest.raises(FeaturesUnavailable, match="cannot be read"):
+        store.read("42")
+    os.replace(good, database)
+    assert store.read("42") is not None
+    store.close()
+
+
+@pytest.mark.parametrize("break_it", [_other_value, _torn_value], ids=lambda f: f.__name__)
+def test_a_row_that_is_not_feasts_is_told_from_a_broken_store(
+    break_it: Callable[[Path], None], database: Path
+) -> None:
+    break_it(database)
+    store = SqliteStore(database)
+    with pytest.raises(RowInvalid, match="cannot be read"):
+        store.read("42")
+    store.close()
+
+
+def test_a_locked_sqlite_store_is_unavailable_in_time(database: Path) -> None:
+    store = SqliteStore(database)
+    writer = sqlite3.connect(database, isolation_level=None)
+    writer.execute("BEGIN EXCLUSIVE")
+    started = time.perf_counter()
+    with pytest.raises(FeaturesUnavailable, match="locked"):
+        store.read("42")
+    assert time.perf_counter() - started < 0.5  # the libraries' own defaults take seconds
+    writer.execute("ROLLBACK")
+    writer.close()
+    assert store.read("42") is not None
+    store.close()
+
+
+def test_threads_share_one_sqlite_store_while_its_file_is_replaced(database: Path, tmp_path: Path) -> None:
+    store = SqliteStore(database, timeout_ms=5_000)
+    allowed = {packed("apple", "bread"), packed("milk")}
+    wrong: list[object] = []
+
+    def read_often() -> None:
+        for _ in range(300):
+            row = store.read("42")
+            if row is None or row.history not in allowed:
+                wrong.append(row)
+
+    threads = [threading.Thread(target=read_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(5):
+        write_database(tmp_path / f"{number}.db", {"42": packed("milk")})
+        os.replace(tmp_path / f"{number}.db", database)
+    for thread in threads:
+        thread.join()
+    store.close()
+    assert wrong == []
+
+
+def test_sqlite_is_not_read_without_time(database: Path) -> None:
+    store = SqliteStore(database)
+    with pytest.raises(FeaturesLate):
+        store.read("42", time.perf_counter() - 1)
+    assert store.read("42", time.perf_counter() + 60) is not None
+    store.close()
+
+
+# ------------------------------------------------------------------------------------- behind a breaker
+
+
+class FailingStore:
+    """Knows user 42; fails as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.failure: Callable[[], Exception] | None = None
+        self.reads = 0
+        self.closed = False
+        self.deadline = 0.0
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        self.reads += 1
+        self.deadline = deadline
+        if self.failure:
+            raise self.failure()
+        return UserRow(b"row", 1.0) if user_id == "42" else None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def down() -> Exception:
+    return FeaturesUnavailable("down")
+
+
+@pytest.fixture
+def failing() -> FailingStore:
+    return FailingStore()
+
+
+@pytest.fixture
+def guarded(failing: FailingStore) -> Iterator[GuardedStore]:
+    store = GuardedStore(failing, probe_s=0.02)
+    yield store
+    store.close()
+    assert failing.closed
+    assert not [one for one in threading.enumerate() if one.name == "online-store-probe"]
+
+
+def fail(store: GuardedStore, times: int) -> None:
+    for _ in range(times):
+        with pytest.raises(FeaturesUnavailable):
+            store.read("42")
+
+
+def test_a_guarded_store_reads_through(guarded: GuardedStore, failing: FailingStore) -> None:
+    assert guarded.read("42", 7.0) == UserRow(b"row", 1.0)
+    assert failing.deadline == 7.0
+    assert guarded.read("43") is None
+
+
+def test_a_store_that_fails_is_not_asked_until_it_is_back(failing: FailingStore) -> None:
+    guarded = GuardedStore(failing, probe_s=0.2)
+    failing.failure = down
+    fail(guarded, 3)
+    asked = failing.reads
+    fail(guarded, 50)
+    assert failing.reads - asked <= 1, "only the one in the background"
+    eventually(lambda: failing.reads > asked + 1)  # it goes on trying
+    assert guarded.is_open
+    failing.failure = None
+    eventually(lambda: not guarded.is_open)
+    assert guarded.read("42") == UserRow(b"row", 1.0)
+    guarded.close()
+
+
+@pytest.mark.parametrize("error", [RowInvalid("torn"), FeaturesLate("in a hurry")])
+def test_a_bad_row_or_a_hurried_request_takes_nobody_elses_row_away(
+    guarded: GuardedStore, failing: FailingStore, error: Exception
+) -> None:
+    failing.failure = lambda: error
+    fail(guarded, 10)
+    assert not guarded.is_open
+    failing.failure = None
+    assert guarded.read("42") == UserRow(b"row", 1.0)
+
+
+def test_an_answer_of_any_kind_means_that_the_store_is_back(
+    guarded: GuardedStore, failing: FailingStore
+) -> None:
+    failing.failure = down
+    fail(guarded, 3)
+    failing.failure = lambda: RowInvalid("torn")
+    eventually(lambda: not guarded.is_open)
+
+
+def test_a_later_read_asks_a_closed_store_again(guarded: GuardedStore, failing: FailingStore) -> None:
+    failing.failure = down
+    fail(guarded, 3)
+    guarded.close()
+    failing.failure = None
+    assert guarded.read("42") == UserRow(b"row", 1.0)
+
+
+def test_reads_are_counted_by_outcome(guarded: GuardedStore, failing: FailingStore) -> None:
+    names = ("found", "absent", "invalid", "late", "failed", "refused")
+
+    def counted() -> dict[str, float]:
+        return {n: REGISTRY.get_sample_value("reco_store_reads_total", {"outcome": n}) or 0.0 for n in names}
+
+    before = counted()
+    guarded.read("42")
+    guarded.read("43")
+    for error in (RowInvalid("torn"), FeaturesLate("in a hurry")):
+        failing.failure = lambda error=error: error
+        fail(guarded, 1)
+    failing.failure = down
+    fail(guarded, 4)
+    gained = {name: value - before[name] for name, value in counted().items()}
+    assert gained == {"found": 1, "absent": 1, "invalid": 1, "late": 1, "failed": 3, "refused": 1}
