@@ -15,7 +15,8 @@ WRAPPERS = [node for node in SOURCE.body if isinstance(node, ast.FunctionDef)]
 
 
 def plain(name: str) -> ast.FunctionDef:
-    tree = ast.parse((ROOT / "components" / f"{name}.py").read_text())
+    [module] = (ROOT / "components").rglob(f"{name}.py")
+    tree = ast.parse(module.read_text())
     return next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
 
 
