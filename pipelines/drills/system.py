@@ -33,7 +33,7 @@ from pipelines.bench.load.measured_server import MeasuredServer, started
 from pipelines.bench.load.trials import released
 from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
-from serving.client.client import write_best_sellers
+from serving.release.best_sellers import write_best_sellers
 from serving.release.bundle import load_bundle
 from serving.settings import Settings
 from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key

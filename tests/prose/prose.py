@@ -48,7 +48,10 @@ def blocks(path: Path) -> Iterator[tuple[int, str]]:
     comments: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not re.match(r"# ?(?:type:|noqa|-{5})", token.string):
-            comments[token.start[0]] = token.string.lstrip("# ")
+            if token.line.lstrip().startswith("#"):
+                comments[token.start[0]] = token.string.lstrip("# ")
+            else:
+                yield token.start[0], token.string.lstrip("# ")
     for line, comment in comments.items():
         if line - 1 not in comments:
             rows = [comment]
