@@ -548,6 +548,17 @@ _POPULAR = {
 }
 
 
+def open_bundle(path: Path) -> Bundle:
+    """Load a bundle and ask it its golden requests.
+
+    Raises:
+        BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
+    """
+    bundle = load_bundle(path)
+    verify_golden(bundle)
+    return bundle
+
+
 def open_recommender(
     bundle_path: Path,
     store: OnlineStore,
@@ -557,6 +568,7 @@ def open_recommender(
     freshness: Freshness | None = None,
     new_cache: Callable[[Bundle], AnswerCache] | None = None,
     rules: Path | None = None,
+    open_bundle: Callable[[Path], Bundle] = open_bundle,
 ) -> Recommender:
     """Load a bundle, ask it its golden requests, and return a recommender that is warm.
 
@@ -569,12 +581,12 @@ def open_recommender(
         freshness: what knows whether the store of rows is kept up to date; None: nothing is ever stale.
         new_cache: makes the cache of a bundle's answers; None: each answer is computed.
         rules: file of rules, which need not exist.
+        open_bundle: loads and verifies the bundle.
 
     Raises:
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
     """
-    bundle = load_bundle(bundle_path)
-    verify_golden(bundle)
+    bundle = open_bundle(bundle_path)
     file = None if availability is None else AvailabilityFile(availability)
     rules_file = None if rules is None else RulesFile(rules, bundle.statistics, bundle.vocabulary)
     answers = None if new_cache is None else new_cache(bundle)

@@ -76,12 +76,15 @@ _log = logging.getLogger(__name__)
 class Endpoint(ModelServer):
     """Serves models on one HTTP and one gRPC port until told to stop, then drains."""
 
-    def __init__(self, settings: Settings, http_socket: socket.socket) -> None:
+    def __init__(
+        self, settings: Settings, http_socket: socket.socket, freeze: Callable[[], None] = gc.freeze
+    ) -> None:
         logging.getLogger("kserve").addHandler(logging.NullHandler())  # else KServe configures its own
         super().__init__(workers=1, enable_latency_logging=False, grace_period=int(settings.grace_s))
         self.dataplane = _DataPlane(model_registry=self.registered_models)
         self._settings = settings
         self._http_socket = http_socket
+        self._freeze = freeze
         self._stopping: asyncio.Task[None] | None = None
 
     def start(
@@ -154,7 +157,8 @@ class Endpoint(ModelServer):
         self._grpc = self._make_grpc()
         await rehearse(app, self._checkout)
         gc.collect()
-        gc.freeze()  # a full collection over what the libraries hold would stop requests for 100 ms and more
+        # A full collection over all that the libraries hold would stop requests for 100 ms and more.
+        self._freeze()
         grpc_address = self._open_grpc()  # not before: callers would be let in, and wait
         await self._grpc.start()
         serving = asyncio.create_task(self._http.serve(sockets=[self._http_socket]))

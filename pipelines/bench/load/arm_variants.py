@@ -1,23 +1,22 @@
 """What to change -> our endpoint without one of its parts, on its own port: what that part is worth.
 
-`python -m pipelines.bench.load.arm_variants JSON`, the JSON being the fields of `Variant`. What runs is
-`serving.server` itself, in which something else stands at the place of that one part: logs, metrics and
-whatever else ours pays for are the same. Plain FastAPI is no variant of it, but somebody else's stack.
+`python -m pipelines.bench.load.arm_variants JSON`, the JSON being the fields of `Variant`. `serving.server`
+itself runs, with another part in its `Wiring`: logs, metrics and all other costs are the same. Plain FastAPI
+is no variant of ours, but another stack.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import importlib
 import json
 import math
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,17 +26,19 @@ from fastapi import Body, FastAPI, Response
 
 from components.data.feast_store import feature_store, quiet_feast
 from feature_repo.schema import DENSE_NAMES
-from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_VIEW
+from feature_repo.snapshots import HISTORY, USER_VIEW
 from pipelines.bench.load.arm_null import say_ready, serve_app
 from serving import server
-from serving.answer.recommender import Recommender, open_recommender
-from serving.checkout.checkout import Checkout, find_here, rank_here
+from serving.answer.recommender import Recommender, open_bundle, open_recommender
+from serving.api.endpoint import Endpoint
+from serving.checkout.checkout import Checkout
 from serving.prediction_log import PredictionLog
-from serving.release.bundle import open_session
+from serving.release.bundle import Bundle, open_session
 from serving.schemas import parse_request
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
 from serving.stores.online_features import OnlineStore, UserRow, open_store
+from serving.wiring import SWITCH_S, Wiring, wire
 
 DOORS = ("endpoint", "kserve", "fastapi")
 
@@ -52,7 +53,6 @@ class Variant:
     weights: str = ""  # rank with this ranker's torch weights, eager, FP32
     graph: str = ""  # rank with this ranker's graph as it lies there
     freezes: bool = True  # what was loaded is kept out of garbage collections
-    joins: bool = True  # requests may share a ranker call where that pays
 
     def __post_init__(self) -> None:
         """Refuse a door that nobody built."""
@@ -66,27 +66,25 @@ class FeastRows:
     """An online store behind Feast's SDK."""
 
     def __init__(self, home: Path, url: str, plain: OnlineStore) -> None:
-        """Open the store; the first read reads the registry; `plain` reads what is no user's row."""
+        """Open the store; the first read reads the registry; `plain` is closed with it."""
         self._plain = plain
         with quiet_feast():
             self._feast = feature_store(home, url)
 
     def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know; Feast keeps no deadline."""
-        if user_id == HEARTBEAT:
-            return self._plain.read(user_id)  # the stream's pulse, in a thread of its own, each second
         found = self._feast.get_online_features([f"{USER_VIEW}:{HISTORY}"], [{"user_id": user_id}])
         history = found.to_dict()[HISTORY][0]
         # The SDK tells no time of the row: it counts as fresh.
         return UserRow(history, time.time()) if history else None
 
     def close(self) -> None:
-        """Let go of what reads the pulse; Feast keeps its connection."""
+        """Close the store that reads the heartbeat; Feast keeps its connection."""
         self._plain.close()
 
 
 class EagerSession:
-    """A ranker's torch weights where the bundle has its graph: joined calls and single ones come here."""
+    """A ranker's torch weights in the place of the bundle's graph."""
 
     def __init__(self, ranker: Path) -> None:
         """Load the weights."""
@@ -98,68 +96,49 @@ class EagerSession:
 
 
 class StockDoor:
-    """KServe's own server in the place of `serving.api.endpoint.Endpoint`."""
+    """KServe's own server in the place of `serving.api.endpoint.Endpoint`; it follows no home."""
 
     def __init__(self, settings: Settings, http_socket: socket.socket) -> None:
         """Let go of the socket: KServe's server binds one itself."""
         http_socket.close()
 
-    def start(self, checkout: Checkout, on_ready: Callable[[str, str], None], _: None) -> None:
+    def start(self, checkout: Checkout, on_ready: Callable[[str, str], None], at_end: object) -> None:
         """Serve until SIGTERM, with KServe's logs as they come; here the ranker has no channel to close."""
         from serving.api.predictor import Predictor
         from serving.api.transformer import Transformer
 
         serve_stock([Transformer(checkout), Predictor(checkout)], on_ready=on_ready)
 
+    def on_loop(self, act: Callable[[], None]) -> None:
+        """Refuse: a bench never swaps the bundle."""
+        raise RuntimeError("KServe's own server swaps no bundle")
 
-def parts_of(variant: Variant) -> dict[str, Any]:
-    """Return what takes the place of which parts of `serving.server`, by the names it imports them by."""
-    parts: dict[str, Any] = {}
+
+def wire_variant(variant: Variant, settings: Settings) -> Wiring:
+    """Return the parts that ship, but for the one that the variant changes."""
+    wiring = replace(wire(settings), open_bundle=opener(variant))
     if variant.door == "kserve":
-        parts["serving.api.endpoint.Endpoint"] = StockDoor
+        wiring = replace(wiring, door=StockDoor)
     if variant.feast_home:
-        home, open_plain = Path(variant.feast_home), open_store
-        parts["serving.stores.online_features.open_store"] = lambda url: FeastRows(home, url, open_plain(url))
-    if (opens := opener(variant)) is not open_recommender:
-        parts["serving.answer.recommender.open_recommender"] = opens
+        rows = FeastRows(Path(variant.feast_home), settings.online_store_url, wiring.store)
+        wiring = replace(wiring, store=rows)
     if not variant.freezes:
-        parts["gc.freeze"] = lambda: None
-    if not variant.joins:
-        parts["serving.checkout.checkout.rank_together"] = lambda *limits: rank_here
-        parts["serving.checkout.checkout.find_together"] = lambda *limits: find_here
-    return parts
+        wiring = replace(wiring, door=partial(Endpoint, freeze=lambda: None))
+    return wiring
 
 
-@contextlib.contextmanager
-def replaced(parts: Mapping[str, Any]) -> Iterator[None]:
-    """Put parts where others are looked for, until the block ends.
-
-    Raises:
-        AttributeError: there is nothing by one of the names.
-    """
-    with contextlib.ExitStack() as stack:
-        for name, part in parts.items():
-            place, _, own_name = name.rpartition(".")
-            module = importlib.import_module(place)
-            stack.callback(setattr, module, own_name, getattr(module, own_name))
-            setattr(module, own_name, part)
-        yield
-
-
-def opener(variant: Variant) -> Callable[..., Recommender]:
-    """Return what opens the recommender: `open_recommender`, or the same with the variant's ranker in it."""
+def opener(variant: Variant) -> Callable[[Path], Bundle]:
+    """Return the function that opens the bundle: `open_bundle`, or the same with the variant's ranker."""
     if not (variant.weights or variant.graph):
-        return open_recommender
+        return open_bundle
 
-    def open_with_ranker(*given: Any) -> Recommender:
-        recommender = open_recommender(*given)  # which asks the golden requests of the bundle's own ranker
+    def open_with_ranker(path: Path) -> Bundle:
         session: Any = (
             EagerSession(Path(variant.weights))
             if variant.weights
             else open_session(Path(variant.graph) / "ranker.onnx")
         )
-        recommender.bundle = replace(recommender.bundle, ranker=session)
-        return recommender
+        return replace(open_bundle(path), ranker=session)  # the golden requests ask the bundle's own ranker
 
     return open_with_ranker
 
@@ -169,17 +148,18 @@ def serve_variant(variant: Variant) -> int:
     if variant.door == "fastapi":
         serve_fastapi(variant, Settings.from_env())
         return 0
-    with replaced(parts_of(variant)):
-        return server.main(["--bundle", variant.bundle])
+    return server.main(["--bundle", variant.bundle], partial(wire_variant, variant))
 
 
 def serve_fastapi(variant: Variant, settings: Settings) -> None:
     """Serve the recommender, with the variant's ranker, behind FastAPI until SIGTERM."""
-    sys.setswitchinterval(server.SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     log = PredictionLog(settings.prediction_log_dir, DENSE_NAMES, segment_s=settings.log_segment_s)
     facts = open_fact_store(settings.fact_store_url)
     store = open_store(settings.online_store_url)
-    recommender = opener(variant)(Path(variant.bundle), store, log, settings.availability_path, facts)
+    recommender = open_recommender(
+        Path(variant.bundle), store, log, settings.availability_path, facts, open_bundle=opener(variant)
+    )
     try:
         serve_app(fastapi_app(recommender))
     finally:

@@ -136,7 +136,6 @@ ARMS = (
     Arm("eager", "the pruned ranker in eager PyTorch, FP32", _variant(weights="pruned"), needs="pruned"),
     Arm("feast-sdk", "the user's row through Feast's SDK", _variant(feast_home="feast_home")),
     Arm("no-gc-freeze", "garbage collections over all that is loaded", _variant(freezes=False)),
-    Arm("no-batching", "each request calls query tower and ranker by itself", _variant(joins=False)),
     Arm(
         "fastapi",
         "plain FastAPI and uvicorn before the same recommender; no request log, no metrics",

@@ -1,11 +1,10 @@
-"""A part of the endpoint is replaced, and the answers stay."""
+"""A variant of the endpoint has another part, and the same answers."""
 
 import asyncio
-import gc
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +13,34 @@ import numpy as np
 import pytest
 
 from pipelines.bench.load.arm_variants import (
-    EagerSession,
     StockDoor,
     Variant,
     eager,
     fastapi_app,
     opener,
-    parts_of,
-    replaced,
     serve_variant,
+    wire_variant,
 )
 from pipelines.bench.load.arms import PREDICT, fill_store
 from pipelines.bench.load.measured_server import started
 from serving import server
 from serving.answer.recommender import open_recommender
-from serving.api import endpoint
-from serving.checkout import checkout
 from serving.schemas import parse_request
 from serving.settings import Settings
 from serving.stores.online_features import MemoryStore
+from serving.wiring import Wiring, wire
 
+# The arm -> the variant's fields, and the parts of the wiring that differ from those that ship.
 LEFT_OUT: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "kserve-stock": ({"door": "kserve"}, {"serving.api.endpoint.Endpoint"}),
-    "onnx-fp32": ({"graph": "pruned"}, {"serving.answer.recommender.open_recommender"}),
-    "unpruned": ({"graph": "student"}, {"serving.answer.recommender.open_recommender"}),
-    "eager": ({"weights": "pruned"}, {"serving.answer.recommender.open_recommender"}),
-    "feast-sdk": ({"feast_home": "feast"}, {"serving.stores.online_features.open_store"}),
-    "no-gc-freeze": ({"freezes": False}, {"gc.freeze"}),
-    "no-batching": (
-        {"joins": False},
-        {"serving.checkout.checkout.find_together", "serving.checkout.checkout.rank_together"},
-    ),
+    "kserve-stock": ({"door": "kserve"}, {"door"}),
+    "onnx-fp32": ({"graph": "pruned"}, {"open_bundle"}),
+    "unpruned": ({"graph": "student"}, {"open_bundle"}),
+    "eager": ({"weights": "pruned"}, {"open_bundle"}),
+    "feast-sdk": ({"feast_home": "feast"}, {"store"}),
+    "no-gc-freeze": ({"freezes": False}, {"door"}),
     "ours": ({}, set()),
 }
+OWN = {"log", "freshness", "open_facts", "observers", "cleanup"}  # opened anew by each `wire`
 
 
 def test_a_door_that_nobody_built_is_refused() -> None:
@@ -59,35 +53,35 @@ def test_a_variant_has_one_ranker() -> None:
         Variant("bundle", weights="student", graph="pruned")
 
 
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_variant_is_the_server_itself_but_for_one_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [name for name in LEFT_OUT if name != "feast-sdk"])
+def test_a_variant_differs_in_one_part(name: str, tmp_path: Path) -> None:
     given, expected = LEFT_OUT[name]
-    asked: list[list[str]] = []
-    seen: list[object] = []
-    before = endpoint.Endpoint, checkout.rank_together, gc.freeze
+    settings = Settings(home=tmp_path, log=False, request_log=False)
+    shipped, changed = wire(settings), wire_variant(Variant("bundle", **given), settings)
+    with shipped.cleanup, changed.cleanup:
+        differing = {
+            part.name
+            for part in fields(Wiring)
+            if part.name not in OWN and getattr(shipped, part.name) != getattr(changed, part.name)
+        }
+        assert differing - {"store"} == expected
+        assert type(changed.store) is type(shipped.store)
 
-    def main(arguments: list[str]) -> int:
-        asked.append(arguments)
-        seen.extend((endpoint.Endpoint, checkout.rank_together, gc.freeze))
+
+def test_a_variant_is_served_by_the_server_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[tuple[list[str], Any]] = []
+
+    def main(arguments: list[str], wire: Any) -> int:
+        calls.append((arguments, wire))
         return 3
 
     monkeypatch.setattr(server, "main", main)
-    variant = Variant("bundle", **given)
-    assert set(parts_of(variant)) == expected
-    assert serve_variant(variant) == 3
-    assert asked == [["--bundle", "bundle"]]
-    assert (seen[0] is StockDoor) == (name == "kserve-stock")
-    assert (seen[1] is not before[1]) == (name == "no-batching")
-    assert (seen[2] is not before[2]) == (name == "no-gc-freeze")
-    assert (endpoint.Endpoint, checkout.rank_together, gc.freeze) == before, "put back"
-
-
-def test_a_part_that_is_not_there_is_told_before_anything_runs() -> None:
-    with (
-        pytest.raises(AttributeError, match="no_such_part"),
-        replaced({"serving.checkout.checkout.no_such_part": 1}),
-    ):
-        pass
+    assert serve_variant(Variant("bundle", door="kserve")) == 3
+    [(arguments, wire_it)] = calls
+    assert arguments == ["--bundle", "bundle"]
+    wiring = wire_it(Settings(home=tmp_path, log=False, request_log=False))
+    with wiring.cleanup:
+        assert wiring.door is StockDoor
 
 
 @pytest.mark.slow
@@ -117,8 +111,6 @@ def test_each_variant_pays_for_what_ours_pays_for(
             lines = request_lines(place / "server.log", 3)
             assert [line["request_id"] for line in lines] == ["r0", "r1", "r2"], name
             assert running.samples("reco_answer_seconds_count") == {(): 3.0}, name
-            calls = {} if name == "no-batching" else {("ranking",): 3.0, ("retrieval",): 3.0}
-            assert running.samples("reco_batch_requests_count") == calls, name
 
 
 def paths(given: dict[str, Any], toy_line: Path, feast_home: Path) -> dict[str, Any]:
@@ -152,23 +144,6 @@ def request_lines(log: Path, count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_eager_ranks_joined_requests_in_one_call(toy_line: Path) -> None:
-    from serving.stages.ranking import rank_joined
-
-    session: Any = EagerSession(toy_line / "student")
-    rng = np.random.default_rng(0)
-    recommender = open_recommender(toy_line / "evaluated", MemoryStore())
-    line = {"basket": ["item-001"], "at": "2024-06-12T10:00:00Z", "request_id": "r"}
-    prepared = recommender.prepare(parse_request(line, now=0.0, default_id=""))
-    recommender.facts.close()
-    rows = [(prepared.dense[chosen], prepared.categorical[chosen]) for chosen in (rng.permutation(9), [3])]
-    alone = [eager(toy_line / "student")(*one) for one in rows]
-    for found, expected in zip(rank_joined(session, rows), alone, strict=True):
-        assert isinstance(found, np.ndarray)
-        assert found == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("ranker", ["student", "pruned"])
 @pytest.mark.parametrize("field", ["weights", "graph"])
 def test_a_variant_ranks_with_the_ranker_it_was_given(field: str, ranker: str, toy_line: Path) -> None:
@@ -181,7 +156,7 @@ def test_a_variant_ranks_with_the_ranker_it_was_given(field: str, ranker: str, t
     variants = {"as it ships": Variant(str(bundle)), "changed": Variant(str(bundle), **given)}
     scores, rows = {}, None
     for name, one in variants.items():
-        recommender = opener(one)(bundle, MemoryStore())
+        recommender = open_recommender(bundle, MemoryStore(), open_bundle=opener(one))
         rows = recommender.prepare(parse_request(line, now=0.0, default_id=""))
         scores[name] = recommender.rank(rows.dense, rows.categorical)
         recommender.facts.close()

@@ -90,7 +90,7 @@ def test_each_part_of_ours_that_is_left_out_is_one_part() -> None:
     assert arm("no-logs").command(scene()) == arm(OURS).command(scene())
     # KServe writes a log of its own; all other variants write the same line for each request as ours.
     assert arm("kserve-stock").environment == {"RECO_REQUEST_LOG": "off"}
-    for name in ("eager", "onnx-fp32", "unpruned", "feast-sdk", "no-gc-freeze", "no-batching"):
+    for name in ("eager", "onnx-fp32", "unpruned", "feast-sdk", "no-gc-freeze"):
         assert arm(name).environment == {}
     for name in ("fastapi", "unoptimised"):
         assert "request log" in arm(name).what

@@ -1,0 +1,301 @@
+"""Settings -> the parts of one endpoint process -> that process, answering until it is told to stop.
+
+    wire(settings)    opens store, log, cache, observers and ranker: the parts that ship
+    replace(...)      a bench or a test puts another part in the place of one of them
+    run(wiring, ...)  loads the bundle, answers on a bound socket, follows the champion, closes the parts
+
+Nothing listens before the bundle is verified and warm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from feature_repo.schema import DENSE_NAMES
+from serving.answer.recommender import Recommender, open_bundle, open_recommender
+from serving.answer.warming import warm_up
+from serving.api.endpoint import Endpoint
+from serving.cache.answer_cache import SHARED, AnswerCache
+from serving.cache.redis_answers import RedisAnswers
+from serving.checkout.checkout import Checkout, Find, Observer, Rank, count, find_here, rank_here
+from serving.checkout.remote_ranker import RemoteRanker
+from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable
+from serving.metrics import BUNDLE
+from serving.observe.request_log import RequestLog
+from serving.prediction_log import PredictionLog, RecordSink
+from serving.processes import memory_mb
+from serving.release.bundle import Bundle, read_manifest
+from serving.release.updates import Pointer, Updates
+from serving.settings import SettingInvalid, Settings, variable
+from serving.shop.fact_store import FactStore, open_fact_store
+from serving.stores.freshness import Freshness
+from serving.stores.online_features import OnlineStore, open_store
+
+# How long a request may wait for the interpreter while the log's thread holds it; Python's own 5 ms is
+# longer than a whole answer takes.
+SWITCH_S = 0.0005
+_log = logging.getLogger(__name__)
+
+Tell = Callable[[dict[str, Any]], None]  # takes an event of the process: `ready`, or `bundle` after a swap
+
+
+class Door(Protocol):
+    """The server in front of the checkout: `Endpoint`, or what a bench compares it with."""
+
+    def start(
+        self,
+        checkout: Checkout,
+        on_ready: Callable[[str, str], None],
+        at_end: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        """Serve until SIGTERM or SIGINT; `on_ready` gets the HTTP and the gRPC address."""
+
+    def on_loop(self, act: Callable[[], None]) -> None:
+        """Run `act` on the server's event loop and return when it is done; for other threads."""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The parts of one endpoint process. `replace` one of them to measure or test without it."""
+
+    settings: Settings
+    store: OnlineStore
+    log: RecordSink | None = None
+    freshness: Freshness = field(default_factory=Freshness)
+    open_facts: Callable[[], FactStore | None] = lambda: None  # each bundle closes its own
+    open_bundle: Callable[[Path], Bundle] = open_bundle  # loads and verifies
+    new_cache: Callable[[Bundle], AnswerCache] | None = None  # None: every answer is computed
+    find: Find = find_here
+    rank: Rank = rank_here
+    observers: Sequence[Observer] = (count,)
+    door: Callable[[Settings, socket.socket], Door] = Endpoint
+    at_end: Callable[[], Awaitable[None]] | None = None  # closes what belongs to the event loop
+    cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # closes the other parts
+
+    def load(self, bundle_path: Path, rest: Callable[[float], None]) -> Recommender:
+        """Return a warm recommender for a bundle; the caller closes its `facts`.
+
+        Args:
+            bundle_path: the bundle.
+            rest: see `serving.answer.warming.warm`.
+
+        Raises:
+            BundleInvalid: the bundle is broken, or answers its golden requests wrongly.
+        """
+        facts = self.open_facts()
+        try:
+            recommender = open_recommender(
+                bundle_path,
+                self.store,
+                self.log,
+                self.settings.availability_path,
+                facts,
+                self.freshness,
+                self.new_cache,
+                self.settings.rules_path,
+                self.open_bundle,
+            )
+            warm_up(recommender, rest)
+            return recommender
+        except BaseException:
+            if facts is not None:
+                facts.close()
+            raise
+
+    def checkout(self, recommender: Recommender) -> Checkout:
+        """Return the checkout that answers with a recommender."""
+        settings = self.settings
+        return Checkout(
+            recommender, settings.deadline_ms, self.rank, self.find, self.observers, settings.user_limit_per_s
+        )
+
+
+def wire(settings: Settings) -> Wiring:
+    """Open the parts that the settings name; `run` closes them.
+
+    Raises:
+        SettingInvalid: a setting needs a library that is not installed.
+    """
+    with contextlib.ExitStack() as cleanup:
+        store = open_store(settings.online_store_url)
+        cleanup.callback(store.close)
+        log = None
+        if settings.log:
+            log = PredictionLog(settings.prediction_log_dir, DENSE_NAMES, segment_s=settings.log_segment_s)
+            cleanup.callback(log.close)
+        freshness = Freshness(store, settings.stale_after_s)
+        cleanup.callback(freshness.close)
+        remote = RemoteRanker(settings.ranker_address) if settings.ranker_address else None
+        return Wiring(
+            settings,
+            store,
+            log,
+            freshness,
+            open_facts=lambda: open_fact_store(settings.fact_store_url),
+            new_cache=_cache_maker(settings, cleanup) if settings.answer_cache else None,
+            rank=rank_here if remote is None else remote.rank,
+            observers=_observers(settings, cleanup),
+            at_end=None if remote is None else remote.close,
+            cleanup=cleanup.pop_all(),
+        )
+
+
+def run(
+    wiring: Wiring,
+    bundle_path: Path,
+    home: Path | None,
+    http_socket: socket.socket,
+    tell: Tell,
+    began: float | None = None,
+) -> None:
+    """Answer on a bound socket, in this process, until SIGTERM or SIGINT; then close the parts.
+
+    Args:
+        wiring: the parts.
+        bundle_path: the first bundle.
+        home: the home whose champion is followed, or None.
+        http_socket: bound; it listens when all is ready.
+        tell: takes the events of this process.
+        began: monotonic time of the start, for the ready line; None: now.
+
+    Raises:
+        BundleInvalid: the bundle is broken, or answers its golden requests wrongly.
+    """
+    began = time.monotonic() if began is None else began
+    with wiring.cleanup as cleanup:
+        sys.setswitchinterval(SWITCH_S)
+        recommender = wiring.load(bundle_path, rest=lambda took_s: None)
+        bundle_id = recommender.bundle.bundle_id
+        BUNDLE.labels(bundle_id).set(1)
+        _show_cache(recommender)
+        store_state = _warm_store(wiring.store)
+        checkout = wiring.checkout(recommender)
+        cleanup.callback(lambda: checkout.recommender.facts.close())
+        door = wiring.door(wiring.settings, http_socket)
+        updates = None if home is None else Updates(home, bundle_id, Swap(wiring, checkout, door, tell))
+        if updates:
+            cleanup.callback(updates.close)
+
+        def on_ready(http: str, grpc: str) -> None:
+            tell(
+                {
+                    "event": "ready",
+                    "http": http,
+                    "grpc": grpc,
+                    "bundle_id": bundle_id,
+                    "bundle": str(bundle_path),
+                    "follows": "" if home is None else str(home),
+                    "online_store": store_state,
+                    "fact_store": recommender.facts.state,
+                    "prediction_log": str(wiring.settings.prediction_log_dir) if wiring.log else "off",
+                    "processes": 1,
+                    "ready_s": round(time.monotonic() - began, 2),
+                    "memory_mb": memory_mb(os.getpid()),
+                }
+            )
+            if updates:
+                updates.start()
+
+        door.start(checkout, on_ready, wiring.at_end)
+
+
+class Swap:
+    """Loads another bundle beside the one that answers, and lets it take over; see `updates.Take`."""
+
+    def __init__(self, wiring: Wiring, checkout: Checkout, door: Door, tell: Tell) -> None:
+        self._wiring, self._checkout, self._door, self._tell = wiring, checkout, door, tell
+
+    def __call__(self, pointer: Pointer) -> Callable[[], None]:
+        """Load the bundle, let it answer, and return what remains to be done; the old one goes last.
+
+        Raises:
+            BundleInvalid: the bundle is broken, or not the one that the pointer names.
+            FactsUnavailable: the new bundle could not read facts that the old one knows.
+        """
+        began = time.monotonic()
+        bundle_id = read_manifest(pointer.path)["bundle_id"]
+        if bundle_id != pointer.bundle_id:
+            raise BundleInvalid(
+                f"{pointer.path} is bundle {bundle_id}, expected {pointer.bundle_id}: promote it again"
+            )
+        before = self._checkout.recommender
+        # Requests are answered meanwhile: the warm-up takes half of the time.
+        loaded = self._wiring.load(pointer.path, rest=time.sleep)
+
+        def take_over() -> None:
+            self._checkout.recommender = loaded
+
+        try:
+            if lacks := loaded.facts.lacks(before.facts):
+                raise FactsUnavailable(
+                    f"what must not be shown would come back: {' and '.join(lacks)} could not be read anew"
+                )
+            self._door.on_loop(take_over)
+        except BaseException:
+            loaded.facts.close()
+            raise
+
+        def follow_up() -> None:
+            before.facts.close()
+            BUNDLE.labels(before.bundle.bundle_id).set(0)
+            BUNDLE.labels(bundle_id).set(1)
+            _show_cache(loaded)
+            line = {"event": "bundle", "bundle_id": bundle_id, "was": before.bundle.bundle_id}
+            load_s = round(time.monotonic() - began, 2)
+            self._tell({**line, "bundle": str(pointer.path), "load_s": load_s})
+
+        return follow_up
+
+
+def _show_cache(recommender: Recommender) -> None:
+    if recommender.answers is not None:
+        recommender.answers.show()
+
+
+def _warm_store(store: OnlineStore) -> str:
+    """Read once, so that the connection exists; return the store's state for the ready line."""
+    try:
+        store.read("warm-up")
+    except FeaturesUnavailable as error:
+        _log.warning("answers will lack the users' history until the online store is back: %s", error)
+        return "unavailable"
+    return "ready"
+
+
+def _observers(settings: Settings, cleanup: contextlib.ExitStack) -> list[Observer]:
+    observers: list[Observer] = [count]
+    if settings.request_log:
+        request_log = RequestLog(sys.stderr.buffer, settings.request_log_key)
+        cleanup.callback(request_log.close)
+        observers.append(request_log.observe)
+    if settings.trace_url:
+        try:
+            from serving.observe.tracing import trace_to
+
+            tracing = trace_to(settings.trace_url)
+        except ImportError as error:
+            raise SettingInvalid(
+                f"{variable('trace_url')} is set but {error.name} is not installed; "
+                "expected the extra: pip install 'checkout-recommender[trace]'"
+            ) from error
+        cleanup.callback(tracing.close)
+        observers.append(tracing.observe)
+    return observers
+
+
+def _cache_maker(settings: Settings, cleanup: contextlib.ExitStack) -> Callable[[Bundle], AnswerCache]:
+    """Return the function that makes the cache of each bundle; all of them share one Redis."""
+    redis = None
+    if settings.answer_cache_url:
+        redis = RedisAnswers(settings.answer_cache_url, SHARED.dead_s)
+        cleanup.callback(redis.close)
+    return lambda bundle: AnswerCache(bundle.bundle_id, len(bundle.statistics.item_ids), redis)

@@ -1,0 +1,105 @@
+"""The parts of an endpoint process: opened from settings, replaced one by one, closed in the end."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.answer.recommender import open_bundle
+from serving.checkout.checkout import Checkout, find_here, rank_here
+from serving.errors import BundleInvalid
+from serving.release.updates import Pointer
+from serving.settings import Settings
+from serving.stores.online_features import MemoryStore, SqliteStore
+from serving.wiring import Swap, Wiring, run, wire
+
+
+class StubDoor:
+    """Gets ready at once, answers nothing, and swaps on the caller's thread."""
+
+    def __init__(self, settings: Settings, http_socket: socket.socket) -> None:
+        self.checkouts: list[Checkout] = []
+
+    def start(self, checkout: Checkout, on_ready: Callable[[str, str], None], at_end: object) -> None:
+        self.checkouts.append(checkout)
+        on_ready("http://here", "there")
+
+    def on_loop(self, act: Callable[[], None]) -> None:
+        act()
+
+
+def test_wire_opens_what_ships(tmp_path: Path) -> None:
+    wiring = wire(Settings(home=tmp_path))
+    with wiring.cleanup:
+        assert isinstance(wiring.store, SqliteStore)
+        assert (wiring.find, wiring.rank) == (find_here, rank_here), (
+            "no queue between a request and its ranker"
+        )
+        assert wiring.log is not None
+        assert wiring.new_cache is None
+        assert len(wiring.observers) == 2, "metrics and the request log"
+
+
+def test_a_remote_ranker_takes_the_place_of_the_one_in_process(tmp_path: Path) -> None:
+    wiring = wire(Settings(home=tmp_path, log=False, ranker_address="127.0.0.1:1"))
+    with wiring.cleanup:
+        assert wiring.rank != rank_here
+        assert wiring.at_end is not None
+
+
+def test_run_answers_with_the_parts_it_is_given_and_closes_them(toy_bundle: Path, tmp_path: Path) -> None:
+    opened: list[Path] = []
+    doors: list[StubDoor] = []
+    events: list[dict[str, Any]] = []
+    closed: list[str] = []
+
+    def open_counted(path: Path) -> Any:
+        opened.append(path)
+        return open_bundle(path)
+
+    def door(settings: Settings, http_socket: socket.socket) -> StubDoor:
+        doors.append(StubDoor(settings, http_socket))
+        return doors[0]
+
+    store = MemoryStore()
+    wiring = Wiring(Settings(home=tmp_path), store, open_bundle=open_counted, door=door, observers=())
+    wiring.cleanup.callback(closed.append, "store")
+    with socket.socket() as http_socket:
+        run(wiring, toy_bundle, None, http_socket, events.append)
+    assert opened == [toy_bundle]
+    assert closed == ["store"]
+    [event] = events
+    assert (event["event"], event["http"], event["online_store"]) == ("ready", "http://here", "ready")
+    assert event["prediction_log"] == "off"
+    [checkout] = doors[0].checkouts
+    assert checkout.recommender.bundle.path == toy_bundle
+
+
+def test_a_bundle_that_is_not_the_one_named_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
+    wiring = Wiring(Settings(home=tmp_path), MemoryStore(), observers=())
+    recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
+    checkout = wiring.checkout(recommender)
+    with socket.socket() as http_socket:
+        swap = Swap(wiring, checkout, StubDoor(wiring.settings, http_socket), lambda event: None)
+    with pytest.raises(BundleInvalid, match="expected another: promote it again"):
+        swap(Pointer("another", toy_bundle))
+    assert checkout.recommender is recommender
+    recommender.facts.close()
+
+
+def test_a_swap_turns_first_and_tells_afterwards(toy_bundle: Path, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    wiring = replace(Wiring(Settings(home=tmp_path), MemoryStore()), observers=())
+    recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
+    checkout = wiring.checkout(recommender)
+    with socket.socket() as http_socket:
+        swap = Swap(wiring, checkout, StubDoor(wiring.settings, http_socket), events.append)
+    follow_up = swap(Pointer(recommender.bundle.bundle_id, toy_bundle))
+    assert checkout.recommender is not recommender
+    assert not events
+    follow_up()
+    assert [event["event"] for event in events] == ["bundle"]
+    checkout.recommender.facts.close()
