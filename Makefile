@@ -11,7 +11,7 @@ DEMO_HOME := .reco/demo
 # Workers of the test run; each one is a process with its own copy of the libraries.
 WORKERS ?= 2
 
-.PHONY: help setup run test check fuzz serve demo clean
+.PHONY: help setup run test check fuzz serve demo lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -48,11 +48,19 @@ demo: $(READY) ## the whole line on a toy shop in a few minutes: train, answer, 
 	@echo 'Right: item-046 is the one favourite of user-004 that is not in the basket. Now the weeks after training:'
 	$(BIN)/reco --home $(DEMO_HOME) drift --data toy --retrain || test $$? -eq 1
 
+# An existing lock keeps its versions; `make lock UPGRADE=--upgrade` takes the newest that fit.
+LOCK := uv pip compile pyproject.toml --quiet --generate-hashes --no-annotate --python-version 3.11 \
+    --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock" $(UPGRADE)
+lock: $(READY) ## pin every package with its hashes: requirements/dev.lock and the endpoint's part of it
+	$(BIN)/python -m pip install -q --disable-pip-version-check uv
+	$(BIN)/$(LOCK) --extra cpu --extra train --extra trace --extra dev --no-emit-package torch -o requirements/dev.lock
+	$(BIN)/$(LOCK) --extra cpu --extra trace -c requirements/dev.lock -o requirements/endpoint.lock
+
 clean: ## remove .venv and caches; models and data in .reco stay (delete that folder yourself)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.reco/*' -prune -exec rm -rf {} +
 
 # The stamp makes set-up cost nothing the second time; a changed lock or pyproject.toml repeats it.
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements/dev.lock requirements/torch.txt pyproject.toml
 	@.ci/set-up $(VENV)
 	@touch $@

@@ -1,0 +1,72 @@
+"""Locks and wheels: what a clone, an endpoint's image and a till install."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
+TRAINING = {"torch", "kfp", "mlflow", "feast", "evidently", "lightgbm", "onnx", "pytest", "mypy", "ruff"}
+FOR_CLONES = ("pipelines/bench", "pipelines/drills", "serving/client", "tests")
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Name -> version; checks that each pin has a hash."""
+    entries = re.split(r"\n(?=[a-z])", (ROOT / "requirements" / lock).read_text(encoding="utf-8"))
+    rows = {}
+    for entry in entries[1:]:
+        pin = re.match(r"([a-z0-9._-]+)(?:\[[^\]]*\])?==([^ ;\\]+)", entry)
+        assert pin, entry[:60]
+        assert "--hash=sha256:" in entry, f"{pin[0]} has no hash: run `make lock`"
+        rows[pin[1]] = pin[2]
+    return rows
+
+
+def asked(*extras: str) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [
+        *project["dependencies"],
+        *(line for extra in extras for line in project["optional-dependencies"][extra]),
+    ]
+    names = {re.split(r"[\[<>=;~! ]", line)[0].lower().replace("_", "-") for line in lines}
+    return names - {"checkout-recommender"}
+
+
+def test_the_locks_pin_each_dependency() -> None:
+    assert asked("cpu", "train", "stream", "trace", "dev") - {"torch"} <= pins("dev.lock").keys()
+    assert asked("cpu", "trace") <= pins("endpoint.lock").keys()
+    torch = (ROOT / "requirements" / "torch.txt").read_text(encoding="utf-8")
+    assert re.search(r"(?m)^torch==\d", torch)
+
+
+def test_the_endpoints_lock_is_the_part_without_training_and_tests() -> None:
+    endpoint, everything = pins("endpoint.lock"), pins("dev.lock")
+    assert endpoint.items() <= everything.items()
+    assert not TRAINING & endpoint.keys()
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_no_bench_no_drill_and_no_client(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in (*PACKAGES, "pyproject.toml", "README.md", "LICENSE"):
+        path = ROOT / name
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        source.mkdir(exist_ok=True)
+        copy(path, source / name)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "-w", tmp_path, source], check=True, timeout=300)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        files = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert not [name for name in files if name.startswith(FOR_CLONES)]
+    modules = {
+        path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    }
+    missing = {name for name in modules if not name.startswith(FOR_CLONES)} - set(files)
+    assert not missing
