@@ -206,18 +206,7 @@ def build_examples(
         )
     examples.mkdir(parents=True, exist_ok=True)
     windows = examples / "windows"
-    for done, base in enumerate(bases):
-        try:
-            fitted = fit(seen.before(base), items, vocabulary, base)
-        except NoCatalogue as error:
-            if done == 0:
-                raise
-            log.warning("windows before the first %d are left out: %s", done, error)
-            bases = bases[:done]  # older ones hold less still
-            break
-        write_statistics(windows / str(done), fitted, vocabulary)
-        log.info("window %d of %d: statistics before %s", done + 1, len(bases), base.date())
-
+    bases = _write_windows(windows, bases, seen, items, vocabulary)
     users = np.random.default_rng(settings.seed).permutation(len(purchases.user_ids))
     users = users[: math.ceil(settings.user_ratio * len(users))]
     starts = [base.timestamp() for base in bases]
@@ -259,6 +248,31 @@ def build_examples(
         examples, cut=cut, params=asdict(settings), bases=[base.isoformat() for base in bases], **counts
     )
     return counts
+
+
+def _write_windows(
+    folder: Path,
+    bases: list[pd.Timestamp],
+    seen: Purchases,
+    items: pd.DataFrame,
+    vocabulary: dict[str, list[str]],
+) -> list[pd.Timestamp]:
+    """Write the statistics before each base, newest first; return the bases with enough history.
+
+    Raises:
+        NoCatalogue: even the newest window holds too little.
+    """
+    for number, base in enumerate(bases):
+        try:
+            statistics = fit(seen.before(base), items, vocabulary, base)
+        except NoCatalogue as error:
+            if number == 0:
+                raise
+            log.warning("windows before the first %d are left out: %s", number, error)
+            return bases[:number]  # older windows hold even less
+        write_statistics(folder / str(number), statistics, vocabulary)
+        log.info("window %d of %d: statistics before %s", number + 1, len(bases), base.date())
+    return bases
 
 
 def _build_share(

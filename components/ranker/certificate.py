@@ -179,43 +179,72 @@ def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[
 
 
 def _check_links(certificates: Sequence[Mapping[str, Any]], served: str) -> list[str]:
-    wrong = []
-    known: dict[str, Mapping[str, Any]] = {}
-    done = -1
+    faults: list[str] = []
+    earlier: dict[str, Mapping[str, Any]] = {}
+    last_place = -1
     for certificate in certificates:
-        step, made, parents = certificate["step"], str(certificate["id"]), certificate["parents"]
-        name = f"{step} -> {made}"
-        place = STEPS.index(step) if step in STEPS else -1
-        if place < max(done, 0) or place == done > 0:
-            wrong.append(
-                f"{name}: it cannot stand after {STEPS[max(done, 0)]}, the order is {', '.join(STEPS)}"
-            )
-        done = max(done, place)
-        if made in known:
-            wrong.append(f"{name}: it stands there twice")
-        if (place == 0) != (not parents):
-            wrong.append(f"{name}: a trained ranker has no parent, and nothing else has none")
-        if place > 1 and len(parents) > 1:
-            wrong.append(f"{name}: it names {len(parents)} parents, and only a student has several")
-        if missing := [parent for parent in parents if parent not in known]:
-            wrong.append(f"{name}: no certificate of its parent {missing[0]}")
-        elif len(parents) == 1 and place > 1:
-            wrong += [f"{name}: {reason}" for reason in _check_joint(certificate, known[parents[0]])]
-        if any(certificate[key] != certificates[0][key] for key in ("lists", "lists_hash")):
-            wrong.append(f"{name}: it was measured on other lists than the first")
-        if _counts(certificate) != _counts(certificates[0]):
-            wrong.append(f"{name}: its segments are not those of the first")
-        wrong += [f"{name}: {reason}" for reason in check(certificate)]
-        known[made] = certificate
-    leading = {str(certificates[-1]["id"])}
-    for certificate in () if wrong else reversed(certificates):  # of a broken chain the break says enough
+        name = f"{certificate['step']} -> {certificate['id']}"
+        place = STEPS.index(certificate["step"]) if certificate["step"] in STEPS else -1
+        reasons = [
+            *_check_order(place, last_place),
+            *_check_parents(certificate, place, earlier),
+            *_check_lists(certificate, certificates[0]),
+            *check(certificate),
+        ]
+        faults += [f"{name}: {reason}" for reason in reasons]
+        last_place = max(last_place, place)
+        earlier[str(certificate["id"])] = certificate
+    if not faults:  # in a broken chain, links without a successor only repeat the break
+        faults = _check_successors(certificates)
+    if certificates[-1]["id"] != served:
+        faults.append(f"the last certificate is of {certificates[-1]['id']}, the graph is {served}")
+    return faults
+
+
+def _check_order(place: int, last_place: int) -> list[str]:
+    """Return a fault if the step comes too early or a second time; `place` is its index in STEPS, or -1."""
+    if place < max(last_place, 0) or place == last_place > 0:
+        return [f"it cannot stand after {STEPS[max(last_place, 0)]}, the order is {', '.join(STEPS)}"]
+    return []
+
+
+def _check_parents(
+    certificate: Mapping[str, Any], place: int, earlier: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Return the faults of a link's id and parents; `earlier` holds the certificates before it, by id."""
+    faults, parents = [], certificate["parents"]
+    if str(certificate["id"]) in earlier:
+        faults.append("it stands there twice")
+    if (place == 0) != (not parents):
+        faults.append("a trained ranker has no parent, and nothing else has none")
+    if place > 1 and len(parents) > 1:
+        faults.append(f"it names {len(parents)} parents, and only a student has several")
+    if missing := [parent for parent in parents if parent not in earlier]:
+        faults.append(f"no certificate of its parent {missing[0]}")
+    elif len(parents) == 1 and place > 1:
+        faults += _check_joint(certificate, earlier[parents[0]])
+    return faults
+
+
+def _check_lists(certificate: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
+    """Return a fault if a link was measured on other lists or segments than the first link."""
+    faults = []
+    if any(certificate[key] != first[key] for key in ("lists", "lists_hash")):
+        faults.append("it was measured on other lists than the first")
+    if _counts(certificate) != _counts(first):
+        faults.append("its segments are not those of the first")
+    return faults
+
+
+def _check_successors(certificates: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a fault for each link that does not lead to the last one."""
+    leading, faults = {str(certificates[-1]["id"])}, []
+    for certificate in reversed(certificates):
         if certificate["id"] in leading:
             leading.update(certificate["parents"])
         else:
-            wrong.append(f"{certificate['step']} -> {certificate['id']}: nothing was made from it")
-    if certificates[-1]["id"] != served:
-        wrong.append(f"the last certificate is of {certificates[-1]['id']}, the graph is {served}")
-    return wrong
+            faults.append(f"{certificate['step']} -> {certificate['id']}: nothing was made from it")
+    return faults
 
 
 def _check_joint(certificate: Mapping[str, Any], parent: Mapping[str, Any]) -> list[str]:
