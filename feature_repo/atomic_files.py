@@ -1,0 +1,48 @@
+"""A file's new content -> the file, replaced in one step: a reader sees the old one or the new one.
+
+The content is written beside the file under a hidden name that ends in `.part`, and then renamed. An error
+removes the temporary file. A killed process leaves it behind: readers must skip such names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replaced(
+    file: Path, *, durable: bool = False, private: bool = False, suffix: str = ".part"
+) -> Iterator[Path]:
+    """Yield a temporary path beside `file`, which takes its place when the block ends without an error.
+
+    Two processes may replace the same file: the last one wins, and neither sees a part of the other's.
+
+    Args:
+        file: the file to replace or to make; its folder is made if it is missing.
+        durable: wait until the content is on disk, so that it survives a power cut.
+        private: only the owner may read the file.
+        suffix: the end of the temporary name, for a writer that insists on an extension.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.{os.getpid()}{suffix}")
+    try:
+        if private:
+            part.unlink(missing_ok=True)  # an old one would keep its own permissions
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        yield part
+        if durable:
+            with part.open("rb+") as stream:
+                os.fsync(stream.fileno())
+        part.replace(file)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_file(file: Path, content: str | bytes, *, durable: bool = False, private: bool = False) -> None:
+    """Replace a file by this content; a text is written as UTF-8. See `replaced`."""
+    with replaced(file, durable=durable, private=private) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)

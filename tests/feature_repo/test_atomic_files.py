@@ -1,0 +1,111 @@
+"""A file is replaced as a whole or not at all, and no temporary file stays behind."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from feature_repo.atomic_files import replaced, write_file
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_the_content_replaces_the_old_one(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "state.json"
+    write_file(file, "über")
+    assert file.read_bytes() == "über".encode()
+    write_file(file, b"\xff\n")
+    assert file.read_bytes() == b"\xff\n"
+    assert names(file.parent) == ["state.json"]
+
+
+def test_an_error_leaves_the_old_content_and_no_temporary_file(tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    write_file(file, "old")
+
+    def write(error: BaseException) -> None:
+        with replaced(file) as part:
+            part.write_text("new")
+            raise error
+
+    for error in (OSError("disk full"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            write(error)
+        assert file.read_text() == "old"
+        assert names(tmp_path) == ["state.json"]
+
+
+def test_a_writer_that_makes_no_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), replaced(tmp_path / "state.json"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_the_temporary_file_is_hidden_and_lies_beside(tmp_path: Path) -> None:
+    file = tmp_path / "graph.yaml"
+    with replaced(file, suffix=".part.yaml") as part:
+        part.write_text("new")
+        assert part.parent == tmp_path
+        assert part.name.startswith(".graph.yaml.")
+        assert part.name.endswith(".part.yaml")
+        assert not file.exists()
+    assert file.read_text() == "new"
+
+
+def test_a_private_file_is_private_from_the_first_byte(tmp_path: Path) -> None:
+    file = tmp_path / "up.json"
+    file.write_text("old")
+    for _ in range(2):
+        with replaced(file, private=True) as part:
+            assert part.stat().st_mode & 0o777 == 0o600
+            part.write_text("secret")
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_private_file_takes_nothing_over_from_one_that_a_killed_process_left(tmp_path: Path) -> None:
+    left = tmp_path / f".up.json.{os.getpid()}.part"
+    left.write_text("left")
+    left.chmod(0o644)
+    write_file(tmp_path / "up.json", "secret", private=True)
+    assert (tmp_path / "up.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_durable_file_is_on_disk_before_it_is_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[bytes]()
+    file = tmp_path / "champion.json"
+
+    def fsync(descriptor: int) -> None:
+        assert not file.exists()
+        synced.append(os.pread(descriptor, 100, 0))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_file(file, "new", durable=True)
+    assert synced == [b"new"]
+    file.unlink()
+    write_file(file, "newer")
+    assert synced == [b"new"]
+
+
+def test_a_reader_sees_whole_files_only(tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    contents = [letter * 100_000 for letter in "ab"]
+    write_file(file, contents[0])
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            for content in contents:
+                write_file(file, content)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert {file.read_text() for _ in range(200)} <= set(contents)
+    finally:
+        stop.set()
+        writer.join()
