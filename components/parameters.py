@@ -13,13 +13,13 @@ Params = TypeVar("Params")
 
 
 def read_params(kind: type[Params], given: Mapping[str, Any]) -> Params:
-    """Return `kind` built from `given`, with its defaults for what is not given.
+    """Return `kind` built from `given`, with its defaults for missing keys.
 
     Numbers in a JSON parameter reach a local step as floats (they travel as protobuf numbers): a whole
     one becomes an int again where the field is an int.
 
     Raises:
-        TypeError: naming the key, what was found and what was expected.
+        TypeError: naming the key, the value found and the value expected.
     """
     known = {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
@@ -29,12 +29,12 @@ def read_params(kind: type[Params], given: Mapping[str, Any]) -> Params:
 
 
 def read_arguments(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is given for the arguments of a class that have a default, read like parameters.
+    """Return the given values of a class's optional arguments, read like parameters.
 
     Whole numbers are sizes: 1 or more.
 
     Raises:
-        TypeError: naming the key, what was found and what was expected.
+        TypeError: naming the key, the value found and the value expected.
     """
     arguments = signature(kind).parameters
     known = {name: one.default for name, one in arguments.items() if one.default is not one.empty}
@@ -66,7 +66,7 @@ def require_share(settings: Any, *names: str) -> None:
 
 
 def overlay(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `usual` with what is given in its place, mappings within mappings likewise."""
+    """Return `usual` with the given values in their place, also in nested mappings."""
     merged = dict(usual)
     for name, value in given.items():
         below = merged.get(name)

@@ -1,6 +1,6 @@
 """Every step of the pipelines: KFP artifacts in -> one call of the step's plain function -> artifacts out.
 
-Only a function's own source travels to where it runs, so that a step imports what it calls. This module
+Only a function's own source travels to the pod, so each step imports its function itself. This module
 must not be imported by the plain ones: inside a step KFP hides `dsl.component`.
 """
 
@@ -32,7 +32,7 @@ def ingest_events(
 
 @step
 def fit_statistics(dataset: Input[Dataset], cut: str, statistics: Output[Artifact]) -> dict[str, Any]:
-    """Count what was bought, when, where and together with what."""
+    """Count purchases by time, place and items bought together."""
     from pathlib import Path
 
     from components.data.fit_statistics import fit_statistics
@@ -44,7 +44,7 @@ def fit_statistics(dataset: Input[Dataset], cut: str, statistics: Output[Artifac
 def materialize_features(
     dataset: Input[Dataset], statistics: Input[Artifact], cut: str, features: Output[Dataset]
 ) -> dict[str, Any]:
-    """Write the offline store's files: every event, and what is known of users and items as of the cut."""
+    """Write the offline store's files: every event, and the state of users and items as of the cut."""
     from pathlib import Path
 
     from components.data.materialize_features import materialize_features
@@ -60,7 +60,7 @@ def build_examples(
     params: dict[str, Any],
     examples: Output[Dataset],
 ) -> dict[str, Any]:
-    """Turn past baskets into training examples, each with what was known at its time."""
+    """Turn past baskets into training examples, each with the features of its time."""
     from pathlib import Path
 
     from components.data.build_examples import build_examples
@@ -108,7 +108,7 @@ def distill_ranker(
     params: dict[str, Any],
     ranker: Output[Model],
 ) -> dict[str, Any]:
-    """Train one small student on what the teachers think of every candidate."""
+    """Train one small student on the teachers' scores of every candidate."""
     from pathlib import Path
 
     from components.ranker.distill_ranker import distill_ranker

@@ -35,7 +35,7 @@ PROVIDERS = {
     "cuda_graph": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-SERVED = ("cpu",)  # what the endpoint runs a bundle with; the others are measured for comparison
+SERVED = ("cpu",)  # the endpoint's engine; the others are measured for comparison
 TORCH = ("torch_eager", "torch_compile")  # measured for comparison; the endpoint has no PyTorch
 
 
@@ -70,7 +70,7 @@ def compile_ranker(
         examples: what `build_examples` wrote.
         ranker: what `prune_ranker` wrote; it takes part as the variant fp32.
         variants: what `quantize_ranker` wrote.
-        compiled: the directory to write; ENGINES in it tells of every engine and variant.
+        compiled: the directory to write; ENGINES in it has a row for every engine and variant.
         params: fields of `CompileParams`.
 
     Returns:
@@ -85,7 +85,7 @@ def compile_ranker(
     cost = Cost([parent])
     known = {"fp32": parent}
     known |= {place.name: read_ranker(place) for place in sorted(variants.iterdir()) if place.is_dir()}
-    parent.weights()  # refuses what is no ranker of PyTorch, before anything is written
+    parent.weights()  # refuses anything but a PyTorch ranker, before anything is written
     strangers = [
         name for name, one in known.items() if one is not parent and parent.id not in one.manifest["parents"]
     ]
@@ -147,7 +147,7 @@ def _measure(
     for name, artefact in known.items():
         failed = check(artefact.certificates[-1])
         for engine in PROVIDERS:
-            # What was fused for a CPU is not what a GPU has kernels for: its engines fuse for themselves.
+            # A GPU has no kernels for operators that were fused for a CPU: its engines fuse for themselves.
             graph = graphs[name] if engine in SERVED else artefact.graph
             add(name, engine, failed, partial(open_engine, graph, engine))
     for engine in TORCH:
@@ -162,7 +162,7 @@ def choose(arms: list[dict[str, Any]], sizes: dict[str, int], settings: CompileP
     """Return the fastest arm that may serve; among those as good as equally fast, the smallest.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no variant was measured.
     """
     size = str(settings.candidates)
     fit = [arm for arm in arms if arm["is_served"] and not arm["outside_tolerance"]]

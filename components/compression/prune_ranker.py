@@ -55,14 +55,14 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     """Prune a student by each ratio; keep the smallest that is still within its tolerance.
 
     Structured pruning after Li et al., "Pruning Filters for Efficient ConvNets" (arXiv 1608.08710): whole
-    hidden units go, those with the smallest product of the norms of what comes in and what goes out, so
+    hidden units go, those with the smallest product of the norms of incoming and outgoing weights, so
     that the matrices that are left are really smaller. When no ratio holds the tolerance the student
     itself goes on.
 
     Args:
         examples: what `build_examples` wrote.
         student: what `distill_ranker` wrote.
-        pruned: the directory to write; `table.json` in it tells of every ratio.
+        pruned: the directory to write; `table.json` in it has a row for every ratio.
         params: fields of `PruneParams`.
 
     Returns:
@@ -83,7 +83,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
             place = Path(scratch) / f"{ratio:g}"
             try:
                 certificate = _prune(parent, place, ratio, data, taught, settings, cost)
-            except ParityFailed as error:  # training went astray: its graph does not even say what it says
+            except ParityFailed as error:  # training diverged: even the exported graph differs from it
                 log.warning("%.0f %% pruned: %s", 100 * ratio, error)
                 table[f"{ratio:g}"] = {"outside_tolerance": [str(error)]}
                 continue
@@ -100,7 +100,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
         write_json(pruned / "table.json", table)
         unfinished = shutil.ignore_patterns(TAUGHT, MANIFEST)
         shutil.copytree(best, pruned, dirs_exist_ok=True, ignore=unfinished)
-        shutil.copyfile(best / MANIFEST, pruned / MANIFEST)  # last: until then nobody takes it as finished
+        shutil.copyfile(best / MANIFEST, pruned / MANIFEST)  # last: only the manifest marks it as finished
     return {
         "kept_ratio": kept,
         **{

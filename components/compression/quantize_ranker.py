@@ -51,7 +51,7 @@ class Variant:
 
 
 # Dynamic INT8 is not among them: its scale comes from the whole batch, so that one shopper's outlier moves
-# the scores of everybody who is ranked beside them (by up to 0.4, measured).
+# the scores of all shoppers in the same batch (by up to 0.4, measured).
 VARIANTS: Mapping[str, Variant] = {
     "fp16": Variant(16, tolerance="fp16"),
     "fp16_dense": Variant(
@@ -94,7 +94,7 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
     Args:
         examples: what `build_examples` wrote.
         ranker: what `prune_ranker` wrote, or any ranker of PyTorch.
-        variants: the directory to write; `table.json` in it tells of every variant.
+        variants: the directory to write; `table.json` in it has a row for every variant.
         params: fields of `QuantizeParams`.
 
     Returns:
@@ -103,7 +103,7 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
     settings = read_params(QuantizeParams, params)
     logging.getLogger("onnxruntime.quantization").setLevel(logging.ERROR)  # a line for every node
     artefact = read_ranker(ranker)
-    artefact.weights()  # refuses what is no ranker of PyTorch
+    artefact.weights()  # refuses anything but a PyTorch ranker
     parent = Parent(artefact, read_ranker_examples(examples, "calibration"))
     train = read_ranker_examples(examples, "train")
     begin_ranker(variants)
@@ -150,8 +150,8 @@ def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerEx
 
     Args:
         model: the graph; it may be changed.
-        how: fp32 (as they are), fp16 (weights and what comes in), int8_weights or int4_weights (blocks of
-            weights, whatever comes in stays float), int8_static (weights and activations, ranges read from
+        how: fp32 (unchanged), fp16 (weights and inputs), int8_weights or int4_weights (blocks of
+            weights, inputs stay float), int8_static (weights and activations, ranges read from
             training lists), int8_smooth (the same after SmoothQuant).
         file: where the graph lies, for reading ranges.
         train: lists to read ranges from.
@@ -202,7 +202,7 @@ def tune(
 ) -> Path:
     """Train a ranker so that it bears a variant's rounding; write it into `place`, return its float32 graph.
 
-    A student goes on learning from its teachers; a ranker that has none, from what was bought alone.
+    A student goes on learning from its teachers; a ranker without teachers, from purchases alone.
     """
     taught = read_taught(parent.path, train) if (parent.path / TAUGHT).is_file() else None
     torch.manual_seed(settings.seed)

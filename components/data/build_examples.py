@@ -1,10 +1,10 @@
 """Purchases and statistics -> training examples, by replaying each user's baskets in time order.
 
-Rolling origin: for each base in (cut - 20, -16, -12, -8, -4 weeks) the statistics are fitted on what
-came before the base, and the examples are the baskets of the four weeks after it. A user's history is
-the fold of that user's earlier baskets. So no feature sees its own week, nor its own basket; and the
-candidates and features come out of the very functions that serve. One source is left out here, the
-two-tower: it is trained on these very weeks and would bring the hidden items by heart.
+Rolling origin: for each base in (cut - 20, -16, -12, -8, -4 weeks) the statistics are fitted on events
+before the base, and the examples are the baskets of the four weeks after it. A user's history is the fold
+of the user's earlier baskets. So no feature sees its own week or its own basket. Candidates and features
+come from the functions that serve. One source is left out here, the two-tower: it is trained on these
+weeks and would return the hidden items from memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 WINDOW = pd.Timedelta(weeks=4)
 BASKET_WIDTH = 64  # items of one basket the retriever trains on
-MIN_BASKET_ITEMS = 4  # smaller baskets have nothing to hide and still say what the shopper is after
+MIN_BASKET_ITEMS = 4  # in smaller baskets no item can be hidden without losing the shopper's purpose
 HIDDEN_RATIO = 0.2
 ANSWERED_S = 1_800.0  # a checkout is over when it neither asks nor pays for so long
 GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smooths over
@@ -63,7 +63,7 @@ class ExampleParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse examples of nothing, of nobody, or with none held out."""
+        """Refuse parameters that give no examples, no users or no held-out lists."""
         require_positive(self, "windows", "negatives", "masks")
         require_share(self, "stranger_ratio")
         if not 0 < self.calibration_ratio < 1:
@@ -78,17 +78,17 @@ class ExampleParams:
 
 @dataclass(frozen=True)
 class Basket:
-    """One basket in a user's replay: what is bought, and the history strictly before it was asked about.
+    """One basket in a user's replay: its items, and the history strictly before its first request.
 
-    Where the checkout asked what goes with it, `at` is when it first did and `shown` the answers: what the
-    shopper did not have yet then, and took or left.
+    If the checkout asked for recommendations, `at` is the time of its first request and `shown` holds the
+    answers: items that were not in the basket then, whether the shopper took them or not.
     """
 
     basket: int
     user: int
     at: float  # seconds since the epoch: when it was asked about, else when it was bought
     items: np.ndarray  # sorted distinct dataset item codes
-    shown: np.ndarray  # likewise
+    shown: np.ndarray  # sorted distinct dataset item codes
     store: int
     history: UserEvents  # of dataset item codes
 
@@ -96,9 +96,8 @@ class Basket:
 def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Basket]:
     """Yield every basket of `users` (default all), user by user in time order, with its history.
 
-    This is the point-in-time join: a user's lines lie in the order of time, so what was known before a basket
-    is the part of them before the moment it was asked about. Baskets that share a moment all see what came
-    before it.
+    This is the point-in-time join: a user's lines lie in the order of time, so the history of a basket
+    is the part of them before its first request. Baskets that share a moment all see the history before it.
     """
     rows = np.arange(len(purchases.at)) if users is None else np.flatnonzero(np.isin(purchases.user, users))
     if len(rows) == 0:
@@ -136,8 +135,8 @@ def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Ba
 def _first_asked(shown: UserEvents, bought: np.ndarray, at: float) -> tuple[float, np.ndarray]:
     """Return when a basket was first asked about, and all that was shown; if never, its own time and nothing.
 
-    A checkout may ask after each scan: its answers are what the user was shown since the purchase before,
-    back to the first pause of more than ANSWERED_S. None of them was there when it asked first.
+    A checkout may ask after each scan: its answers are the impressions since the previous purchase,
+    back to the first pause of more than ANSWERED_S. None of them existed at its first request.
 
     Args:
         shown: the user's impressions.
@@ -368,9 +367,9 @@ def _ranker_list(
     """Hide a fifth of the basket and return the features and labels of the candidates for the rest.
 
     All positives among the candidates are kept, and `negatives` others at random (None: all others). Where
-    the checkout got an answer, what the shopper took of it is hidden, and what was left is among the others.
-    Of a stranger only the first so many visible items are known, down to none: the model must know what
-    most people buy.
+    the checkout got an answer, the items that the shopper took from it are hidden; the items left are among
+    the others. Of a stranger only the first few visible items are known, or no item at all: so the model
+    learns popular items.
     """
     codes = window.code[basket.items]
     codes = rng.permutation(codes[codes >= 0])

@@ -95,7 +95,7 @@ def _items(products: pd.DataFrame) -> pd.DataFrame:
 
 
 def _users(demographics: pd.DataFrame) -> pd.DataFrame:
-    """Return what is known of the third of the households that answered; empty where they did not."""
+    """Return the demographics of the households that answered (a third); empty for the others."""
     users = demographics.rename(columns={"household_id": "user_id"})
     return pd.DataFrame({name: as_ids(column).fillna("") for name, column in users.items()})
 

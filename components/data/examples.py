@@ -14,7 +14,7 @@ from feature_repo.schema import schema_hash
 
 
 class ContractViolation(Exception):
-    """An artefact on disk is not what the step that reads it expects."""
+    """An artefact on disk differs from the form that its reader expects."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RetrieverExamples:
 
     history: np.ndarray  # (b, HISTORY_LENGTH) int32
     history_weight: np.ndarray  # (b, HISTORY_LENGTH) float16
-    basket: np.ndarray  # (b, width) int32, the whole basket; what is hidden is drawn while training
+    basket: np.ndarray  # (b, width) int32, the whole basket; hidden items are drawn while training
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of an examples directory.
 
     Raises:
-        ContractViolation: there is none, or it was written for other features.
+        ContractViolation: the manifest is missing, or was written for other features.
     """
     file = path / "manifest.json"
     if not file.is_file():

@@ -61,7 +61,7 @@ def feature_store(home: Path, online_store: str = "", state: Path | None = None)
 
 
 def open_feature_store(home: Path, online_store: str = "") -> FeatureStore:
-    """Return Feast's view of the stores under `home`; what is not there yet is made.
+    """Return Feast's view of the stores under `home`; missing stores are created.
 
     Args:
         home: folder of all state.
@@ -143,7 +143,7 @@ def _address(url: str) -> RedisAddress:
 
 @contextlib.contextmanager
 def reachable(url: str) -> Iterator[redis.Redis | redis.RedisCluster]:
-    """Give a connection that answers; that it, or Feast's, is lost within is told in one way."""
+    """Yield a connection that answers; losing it, or Feast's own, raises one kind of error."""
     address = _address(url)
     client: redis.Redis | redis.RedisCluster | None = None
     try:

@@ -83,7 +83,7 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
     is_bought = (ordered["event_type"] == "purchase").to_numpy()
     bought, viewed = ordered[is_bought], ordered[~is_bought]
     coded = {}
-    for name in ("item", "user"):  # of all events: who only looked may still come to buy
+    for name in ("item", "user"):  # of all events: users and items without a purchase may get one later
         ids, codes = np.unique(ordered[f"{name}_id"].to_numpy(dtype=str), return_inverse=True)
         coded[name] = (ids, codes.astype(np.int64)[is_bought], codes.astype(np.int64)[~is_bought])
     for name in ("store", "basket"):

@@ -83,7 +83,7 @@ def ingest_events(
         home: folder of all state: events of the users whom it has forgotten are left out.
 
     Returns:
-        The cut as ISO 8601 in UTC: training sees what is before it, the test what is after.
+        The cut as ISO 8601 in UTC: training sees the events before it, the test those after it.
 
     Raises:
         TooManyRefused: the quarantine is written, beside `dataset`, and nothing else.
@@ -156,7 +156,7 @@ def _torn_of_forgotten(torn: pd.DataFrame, forgotten: Forgotten) -> np.ndarray:
 
 
 def _known(users: pd.DataFrame | None, forgotten: Forgotten) -> pd.DataFrame | None:
-    """Return the table of users without the forgotten: nobody knows when a row of it was true."""
+    """Return the table of users without the forgotten ones: its rows have no date."""
     if users is None or not len(forgotten):
         return users
     return users[[forgotten.until(user) is None for user in users["user_id"]]].reset_index(drop=True)
@@ -252,7 +252,7 @@ def _read_files(path: Path) -> Source:
 
 
 def _read_archive(offline_store: Path) -> Source:
-    """Read what a home's offline store holds: all that was published and all that was streamed since."""
+    """Read a home's offline store: all published events and all events streamed since."""
     events = read_archive(offline_store / EVENTS).drop_columns(["version"]).to_pandas()
     manifest = {"name": "archive", "timezone": _timezone(offline_store)}
     return Source(Dataset(events, _items(_table_file(offline_store, "items")), manifest))
@@ -292,7 +292,7 @@ def _read_parquet(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     for i, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type):
             table = table.set_column(i, column.name, table.column(i).cast(column.type.value_type))
-    # Without pandas' metadata: what is a column in the file stays one, also where pandas had it as the index.
+    # Without pandas' metadata: a column of the file stays a column, even if pandas had it as the index.
     frame = table.to_pandas(ignore_metadata=True, date_as_object=False)
     return frame.set_axis(pd.RangeIndex(1, len(frame) + 1)), _torn([])
 

@@ -42,7 +42,7 @@ def materialize_features(dataset: Path, statistics: Path, features: Path, cut: s
     data = read_dataset(dataset)
     events = pa.Table.from_pandas(data.events, EVENT_SCHEMA, preserve_index=False)
     write_segment(features / EVENTS, events, BASE)
-    # So that the offline store is a data set to train on again, with what is streamed until then.
+    # So that the offline store, with the events streamed later, is a data set to train on again.
     shutil.copyfile(dataset / "items.parquet", features / "items.parquet")
     write_json(features / "dataset.json", {"timezone": data.manifest["timezone"]})
     users = users_as_of(features / EVENTS, at)

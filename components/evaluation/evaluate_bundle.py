@@ -1,10 +1,8 @@
 """A bundle and the weeks after its cut -> quality through the served path, beside the baselines.
 
-The baskets are those of `components.evaluation.protocol`; the whole catalogue minus the basket is ranked,
-never
-a sample. Answers come from `serving.answer.recommender`, so what is measured is what is served. Intervals
-are a
-bootstrap over users.
+The baskets are those of `components.evaluation.protocol`. The whole catalogue minus the basket is ranked,
+never a sample. Answers come from `serving.answer.recommender`: the served path itself is measured.
+Intervals are a bootstrap over users.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ COLD_RATIO = 0.2
 
 
 def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, float]:
-    """Evaluate a bundle and write it anew, sealed with results, drift reference and warming requests.
+    """Evaluate a bundle and write a sealed copy with results, drift reference and warm-up requests.
 
     Args:
         bundle: what `assemble_bundle` wrote.
@@ -149,7 +147,7 @@ def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, An
 
     Args:
         bundle: the bundle that answers. Hidden items that it does not know are misses.
-        examiner: the bundle whose cut and catalogue say what is asked.
+        examiner: the bundle whose cut and catalogue define the requests.
         data: the data set that holds the weeks after that cut.
     """
     loaded, asks = load_bundle(bundle), load_bundle(examiner)
@@ -162,7 +160,7 @@ def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, An
 
 
 def _index(bundle: Bundle) -> dict[str, Any]:
-    """Return what was measured of the index when it was built, without the curve."""
+    """Return the measurements of the index from its build, without the curve."""
     file = bundle.path / INDEX_REPORT
     report: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
     names = ("kind", "recall", "k", "quota", "target", "p50_ms", "bytes")
@@ -213,7 +211,7 @@ def _serve(
 
 
 def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task]) -> list[Record]:
-    """Return what the prediction log would hold, had these tasks come in at their own time."""
+    """Return the records that the prediction log would hold if these tasks had arrived at their own time."""
     records: list[Record] = []
     recommender = Recommender(bundle, store, records)
     for _, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K):
@@ -237,7 +235,7 @@ def _rank_baselines(
 def prepared_tasks(
     recommender: Recommender, store: MemoryStore, tasks: list[Task], k: int = MAX_K
 ) -> Iterator[tuple[Task, Prepared]]:
-    """Yield each task with what the request path knows before it ranks; fills the store on the way."""
+    """Yield each task, prepared for ranking by the request path; fills the store on the way."""
     for task in tasks:
         store.write(task.user_id, UserRow(pack(task.history), float(task.at)))
         yield task, recommender.prepare(task.request(k))
@@ -264,7 +262,7 @@ def _source_recall(recommender: Recommender, tasks: list[Task]) -> dict[str, dic
         for name, quotas in alone.items():
             near = tower.search([prepared.query], quotas.tower)[0] if quotas.tower else None
             candidates = retrieve(prepared.query, best, quotas, near)
-            # `retrieve` fills up with best sellers; a source alone is only what it brought itself.
+            # `retrieve` fills up with best sellers; a source alone counts only its own candidates.
             own = (
                 candidates.codes if name in ("served", "popular") else candidates.codes[candidates.source < 4]
             )

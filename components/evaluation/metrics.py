@@ -1,4 +1,4 @@
-"""Ranked lists and what was bought -> recall, NDCG, calibration, and how sure one may be of them."""
+"""Ranked lists and purchases -> recall, NDCG, calibration, and their confidence intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data set and a cut -> the test baskets of the protocol: what is asked, and what is hidden.
+"""A data set and a cut -> the test baskets of the protocol: visible items and hidden items.
 
 A test basket holds four catalogue items or more; a seeded fifth of them is hidden, the rest is the
 request. The user's history is streamed: every basket strictly before the request's time is in it.
@@ -23,7 +23,7 @@ CHECKOUTS = 4_000
 
 @dataclass(frozen=True)
 class Task:
-    """One test basket: what the checkout sees, and what the shopper also bought."""
+    """One test basket: the items that the checkout sees, and the items that the shopper also bought."""
 
     user: int  # code in the purchases
     user_id: str
@@ -36,7 +36,7 @@ class Task:
     history: UserEvents  # with item ids, strictly before the request
 
     def request(self, k: int = DEFAULT_K) -> Request:
-        """Return what the checkout would ask."""
+        """Return the request that the checkout would send."""
         return Request(self.visible, float(self.at), self.user_id, self.store_id or None, k, self.basket_id)
 
 
@@ -59,7 +59,7 @@ def read_tasks(
         statistics: the catalogue that says which items count.
         start: the cut.
         end: where the window ends.
-        asked: the catalogue of the model that is asked, if it is another one; what it lacks has code -1.
+        asked: the catalogue of the evaluated model, if it is another one; items that it lacks have code -1.
     """
     code = _codes(purchases, statistics)
     answered = code if asked is None else _codes(purchases, asked)

@@ -48,7 +48,7 @@ class GraphRanker(Ranker):
         self.weights.copy_(torch.from_numpy(weights[:, : self.weights.shape[1]]))
 
     def train(self, mode: bool = True) -> GraphRanker:
-        """Switch between training, which smooths anew for every batch, and use, which looks up."""
+        """Switch between training, which smooths again for every batch, and inference, which looks up."""
         if not mode:
             with torch.no_grad():
                 self.frozen.copy_(self.smoothed())

@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-CANDIDATE = ("dense", "categorical")  # what every ranker gets, and all that the endpoint has for one
-QUERY = ("history", "history_weight", "basket")  # what a teacher may look at besides
+CANDIDATE = ("dense", "categorical")  # inputs of every ranker, and the only ones at the endpoint
+QUERY = ("history", "history_weight", "basket")  # additional inputs of a teacher
 
 
 CLIP = 6.0  # deviations above the mean at which a feature stops counting
@@ -80,7 +80,7 @@ class Ranker(nn.Module):
         self.offset.copy_(1 - sample.amin(0).clamp(max=0.0))
         x = torch.log(sample + self.offset).double()
         mean, deviation = x.mean(0), x.std(0, correction=0)
-        constant = deviation < 1e-6  # nothing was learnt from it: what it says later must not count either
+        constant = deviation < 1e-6  # nothing was learnt from it: its later values must not count either
         deviation = deviation.clamp(min=1e-3)
         self.most.copy_(torch.exp(mean + CLIP * deviation))
         self.slope.copy_(torch.where(constant, 0.0, 1 / deviation))

@@ -1,4 +1,4 @@
-"""A transformer over what the user bought lately, asked about each candidate."""
+"""A transformer over the user's latest purchases, queried with each candidate."""
 
 from __future__ import annotations
 

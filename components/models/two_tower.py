@@ -68,7 +68,7 @@ class TwoTower(nn.Module):
 
 
 class QueryTower(nn.Module):
-    """The query side alone, with the embeddings folded into one table: what is exported and served."""
+    """The query side alone, with the embeddings folded into one table: the exported and served part."""
 
     table: Tensor
 

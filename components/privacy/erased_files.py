@@ -1,7 +1,7 @@
 """A user's id -> the files of a home without the user's rows, each replaced in one step.
 
-Others may write the same files meanwhile: one that is no longer what was read is read again, one that is gone
-was merged into another, and the caller looks again until nothing is found.
+Other processes may write the same files meanwhile. A file that changed since it was read is read again; a
+file that is gone was merged into another one. The caller repeats the search until it finds nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def erase_rows(file: Path, user_id: str, until: int, dry_run: bool = False) -> i
         dry_run: count only.
 
     Raises:
-        pa.ArrowInvalid: the file is damaged: nobody can read it.
+        pa.ArrowInvalid: the file is damaged and cannot be read.
     """
     while True:
         try:
@@ -64,13 +64,13 @@ def erase_rows(file: Path, user_id: str, until: int, dry_run: bool = False) -> i
 
 
 def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False) -> int:
-    """Take a user's rows out of a checked data set and seal it anew; return how many there were.
+    """Take a user's rows out of a checked data set and seal it again; return their number.
 
-    A data set that holds nobody else is removed.
+    A data set without other users is removed.
     """
     try:
         data = read_dataset(folder, OPTIONAL_TABLES)
-    except EventsInvalid:  # half written or damaged: nobody will use it, but the rows are there
+    except EventsInvalid:  # half written or damaged: no reader will use it, but the rows are there
         tables = [*folder.glob("*.parquet")]
         return sum(erase_rows(file, user_id, until, dry_run) for file in tables)
     at = pd.Timestamp(until, unit="us", tz="UTC")
@@ -136,7 +136,7 @@ def files(folder: Path, pattern: str) -> list[Path]:
 
 
 def drop_stale(folder: Path) -> None:
-    """Remove temporary files that a killed process left: they may hold rows, and nobody reads them."""
+    """Remove temporary files of killed processes: they may hold rows, and no process reads them."""
     for pattern in (".*.part", ".*.tmp", "*.part"):
         for file in files(folder, pattern):
             if is_stale(file):
@@ -144,7 +144,7 @@ def drop_stale(folder: Path) -> None:
 
 
 def is_stale(file: Path, after_s: float = STALE_S) -> bool:
-    """Say whether nobody has written to a file for a while; one that is gone has no age."""
+    """Return whether a file has not been written for a while; a missing file is not stale."""
     try:
         return time.time() - file.stat().st_mtime > after_s
     except FileNotFoundError:

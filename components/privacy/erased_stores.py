@@ -86,14 +86,14 @@ def _is_old(value: bytes | None, until: int) -> bool:
 def erase_coupons(url: str, user_id: str, until: int, dry_run: bool = False) -> int:
     """Delete the coupons that are for one user from a fact store; return how many there were.
 
-    Endpoints read what changed: they are first told that the coupons hold no more.
+    Endpoints read changes only: the first change says that the coupons are no longer valid.
 
     Raises:
         FactsUnavailable: the store is broken or did not answer in time.
     """
     try:
         store = open_fact_store(url)
-    except ValueError:  # facts cannot be kept there: there are none
+    except ValueError:  # this kind of store holds no facts
         return 0
     try:
         found = [fact for fact in store.of_user(user_id) if round(fact.at * 1e6) <= until]

@@ -1,10 +1,8 @@
-"""A user's id -> the stores and files of a home without that user, and a report of what was removed where.
+"""A user's id -> the stores and files of a home without that user, and a report of all removed rows.
 
-The tombstone comes first (`feature_repo.stream.erasure`): from then on nothing of the user up to now counts,
-so
-that a stream, a run or a repeated message brings nothing back, and whoever is killed half way does it again.
-A
-stream at work may still write what it held: its rows and the archive are looked at until nothing is found.
+The tombstone comes first (`feature_repo.stream.erasure`). From then on no event of the user up to now counts:
+a stream, a run or a repeated message brings nothing back. A killed erasure can be repeated. A running stream
+may still write rows that it holds in memory, so the rows and the archive are searched until nothing is left.
 """
 
 from __future__ import annotations
@@ -94,11 +92,11 @@ def forget_user(
         settings: of the endpoint: its home, stores and log.
         user_id: who; nothing is written that holds it.
         dry_run: count only.
-        say: is told why it takes long.
+        say: gets a line when the erasure has to wait.
 
     Raises:
-        ValueError: this can be nobody's id.
-        Conflict: another one is being forgotten under this home.
+        ValueError: this is not a user's id.
+        Conflict: another erasure runs under this home.
     """
     if not is_id(user_id):
         raise ValueError(
@@ -140,8 +138,8 @@ class _Erasure:
     ) -> None:
         self.settings, self.home, self.user_id = settings, settings.home, user_id
         self.until, self.dry_run, self.say = until, dry_run, say
-        self.damaged: set[Path] = set()  # tables that nobody can read
-        # Where another store is named, the files under home may hold what was there before it.
+        self.damaged: set[Path] = set()  # tables that cannot be read
+        # If another store is named, the files under home may hold older rows.
         self.files = replace(settings, store_url="")
 
     def run(self, report: Report) -> Report:
@@ -176,12 +174,12 @@ class _Erasure:
         return report
 
     def note(self, place: Place, erase: Callable[[], int]) -> int:
-        """Let something be erased and write down what came of it."""
+        """Run one erasure and record its outcome."""
         try:
             count = erase()
         except (ConnectionError, FactsUnavailable, redis.RedisError, sqlite3.Error) as error:
             place.state = UNREACHABLE
-            # A server's own words may repeat what it was asked.
+            # A server's error message may repeat the request.
             said = (
                 str(error) if isinstance(error, ConnectionError | FactsUnavailable) else type(error).__name__
             )
@@ -197,7 +195,7 @@ class _Erasure:
         try:
             updated_at = float(json.loads((self.home / "stream.json").read_bytes())["updated_at"])
         except (FileNotFoundError, ValueError, LookupError, TypeError):
-            return False  # one that works writes it anew each second
+            return False  # a running one writes it again each second
         return time.time() - updated_at < ALIVE_S
 
     def row(self, settings: Settings) -> int:
@@ -344,14 +342,14 @@ class _Erasure:
         return [place]
 
     def unreadable(self) -> list[Place]:
-        """Say which tables are damaged: whoever mends them may find the user there."""
+        """Return the damaged tables: a repaired one may still hold the user."""
         names = ", ".join(sorted(os.path.relpath(path, self.home) for path in self.damaged))
         note = f"they may hold the user and cannot be read: delete them: {names}"
         return [Place("damaged files", "rows", state=REMAINS, note=note)] if names else []
 
 
 class _InUse(Exception):
-    """Another process holds what is to be erased; so many rows went all the same."""
+    """Another process holds rows that must be erased; `removed` rows were erased all the same."""
 
     def __init__(self, message: str, removed: int = 0) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""CONTRACT the parity certificate: how far a ranker's scores are from those of the one it was made from.
+"""CONTRACT the parity certificate: how far a ranker's scores are from those of its parent.
 
-Every step that turns one ranker into another writes one, on the same held-out lists of candidates. It
-holds measurements, not a verdict: whoever reads it holds them against `tolerances.toml` again.
+Every step that turns one ranker into another writes a certificate, on the same held-out lists of candidates.
+It holds measurements, not a verdict: each reader compares them with `tolerances.toml` again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def certify(
     """Return the certificate of one step.
 
     Args:
-        step: what was done, for example "quantize_ranker".
+        step: the name of the step, for example "quantize_ranker".
         tolerance: the section of `tolerances.toml` it is held against.
         child: id and probabilities, (rows,), of the ranker that was made.
         parents: the ids it was made from; several for an ensemble.
@@ -89,7 +89,7 @@ def certify(
 
 
 def check(certificate: Mapping[str, Any]) -> list[str]:
-    """Return what of a certificate lies outside its tolerance, in words; nothing when all is well."""
+    """Return the measurements outside their tolerance, in words; an empty list if all are within."""
     try:
         tolerances = tomllib.loads(TOLERANCES.read_text())
         failed = _check(certificate, tolerances)
@@ -128,7 +128,7 @@ def _check(certificate: Mapping[str, Any], tolerances: Mapping[str, Any]) -> lis
 
 
 def _check_export(certificate: Mapping[str, Any], tolerances: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the certificate of the graph that stands within one of new weights."""
+    """Return the faults of the graph's certificate, which lies inside the one of its new weights."""
     export = certificate.get("export", {})
     if not export:
         return ["there is no certificate of it"]
@@ -139,7 +139,7 @@ def _check_export(certificate: Mapping[str, Any], tolerances: Mapping[str, Any])
 
 
 def _number(value: Any, least: float, most: float) -> float:
-    """Return a measured number; ValueError if it is none or cannot have been measured."""
+    """Return a measured number; raises ValueError if it is missing or impossible."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ValueError(f"found {value!r}, expected a number from {least:g} to {most:g}")
     return float(value)
@@ -163,12 +163,12 @@ def enforce(certificate: Mapping[str, Any]) -> None:
 
 
 def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[str]:
-    """Return what is wrong with the chain that should lead to the graph with the id `served`.
+    """Return the faults of a chain that should lead to the graph with the id `served`.
 
     A chain begins with trained rankers, which alone have no parent. The steps after them come once at most,
-    in the order of STEPS; each names parents that stand before it and begins with the quality that its
-    parent ended with, each leads to the last one, and all were measured on the same lists. The certificate
-    of an export stands within that of the step that exported, never alone.
+    in the order of STEPS. Each step names parents before it, and begins with the quality that its parent
+    ended with. Each leads to the last one, and all were measured on the same lists. The certificate of an
+    export lies inside that of the exporting step, never alone.
     """
     if not certificates:
         return ["there is no certificate at all"]
@@ -267,7 +267,7 @@ def _counts(certificate: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _hash(lists: RankerExamples) -> str:
-    """Return a hash of what was bought in which list: two certificates of one chain must share it."""
+    """Return a hash of the purchases by list: all certificates of one chain must share it."""
     digest = hashlib.sha256(np.ascontiguousarray(lists.start).tobytes())
     digest.update(np.ascontiguousarray(lists.label).tobytes())
     return digest.hexdigest()[:16]
@@ -288,7 +288,7 @@ def _per_list(scores: np.ndarray, lists: RankerExamples) -> dict[str, np.ndarray
         wanted = int(bought.sum())
         if not 0 < wanted < end - begin:
             continue
-        order = np.lexsort((bought, -scores[begin:end]))  # among equal scores, what was bought comes last
+        order = np.lexsort((bought, -scores[begin:end]))  # among equal scores, purchases come last
         hits = bought[order]
         ndcg[i] = _DISCOUNT[: len(hits[:TOP])] @ hits[:TOP] / _DISCOUNT[: min(TOP, wanted)].sum()
         places = np.flatnonzero(hits)  # others ranked above each purchase, counted from the places

@@ -1,4 +1,4 @@
-"""Teachers -> one small student that has learnt from what they think of every candidate."""
+"""Teachers -> one small student that learns from their score of every candidate."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TAUGHT = "taught.npy"  # beside a student: the ensemble's logit of every trainin
 
 @dataclass(frozen=True)
 class StudentParams:
-    """The student's size and what it learns from."""
+    """The student's size and its sources of learning."""
 
     hidden: int = 128
     dim: int = 8
@@ -45,7 +45,7 @@ class StudentParams:
     batch_size: int = 64  # lists
     learning_rate: float = 2e-3
     pointwise_weight: float = 0.1
-    soft_weight: float = 0.7  # of the teachers' opinion; what was bought has the rest
+    soft_weight: float = 0.7  # of the teachers' scores; purchases have the rest
     temperature: float = 1.0
     seed: int = 0
 
@@ -65,7 +65,7 @@ class Ensemble:
 
     @classmethod
     def of(cls, teachers: Sequence[RankerArtefact], held_out: RankerExamples) -> Ensemble:
-        """Put distinct teachers together and calibrate what they say on the held-out lists."""
+        """Combine distinct teachers and calibrate their scores on the held-out lists."""
         distinct = tuple({teacher.id: teacher for teacher in teachers}.values())
         raw = cls(distinct, 1.0, 0.0)
         if len(distinct) == 1 or not np.any(held_out.label):
@@ -94,7 +94,7 @@ class Ensemble:
 def distill_ranker(
     examples: Path, statistics: Path, teachers: Sequence[Path], student: Path, params: dict[str, Any]
 ) -> dict[str, float]:
-    """Train a student on what was bought and on the ensemble's opinion of each list.
+    """Train a student on purchases and on the ensemble's scores of each list.
 
     The soft loss is the cross-entropy between the ensemble's and the student's softmax over each list
     (Hinton et al., "Distilling the Knowledge in a Neural Network", arXiv 1503.02531).
@@ -107,7 +107,7 @@ def distill_ranker(
         params: fields of `StudentParams`.
 
     Returns:
-        NDCG@10 on the held-out lists of the student and of the ensemble, and what it took.
+        NDCG@10 on the held-out lists of the student and of the ensemble, and the seconds used.
 
     Raises:
         ParityFailed: the student is too far from the ensemble.
@@ -174,7 +174,7 @@ def read_taught(student: Path, data: RankerExamples) -> np.ndarray:
     """Return the ensemble's logit of each training row, (rows,), as it lies beside a student.
 
     Raises:
-        ContractViolation: there is none, or it is of other rows.
+        ContractViolation: the file is missing, or belongs to other rows.
     """
     file = student / TAUGHT
     if not file.is_file():

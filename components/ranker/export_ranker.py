@@ -23,8 +23,8 @@ SAMPLE_LISTS = 4  # real lists that the exporter traces the graph with
 def export_ranker(ranker: Ranker | GradientBoosting, path: Path, held_out: RankerExamples) -> dict[str, Any]:
     """Write `ranker.onnx` and the weights into `path` and return the certificate of the graph.
 
-    Its parent is the trained model in its own framework, which has no id: it says that the graph computes
-    what the weights do, and nothing about where they came from.
+    Its parent is the trained model in its own framework, which has no id. The certificate says that the
+    graph computes the same as the weights, and nothing about their origin.
 
     Raises:
         ParityFailed: the graph answers differently.

@@ -24,7 +24,7 @@ LEAST_STEPS = 300  # a small shop's few lists are passed more often than asked, 
 
 @dataclass(frozen=True)
 class Soft:
-    """A teacher's opinion to learn from, besides what was bought (Hinton et al., arXiv 1503.02531)."""
+    """A teacher's scores to learn from, besides purchases (Hinton et al., arXiv 1503.02531)."""
 
     logits: np.ndarray  # (rows,) float32
     weight: float  # of the soft loss; the hard one has the rest
@@ -67,7 +67,7 @@ def fit(
     call: nn.Module = _Logits(model)
     if workers > 1:
         call = DistributedDataParallel(call)
-    # All parameters of a table's module: where its rounding is in the loop, `weight` itself is none.
+    # All parameters of a table's module: with rounding in the loop, `weight` itself is not a parameter.
     embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding))
     tables = [weight for module in embeddings for weight in module.parameters()]
     others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]

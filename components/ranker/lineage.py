@@ -24,7 +24,7 @@ class Parent:
         """Return the certificate of the graph in `place`; bytes and milliseconds of both are measured.
 
         Args:
-            step: what was done, for example "quantize_ranker".
+            step: the name of the step, for example "quantize_ranker".
             tolerance: the section of `tolerances.toml` it is held against.
             place: the child's directory, which holds its graph.
             measured: what else is to stand in it.
@@ -49,7 +49,7 @@ class Parent:
     def finish(
         self, place: Path, certificate: dict[str, Any], cost: Cost, params: dict[str, Any], **fields: Any
     ) -> None:
-        """Write a child's certificates and manifest: the parent's, and what the step changed.
+        """Write a child's certificates and manifest: the parent's, and the changes of the step.
 
         Args:
             place: the child's directory, which holds its graph.

@@ -40,7 +40,7 @@ def export_torch(
     Raises:
         UnsupportedOperator: naming it.
     """
-    for name in ("onnx_ir", "onnxscript", "torch.onnx"):  # thirty lines a graph about what they tidied up
+    for name in ("onnx_ir", "onnxscript", "torch.onnx"):  # they log thirty lines a graph about their clean-up
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         # The exporter warns of its own internals (deprecated pytree calls), nothing a user can mend.

@@ -1,7 +1,7 @@
-"""CONTRACT a ranker on disk: its ONNX graph, what it came from, and a certificate for every step so far.
+"""CONTRACT a ranker on disk: its ONNX graph, its origin, and a certificate for every step so far.
 
-ranker.onnx         what is scored with, everywhere: leaderboard, distillation, certificates, endpoint
-weights.npz         torch weights, where there are any; what pruning and tuning go on from
+ranker.onnx         the scorer, everywhere: leaderboard, distillation, certificates, endpoint
+weights.npz         torch weights, if any: pruning and tuning start from them
 certificates.json   one per step, from the teachers to this file
 manifest.json       written last: id (hash of the graph), step, parents, model, size, parameters, cost
 """
@@ -74,7 +74,7 @@ class Cost:
     """Measures what making a ranker takes, from its construction on, in this process."""
 
     def __init__(self, parents: Iterable[RankerArtefact] = ()) -> None:
-        """Take the rankers that it is made from: what they took is part of the total."""
+        """Start the clock; the cost of the parents is part of the total."""
         self._before = sum(float(parent.manifest["cost"]["total_cpu_seconds"]) for parent in parents)
         self._began, self._cpu = time.perf_counter(), time.process_time()
 

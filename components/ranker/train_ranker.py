@@ -53,7 +53,7 @@ class RankerParams:
         require_positive(self, "epochs", "batch_size", "learning_rate")
 
 
-# Adding a ranker: a file in `components/models/` and a line here, with what it is trained by unless told.
+# Adding a ranker: a file in `components/models/` and a line here, with its default parameters.
 RANKERS: Mapping[str, tuple[type[Ranker] | type[GradientBoosting], RankerParams]] = {
     "dlrm": (Dlrm, RankerParams(epochs=1, size={"items": True, "dim": 16})),
     "wide_deep": (WideDeep, RankerParams()),
@@ -85,7 +85,7 @@ def train_ranker(
 
     Returns:
         Calibration slope and intercept, the mean probability against the purchase rate on the calibration
-        lists, and what it took.
+        lists, and the seconds used.
 
     Raises:
         ContractViolation: the examples are missing or of another schema.
@@ -147,7 +147,7 @@ def join_workers() -> bool:
 
 
 def read_ranker_params(given: Mapping[str, Any]) -> dict[str, RankerParams]:
-    """Return how each ranker is trained: what is given for it by its name, the rest as usual.
+    """Return the parameters of each ranker: those given under its name, defaults for the rest.
 
     Raises:
         TypeError: there is no such ranker, or it has no such parameter.
@@ -184,7 +184,7 @@ def schedule_of(settings: RankerParams) -> Schedule:
 
 
 def read_shape(examples: Path, statistics: Path) -> Shape:
-    """Return what the data says about a ranker's size."""
+    """Return the sizes of a ranker that follow from the data."""
     vocabulary = read_vocabulary(statistics)
     levels = (len(vocabulary[level]) for level in LEVELS)
     dense = read_ranker_examples(examples, "train").dense.shape[1]

@@ -46,7 +46,7 @@ class BundleParams:
     candidates: int = Quotas.total
     type_penalty: float = 0.95
     # The cheapest that show a fifth more of the catalogue, and new manufacturers a third more often;
-    # `reco bench rerank` measures what they cost.
+    # `reco bench rerank` measures their cost.
     exposure: float = 0.5
     novelty: float = 0.3
     novel_slots: tuple[int, ...] = (9, 10)
@@ -130,7 +130,7 @@ def seal_with_golden(
     settings: RankingSettings,
     made_from: dict[str, Any],
 ) -> str:
-    """Record what a bundle answers to its golden requests, seal it, and return its id.
+    """Record a bundle's answers to its golden requests, seal it, and return its id.
 
     Raises:
         BundleInvalid: the parts do not fit together.
@@ -186,7 +186,7 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
 
 
 def _golden_requests(bundle: Path, features: Path, cut: str) -> list[dict[str, Any]]:
-    """Return requests of real users and of nobody, with baskets of best sellers, rare and unknown items."""
+    """Return requests with and without a user; baskets hold best sellers, rare and unknown items."""
     statistics = read_statistics(bundle / "statistics")
     rng = np.random.default_rng(0)
     rows = _latest_rows(features)

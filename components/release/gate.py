@@ -40,7 +40,7 @@ class GateFailed(Exception):
     exit_code = 1
 
     def __init__(self, metric: str, got: float | None, need: float, reason: str, more: int = 0) -> None:
-        """Take what was measured (None: missing), what is needed, and why."""
+        """Set the measured value (None: missing), the needed value, and the reason."""
         found = "missing" if got is None else f"{got:.4f}"
         also = f" ({more} more checks failed)" if more else ""
         super().__init__(f"{metric} is {found}, needed {need:.4f}: {reason}; bundle not promoted{also}")
@@ -73,7 +73,7 @@ def compare(
     Args:
         evaluation: the challenger's evaluation.json.
         champion: the champion's on the same test window; None when there is no champion yet.
-        params: what is needed.
+        params: the limits.
         added_ms: how much longer an answer takes than the champion's, both of one run; None: not measured.
     """
     params = params or GateParams()
@@ -118,7 +118,7 @@ def compare(
 def sales_lost_share(added_ms: float, lost_per_100_ms: float) -> float:
     """Return the share of sales, 0 to 1, that answers lose by coming `added_ms` later; sooner ones win none.
 
-    Nothing was measured for what a saved millisecond brings, and to be quick must not buy worse answers.
+    The value of a saved millisecond was never measured, and speed must not pay for worse answers.
     """
     return min(max(added_ms / 100 * lost_per_100_ms, 0.0), 1.0)
 
@@ -126,8 +126,8 @@ def sales_lost_share(added_ms: float, lost_per_100_ms: float) -> float:
 def gain(baseline: float, ratio: float) -> float:
     """Return the value that is `ratio` times better than a baseline between 0 and 1.
 
-    Better by 1.2 means the metric times 1.2 or, once a baseline is so good that this cannot be reached,
-    what is missing to 1 divided by 1.2: whichever is nearer. A ratio of 0 asks for nothing.
+    Better by 1.2 means the metric times 1.2. If the baseline is too good for that, it means that the gap to 1
+    is divided by 1.2. The nearer of the two counts. A ratio of 0 asks for nothing.
     """
     if ratio <= 0:
         return 0.0

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Estimates, not measurements: what a busy core of a rack server draws, cooling included, and what a cloud
-# asks for it. Change them for your own machines; the formulas stand beside the figures in the card.
+# Estimates, not measurements: power of a busy core of a rack server, cooling included, and its price in a
+# cloud. Change them for your own machines; the card prints the formulas beside the figures.
 WATTS_A_CORE = 10.0
 DOLLARS_A_CORE_HOUR = 0.05
 
@@ -29,7 +29,7 @@ def model_card(
     evaluation: Mapping[str, Any],
     certificates: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Return the card as Markdown: quality, what it was made from, the chain of certificates, cost."""
+    """Return the card as Markdown: quality, origin, the chain of certificates, cost."""
     served, made = evaluation.get("served", {}), manifest["made_from"]
     ranker = made.get("ranker", {})
     spent = float(made.get("cpu_seconds", 0.0))

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class NothingToCompare(Exception):
-    """Champion and challenger can't be measured on the same baskets with what is at hand."""
+    """Champion and challenger cannot be measured on the same baskets with the data given."""
 
     exit_code = 2
 
@@ -64,8 +64,8 @@ def promote_bundle(
 
     Raises:
         GateFailed: naming metric, got, needed; nothing was changed.
-        NothingToCompare: the champion must be measured anew, and the data set for it is missing or wrong.
-        Conflict: somebody else promotes, or moved the champion meanwhile.
+        NothingToCompare: the champion must be measured again, and the data set for it is missing or wrong.
+        Conflict: another process promotes, or moved the champion meanwhile.
         RegistryUnreachable: nothing was changed.
     """
     gate = read_params(GateParams, params or {})
@@ -105,8 +105,8 @@ def rollback(tracking_uri: str, model_name: str, home: str, dry_run: bool = Fals
     Rolling back twice goes back two promotions: the history is read as a stack.
 
     Raises:
-        NoChampion: there is none before this one.
-        Conflict: somebody else promotes.
+        NoChampion: there was no champion before this one.
+        Conflict: another process promotes.
         RegistryUnreachable: nothing was changed.
     """
     root = Path(home)
@@ -115,7 +115,7 @@ def rollback(tracking_uri: str, model_name: str, home: str, dry_run: bool = Fals
         now = registry.alias(CHAMPION)
         stack = _stack(registry.history())
         if now is not None and stack[-1:] != [now]:
-            stack.append(now)  # somebody moved the alias by hand
+            stack.append(now)  # the alias was moved by hand
         if now is None or len(stack) < 2:
             raise NoChampion(
                 f"{model_name} has no champion before {now or 'the first'}: there is nothing to go back to"
@@ -182,7 +182,7 @@ def _fetch(registry: Registry, home: Path, version: Version) -> Path:
     """Return the version's bundle under home, copied there and verified if it is not yet.
 
     Raises:
-        BundleInvalid: what the registry holds is not the bundle that was registered.
+        BundleInvalid: the registry's files are not those of the registered bundle.
     """
     if not is_name(version.bundle_id):  # the registry is not ours alone, and this becomes a folder
         raise BundleInvalid(
@@ -238,7 +238,7 @@ def _champion_evaluation(
 def _latency(registry: Registry, home: Path, champion: str | None, bundle: Path) -> dict[str, Any]:
     """Return what an answer of challenger and champion takes here; nothing where one of them cannot be asked.
 
-    Not None: what a step of a pipeline returns holds none.
+    Never None: a pipeline step cannot return it.
     """
     from components.release.served_latency import served_latency
 
@@ -254,7 +254,7 @@ def _latency(registry: Registry, home: Path, champion: str | None, bundle: Path)
 def _evaluate_on(
     champion: Path, challenger: Path, evaluation: Mapping[str, Any], dataset: Path | None
 ) -> Mapping[str, Any]:
-    """Ask the champion what the challenger was asked: the same weeks, baskets and hidden items."""
+    """Evaluate the champion on the challenger's weeks, baskets and hidden items."""
     from components.evaluation.evaluate_bundle import evaluate_served
     from feature_repo.events import read_dataset
 

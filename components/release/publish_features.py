@@ -70,7 +70,7 @@ def publish_features(
         raise ValueError(f"{features} holds no user as of {cut}: the online store stays as it is")
     root = Path(home).absolute()
     with reachable(online_store) if online_store else contextlib.nullcontext() as client:
-        # The run may have read its data before somebody asked to be forgotten.
+        # The run may have read its data before an erasure was requested.
         seen, forgotten = stamp(root), Forgotten.load(root)
         end, ids = _publish_offline(features, tables, root / "offline_store", begin, forgotten)
         _materialize(root, begin, end, online_store)
@@ -78,7 +78,7 @@ def publish_features(
             for view, key in KEYS.items():
                 _delete_others(client, key, ids[view])
         written = ids[USER_VIEW] | set(tables[USER_VIEW]["user_id"].to_pylist())
-        while (now := stamp(root)) != seen:  # and somebody asked while all this was written
+        while (now := stamp(root)) != seen:  # another erasure was requested during the write
             seen, added = now, Forgotten.load(root)
             gone = {
                 user: until
@@ -136,7 +136,7 @@ def _publish_offline(
 
 
 def _erase(root: Path, until: Mapping[str, int], redis_url: str) -> None:
-    """Take users out of what was just written: whoever forgot them could not find it yet."""
+    """Remove users from the files just written: their erasure ran before these files existed."""
     offline_store = root / "offline_store"
     for user, end in until.items():
         for file in (offline_store / EVENTS / BASE, offline_store / USER_VIEW / "snapshots.parquet"):

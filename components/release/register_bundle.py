@@ -62,7 +62,7 @@ def read_evaluation(bundle: Path) -> dict[str, Any]:
     """Return the results that `evaluate_bundle` sealed into a bundle.
 
     Raises:
-        BundleInvalid: there are none.
+        BundleInvalid: the bundle holds no evaluation.
     """
     file = bundle / "evaluation.json"
     if not file.is_file():

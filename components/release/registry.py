@@ -146,7 +146,7 @@ class Registry:
         metrics: Mapping[str, float],
         card: str = "",
     ) -> str:
-        """Store a bundle with what is known of it, and return its new version; `card` is its description.
+        """Store a bundle with its metrics and tags, and return its new version; `card` is its description.
 
         The run is found again by its bundle id when an earlier attempt stopped between run and version.
         """

@@ -36,7 +36,7 @@ def build_index(retriever: Path, examples: Path, index: Path, params: dict[str, 
         params: fields of `IndexParams`.
 
     Returns:
-        Items, dimension, and what was chosen: kind, recall, bytes, milliseconds.
+        Items, dimension, and the choice: kind, recall, bytes, milliseconds.
     """
     settings = read_params(IndexParams, params)
     model = load_retriever(retriever)

@@ -1,4 +1,4 @@
-"""CONTRACT weights + config on disk: what a training step hands to the export."""
+"""CONTRACT weights + config on disk, from a training step to the export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from components.home import write_json
 
 
 def write_checkpoint(path: Path, kind: str, model: nn.Module, **config: Any) -> None:
-    """Write a model's weights (`weights.npz`, no pickle) and what it takes to build it again."""
+    """Write a model's weights (`weights.npz`, no pickle) and the configuration to build it again."""
     path.mkdir(parents=True, exist_ok=True)
     np.savez(path / "weights.npz", **{name: tensor.numpy() for name, tensor in model.state_dict().items()})
     write_json(path / "manifest.json", {"kind": kind, **config})
@@ -25,7 +25,7 @@ def read_checkpoint(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dic
     """Return a checkpoint's weights and config.
 
     Raises:
-        ContractViolation: there is none, or it holds another kind of model.
+        ContractViolation: the checkpoint is missing, or holds another kind of model.
     """
     if not (path / "manifest.json").is_file():
         raise ContractViolation(

@@ -49,7 +49,7 @@ class IndexParams:
 
 @dataclass(frozen=True)
 class Point:
-    """One type of index, searched in one way, with what it finds."""
+    """One type of index, searched in one way, with its recall and cost."""
 
     kind: str
     description: str  # Faiss's own word for the type
@@ -130,8 +130,8 @@ def search_for_quota(
 ) -> dict[str, Any]:
     """Return the search of an index that looks at the least and finds the target share of `quota` items.
 
-    Fewer neighbours lie in fewer lists: what finds 97 % of the 500 nearest finds more of the 60 nearest than
-    anybody asked for.
+    Fewer neighbours lie in fewer lists: a search that finds 97 % of the 500 nearest finds more of the 60
+    nearest than is needed.
 
     Args:
         file: the index.

@@ -24,7 +24,7 @@ TOLERANCE = 1e-4  # largest difference allowed between PyTorch and ONNX Runtime,
 
 
 def export_retriever(retriever: Path, examples: Path, graphs: Path) -> dict[str, float]:
-    """Write `query_tower.onnx`, `parity.json` and `params.json`: what it was trained with.
+    """Write `query_tower.onnx`, `parity.json` and `params.json` (the training parameters).
 
     Args:
         retriever: checkpoint of `train_retriever`.

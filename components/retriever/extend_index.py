@@ -2,7 +2,7 @@
 
 The models, the main index and everything that was counted stay as they are. A new item gets a row in the item
 table, with its names and its price and with zeros where nothing was counted yet, and a vector from the item
-tower's content: what it has learned of the item's type, category and department. The item's own embedding is
+tower's content: its type, category and department. The item's own embedding is
 left out, and its bias is the mean of its type's: both take purchases to learn.
 """
 
@@ -36,7 +36,7 @@ from serving.release.bundle import NEW_VECTORS, REMOVED_ITEMS, load_bundle
 
 log = logging.getLogger(__name__)
 
-_OF_ITEMS = ("price", "is_private")  # what may be told of a new item beside its names
+_OF_ITEMS = ("price", "is_private")  # optional columns of a new item, beside its names
 
 
 def extend_index(
@@ -107,7 +107,7 @@ def read_new_items(file: Path) -> pd.DataFrame:
 
 
 def cold_vectors(model: TwoTower, categorical: np.ndarray) -> np.ndarray:
-    """Return vectors of items that nobody bought yet, (m, dim + 1) float32.
+    """Return vectors of items without any purchase, (m, dim + 1) float32.
 
     Args:
         model: the trained towers.

@@ -131,7 +131,7 @@ def _loss(
     weight = torch.from_numpy(data.history_weight[rows].astype(np.float32))
     query = model.query_vectors(content, past.view(history.shape), weight, now.view(basket.shape))
     vectors = model.item_vectors(content, codes)
-    target = target.view(targets.shape)  # (b, t), 0 where there is none
+    target = target.view(targets.shape)  # (b, t), 0 where a target is missing
     positive = (query[:, None, :] * vectors[target]).sum(2)  # (b, t)
     negative = query @ vectors[other].T + math.log(items / len(negatives))  # (b, m)
     rest = torch.logsumexp(negative, dim=1, keepdim=True)
@@ -142,7 +142,7 @@ def _loss(
 
 
 def _hide(basket: np.ndarray, targets: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Split baskets, (b, w) with 0 behind the last item, into what is seen and what is asked for.
+    """Split baskets, (b, w) with 0 behind the last item, into visible items and targets.
 
     A random share of each basket is hidden, at least one item; up to `targets` of the hidden are asked.
     """
