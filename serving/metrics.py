@@ -60,7 +60,7 @@ STORE_READS = Counter(
 RANKER_CALLS = Counter("reco_ranker_calls", "Questions to the remote ranker, by outcome", ["outcome"])
 BREAKER_OPEN = Gauge(
     "reco_breaker_open",
-    "1 while something else that answers need (online_store, ranker, answer_cache) fails and is not asked",
+    "1 while something else that answers need (online_store, ranker) fails and is not asked",
     ["dependency"],
     multiprocess_mode="livemax",
 )
@@ -97,16 +97,13 @@ BATCH_EXPIRED = Counter(
 )
 CACHE_LOOKUPS = Counter(
     "reco_cache_lookups",
-    "Looks for a cached answer, by level (process, redis) and outcome",
+    "Look-ups of a cached list, by level (process) and outcome (hit, miss, refused)",
     ["level", "outcome"],
 )
-CACHE_WRITES = Counter(
-    "reco_cache_writes", "Answers on their way into Redis, by what became of them", ["outcome"]
-)
-CACHE_ENTRIES = Gauge("reco_cache_entries", "Answers cached in the processes", multiprocess_mode="livesum")
+CACHE_ENTRIES = Gauge("reco_cache_entries", "Ranked lists in the caches", multiprocess_mode="livesum")
 CACHE_BYTES = Gauge(
     "reco_cache_bytes",
-    "Memory of the answers cached in the processes, as estimated",
+    "Memory of the ranked lists in the caches, estimated",
     multiprocess_mode="livesum",
 )
 

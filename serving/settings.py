@@ -46,9 +46,7 @@ class Settings:
     stale_after_s: float = 60.0  # the stream's silence after which answers say that features are stale
     deadline_ms: float = 50.0  # an answer that takes longer steps down the ladder
     ranker_address: str = ""  # of a ranker elsewhere, HOST:PORT or HOST:PORT/MODEL; empty: in this process
-    answer_cache: str = field(  # memory: keeps answers in each process, a Redis' URL there too; empty: none
-        default="", repr=False
-    )
+    answer_cache: str = ""  # memory: caches ranked lists in each process; empty: none
     user_limit_per_s: float = 20.0  # answers that a process computes for one shopper; 0: no limit
     batch_max_wait_ms: float = 5.0  # that a request may wait for others to share a model call with; 0: never
     batch_max_rows: int = 8_192  # candidates of a call that several requests share
@@ -100,18 +98,6 @@ class Settings:
         if not self.store_url:
             return f"sqlite:///{(self.home / 'online_store.db').absolute()}"
         return with_password(self.store_url, self.store_password)
-
-    @property
-    def answer_cache_url(self) -> str:
-        """Redis of cached answers with its password if it has one, not to be shown; empty without a Redis.
-
-        The store's password goes to the store's own hosts and nowhere else.
-        """
-        if not is_redis_url(self.answer_cache):
-            return ""
-        hosts = set(parse_redis_url(self.answer_cache).nodes)
-        known = set(parse_redis_url(self.store_url).nodes) if is_redis_url(self.store_url) else set()
-        return with_password(self.answer_cache, self.store_password) if hosts <= known else self.answer_cache
 
     @property
     def fact_store_url(self) -> str:
@@ -191,9 +177,7 @@ def _url(text: str) -> str:
 
 
 def _cache_url(text: str) -> str:
-    if is_redis_url(text):
-        parse_redis_url(text)
-    elif text != "memory:":
+    if text != "memory:":
         raise ValueError
     return text
 
@@ -229,7 +213,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "rules_file": ("a file", Path),
     "stale_after_s": _number(1, 1e9),
     "deadline_ms": _number(1, 60_000),
-    "answer_cache": ("memory: or redis://HOST:PORT", _cache_url),
+    "answer_cache": ("memory:", _cache_url),
     "ranker_address": ("HOST:PORT or HOST:PORT/MODEL", _ranker_address),
     "user_limit_per_s": _number(0, 1e6),
     "batch_max_wait_ms": _number(0, 10),

@@ -24,8 +24,7 @@ from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import Recommender, open_bundle, open_recommender
 from serving.answer.warming import warm_up
 from serving.api.endpoint import Endpoint
-from serving.cache.answer_cache import SHARED, AnswerCache
-from serving.cache.redis_answers import RedisAnswers
+from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout, Find, Observer, Rank, count, find_here, rank_here
 from serving.checkout.remote_ranker import RemoteRanker
 from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable
@@ -73,7 +72,7 @@ class Wiring:
     freshness: Freshness = field(default_factory=Freshness)
     open_facts: Callable[[], FactStore | None] = lambda: None  # each bundle closes its own
     open_bundle: Callable[[Path], Bundle] = open_bundle  # loads and verifies
-    new_cache: Callable[[Bundle], AnswerCache] | None = None  # None: every answer is computed
+    new_cache: Callable[[], AnswerCache] | None = None  # None: every answer is computed
     find: Find = find_here
     rank: Rank = rank_here
     observers: Sequence[Observer] = (count,)
@@ -100,11 +99,11 @@ class Wiring:
                 self.settings.availability_path,
                 facts,
                 self.freshness,
-                self.new_cache,
+                self.new_cache() if self.new_cache else None,
                 self.settings.rules_path,
                 self.open_bundle,
             )
-            warm_up(recommender, rest)
+            warm_up(recommender, self.settings.prediction_log_dir, rest)
             return recommender
         except BaseException:
             if facts is not None:
@@ -141,7 +140,7 @@ def wire(settings: Settings) -> Wiring:
             log,
             freshness,
             open_facts=lambda: open_fact_store(settings.fact_store_url),
-            new_cache=_cache_maker(settings, cleanup) if settings.answer_cache else None,
+            new_cache=AnswerCache if settings.answer_cache else None,
             rank=rank_here if remote is None else remote.rank,
             observers=_observers(settings, cleanup),
             at_end=None if remote is None else remote.close,
@@ -290,12 +289,3 @@ def _observers(settings: Settings, cleanup: contextlib.ExitStack) -> list[Observ
         cleanup.callback(tracing.close)
         observers.append(tracing.observe)
     return observers
-
-
-def _cache_maker(settings: Settings, cleanup: contextlib.ExitStack) -> Callable[[Bundle], AnswerCache]:
-    """Return the function that makes the cache of each bundle; all of them share one Redis."""
-    redis = None
-    if settings.answer_cache_url:
-        redis = RedisAnswers(settings.answer_cache_url, SHARED.dead_s)
-        cleanup.callback(redis.close)
-    return lambda bundle: AnswerCache(bundle.bundle_id, len(bundle.statistics.item_ids), redis)

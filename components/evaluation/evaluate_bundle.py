@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 from components.data.build_examples import MIN_BASKET_ITEMS
 from components.data.fit_statistics import Purchases, fit, purchases_of
 from components.evaluation.baselines import BASELINES
-from components.evaluation.cluster_users import warming_requests, write_warming
 from components.evaluation.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
 from components.evaluation.protocol import PROTOCOL_SEED, Task, last_baskets, read_tasks
 from feature_repo.aggregates import UserEvents, no_events, pack
@@ -37,7 +36,7 @@ from feature_repo.statistics import read_vocabulary
 from feature_repo.transforms import Window
 from serving.answer.recommender import Prepared, Recommender
 from serving.prediction_log import Record, records_to_table
-from serving.release.bundle import INDEX_REPORT, WARMING, Bundle, load_bundle, seal_bundle
+from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle, seal_bundle
 from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, MAX_K
 from serving.stages.item_index import FaissTower
 from serving.stages.retrieval import Quotas, retrieve
@@ -51,7 +50,7 @@ COLD_RATIO = 0.2
 
 
 def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, float]:
-    """Evaluate a bundle and write a sealed copy with results, drift reference and warm-up requests.
+    """Evaluate a bundle and write a sealed copy with results and drift reference.
 
     Args:
         bundle: what `assemble_bundle` wrote.
@@ -75,7 +74,6 @@ def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, f
     pq.write_table(
         _reference_events(data, pd.Timestamp(loaded.manifest["cut"])), evaluated / "reference_events.parquet"
     )
-    write_warming(evaluated / WARMING, warming_requests(loaded, purchases_of(data.events)))
     seal_bundle(
         evaluated,
         cut=loaded.manifest["cut"],

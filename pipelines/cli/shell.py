@@ -1552,34 +1552,6 @@ def bench_features(context: Context, data: str, seconds: float, kills: int, out:
     context.answer(result, features_table(result))
 
 
-@bench.command("cache")
-@click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
-@click.option(
-    "--answers",
-    type=click.IntRange(100),
-    default=2_000,
-    show_default=True,
-    help="Really computed, twice each.",
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
-)
-@command_options
-def bench_cache(context: Context, data: str, answers: int, out: Path | None) -> None:
-    """Measure what caching answers brings on the data set's own baskets.
-
-    Hits by size and level, inference avoided, misses after a deploy, and cached against recomputed answers.
-    """
-    from pipelines.bench.cache import bench_cache as measure
-    from pipelines.bench.cache_report import cache_table
-
-    bundle = read_champion(context.home).bundle(context.home)
-    results = measure(
-        bundle, _dataset(context, data or _newest_data(context)), out or context.home / "bench", answers
-    )
-    context.answer(results, cache_table(results))
-
-
 @bench.command("quality")
 @click.option("--data", default="", help="complete-journey, toy, or a data set.  [default: the newest run's]")
 @click.option(

@@ -238,7 +238,7 @@ class Recommender:
     def key(self, request: Request, known: Known) -> AnswerKey | None:
         """Return what the request's list is kept under, None if it cannot be."""
         row = None if known.events is None else known.row  # one that is too old or broken is not used
-        return answer_key(self.bundle.bundle_id, self.bundle.statistics, request, row, known.plan.digest)
+        return answer_key(self.bundle.statistics, request, row, known.plan.digest)
 
     def finish_cached(
         self,
@@ -268,17 +268,14 @@ class Recommender:
         return response
 
     def warm(self, request: Request) -> None:
-        """Rank for a request and keep the list, unless it is kept; before others use this recommender."""
-        assert self.answers is not None
+        """Rank for a request and cache the list, before any other request uses this recommender."""
         known = self.read(request)
-
-        def make() -> Ranked:
-            asked = self.ask(request, known)
-            prepared = self.gather(asked, self.near([asked])[0], NOTHING_HIDDEN)
-            scores = self.rank(prepared.dense, prepared.categorical)
-            return self.best(prepared, scores)
-
-        self.answers.warm(self.key(request, known), make)
+        key = self.key(request, known)
+        if self.answers is None or key is None or self.answers.get_stale(key) is not None:
+            return
+        asked = self.ask(request, known)
+        prepared = self.gather(asked, self.near([asked])[0], NOTHING_HIDDEN)
+        self.answers.put(key, self.best(prepared, self.rank(prepared.dense, prepared.categorical)))
 
     def _respond(
         self,
@@ -377,7 +374,7 @@ class Recommender:
             key = self.key(*question)
             if key is None:
                 return None
-            if (kept := self.answers.last_kept(key)) is None:
+            if (kept := self.answers.get_stale(key)) is None:
                 continue
             ranked = self._left_of(kept, request, plan)
             if len(ranked.codes) < request.k and not ranked.whole:
@@ -566,7 +563,7 @@ def open_recommender(
     availability: Path | None = None,
     facts: FactStore | None = None,
     freshness: Freshness | None = None,
-    new_cache: Callable[[Bundle], AnswerCache] | None = None,
+    answers: AnswerCache | None = None,
     rules: Path | None = None,
     open_bundle: Callable[[Path], Bundle] = open_bundle,
 ) -> Recommender:
@@ -579,7 +576,7 @@ def open_recommender(
         availability: file of excluded items, which need not exist.
         facts: store of prices, stock, promotions and coupons; it is watched until `facts.close()`.
         freshness: what knows whether the store of rows is kept up to date; None: nothing is ever stale.
-        new_cache: makes the cache of a bundle's answers; None: each answer is computed.
+        answers: an empty cache, for this recommender alone; None: each answer is computed.
         rules: file of rules, which need not exist.
         open_bundle: loads and verifies the bundle.
 
@@ -589,7 +586,6 @@ def open_recommender(
     bundle = open_bundle(bundle_path)
     file = None if availability is None else AvailabilityFile(availability)
     rules_file = None if rules is None else RulesFile(rules, bundle.statistics, bundle.vocabulary)
-    answers = None if new_cache is None else new_cache(bundle)
     live = LiveFacts(bundle.statistics, facts, file, rules_file)
     return Recommender(bundle, store, log, live, freshness, answers)
 

@@ -1,76 +1,86 @@
-"""The requests that a bundle names -> a cache that has their answers before the first shopper asks."""
+"""The prediction log -> a cache that holds the answers to its most frequent requests from the start."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import orjson
+import pyarrow.parquet as pq
 
 from serving.answer.recommender import Recommender
-from serving.errors import InvalidRequest
-from serving.release.bundle import WARMING
-from serving.schemas import Request, parse_request
+from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, Request
 
 BUDGET_S = 5.0  # of the time until an endpoint is ready, or a new bundle takes over
+MOST_REQUESTS = 1_000
+MOST_RECORDS = 20_000  # of the log, the newest ones
 
+_COLUMNS = ["user_id", "profile", "store_id", "basket"]
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Warmed:
-    """What was asked in how long, and what the time was too short for."""
+    """How many requests were asked in how long, and for how many the time was too short."""
 
     asked: int
     left: int
     seconds: float
 
 
-def read_warming(file: Path, now: float) -> list[Request]:
-    """Return the requests in a file, one JSON object a line; no file holds none.
+def warm_up(recommender: Recommender, log_dir: Path, rest: Callable[[float], None]) -> None:
+    """Fill a recommender's cache with the answers to the log's most frequent requests.
+
+    Without a log, or with one that cannot be read, the cache begins empty.
 
     Args:
-        file: what `components.evaluation.cluster_users` wrote.
-        now: the time at which they ask, seconds since the epoch.
-
-    Raises:
-        ValueError: a line is no request; the message says which.
-    """
-    requests = []
-    try:
-        lines = file.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    for number, line in enumerate(lines, 1):
-        try:
-            requests.append(parse_request(orjson.loads(line), now=now, default_id=f"warming-{number}"))
-        except (orjson.JSONDecodeError, InvalidRequest) as error:
-            raise ValueError(
-                f"line {number} of {file} is no request ({error}): write the file anew, or remove it"
-            ) from error
-    return requests
-
-
-def warm_up(recommender: Recommender, rest: Callable[[float], None]) -> None:
-    """Have a recommender keep the answers to its bundle's warming requests; a broken file warms nothing.
-
-    Args:
-        recommender: that nobody uses yet.
+        recommender: that no request uses yet.
+        log_dir: of the prediction log.
         rest: see `warm`.
     """
     if recommender.answers is None:
         return
     try:
-        requests = read_warming(recommender.bundle.path / WARMING, time.time())
-    except ValueError as error:
-        _log.error("answers begin cold: %s", error)
+        requests = frequent_requests(log_dir, time.time())
+    except Exception:  # noqa: BLE001 - the edge of the start: an endpoint with an empty cache can answer, too
+        _log.exception("the cache begins empty: the prediction log in %s cannot be read", log_dir)
         return
     done = warm(requests, recommender.warm, rest=rest)
-    kept = len(recommender.answers)
-    _log.info("%d answers are cached after %.1f s; %d requests were left", kept, done.seconds, done.left)
+    size = len(recommender.answers)
+    _log.info("%d answers are cached after %.1f s; %d requests were left", size, done.seconds, done.left)
+
+
+def frequent_requests(log_dir: Path, at: float) -> list[Request]:
+    """Return what anonymous shoppers asked at least twice in the newest records, the most frequent first.
+
+    The list of a known shopper depends on a row and an hour, so it would seldom be asked for again.
+    Baskets count without their order.
+
+    Args:
+        log_dir: of the prediction log.
+        at: the time of the requests, seconds since the epoch.
+    """
+    counts: Counter[tuple[str, str | None, tuple[str, ...]]] = Counter()
+    for record in itertools.islice(_newest_records(log_dir), MOST_RECORDS):
+        if record["user_id"] is None:
+            profile = record.get("profile") or DEFAULT_PROFILE
+            counts[profile, record["store_id"], tuple(sorted(record["basket"]))] += 1
+    return [
+        Request(basket, at, None, store_id, DEFAULT_K, f"warm-up-{number}", profile)
+        for number, ((profile, store_id, basket), times) in enumerate(counts.most_common(MOST_REQUESTS))
+        if times > 1
+    ]
+
+
+def _newest_records(log_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the log's records segment by segment, the newest segment first."""
+    for path in sorted(log_dir.glob("*.parquet"), reverse=True):  # a segment's name begins with its time
+        yield from pq.ParquetFile(path).read(_COLUMNS).to_pylist()
 
 
 def warm(
@@ -80,26 +90,26 @@ def warm(
     rest: Callable[[float], None] = lambda took_s: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Warmed:
-    """Ask one request after the other until all are asked or the time is over; one that fails is left out.
+    """Ask one request after the other until all are asked or the time is over; skip those that fail.
 
     Args:
         requests: the most promising first.
         ask: answers one through the cache.
         budget_s: the last one begins before this time is over.
-        rest: called between two with the seconds that the first took: where others need the processor.
+        rest: called after each with the seconds it took: where other requests need the processor.
         clock: seconds.
     """
     began, asked, failed = clock(), 0, 0
     for request in requests:
-        turn = clock()
-        if turn - began >= budget_s:
+        asked_at = clock()
+        if asked_at - began >= budget_s:
             break
         try:
             ask(request)
-        except Exception:  # noqa: BLE001 - the edge of the start: an endpoint that is cold can answer, too
+        except Exception:  # noqa: BLE001 - likewise
             failed += 1
             if failed == 1:
                 _log.exception("a request that should warm the cache failed")
         asked += 1
-        rest(clock() - turn)
+        rest(clock() - asked_at)
     return Warmed(asked, len(requests) - asked, clock() - began)

@@ -1,1 +1,1 @@
-"""Ranked lists that are kept for the next request."""
+"""Ranked lists that are cached for the next request."""

@@ -1,78 +1,87 @@
-"""A request -> its ranked list, from this process, from Redis, or computed once for all who ask.
+"""A request -> its ranked list: cached in this process, or computed once for all requests that wait for it.
 
-What is cached is a function of its key: bundle, store, basket, the rules that arrange lists, and for a known
-user the row that was read and the hour. Bans, price, stock, promotion and coupon are applied to it
-afterwards, for each answer. So a cached answer says nothing that is not true now; only the features that age
-with the clock may be up to an hour old.
+A list is a function of its key: profile, store, basket, the rules that arrange lists, and for a known user
+the row that was read and the hour. Bans, price, stock, promotion and coupon are applied afterwards, for each
+answer. So a cached answer states only what is true now. Only features that age with the clock may be up to
+an hour old.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import logging
 import math
+import random
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import numpy as np
+from cachetools import TLRUCache
 
 from feature_repo.schema import BASKET_LENGTH
 from feature_repo.statistics import Statistics
-from serving.cache.entries import Cache, Life
 from serving.cache.ranked import KEPT, Ranked
-from serving.cache.redis_answers import RedisAnswers
-from serving.metrics import CACHE_LOOKUPS
+from serving.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_LOOKUPS
 from serving.schemas import Request
 from serving.stages.reranking import POOL
 from serving.stores.feast_layout import UserRow
 
-VERSION = 2  # to be raised when this code ranks the same bundle differently: Redis outlives a deploy
 HOUR_S = 3_600
-# What is nobody's is made of its key and the bundle alone: made anew it would be the same. It goes after a
-# week for its room in Redis. A known user's is worth no more after its hour, and gone within a day.
-SHARED = Life(fresh_s=7 * 24 * HOUR_S, dead_s=7 * 24 * HOUR_S)
-KNOWN = Life(fresh_s=HOUR_S, dead_s=2 * HOUR_S, kept_s=12 * HOUR_S)
-MAX_ENTRIES = 100_000
-MAX_BYTES = 64 << 20  # some 60,000 lists
-_PARTS = struct.Struct("<HiII")  # version, store, unknown lines, known lines
+# The list of a request without a user row depends on its key and the bundle alone: computed again, it would
+# be the same. The week only bounds how long a list stays that no request needs.
+SHARED_S = 7 * 24 * HOUR_S
+KNOWN_S = HOUR_S
+KNOWN_GONE_S = 12 * HOUR_S  # a known user's list, after its time, serves the rung `cached` until then
+# Share by which each list's time is longer or shorter: lists that were computed together, as after a deploy,
+# must not expire together.
+JITTER_RATIO = 0.35
+MAX_BYTES = 64 << 20  # some 30,000 lists
+_PARTS = struct.Struct("<iII")  # store, unknown lines, known lines
 
-_log = logging.getLogger(__name__)
-_refused = CACHE_LOOKUPS.labels("process", "refused")
+_hits, _misses, _refused = (CACHE_LOOKUPS.labels("process", name) for name in ("hit", "miss", "refused"))
 
 
 class AnswerKey(NamedTuple):
-    """What an answer is a function of, as a digest; `shared` if nothing in it comes from a known user."""
+    """All that a ranked list depends on, as a digest; `shared` if no known user's row is part of it."""
 
     digest: bytes
     shared: bool
 
 
-def answer_key(
-    bundle_id: str, statistics: Statistics, request: Request, row: UserRow | None, rules: bytes = b""
-) -> AnswerKey | None:
-    """Return the key of a request's ranked list; None if a list that is kept would be too short for its k.
+class CachedList(NamedTuple):
+    """A ranked list and its times, in seconds of the cache's clock."""
 
-    Baskets that differ in order alone have one key: the order changes no feature, and the query tower
-    averages over the last BASKET_LENGTH items. Items that the catalogue does not know count by their number.
-    Who has no row is answered like nobody, so all of them share their keys.
+    ranked: Ranked
+    expires_at: float  # after that it serves the rung `cached` alone
+    gone_at: float
+
+
+def answer_key(
+    statistics: Statistics, request: Request, row: UserRow | None, rules: bytes = b""
+) -> AnswerKey | None:
+    """Return the key of a request's ranked list; None if a cached list would be too short for its k.
+
+    Baskets that differ only in order share a key: the order changes no feature, and the query tower averages
+    over the last BASKET_LENGTH items. Items outside the catalogue count by their number. A user without a row
+    gets the answer of an anonymous shopper, and so shares its key.
 
     Args:
-        bundle_id: the bundle that answers.
-        statistics: its tables.
-        request: what is asked; `at` counts by the hour and for a known user only. The hour begins at another
+        statistics: tables of the bundle that answers.
+        request: what is asked. `at` counts by the hour, and for a known user only. The hour begins at another
             minute for each row, so that not all keys change at once.
-        row: the user's row as far as it is used; None for nobody, no row, or one that is too old or broken.
-        rules: digest of those that have a say in which list it is, see `serving.shop.rules.Plan`.
+        row: the user's row if it is used; None for an anonymous shopper, or for a missing, old or broken row.
+        rules: digest of the rules that change the list, see `serving.shop.rules.Plan`.
     """
     if POOL * request.k > KEPT:
         _refused.inc()
         return None
     codes = statistics.codes(request.basket)
     last = codes[-BASKET_LENGTH:]
-    shop = -1 if request.store_id is None else statistics.store_row.get(request.store_id, -1)
-    key = hashlib.blake2b(f"{bundle_id}\n{request.profile}\n".encode() + rules, digest_size=16)
-    key.update(_PARTS.pack(VERSION, shop, len(request.basket) - len(codes), len(codes)))
+    store = -1 if request.store_id is None else statistics.store_row.get(request.store_id, -1)
+    key = hashlib.blake2b(f"{request.profile}\n".encode() + rules, digest_size=16)
+    key.update(_PARTS.pack(store, len(request.basket) - len(codes), len(codes)))
     key.update(np.sort(codes).tobytes())
     if len(last) < len(codes):
         key.update(np.sort(last).tobytes())
@@ -85,93 +94,82 @@ def answer_key(
 
 
 class AnswerCache:
-    """Ranked lists of one bundle: in this process, and beyond it those that no known user had a part in.
+    """The ranked lists of one bundle in this process: an LRU bounded in bytes, for one event loop.
 
-    Lists of known users stay in this process. So whoever asks to be forgotten has nothing in Redis; what is
-    here can no longer be found once the row is gone and names nobody; after three hours it is an answer only
-    where there is no better one, after twelve it is none and goes with the next questions.
+    After a user is forgotten, the user's lists are out of reach because the row is part of their key. They
+    contain no user id and are deleted within KNOWN_GONE_S and the next list that is stored.
     """
 
-    def __init__(self, bundle_id: str, items: int, redis: RedisAnswers | None = None) -> None:
-        """Take the bundle's id, the size of its catalogue, and Redis if there is one."""
-        self._place = f"{bundle_id}:".encode()
-        self._items = items
-        self._redis = redis
-        self._cache = Cache(max_entries=MAX_ENTRIES, max_bytes=MAX_BYTES)
+    def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lists: TLRUCache[bytes, CachedList] = TLRUCache(max_bytes, _gone_at, clock, _size_bytes)
+        self._in_flight: dict[bytes, asyncio.Task[Ranked]] = {}
 
     def __len__(self) -> int:
-        """Return the number of lists in this process."""
-        return len(self._cache)
+        """Return the number of lists, also of those that have expired and are not yet gone."""
+        return len(self._lists)
 
     def show(self) -> None:
-        """Say in the metrics what is kept in this process, when this cache begins to answer."""
-        self._cache.show()
+        """Set the gauges; called for the cache that answers, not for one that is warmed beside it."""
+        CACHE_ENTRIES.set(len(self._lists))
+        CACHE_BYTES.set(self._lists.currsize)
 
-    def is_kept(self, key: AnswerKey) -> bool:
-        """Say whether this process has the list of a key, so that nobody would wait for it."""
-        return self._cache.is_alive(key.digest)
-
-    def last_kept(self, key: AnswerKey) -> Ranked | None:
-        """Return the list of a key from this process even if its life is over; None if there is none."""
-        found = self._cache.last_kept(key.digest)
-        return None if found is None else Ranked.from_bytes(found)
-
-    def is_being_made(self, key: AnswerKey) -> bool:
-        """Say whether somebody computes the list of a key just now."""
-        return self._cache.is_being_made(key.digest)
-
-    async def get_or_make(
-        self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]], deadline: float = math.inf
-    ) -> Ranked:
-        """Return the ranked list of a key; `make` computes it if no level has it, once for all who ask now.
-
-        Args:
-            key: of `answer_key`.
-            make: computes the list. It must not leave out what is sold out now: the list outlives that.
-            deadline: perf_counter after which Redis is not waited for.
-
-        Raises:
-            Exception: what `make` raised.
-        """
-
-        async def make_bytes() -> bytes:
-            return await self._through_redis(key, make, deadline)
-
-        found = await self._cache.get_or_make(key.digest, make_bytes, SHARED if key.shared else KNOWN)
-        return Ranked.from_bytes(found)
-
-    def warm(self, key: AnswerKey | None, make: Callable[[], Ranked]) -> None:
-        """Keep a key's list, from Redis or computed, before anybody else uses this cache."""
-        if key is None or key.digest in self._cache:
-            return
-        found = self._in_redis(key)
-        value = make().to_bytes() if found is None else found
-        if found is None:
-            self._to_redis(key, value)
-        self._cache.put(key.digest, value, SHARED if key.shared else KNOWN)
-
-    async def _through_redis(
-        self, key: AnswerKey, make: Callable[[], Awaitable[Ranked]], deadline: float
-    ) -> bytes:
-        if (found := self._in_redis(key, deadline)) is not None:
-            return found
-        made = (await make()).to_bytes()
-        Ranked.from_bytes(made, self._items)  # a ranker elsewhere may have given what is no probability
-        self._to_redis(key, made)
-        return made
-
-    def _in_redis(self, key: AnswerKey, deadline: float = math.inf) -> bytes | None:
-        if self._redis is None or not key.shared:
+    def get(self, key: AnswerKey) -> Ranked | None:
+        """Return the list of a key; None if there is none or it has expired."""
+        cached = self._lists.get(key.digest)
+        if cached is None or self._clock() >= cached.expires_at:
+            _misses.inc()
             return None
-        found = self._redis.get(self._place + key.digest, deadline)
-        if found is not None:
-            try:
-                Ranked.from_bytes(found, self._items)
-            except ValueError as error:
-                _log.warning("a cached answer in Redis is not used: %s", error)
-                return None
-        return found
+        _hits.inc()
+        return cached.ranked
 
-    def _to_redis(self, key: AnswerKey, value: bytes) -> None:
-        if self._redis is not None and key.shared:
-            self._redis.put(self._place + key.digest, value)
+    def get_stale(self, key: AnswerKey) -> Ranked | None:
+        """Return the list of a key even if it has expired; None if there is none."""
+        cached = self._lists.get(key.digest)
+        return None if cached is None else cached.ranked
+
+    def put(self, key: AnswerKey, ranked: Ranked) -> None:
+        """Store the list of a key; the least recently used ones make room."""
+        now = self._clock()
+        lasts_s = (SHARED_S if key.shared else KNOWN_S) * random.uniform(1 - JITTER_RATIO, 1 + JITTER_RATIO)
+        gone_at = math.inf if key.shared else now + KNOWN_GONE_S
+        self._lists[key.digest] = CachedList(ranked, now + lasts_s, gone_at)
+
+    def in_flight(self, key: AnswerKey) -> asyncio.Task[Ranked] | None:
+        """Return the task that computes the list of a key now, if there is one."""
+        return self._in_flight.get(key.digest)
+
+    def start(self, key: AnswerKey, compute: Callable[[], Awaitable[Ranked]]) -> asyncio.Task[Ranked]:
+        """Compute the list of a key in a task for all requests that wait, and store it.
+
+        A failure is not stored. Wait for the task with `asyncio.shield`: a request that gives up must not
+        cancel it for the others.
+        """
+        task = asyncio.get_running_loop().create_task(self._compute(key, compute))
+        self._in_flight[key.digest] = task
+        task.add_done_callback(_retrieve_error)
+        return task
+
+    async def _compute(self, key: AnswerKey, compute: Callable[[], Awaitable[Ranked]]) -> Ranked:
+        try:
+            ranked = await compute()
+            if ranked.holds_probabilities():  # a remote ranker may return other scores
+                self.put(key, ranked)
+                self.show()
+            return ranked
+        finally:
+            del self._in_flight[key.digest]
+
+
+def _gone_at(_: bytes, cached: CachedList, now: float) -> float:
+    return cached.gone_at
+
+
+def _size_bytes(cached: CachedList) -> int:
+    return cached.ranked.size_bytes
+
+
+def _retrieve_error(task: asyncio.Task[Ranked]) -> None:
+    """Retrieve a task's error: asyncio logs it otherwise if all requests that waited have given up."""
+    if not task.cancelled():
+        task.exception()

@@ -1,4 +1,4 @@
-"""Candidates and their scores -> `Ranked`, the best of them: what is cached, and as which bytes.
+"""Candidates and their scores -> `Ranked`, the best of them, which is what is cached.
 
 It holds what is costly and lasts, never what must be true now: price, stock, promotion and coupon are looked
 up for each answer, and so are the reasons' words.
@@ -6,7 +6,6 @@ up for each answer, and so are the reasons' words.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,17 +14,10 @@ from feature_repo.kernels.compiled import best, best_rows
 from feature_repo.transforms import Query
 from serving.shop.rules import NO_PLAN, Plan
 from serving.stages.reranking import NEW, NO_RARITY, NO_SLOTS, POOL, REPEAT, rare_pool
-from serving.stages.retrieval import SOURCES, Candidates
+from serving.stages.retrieval import Candidates
 
 KEPT = 60  # candidates; re-ranking to ten looks at 40, so 20 of them may be sold out by then
-_MAGIC = b"RK"
-_FORMAT = 2
-_HEADER = struct.Struct("<2sBBHH")  # magic, format, flags, candidates, the best of them
-_WHOLE, _BOUGHT = 1, 2
-_COLUMNS = (("codes", "<i4"), ("scores", "<f4"), ("source", "i1"))
-_OF_HISTORY = (("times", "<u2"), ("last_at", "<f8"))
-_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
-_HISTORY_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _OF_HISTORY)
+OBJECTS_BYTES = 1_040  # measured: what a cached list takes beside the data of its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,49 +57,15 @@ class Ranked:
         """Say whether the list of k items is the one that all candidates would give, see `fill_slots`."""
         return self.whole or self.best >= POOL * k
 
-    def to_bytes(self) -> bytes:
-        """Return the list as bytes (little endian, no pickle): header, then one column after the other."""
-        bought = bool(self.times.any())
-        flags = _WHOLE * self.whole + _BOUGHT * bought
-        columns = (*_COLUMNS, *(_OF_HISTORY if bought else ()))
-        return b"".join(
-            [
-                _HEADER.pack(_MAGIC, _FORMAT, flags, len(self.codes), self.best),
-                *(getattr(self, name).astype(dtype, copy=False).tobytes() for name, dtype in columns),
-            ]
-        )
+    @property
+    def size_bytes(self) -> int:
+        """What the list takes in a cache, with its key and the cache's own objects."""
+        columns = (self.codes, self.scores, self.source, self.times, self.last_at)
+        return sum(column.nbytes for column in columns) + OBJECTS_BYTES
 
-    @classmethod
-    def from_bytes(cls, data: bytes, items: int | None = None) -> Ranked:
-        """Return the list that `to_bytes` wrote; its arrays are views of the bytes.
-
-        Args:
-            data: the bytes.
-            items: size of the catalogue, for bytes of a store that others write to; None: of this process,
-                and what the columns hold is not looked at.
-
-        Raises:
-            ValueError: they are not such a list, of this format and this catalogue.
-        """
-        if len(data) < _HEADER.size:
-            raise ValueError(f"a ranked list has {_HEADER.size} bytes or more, this one has {len(data)}")
-        magic, found, flags, m, most = _HEADER.unpack_from(data)
-        if magic != _MAGIC or found != _FORMAT:
-            raise ValueError(f"no ranked list of format {_FORMAT}: another version of this code wrote it")
-        expected = _HEADER.size + m * (_BYTES + (_HISTORY_BYTES if flags & _BOUGHT else 0))
-        if len(data) != expected:
-            raise ValueError(
-                f"a ranked list of {m} candidates has {expected} bytes, this one has {len(data)}"
-            )
-        columns, at = {}, _HEADER.size
-        for name, dtype in (*_COLUMNS, *(_OF_HISTORY if flags & _BOUGHT else ())):
-            columns[name] = np.frombuffer(data, dtype, m, at)
-            at += columns[name].nbytes
-        if not flags & _BOUGHT:
-            columns |= {name: np.zeros(m, dtype) for name, dtype in _OF_HISTORY}
-        if items is not None:
-            _check(columns, m, items)
-        return cls(**columns, best=min(most, m), whole=bool(flags & _WHOLE))
+    def holds_probabilities(self) -> bool:
+        """Say whether each score is between 0 and 1; NaN is not."""
+        return bool(((self.scores >= 0) & (self.scores <= 1)).all())
 
 
 def best_of(
@@ -155,19 +113,6 @@ def best_of(
         places, scores, candidates.codes, candidates.source, history.items, history.count, history.last_at
     )
     return Ranked(*columns, best=first, whole=len(places) >= len(candidates.codes))
-
-
-def _check(columns: dict[str, np.ndarray], m: int, items: int) -> None:
-    """Raise ValueError if one of the m candidates is none of this catalogue, or nothing like it."""
-    codes, source = columns["codes"], columns["source"]
-    if m and (codes.min() < 0 or codes.max() >= items):
-        raise ValueError(f"a ranked list names items outside the catalogue of {items}")
-    if m and (source.min() < 0 or source.max() >= len(SOURCES)):
-        raise ValueError("a ranked list names a source that there is none of")
-    if m and not (columns["scores"].min() >= 0 and columns["scores"].max() <= 1):  # NaN is neither
-        raise ValueError("a ranked list holds a score that is no probability")
-    if not np.isfinite(columns["last_at"]).all():
-        raise ValueError("a ranked list holds a time that is none")
 
 
 def _of_kinds(

@@ -18,11 +18,13 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
 from serving import metrics
 from serving.answer.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, Recommender
+from serving.cache.answer_cache import AnswerKey
 from serving.cache.ranked import Ranked
 from serving.checkout.admission import Admission, prefetch_waits_s
 from serving.checkout.batch_steering import Steering
@@ -46,6 +48,7 @@ from serving.stages.reranking import POOL
 FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
 
 _NO_TIME = "overloaded: there is no time for a prefetch now, ask later"
+_Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 
@@ -386,7 +389,7 @@ class Checkout:
         """
         prepared = turn.prepared
         assert prepared is not None
-        turn.until = turn.call.deadline - self._budgets.reranking.of()
+        turn.until = self._rerank_at(turn)
         try:
             scores = await _by(turn.until, "ranking", self._rank(turn))
         except DeadlineExceeded:
@@ -401,66 +404,95 @@ class Checkout:
             self._budgets.ranking.learn(now - prepared.retrieved_at, now, candidates)
 
     async def _look(self, turn: Turn, admitted: bool) -> None:
-        """Answer with a list that is cached, or is made now and will be; if that fails, no harm is done."""
+        """Answer with a cached list, or with one that is computed now for the cache.
+
+        A turn that gets no response here is computed on its own.
+        """
         began = time.perf_counter()
         try:
             await self._answer_from_cache(turn, began, admitted)
+        except RankingFailed as error:
+            _log.warning("answered from a lower rung: %s", error)
+            turn.response = _step_down(turn, error.reason)
         except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
             _log.exception("the cache failed; answered without it")
         turn.stages.append(("cache", began, time.perf_counter()))
 
     async def _answer_from_cache(self, turn: Turn, began: float, admitted: bool) -> None:
-        """Set the turn's response, unless the turn is better computed by itself."""
-        recommender, request, budgets = turn.recommender, turn.request, self._budgets
+        recommender, request, deadline = turn.recommender, turn.request, turn.call.deadline
         assert recommender.answers is not None
-        read_by = turn.call.deadline - budgets.after_features_s(_fewest(turn))
-        known = turn.known = recommender.read(request, read_by)
+        read_by = deadline - self._budgets.after_features_s(_fewest(turn))
+        turn.known = recommender.read(request, read_by)
         read = time.perf_counter()
-        budgets.features.learn(read - began, read)
-        key = recommender.key(request, known)
+        self._budgets.features.learn(read - began, read)
+        key = recommender.key(request, turn.known)
         if key is None:
             return
-        waits = recommender.answers.is_being_made(key)
-        if admitted and not waits and not recommender.answers.is_kept(key):
-            total = recommender.bundle.profiles[request.profile].quotas.total
-            if not budgets.has_room(turn.call.deadline - read, total):
-                return  # what is made for others is made of all candidates: this one has no time for them
-        own = replace(turn)
+        ranked, leader = recommender.answers.get(key), None
+        if ranked is None and (task := recommender.answers.in_flight(key)):
+            ranked = await self._follow(turn, task)
+        elif ranked is None and admitted and self._has_room_for_all(turn, read):
+            leader = replace(turn)
+            ranked = await self._lead(leader, key)
+        if ranked is None:
+            return
+        made = leader.prepared if leader else None
+        stage_ms = dict(made.stage_ms) if made else {}
+        stage_ms["features"] = stage_ms.get("features", 0.0) + (read - began) * 1e3
+        stage_ms["cache"] = (time.perf_counter() - began) * 1e3 - sum(stage_ms.values())
+        turn.response = recommender.finish_cached(request, turn.known, ranked, stage_ms, made)
 
-        async def make() -> Ranked:
-            if not admitted:
-                raise Overloaded("there is no time to make a list: only one that is kept can be answered")
-            # For all who ask meanwhile: the time that the first of them has, and its priority, are its own.
-            now = time.perf_counter()
-            own.call = Call(now, now + self.limit_s, turn.call.request_id)
-            prepared = own.prepared = await self._gather(own, NOTHING_HIDDEN, whole=True)
-            own.scores = await self._score(own)
-            prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
-            self._admission.served(turn.began_s, time.thread_time())
-            return own.recommender.best(prepared, own.scores)
+    def _has_room_for_all(self, turn: Turn, now: float) -> bool:
+        """Say whether there is time to rank all candidates, as a list for other requests needs."""
+        total = turn.recommender.bundle.profiles[turn.request.profile].quotas.total
+        return self._budgets.has_room(turn.call.deadline - now, total)
 
+    async def _lead(self, leader: Turn, key: AnswerKey) -> Ranked | None:
+        """Compute a list for the cache and wait for it; None if there is time for fewer candidates only.
+
+        Raises:
+            RankingFailed: naming the reason.
+        """
+        answers, until = leader.recommender.answers, self._rerank_at(leader)
+        assert answers is not None
+        with self._admission.computing():
+            try:
+                task = answers.start(key, lambda: self._compute_list(leader))
+                return await _by(until, "the list for the cache", asyncio.shield(task))
+            except DeadlineNear:
+                return None
+
+    async def _follow(self, turn: Turn, task: asyncio.Task[Ranked]) -> Ranked | None:
+        """Wait for the list that another request computes; None if only that request was too late.
+
+        Raises:
+            RankingFailed: naming the reason.
+        """
+        until = self._rerank_at(turn)
         try:
-            with contextlib.nullcontext() if waits else self._admission.computing():
-                turn.until = turn.call.deadline - budgets.reranking.of()
-                async with _until(turn.until) as limit:
-                    kept = await recommender.answers.get_or_make(key, make, turn.until)
-        except RankingFailed as error:
-            if isinstance(error, DeadlineNear):
-                return  # for all candidates, there may be enough for some
-            if own.asked is None and isinstance(error, DeadlineExceeded | Overloaded):
-                return  # it was another one who came too late; this one may have time left
-            _log.warning("answered from a lower rung: %s", error)
-            turn.response = _step_down(turn, error.reason)
-        except TimeoutError:
-            if not limit.expired():
+            return await _by(until, "the list of another request", asyncio.shield(task))
+        except (DeadlineNear, DeadlineExceeded, Overloaded):
+            if time.perf_counter() >= until:
                 raise
-            turn.response = _step_down(turn, DeadlineExceeded.reason)
-        else:
-            made = own.prepared if own.scores is not None else None
-            stage_ms = {} if made is None else dict(made.stage_ms)
-            stage_ms["features"] = stage_ms.get("features", 0.0) + (read - began) * 1e3
-            stage_ms["cache"] = (time.perf_counter() - began) * 1e3 - sum(stage_ms.values())
-            turn.response = recommender.finish_cached(request, known, kept, stage_ms, made)
+            return None
+
+    async def _compute_list(self, leader: Turn) -> Ranked:
+        """Rank all candidates, for every request that waits for this list.
+
+        It has the server's deadline and a checkout's priority: those of the request that came first are its
+        own.
+        """
+        now = time.perf_counter()
+        leader.call = Call(now, now + self.limit_s, leader.call.request_id)
+        prepared = leader.prepared = await self._gather(leader, NOTHING_HIDDEN, whole=True)
+        leader.scores = await self._score(leader)
+        prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
+        self._admission.served(leader.began_s, time.thread_time())
+        return leader.recommender.best(prepared, leader.scores)
+
+    def _rerank_at(self, turn: Turn) -> float:
+        """Return the latest moment of perf_counter at which re-ranking must begin."""
+        return turn.call.deadline - self._budgets.reranking.of()
 
     def _is_late(self, turn: Turn) -> bool:
         """Say whether there is nothing to do any more: cache or lower rung has answered, now or before."""
@@ -489,7 +521,7 @@ def _until(moment: float) -> asyncio.Timeout:
     return asyncio.timeout(None if moment == math.inf else max(moment - time.perf_counter(), 0.0))
 
 
-async def _by(moment: float, stage: str, given: Awaitable[np.ndarray]) -> np.ndarray:
+async def _by(moment: float, stage: str, given: Awaitable[_Result]) -> _Result:
     """Return what a stage gives.
 
     Raises:

@@ -8,7 +8,7 @@
     new_items.npy       vectors of items that came after the training, the statistics' last rows; optional
     removed_items.npy   codes of items that are not sold any more; optional
     golden.jsonl        requests with the answers this bundle must give
-    warming.jsonl       requests whose answers are worth having before the first shopper asks; optional
+    warming.jsonl       in bundles of earlier versions; not read
     parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
 
 Bundles are immutable; the id is a hash over the files and settings, so two bundles with one id answer
@@ -47,7 +47,6 @@ from serving.stages.reranking import NO_RARITY, exposure_weights, item_rarity
 from serving.stages.retrieval import Quotas
 
 INDEX_REPORT = "index.json"
-WARMING = "warming.jsonl"
 NEW_VECTORS, REMOVED_ITEMS = "new_items.npy", "removed_items.npy"
 REQUIRED = (
     "query_tower.onnx",

@@ -102,26 +102,6 @@ def test_a_password_of_its_own_goes_into_the_url_and_into_no_text() -> None:
     assert "hunter2" not in f"{found.value} {found.value.__cause__}"
 
 
-@pytest.mark.parametrize(
-    ("store", "cache", "expected"),
-    [
-        ("redis://a:6379/1", "redis://a:6379/2", "redis://:pw@a:6379/2"),
-        ("redis://a", "redis://a:6379", "redis://:pw@a:6379"),
-        ("redis://a:6379", "redis://:own@a:6379", "redis://:own@a:6379"),
-        ("redis://a:6379", "redis://b:6379", "redis://b:6379"),
-        ("redis://a:6379", "redis://a:6380", "redis://a:6380"),
-        ("redis+cluster://a:1,b:2", "redis+cluster://b:2", "redis+cluster://:pw@b:2"),
-        ("redis+cluster://a:1,b:2", "redis+cluster://b:2,c:3", "redis+cluster://b:2,c:3"),
-        ("", "redis://a:6379", "redis://a:6379"),
-        ("redis://a:6379", "memory:", ""),
-        ("redis://a:6379", "", ""),
-    ],
-)
-def test_the_store_s_password_goes_to_no_other_host(store: str, cache: str, expected: str) -> None:
-    settings = Settings(store_url=store, store_password="pw", answer_cache=cache)
-    assert settings.answer_cache_url == expected
-
-
 def test_places_under_home() -> None:
     settings = Settings(home=Path("/srv/reco"))
     assert settings.online_store_url == "sqlite:////srv/reco/online_store.db"

@@ -1,11 +1,15 @@
-"""Requests that are asked before any shopper does."""
+"""Requests that warm the cache before the first shopper asks."""
 
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from serving.answer.warming import Warmed, read_warming, warm
-from serving.schemas import Request
+from serving.answer import warming
+from serving.answer.warming import Warmed, frequent_requests, warm
+from serving.prediction_log import PredictionLog, Record
+from serving.schemas import DEFAULT_PROFILE, Request, Response
 
 
 def requests(count: int) -> list[Request]:
@@ -47,14 +51,59 @@ def test_it_rests_as_long_as_it_is_told() -> None:
     assert rested == [1.0, 1.0]
 
 
-def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
-    file = tmp_path / "warming.jsonl"
-    assert read_warming(file, 5.0) == []
-    file.write_bytes(b'{"basket": ["a", "b"], "store_id": "s"}\n{"basket": []}\n')
-    first, second = read_warming(file, 5.0)
-    assert (first.basket, first.store_id, first.user_id, first.at) == (("a", "b"), "s", None, 5.0)
-    assert second.basket == ()
-    for broken in (b"{", b'{"basket": 3}\n', b'{"basket": []}\nnothing\n'):
-        file.write_bytes(broken)
-        with pytest.raises(ValueError, match=r"line \d of .*warming.jsonl is no request"):
-            read_warming(file, 5.0)
+def record_of(basket: tuple[str, ...], user_id: str | None = None, store_id: str | None = "s") -> Record:
+    response = Response("r", (), "b", "full", degraded=False, degraded_reason=None, stage_ms={})
+    return Record(
+        Request(basket, 1.0, user_id, store_id, 10, "r"), response, np.empty((0, 1), np.float32), 1.0
+    )
+
+
+def write_log(directory: Path, records: list[Record]) -> None:
+    log = PredictionLog(directory, ["feature"], poll_s=0.01)
+    for record in records:
+        log.append(record)
+    log.close()
+
+
+def baskets_in(directory: Path) -> list[tuple[str, ...]]:
+    return [request.basket for request in frequent_requests(directory, 0.0)]
+
+
+def test_the_most_frequent_requests_of_anonymous_shoppers_come_first(tmp_path: Path) -> None:
+    twice, thrice, once = ("a", "b"), ("c",), ("d",)
+    baskets = [twice, thrice, once, twice[::-1], thrice, thrice]
+    known = [record_of(("k",), user_id="u1")] * 5
+    write_log(tmp_path, [*known, *map(record_of, baskets), record_of(thrice, store_id=None)])
+    requests = frequent_requests(tmp_path, at=7.0)
+    assert [request.basket for request in requests] == [thrice, twice], "in any order; none asked once"
+    assert {(request.user_id, request.store_id, request.at) for request in requests} == {(None, "s", 7.0)}
+
+
+def test_only_the_newest_records_count_and_only_so_many_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path, [record_of(("old",))] * 2)
+    for path in tmp_path.glob("*.parquet"):
+        path.rename(tmp_path / f"2020{path.name}")
+    write_log(tmp_path, [*[record_of(("new",))] * 3, *[record_of(("other",))] * 2])
+    assert [request.basket for request in frequent_requests(tmp_path, 0.0)] == [
+        ("new",),
+        ("other",),
+        ("old",),
+    ]
+    monkeypatch.setattr(warming, "MOST_RECORDS", 5)
+    assert baskets_in(tmp_path) == [("new",), ("other",)]
+    monkeypatch.setattr(warming, "MOST_REQUESTS", 1)
+    assert baskets_in(tmp_path) == [("new",)]
+
+
+def test_without_a_log_nothing_is_asked(tmp_path: Path) -> None:
+    assert frequent_requests(tmp_path / "none", 0.0) == []
+
+
+def test_a_segment_of_an_older_version_has_no_profile(tmp_path: Path) -> None:
+    write_log(tmp_path, [record_of(("a",))] * 2)
+    (path,) = tmp_path.glob("*.parquet")
+    pq.write_table(pq.read_table(path).drop_columns(["profile"]), path)
+    (request,) = frequent_requests(tmp_path, 0.0)
+    assert request.profile == DEFAULT_PROFILE

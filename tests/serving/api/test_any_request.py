@@ -241,10 +241,10 @@ def answer_when(happens: str, recommender: Recommender, request: Request, exclud
     """Answer after something happened that costs rungs of the ladder; a part has sold out meanwhile."""
     statistics = recommender.bundle.statistics
     if happens == "it was kept":
-        answers = recommender.answers = AnswerCache(recommender.bundle.bundle_id, len(statistics.item_ids))
+        answers = recommender.answers = AnswerCache()
         asyncio.run(Checkout(recommender, 1e6).answer(request, call(1e6)))
-        for entry in answers._cache._all.values():
-            entry.stale_at = entry.dead_at = 0.0
+        for digest, cached in list(answers._lists.items()):
+            answers._lists[digest] = cached._replace(expires_at=0.0)
     recommender.facts._listed = statistics.codes(excluded)
     is_there = happens in {"nothing", "time is short"}
     checkout = Checkout(recommender, 1e6, rank_here if is_there else gone, observers=())

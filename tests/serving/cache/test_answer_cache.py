@@ -1,8 +1,8 @@
-"""What an answer is a function of, and what of it may leave the process."""
+"""What a cached list depends on, how long it lasts, and that it is computed once for all that wait."""
 
 import asyncio
-import math
-from collections.abc import Callable
+import gc
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,20 +12,28 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from feature_repo.statistics import Statistics
-from serving.cache.answer_cache import HOUR_S, SHARED, AnswerCache, AnswerKey, answer_key
-from serving.cache.ranked import Ranked
+from serving.cache.answer_cache import (
+    HOUR_S,
+    JITTER_RATIO,
+    KNOWN_GONE_S,
+    SHARED_S,
+    AnswerCache,
+    AnswerKey,
+    CachedList,
+    answer_key,
+)
+from serving.cache.ranked import OBJECTS_BYTES, Ranked
 from serving.schemas import Request
 from serving.stores.online_features import UserRow
 from tests.serving.conftest import CUT, build_statistics
 
 AT = CUT.timestamp()
 STATISTICS: Statistics = build_statistics()[0]
-ITEMS = len(STATISTICS.item_ids)
 ROW, OTHER = UserRow(b"what one user did", AT), UserRow(b"what another did", AT)
 
 
-def key_of(request: Request, row: UserRow | None = None, bundle_id: str = "b1") -> AnswerKey:
-    key = answer_key(bundle_id, STATISTICS, request, row)
+def key_of(request: Request, row: UserRow | None = None) -> AnswerKey:
+    key = answer_key(STATISTICS, request, row)
     assert key is not None
     return key
 
@@ -46,7 +54,7 @@ def test_the_order_of_a_basket_is_not_part_of_its_key(codes: list[int], chance) 
     assert key_of(ask(*basket)) == key_of(ask(*other))
 
 
-def test_of_a_long_basket_the_last_forty_are_told_apart() -> None:
+def test_the_last_forty_items_of_a_long_basket_are_distinguished() -> None:
     long = [item(code) for code in range(50)]
     assert key_of(ask(*long)) == key_of(ask(*long[:10][::-1], *long[10:][::-1]))
     assert key_of(ask(*long)) != key_of(ask(*long[::-1]))
@@ -55,7 +63,6 @@ def test_of_a_long_basket_the_last_forty_are_told_apart() -> None:
 def test_all_that_an_answer_depends_on_is_part_of_its_key() -> None:
     keys: list[AnswerKey | None] = [
         key_of(ask(item(1), item(2))),
-        key_of(ask(item(1), item(2)), bundle_id="b2"),
         key_of(ask(item(1))),
         key_of(ask(item(1), item(2), item(3))),
         key_of(ask(item(1), item(2), "unknown")),
@@ -67,15 +74,15 @@ def test_all_that_an_answer_depends_on_is_part_of_its_key() -> None:
         key_of(ask(item(1), item(2), at=AT + HOUR_S), ROW),
         key_of(ask()),
         key_of(replace(ask(item(1), item(2)), profile="premium")),
-        answer_key("b1", STATISTICS, ask(item(1), item(2)), None, b"some rules"),
-        answer_key("b1", STATISTICS, ask(item(1), item(2)), None, b"other ones"),
+        answer_key(STATISTICS, ask(item(1), item(2)), None, b"some rules"),
+        answer_key(STATISTICS, ask(item(1), item(2)), None, b"other ones"),
     ]
     assert len({key.digest for key in keys if key is not None}) == len(keys)
 
 
-def test_what_an_answer_does_not_depend_on_is_not() -> None:
+def test_the_key_leaves_out_what_the_list_does_not_depend_on() -> None:
     key = key_of(ask(item(1), "unknown"))
-    assert key == key_of(ask(item(1), "never heard of", at=AT + 1e7)), "nobody's answer knows no time"
+    assert key == key_of(ask(item(1), "never heard of", at=AT + 1e7)), "an anonymous answer has no time"
     assert key == key_of(ask(item(1), "unknown", k=3))
     assert key == key_of(replace(ask(item(1), "unknown"), user_id="a stranger", request_id="r2"))
     assert key_of(ask(item(1), store="nowhere")) == key_of(ask(item(1), store=None))
@@ -91,144 +98,256 @@ def test_the_hour_of_each_user_ends_at_another_moment() -> None:
     assert len(set(changes)) > 15
 
 
-def test_only_what_no_known_user_had_a_part_in_may_leave_the_process() -> None:
+def test_a_list_is_shared_if_no_known_user_s_row_is_part_of_it() -> None:
     assert key_of(ask(item(1))).shared
     assert not key_of(ask(item(1)), ROW).shared
 
 
-def test_a_list_too_long_for_what_is_kept_has_no_key() -> None:
-    assert answer_key("b1", STATISTICS, ask(k=15), None) is not None
-    assert answer_key("b1", STATISTICS, ask(k=16), None) is None
+def test_a_request_for_more_items_than_a_cached_list_covers_has_no_key() -> None:
+    assert answer_key(STATISTICS, ask(k=15), None) is not None
+    assert answer_key(STATISTICS, ask(k=16), None) is None
 
 
-class Redis:
-    """The level beyond the process, in a dict: what RedisAnswers does, without Redis."""
+class Clock:
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
-        self.values: dict[bytes, bytes] = {}
+        self.now = 0.0
 
-    def get(self, key: bytes, deadline: float = math.inf) -> bytes | None:
-        return self.values.get(key)
-
-    def put(self, key: bytes, value: bytes) -> None:
-        self.values[key] = value
+    def __call__(self) -> float:
+        return self.now
 
 
-def a_list(code: int = 1) -> Ranked:
+def list_of(code: int = 1, size: int = 1, score: float = 0.5) -> Ranked:
     return Ranked(
-        np.array([code], np.int32), np.array([0.5], np.float32), np.array([4], np.int8),
-        np.zeros(1, np.uint16), np.zeros(1), 1, True,
+        np.full(size, code, np.int32), np.full(size, score, np.float32), np.full(size, 4, np.int8),
+        np.zeros(size, np.uint16), np.zeros(size), size, True,
     )  # fmt: skip
 
 
-def maker(made: list[int], code: int = 1) -> Callable:
-    async def make() -> Ranked:
-        made.append(code)
-        return a_list(code)
+class Computing:
+    """Computes lists, counts them, and waits until the test lets it go on."""
 
-    return make
+    def __init__(self) -> None:
+        self.count = 0
+        self.may_go = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def __call__(self) -> Ranked:
+        self.count += 1
+        await self.may_go.wait()
+        if self.error is not None:
+            raise self.error
+        return list_of(self.count)
 
 
-def cache_of(redis: Redis | None, bundle_id: str = "b1") -> AnswerCache:
-    return AnswerCache(bundle_id, ITEMS, redis)  # type: ignore[arg-type]
+async def look_up(cache: AnswerCache, key: AnswerKey, compute: Callable[[], Awaitable[Ranked]]) -> int:
+    """Return the code in the list of a key as a request gets it: cached, in flight, or computed."""
+    if (ranked := cache.get(key)) is None:
+        task = cache.in_flight(key) or cache.start(key, compute)
+        ranked = await asyncio.shield(task)
+    return int(ranked.codes[0])
 
 
-def test_an_answer_is_computed_once() -> None:
+async def run_tasks() -> None:
+    """Let every task that can run do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+KEY, KNOWN_KEY = key_of(ask(item(1))), key_of(ask(item(1)), ROW)
+
+
+def keys(count: int) -> list[AnswerKey]:
+    return [AnswerKey(number.to_bytes(16, "little"), True) for number in range(count)]
+
+
+# ------------------------------------------------------------------------------------ single flight
+
+
+def test_500_requests_for_one_list_compute_it_once() -> None:
     async def act() -> None:
-        cache, made = cache_of(None), list[int]()
-        key = key_of(ask(item(1)))
-        for _ in range(3):
-            assert (await cache.get_or_make(key, maker(made))).codes.tolist() == [1]
-        assert made == [1]
+        cache, compute = AnswerCache(), Computing()
+        waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(500)]
+        await run_tasks()
+        compute.may_go.set()
+        assert set(await asyncio.gather(*waiting)) == {1}
+        assert await look_up(cache, KEY, compute) == 1
+        assert compute.count == 1
+        assert cache.in_flight(KEY) is None
 
     asyncio.run(act())
 
 
-def test_what_is_warm_is_not_computed_again() -> None:
-    redis, key = Redis(), key_of(ask(item(1)))
-    cache, other, computed = cache_of(redis), cache_of(redis), list[int]()
-
-    def compute() -> Ranked:
-        computed.append(1)
-        return a_list(3)
-
-    for warmed in (cache, cache, other):
-        warmed.warm(key, compute)
-    cache.warm(None, compute)
-    assert computed == [1], "the second time it is there, and another replica finds it in Redis"
-    for warmed in (cache, other):
-        found = asyncio.run(warmed.get_or_make(key, maker(computed, 8)))
-        assert found.codes.tolist() == [3]
-    cache.warm(key_of(ask(item(2)), ROW), compute)
-    assert len(redis.values) == 1, "nor does warming bring a known user's list there"
-
-
-def test_the_metrics_tell_what_the_cache_that_answers_keeps() -> None:
-    def told() -> tuple[float | None, ...]:
-        return tuple(REGISTRY.get_sample_value(f"reco_cache_{name}") for name in ("entries", "bytes"))
-
-    old, new = cache_of(None), cache_of(None, "b2")
-    for code in range(3):
-        old.warm(key_of(ask(item(code))), lambda: a_list(3))
-    old.show()
-    before = told()
-    assert before == (3, old._cache.size_bytes)
-    new.warm(key_of(ask(item(1)), bundle_id="b2"), lambda: a_list(3))
-    assert told() == before, "it does not answer yet"
-    new.show()
-    assert told() == (1, new._cache.size_bytes)
-    assert len(new) == 1
-
-
-def test_nobody_s_list_is_not_made_anew_while_it_lives() -> None:
-    assert SHARED.fresh_s == SHARED.dead_s
-
-
-def test_another_replica_finds_in_redis_what_one_has_made() -> None:
+def test_a_failure_reaches_all_that_wait_and_is_not_stored() -> None:
     async def act() -> None:
-        redis, made = Redis(), list[int]()
-        await cache_of(redis).get_or_make(key_of(ask(item(1))), maker(made, 7))
-        found = await cache_of(redis).get_or_make(key_of(ask(item(1))), maker(made, 8))
-        assert found.codes.tolist() == [7]
-        assert made == [7]
-        await cache_of(redis, "b2").get_or_make(key_of(ask(item(1)), bundle_id="b2"), maker(made, 9))
-        assert made == [7, 9], "another bundle's answers are not taken"
+        cache, compute = AnswerCache(), Computing()
+        compute.error = ValueError("no list")
+        waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(20)]
+        await run_tasks()
+        compute.may_go.set()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [str(outcome) for outcome in outcomes] == ["no list"] * 20
+        assert compute.count == 1
+        assert cache.get(KEY) is None
+        compute.error = None
+        assert await look_up(cache, KEY, compute) == 2
 
     asyncio.run(act())
 
 
-def test_nothing_of_a_known_user_reaches_redis() -> None:
+def test_the_first_request_may_give_up_and_the_others_get_the_list() -> None:
     async def act() -> None:
-        redis, made = Redis(), list[int]()
-        key = key_of(ask(item(1)), ROW)
-        await cache_of(redis).get_or_make(key, maker(made))
-        assert redis.values == {}
-        redis.values[b"b1:" + key.digest] = a_list(9).to_bytes()
-        found = await cache_of(redis).get_or_make(key, maker(made))
-        assert found.codes.tolist() == [1], "nor is it taken from there"
+        cache, compute = AnswerCache(), Computing()
+        first, *others = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(10)]
+        await run_tasks()
+        first.cancel()
+        await run_tasks()
+        compute.may_go.set()
+        assert set(await asyncio.gather(*others)) == {1}
+        assert first.cancelled()
+        assert compute.count == 1
 
     asyncio.run(act())
 
 
-def test_a_known_users_list_is_gone_within_a_day_and_nobodys_is_not() -> None:
-    cache, now = cache_of(None), [0.0]
-    cache._cache._clock = lambda: now[0]
-    known, nobodys = key_of(ask(item(1)), ROW), key_of(ask(item(1)))
-    for key in (known, nobodys):
-        cache.warm(key, a_list)
-    now[0] = 24.0 * HOUR_S
-    assert cache.last_kept(nobodys) is not None
-    assert cache.last_kept(known) is None
+@pytest.mark.parametrize("error", [None, ValueError()])
+def test_when_all_give_up_the_list_is_stored_and_a_failure_is_not_logged(error: Exception | None) -> None:
+    async def act() -> bool:
+        cache, compute = AnswerCache(), Computing()
+        compute.error = error
+        waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(3)]
+        await run_tasks()
+        for task in waiting:
+            task.cancel()
+        await run_tasks()
+        compute.may_go.set()
+        await run_tasks()
+        return cache.get(KEY) is not None
+
+    assert asyncio.run(act()) == (error is None)
+
+
+@pytest.mark.parametrize("score", [-0.1, 1.1, float("nan")])
+def test_a_list_whose_scores_are_no_probabilities_is_returned_and_not_stored(score: float) -> None:
+    async def act() -> None:
+        cache = AnswerCache()
+
+        async def compute() -> Ranked:
+            return list_of(7, score=score)
+
+        assert await look_up(cache, KEY, compute) == 7
+        assert len(cache) == 0
+
+    asyncio.run(act())
+
+
+# ------------------------------------------------------------------------------------------- times
+
+
+@pytest.mark.parametrize(("key", "lasts_s"), [(KEY, SHARED_S), (KNOWN_KEY, HOUR_S)])
+def test_an_expired_list_is_a_miss_and_stays_as_a_stale_one(key: AnswerKey, lasts_s: float) -> None:
+    clock = Clock()
+    cache = AnswerCache(clock=clock)
+    cache.put(key, list_of())
+    clock.now = lasts_s * (1 - JITTER_RATIO) - 1
+    assert cache.get(key) is not None
+    clock.now = lasts_s * (1 + JITTER_RATIO)
+    assert cache.get(key) is None
+    assert cache.get_stale(key) is not None
+    cache.put(key, list_of(2))
+    assert (ranked := cache.get(key)) is not None
+    assert ranked.codes[0] == 2
     assert len(cache) == 1
 
 
-@pytest.mark.parametrize("value", [b"", b"rubbish", a_list(ITEMS + 1).to_bytes()])
-def test_what_cannot_be_read_in_redis_is_computed_and_replaced(value: bytes) -> None:
-    async def act() -> None:
-        redis, made = Redis(), list[int]()
-        key = key_of(ask(item(1)))
-        redis.values[b"b1:" + key.digest] = value
-        assert (await cache_of(redis).get_or_make(key, maker(made))).codes.tolist() == [1]
-        assert redis.values[b"b1:" + key.digest] == a_list(1).to_bytes()
+def test_a_known_user_s_list_is_gone_within_a_day_and_an_anonymous_one_is_not() -> None:
+    clock = Clock()
+    cache = AnswerCache(clock=clock)
+    for key in (KEY, KNOWN_KEY):
+        cache.put(key, list_of())
+    clock.now = KNOWN_GONE_S - 1
+    assert cache.get_stale(KNOWN_KEY) is not None
+    clock.now = KNOWN_GONE_S
+    assert cache.get_stale(KNOWN_KEY) is None
+    assert cache.get_stale(KEY) is not None
+    assert len(cache) == 1
 
-    asyncio.run(act())
+
+def test_lists_that_were_stored_together_do_not_expire_together() -> None:
+    """Of 10,000 keys that are asked for all the time: the busiest sixtieth of the span against the mean."""
+    cache = AnswerCache(clock=Clock())
+    for key in keys(10_000):
+        cache.put(key, list_of())
+    expire_at = [cache._lists[key.digest].expires_at for key in keys(10_000)]
+    first_s, last_s = SHARED_S * (1 - JITTER_RATIO), SHARED_S * (1 + JITTER_RATIO)
+    expired, _ = np.histogram(expire_at, bins=60, range=(first_s, last_s))
+    assert expired.max() / ((last_s - first_s) / 60) <= 2 * 10_000 / SHARED_S
+    assert first_s <= min(expire_at) < max(expire_at) <= last_s
+
+
+# ------------------------------------------------------------------------------------------- bounds
+
+
+def test_the_least_recently_used_lists_make_room() -> None:
+    cache = AnswerCache(max_bytes=3 * list_of().size_bytes)
+    first, second, third, fourth = keys(4)
+    for key in (first, second, third):
+        cache.put(key, list_of())
+    assert cache.get(first) is not None
+    cache.put(fourth, list_of())
+    assert [cache.get(key) is not None for key in (first, second, third, fourth)] == [True, False, True, True]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(0, 60)), max_size=200))
+def test_the_cache_keeps_its_bound_and_returns_no_other_key_s_list(acts: list[tuple[bool, int, int]]) -> None:
+    bound = 10 * OBJECTS_BYTES
+    cache, stored = AnswerCache(max_bytes=bound), dict[int, int]()
+    for stores, number, size in acts:
+        key = keys(61)[number]
+        if stores:
+            cache.put(key, list_of(number, size))
+            stored[number] = size
+        elif (ranked := cache.get(key)) is not None:
+            assert ranked.codes.tolist() == [number] * stored[number]
+        assert cache._lists.currsize == sum(one.ranked.size_bytes for one in cache._lists.values()) <= bound
+
+
+def test_a_dropped_list_is_freed_at_once() -> None:
+    """No cycle holds a list: the collector frees nothing that was frozen before the first request."""
+
+    def lists() -> int:
+        return sum(type(one) is CachedList for one in gc.get_objects())
+
+    async def use() -> None:
+        cache, compute = AnswerCache(max_bytes=100 * list_of().size_bytes), Computing()
+        compute.may_go.set()
+        for key in keys(150):
+            await look_up(cache, key, compute)
+        assert lists() == before + len(cache) > before + 50
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = lists()
+        asyncio.run(use())
+        assert lists() == before
+    finally:
+        gc.enable()
+
+
+def test_the_metrics_show_the_cache_that_answers() -> None:
+    def shown() -> tuple[float | None, ...]:
+        return tuple(REGISTRY.get_sample_value(f"reco_cache_{name}") for name in ("entries", "bytes"))
+
+    old, new = AnswerCache(), AnswerCache()
+    for key in keys(3):
+        old.put(key, list_of())
+    old.show()
+    before = shown()
+    assert before == (3, 3 * list_of().size_bytes)
+    new.put(KEY, list_of())
+    assert shown() == before, "it does not answer yet"
+    new.show()
+    assert shown() == (1, list_of().size_bytes)

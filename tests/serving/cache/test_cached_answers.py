@@ -26,7 +26,6 @@ from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
 from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable, RankingFailed
 from serving.prediction_log import PredictionLog, feature_rows, read_log
-from serving.release.bundle import WARMING, Bundle
 from serving.schemas import Request, Response
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
@@ -39,13 +38,9 @@ KNOWN = Request(("1000005",), AT, "u1", None, 4, "r1")
 NOBODY = Request(("1000005",), AT, None, "store-1", 4, "r2")
 
 
-def cache_of(bundle: Bundle) -> AnswerCache:
-    return AnswerCache(bundle.bundle_id, len(bundle.statistics.item_ids))
-
-
 @pytest.fixture
 def cached(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store), new_cache=cache_of)
+    return open_recommender(toy_bundle, open_store(toy_store), answers=AnswerCache())
 
 
 class Counting:
@@ -72,6 +67,12 @@ def ask_all(recommender: Recommender, rank: Rank, *requests: Request, limit_s: f
         return await asyncio.gather(*(checkout.answer(request, call) for request in requests))
 
     return asyncio.run(ask())
+
+
+def only_list(recommender: Recommender) -> Ranked:
+    """Return the one list that a recommender has cached."""
+    (cached,) = recommender.answers._lists.values()  # type: ignore[union-attr]
+    return cached.ranked
 
 
 def shown(response: Response) -> list[tuple[str, float, str, str]]:
@@ -155,7 +156,7 @@ def test_what_sold_out_and_costs_something_else_since_is_told_as_it_is_now(
     toy_bundle: Path, tmp_path: Path
 ) -> None:
     facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
-    recommender = open_recommender(toy_bundle, open_store("memory:"), facts=facts, new_cache=cache_of)
+    recommender = open_recommender(toy_bundle, open_store("memory:"), facts=facts, answers=AnswerCache())
     rank = Counting()
     (before,) = ask_all(recommender, rank, NOBODY)
     gone, cheaper = (item.item_id for item in before.items[:2])
@@ -173,8 +174,7 @@ def test_what_sold_out_and_costs_something_else_since_is_told_as_it_is_now(
 def test_when_too_much_of_a_list_is_sold_out_it_is_computed_anew(cached: Recommender) -> None:
     rank = Counting()
     ask_all(cached, rank, replace(NOBODY, k=10))
-    (found,) = cached.answers._cache._all.values()  # type: ignore[union-attr]
-    kept = Ranked.from_bytes(found.value, len(cached.bundle.statistics.item_ids))
+    kept = only_list(cached)
     assert not kept.whole
     some = kept.codes[:30].astype(np.int64)
     cached.facts._listed = some
@@ -185,14 +185,13 @@ def test_when_too_much_of_a_list_is_sold_out_it_is_computed_anew(cached: Recomme
 
 
 def test_few_candidates_that_sold_out_are_filled_up_as_without_a_cache(toy_bundle: Path) -> None:
-    recommender = open_recommender(toy_bundle, open_store("memory:"), new_cache=cache_of)
+    recommender = open_recommender(toy_bundle, open_store("memory:"), answers=AnswerCache())
     few = replace(recommender.bundle.settings, quotas=Quotas(total=40))
     small = replace(recommender.bundle, settings=few)
-    recommender = Recommender(small, open_store("memory:"), answers=cache_of(small))
+    recommender = Recommender(small, open_store("memory:"), answers=AnswerCache())
     ten = replace(NOBODY, k=10)
     ask_all(recommender, Counting(), ten)
-    (found,) = recommender.answers._cache._all.values()  # type: ignore[union-attr]
-    kept = Ranked.from_bytes(found.value, len(small.statistics.item_ids))
+    kept = only_list(recommender)
     assert (kept.whole, len(kept.codes)) == (True, 40)
     recommender.facts._listed = kept.codes[:36].astype(np.int64)
     (answer,) = ask_all(recommender, Counting(), ten)
@@ -277,7 +276,7 @@ def test_the_answer_whose_list_was_made_is_logged_with_its_features_and_times(
     toy_bundle: Path, tmp_path: Path
 ) -> None:
     log = PredictionLog(tmp_path, DENSE_NAMES)
-    recommender = open_recommender(toy_bundle, open_store("memory:"), log, new_cache=cache_of)
+    recommender = open_recommender(toy_bundle, open_store("memory:"), log, answers=AnswerCache())
     alone = open_recommender(toy_bundle, open_store("memory:"))
     sold_out = alone.bundle.statistics.codes([alone.recommend(NOBODY).items[0].item_id])
     recommender.facts._listed = alone.facts._listed = sold_out
@@ -310,47 +309,44 @@ def test_the_answer_whose_list_was_made_is_logged_with_its_features_and_times(
 def test_a_warm_cache_answers_without_the_ranker(
     toy_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def with_file(lines: list[dict[str, object]]) -> Recommender:
-        bundle = replace(recommender.bundle, path=tmp_path)
-        (tmp_path / WARMING).write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return Recommender(bundle, open_store("memory:"), answers=cache_of(bundle))
-
-    recommender = open_recommender(toy_bundle, open_store("memory:"))
-    lines: list[dict[str, object]] = [{"basket": ["1000005"], "store_id": "store-1"}, {"basket": []}]
-    warm = with_file([*lines, *lines, {"basket": [], "k": 90}])
+    log = PredictionLog(tmp_path, DENSE_NAMES)
+    before = open_recommender(toy_bundle, open_store("memory:"), log)
+    for request in [NOBODY, NOBODY, *[replace(NOBODY, basket=())] * 2, KNOWN, KNOWN]:
+        before.recommend(request)
+    log.close()
+    warmed = open_recommender(toy_bundle, open_store("memory:"), answers=AnswerCache())
     with caplog.at_level("INFO"):
-        warm_up(warm, lambda took_s: None)
-    assert "2 answers are cached" in caplog.text
+        warm_up(warmed, tmp_path, lambda took_s: None)
+    assert "2 answers are cached" in caplog.text, "a known shopper's would not be asked for again"
     rank = Counting()
-    (answer,) = ask_all(warm, rank, NOBODY)
-    assert shown(answer) == shown(recommender.recommend(NOBODY))
+    (answer,) = ask_all(warmed, rank, NOBODY)
+    assert shown(answer) == shown(before.recommend(NOBODY))
     assert not rank.turns
 
 
-def test_a_recommender_that_is_dropped_takes_its_warm_answers_along(toy_bundle: Path) -> None:
-    """Without the collector: what was warm before `gc.freeze` would outlive its bundle for ever."""
+def test_a_log_that_cannot_be_read_warms_nothing_and_is_reported(
+    cached: Recommender, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "20260101.parquet").write_text("not Parquet")
+    warm_up(cached, tmp_path, lambda took_s: None)
+    assert "the cache begins empty: the prediction log in" in caplog.text
+    assert len(cached.answers or ()) == 0
+
+
+def test_a_recommender_that_is_dropped_takes_its_cached_lists_along(toy_bundle: Path) -> None:
+    """Without the collector: what is cached before `gc.freeze` would outlive its bundle for ever."""
     gc.collect()
     gc.disable()
     try:
-        recommender = open_recommender(toy_bundle, open_store("memory:"), new_cache=cache_of)
+        recommender = open_recommender(toy_bundle, open_store("memory:"), answers=AnswerCache())
         recommender.warm(NOBODY)
         ask_all(recommender, Counting(), NOBODY, replace(NOBODY, store_id="store-2"))
-        cache = weakref.ref(recommender.answers._cache)  # type: ignore[union-attr]
+        cache = weakref.ref(recommender.answers)
         bundle = weakref.ref(recommender.bundle)
         del recommender
         assert (cache(), bundle()) == (None, None)
     finally:
         gc.enable()
-
-
-def test_a_broken_warming_file_warms_nothing_and_says_so(
-    toy_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    recommender = open_recommender(toy_bundle, open_store("memory:"), new_cache=cache_of)
-    recommender.bundle = replace(recommender.bundle, path=tmp_path)
-    (tmp_path / WARMING).write_text("{\n")
-    warm_up(recommender, lambda took_s: None)
-    assert "answers begin cold: line 1 of" in caplog.text
 
 
 @pytest.mark.slow
@@ -380,10 +376,11 @@ def test_the_endpoint_caches_if_it_is_told_to(
 # ----------------------------------------------------------------------------------- the rung `cached`
 
 
-def kill_all(recommender: Recommender) -> None:
-    """Let the life of every list be over."""
-    for entry in recommender.answers._cache._all.values():  # type: ignore[union-attr]
-        entry.stale_at = entry.dead_at = 0.0
+def expire_all(recommender: Recommender) -> None:
+    """Let every list expire."""
+    lists = recommender.answers._lists  # type: ignore[union-attr]
+    for digest, cached in list(lists.items()):
+        lists[digest] = cached._replace(expires_at=0.0)
 
 
 @pytest.mark.parametrize("request_", [KNOWN, NOBODY], ids=["a known user", "nobody"])
@@ -392,7 +389,7 @@ def test_a_list_whose_life_is_over_is_better_than_best_sellers(
     cached: Recommender, request_: Request, error: RankingFailed
 ) -> None:
     (full,) = ask_all(cached, Counting(), request_)
-    kill_all(cached)
+    expire_all(cached)
     (answer,) = ask_all(cached, Counting(error), replace(request_, request_id="r9"))
     assert (answer.rung, answer.degraded, answer.degraded_reason) == ("cached", True, error.reason)
     assert (shown(answer), answer.request_id) == (shown(full), "r9")
@@ -433,12 +430,12 @@ def test_without_a_cache_there_is_no_such_rung(toy_bundle: Path) -> None:
 def test_of_a_kept_list_is_told_what_holds_now(toy_bundle: Path, tmp_path: Path) -> None:
     facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
     log = PredictionLog(tmp_path / "log", DENSE_NAMES)
-    recommender = open_recommender(toy_bundle, open_store("memory:"), log, facts=facts, new_cache=cache_of)
+    recommender = open_recommender(toy_bundle, open_store("memory:"), log, facts=facts, answers=AnswerCache())
     (before,) = ask_all(recommender, Counting(), NOBODY)
     gone, cheaper = (item.item_id for item in before.items[:2])
     facts.write([Fact("f1", "stock", gone, 0.0, AT - 60), Fact("f2", "price", cheaper, 0.99, AT - 60)])
     eventually(lambda: len(recommender.facts.excluded(AT, None)) > 0)
-    kill_all(recommender)
+    expire_all(recommender)
     (after,) = ask_all(recommender, Counting(RankerUnavailable("gone")), NOBODY)
     recommender.facts.close()
     log.close()
@@ -453,8 +450,7 @@ def test_of_a_kept_list_is_told_what_holds_now(toy_bundle: Path, tmp_path: Path)
 
 def test_a_kept_list_of_which_too_little_is_left_gives_way_to_best_sellers(cached: Recommender) -> None:
     ask_all(cached, Counting(), NOBODY)
-    (found,) = cached.answers._cache._all.values()  # type: ignore[union-attr]
-    kept = Ranked.from_bytes(found.value, len(cached.bundle.statistics.item_ids))
+    kept = only_list(cached)
     cached.facts._listed = kept.codes[NOBODY.k - 1 :].astype(np.int64)
     (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
     assert (answer.rung, len(answer.items)) == ("segment", NOBODY.k)

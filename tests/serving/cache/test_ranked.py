@@ -1,4 +1,4 @@
-"""What is kept of an answer: the best candidates, as bytes and back."""
+"""What is cached of an answer: the best candidates."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from feature_repo.aggregates import no_events
 from feature_repo.transforms import Query
-from serving.cache.ranked import KEPT, Ranked, best_of
+from serving.cache.ranked import KEPT, OBJECTS_BYTES, Ranked, best_of
 from serving.stages.reranking import rerank
 from serving.stages.retrieval import Candidates, build_query
 from tests.serving.conftest import CUT, build_statistics
@@ -29,51 +29,18 @@ def ranked_of(codes: list[int], history: bool, whole: bool) -> Ranked:
     )
 
 
-def same(one: Ranked, other: Ranked) -> bool:
-    names = ("codes", "scores", "source", "times", "last_at")
-    return (one.best, one.whole) == (other.best, other.whole) and all(
-        getattr(one, name).dtype == getattr(other, name).dtype
-        and (getattr(one, name) == getattr(other, name)).all()
-        for name in names
-    )
+@pytest.mark.parametrize("size", [0, 1, KEPT])
+def test_its_size_is_that_of_its_columns_and_objects(size: int) -> None:
+    assert ranked_of(list(range(size)), history=True, whole=False).size_bytes == OBJECTS_BYTES + 19 * size
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, ITEMS - 1), max_size=KEPT, unique=True), st.booleans(), st.booleans())
-def test_bytes_and_back(codes: list[int], history: bool, whole: bool) -> None:
-    ranked = ranked_of(codes, history, whole)
-    assert same(Ranked.from_bytes(ranked.to_bytes(), ITEMS), ranked)
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=900))
-def test_bytes_of_somebody_else_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="ranked list"):
-        Ranked.from_bytes(data, ITEMS)
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_a_damaged_list_is_refused_or_names_only_what_there_is(data: st.DataObject) -> None:
-    written = bytearray(ranked_of(list(range(40)), history=data.draw(st.booleans()), whole=False).to_bytes())
-    at = data.draw(st.integers(0, len(written) - 1))
-    written[at] ^= data.draw(st.integers(1, 255))
-    cut = data.draw(st.integers(0, len(written)))
-    try:
-        found = Ranked.from_bytes(bytes(written[:cut] if data.draw(st.booleans()) else written), ITEMS)
-    except ValueError:
-        return
-    assert (found.codes >= 0).all()
-    assert (found.codes < ITEMS).all()
-
-
-def test_the_catalogue_of_another_bundle_is_noticed() -> None:
-    with pytest.raises(ValueError, match="outside the catalogue of 10"):
-        Ranked.from_bytes(ranked_of([3, 10], history=False, whole=True).to_bytes(), 10)
-
-
-def test_it_takes_little_room() -> None:
-    assert len(ranked_of(list(range(KEPT)), history=False, whole=False).to_bytes()) == 8 + 9 * KEPT
+@pytest.mark.parametrize(
+    ("score", "expected"), [(0.0, True), (1.0, True), (-1e-6, False), (1.1, False), (np.nan, False)]
+)
+def test_scores_beside_0_to_1_are_no_probabilities(score: float, expected: bool) -> None:
+    ranked = ranked_of([1, 2, 3], history=False, whole=True)
+    ranked.scores[1] = score
+    assert ranked.holds_probabilities() == expected
 
 
 @pytest.fixture
@@ -106,7 +73,6 @@ def test_few_candidates_are_all_there_are(query: Query) -> None:
     assert ranked.suffices(10)
     nobody = best_of(query, Candidates(np.empty(0, np.int64), np.empty(0, np.int8)), np.empty(0, np.float32))
     assert nobody.whole
-    assert same(Ranked.from_bytes(nobody.to_bytes(), ITEMS), nobody)
 
 
 def test_a_short_list_that_has_lost_some_is_no_longer_all_there_could_be(query: Query) -> None:

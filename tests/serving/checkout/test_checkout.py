@@ -396,7 +396,7 @@ def test_nor_does_one_on_the_way_down_or_in_the_cache(
     async def gone(turn: Turn) -> np.ndarray:
         raise RankerUnavailable("gone")
 
-    recommender.answers = AnswerCache("b", len(recommender.bundle.statistics.item_ids))
+    recommender.answers = AnswerCache()
     monkeypatch.setattr(recommender, broken, raises)
     told_of(caplog, Checkout(recommender, 1e6, gone))
     assert "in raises" in caplog.text

@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 
 from feature_repo.facts import Fact
 from serving.answer.recommender import Recommender, open_recommender
+from serving.cache.answer_cache import AnswerCache
 from serving.release.bundle import load_bundle
 from serving.schemas import Request, Response
 from serving.shop.fact_store import MemoryFactStore
@@ -24,7 +25,7 @@ from serving.shop.rules import NO_PLAN, Catalogue, Plan, Rules
 from serving.shop.rules_file import parse_rules
 from serving.stages.reranking import ANY, NEW, REPEAT
 from serving.stores.online_features import open_store
-from tests.serving.cache.test_cached_answers import Counting, ask_all, cache_of, shown
+from tests.serving.cache.test_cached_answers import Counting, ask_all, shown
 from tests.serving.conftest import build_statistics
 
 AT = 1_512_498_600.0  # 2017-12-05T18:30Z
@@ -344,7 +345,7 @@ def test_reserved_slots_hold_what_they_are_reserved_for_and_the_others_the_best(
 
 def test_less_than_the_minimum_is_not_offered_what_is_not_known_is(toy_bundle: Path, toy_store: str) -> None:
     store = MemoryFactStore()
-    recommender = open_recommender(toy_bundle, open_store(toy_store), facts=store, new_cache=cache_of)
+    recommender = open_recommender(toy_bundle, open_store(toy_store), facts=store, answers=AnswerCache())
     usual = ids(recommender.recommend(LOUD))
     few, enough, dear, cheap, loss = usual[:5]
     facts = [
@@ -418,7 +419,7 @@ def test_others_come_for_candidates_below_a_minimum(
 
 
 def test_a_cached_list_follows_the_rules_of_now(toy_bundle: Path, toy_store: str) -> None:
-    recommender = open_recommender(toy_bundle, open_store(toy_store), new_cache=cache_of)
+    recommender = open_recommender(toy_bundle, open_store(toy_store), answers=AnswerCache())
     rank = Counting()
     usual = ids(*ask_all(recommender, rank, LOUD))
     low = recommender.recommend(replace(LOUD, k=100)).items[60].item_id
@@ -571,7 +572,7 @@ def test_who_could_not_read_the_rules_lacks_what_another_one_has(toy_bundle: Pat
 def test_a_novel_slot_says_so_with_the_cache_and_without(toy_bundle: Path, toy_store: str) -> None:
     bundle = load_bundle(toy_bundle)
     weighed = replace(bundle, settings=replace(bundle.settings, novelty=3.0, novel_slots=(3, 8)))
-    recommender = Recommender(weighed, open_store(toy_store), answers=cache_of(weighed))
+    recommender = Recommender(weighed, open_store(toy_store), answers=AnswerCache())
     usual = Recommender(bundle, open_store(toy_store)).recommend(LOUD)
     answer = recommender.recommend(LOUD)
     assert answer.items[:2] == usual.items[:2]

@@ -17,7 +17,6 @@ from feature_repo.schema import LIMIT, model_inputs
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Rows
 from serving.answer.recommender import Recommender
-from serving.cache.ranked import Ranked
 from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Checkout, Turn, find_together, rank_together
 from serving.release.bundle import Bundle, load_bundle
@@ -187,20 +186,3 @@ def test_one_broken_shopper_moves_nobody_who_shares_the_call(bundle: Bundle, goo
     assert company["nan"].degraded_reason == "features_invalid"
     for user in ("nan", "absurd"):
         check(company[user])
-
-
-@pytest.mark.parametrize(("column", "value"), [("scores", np.nan), ("scores", 1.5), ("last_at", np.inf)])
-def test_a_kept_list_with_a_number_that_is_none_is_no_list(column: str, value: float) -> None:
-    kept = Ranked(
-        np.arange(3, dtype=np.int32),
-        np.array([0.9, 0.5, 0.1], np.float32),
-        np.zeros(3, np.int8),
-        np.ones(3, np.uint16),
-        np.full(3, AT),
-        best=3,
-        whole=True,
-    )
-    Ranked.from_bytes(kept.to_bytes(), 3)
-    getattr(kept, column)[1] = value
-    with pytest.raises(ValueError, match="a ranked list holds"):
-        Ranked.from_bytes(kept.to_bytes(), 3)
