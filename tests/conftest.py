@@ -1,7 +1,7 @@
 """What every test runs under: one thread, strict numerics, its own state folder, its lane.
 
 It imports numpy only. torch, kfp, mlflow, feast, evidently and kserve cost seconds each: a test module
-imports what it needs.
+imports its own needs.
 """
 
 import fcntl
@@ -85,8 +85,8 @@ def make_row(
     """Return a row of item ids or codes.
 
     Args:
-        baskets: time, items, what they cost together and what was taken off, both spread evenly over them.
-        views: time, item and kind (IMPRESSION, CLICK) of what was looked at.
+        baskets: time, items, their total price and total discount, both spread evenly over them.
+        views: time, item and kind (IMPRESSION, CLICK) of the viewed items.
         version: of the row.
     """
     from feature_repo.aggregates import PURCHASE, make_events
@@ -159,7 +159,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
 
 
 class Broker:
-    """A real broker of the test's own, in memory: what it held is gone when it stops."""
+    """A real broker of the test's own, in memory: its messages are gone when it stops."""
 
     def __init__(self, port: int) -> None:
         self.port, self.bootstrap = port, f"127.0.0.1:{port}"
@@ -195,7 +195,7 @@ class Broker:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

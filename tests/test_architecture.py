@@ -89,8 +89,8 @@ def canonical(distribution: str) -> str:
 # ------------------------------------------------------------------------------------------- the files
 
 
-def test_each_module_says_what_it_is_for() -> None:
-    """One line at the top: what comes in, what goes out."""
+def test_each_module_has_a_docstring() -> None:
+    """One line at the top: its input and its output."""
     assert not [name(path) for path in MODULES if not ast.get_docstring(tree(path))]
 
 
@@ -115,7 +115,7 @@ def test_packages_export_nothing() -> None:
     assert not [name(path) for path in packages if imported(path)]
 
 
-def test_no_file_of_ours_runs_what_it_reads() -> None:
+def test_no_module_executes_its_input() -> None:
     """Pickles execute code: no module reads or writes one, numpy's and torch's included."""
     found = [
         name(path)
@@ -147,11 +147,12 @@ def test_the_environment_is_touched_only_where_it_is_meant() -> None:
 
 
 def test_nothing_points_out_of_the_repository() -> None:
-    """A clone has only what is committed: no path above the root, no machine's own folder, no stray index."""
+    """A clone has only committed files: no path above the root, no machine's own folder, no stray index."""
     words = re.compile(
         r"\.\./shared|/work/|file:///|/opt/(pypi|wheels)|https?://[^\s\"')]*(pypi|artifactory|nexus)"
     )
-    files = [*MODULES, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("requirements/*"), ROOT / "Makefile"]
+    files = [*MODULES, ROOT / "Makefile"]
+    files += [file for pattern in ("*.md", "*.toml", "requirements/*") for file in ROOT.glob(pattern)]
     files += [
         *(ROOT / ".ci").iterdir(),
         *(ROOT / ".github").rglob("*.yml"),
@@ -172,7 +173,7 @@ def decorated(path: Path) -> list[ast.FunctionDef]:
 
 
 @pytest.mark.parametrize("path", STEPS, ids=name)
-def test_a_step_hands_over_and_nothing_else(path: Path) -> None:
+def test_a_step_only_calls_its_function(path: Path) -> None:
     """Only the decorated function's own source reaches the cluster: logic inside it would go untested."""
     steps = decorated(path)
     assert steps, f"{name(path)} holds no step"

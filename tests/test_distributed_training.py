@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 PARAMS = '{"dlrm": {"epochs": 1, "size": {"dropout": 0.0}}}'
 
 
-def test_two_processes_train_what_one_does(toy_line: Path, tmp_path: Path) -> None:
+def test_two_processes_train_the_same_as_one(toy_line: Path, tmp_path: Path) -> None:
     examples, statistics = toy_line / "examples", toy_line / "statistics"
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     asked = ["--model", "dlrm", "--params", PARAMS, "--ranker", str(tmp_path / "two")]

@@ -18,7 +18,7 @@ from feature_repo.statistics import ARRAYS, Statistics, write_statistics
 from serving.release.bundle import REQUIRED, RankingSettings, seal_bundle
 from serving.stages.retrieval import Quotas
 
-SIGNAL = DENSE_NAMES.index("together_sum")  # the feature that says what is bought
+SIGNAL = DENSE_NAMES.index("together_sum")  # the feature that decides the purchase
 ITEMS, TYPES, CATEGORIES, DEPARTMENTS = 60, 9, 5, 3  # without the unknown one, which is 0
 
 

@@ -34,7 +34,7 @@ def test_no_pointer_says_how_to_get_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"bundle_id": "x"}'])
-def test_a_broken_pointer_is_told(tmp_path: Path, text: str) -> None:
+def test_a_broken_pointer_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "champion.json").write_text(text)
     with pytest.raises(NoChampion, match="is not a champion pointer"):
         read_champion(tmp_path)
@@ -48,7 +48,7 @@ def test_a_failed_write_leaves_the_old_document(tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == {"a": 1}
 
 
-def test_the_second_one_is_told_who_holds_the_lock(tmp_path: Path) -> None:
+def test_the_conflict_names_the_holder_of_the_lock(tmp_path: Path) -> None:
     with (
         locked(tmp_path / "a.lock", "promoting 3"),
         pytest.raises(Conflict, match=f"process {os.getpid()} is promoting 3"),
@@ -59,7 +59,7 @@ def test_the_second_one_is_told_who_holds_the_lock(tmp_path: Path) -> None:
         pass
 
 
-def test_what_runs_is_known_while_it_runs_and_not_from_what_it_left(tmp_path: Path) -> None:
+def test_a_running_process_is_known_only_while_it_runs(tmp_path: Path) -> None:
     running = Running("redis://127.0.0.1:16379/0", "127.0.0.1:19092", True)
     assert read_running(tmp_path) is None
     with locked(tmp_path / "up.lock", "running `reco up`"):
@@ -73,7 +73,7 @@ def test_what_runs_is_known_while_it_runs_and_not_from_what_it_left(tmp_path: Pa
     assert read_running(tmp_path) is None
 
 
-def test_who_only_looks_whether_something_runs_is_in_nobodys_way(
+def test_looking_for_a_running_process_blocks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = tmp_path / "up.lock"

@@ -19,7 +19,7 @@ def test_nothing_given_is_the_defaults() -> None:
     assert read_params(Shape, {}) == Shape()
 
 
-def test_whole_floats_become_ints_where_the_field_is_one() -> None:
+def test_whole_floats_become_ints_in_integer_fields() -> None:
     """A JSON parameter's numbers travel as protobuf numbers, which are floats."""
     params = read_params(Shape, {"epochs": 5.0, "rate": 1.0, "layers": [8, 4]})
     assert params == Shape(layers=(8, 4), epochs=5, rate=1.0)
@@ -50,7 +50,7 @@ class Sized:
     ratios: tuple[float, ...] = (0.3, 0.5)
 
 
-def test_a_field_with_a_factory_has_its_default_and_takes_what_is_given() -> None:
+def test_a_field_with_a_factory_has_a_default_and_takes_a_value() -> None:
     assert read_params(Sized, {}) == Sized(size={})
     assert read_params(Sized, {"size": {"hidden": 64}, "ratios": [0.4]}) == Sized({"hidden": 64}, (0.4,))
     first, second = read_params(Sized, {}), read_params(Sized, {})
@@ -62,14 +62,14 @@ def test_a_field_with_a_factory_is_checked_too() -> None:
         read_params(Sized, {"size": 64})
 
 
-def test_what_is_given_lies_over_the_usual_at_every_depth() -> None:
+def test_given_values_replace_defaults_at_every_depth() -> None:
     usual = {"size": {"items": True, "dim": 16}, "epochs": 2}
     assert overlay(usual, {"size": {"dim": 8}}) == {"size": {"items": True, "dim": 8}, "epochs": 2}
     assert usual["size"] == {"items": True, "dim": 16}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_finite_number_is_refused(value: float) -> None:
+def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(TypeError, match="expected a finite number like"):
         read_params(Shape, {"rate": value})
 

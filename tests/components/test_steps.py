@@ -21,7 +21,7 @@ def plain(name: str) -> ast.FunctionDef:
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda node: node.name)
-def test_a_step_hands_over_what_its_function_takes(wrapper: ast.FunctionDef) -> None:
+def test_a_step_passes_the_arguments_of_its_function(wrapper: ast.FunctionDef) -> None:
     takes = plain(wrapper.name).args
     [call] = [
         node

@@ -1,4 +1,4 @@
-"""The choice by hand; what is missing says so; the compiled graph says what its variant says."""
+"""The choice by hand; missing inputs are reported; the compiled graph scores like its variant."""
 
 import json
 from collections.abc import Callable
@@ -55,22 +55,22 @@ def test_among_equally_fast_ones_the_smallest_is_chosen() -> None:
 
 
 def test_an_engine_that_the_endpoint_has_not_is_not_chosen() -> None:
-    """The endpoint runs on a processor: what a GPU would do is told, not chosen."""
+    """The endpoint runs on a processor: the figures of a GPU are reported, never chosen."""
     arms = [arm("int8", 1.02), arm("int8", 0.1, "cuda"), arm("fp32", 1.0)]
     assert choose(arms, SIZES_OF, CompileParams())["engine"] == "cpu"
 
 
-def test_what_lies_outside_its_tolerance_never_wins() -> None:
+def test_a_variant_outside_its_tolerance_never_wins() -> None:
     arms = [arm("int4", 0.1, "cpu", "ndcg_at_10 is 0.9"), arm("fp32", 1.0)]
     assert choose(arms, SIZES_OF, CompileParams())["variant"] == "fp32"
 
 
-def test_what_the_endpoint_has_not_never_wins() -> None:
+def test_an_engine_that_the_endpoint_lacks_never_wins() -> None:
     arms = [arm("fp32", 0.1, "torch_compile"), arm("fp32", 1.0)]
     assert choose(arms, SIZES_OF, CompileParams())["engine"] == "cpu"
 
 
-def test_neither_sets_what_counts_as_equally_fast() -> None:
+def test_losers_do_not_define_equally_fast() -> None:
     """A fast arm that may not win must not push those that may out of its reach."""
     arms = [arm("fp16", 0.1, "cpu", "outside"), arm("fp32", 1.0), arm("int4", 1.01)]
     assert choose(arms, SIZES_OF, CompileParams())["variant"] == "int4"
@@ -101,7 +101,7 @@ def test_a_missing_engine_is_reported_with_its_reason(teacher: Path, engine: str
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", [name for name in PROVIDERS if name != "cpu"])
-def test_a_gpu_says_what_the_processor_says(teacher: Path, shop: Path, engine: str) -> None:
+def test_a_gpu_scores_like_the_processor(teacher: Path, shop: Path, engine: str) -> None:
     if PROVIDERS[engine] not in ort.get_available_providers():
         pytest.skip(f"this build of onnxruntime has no {PROVIDERS[engine]}")
     data = read_ranker_examples(shop / "examples", "calibration")
@@ -184,7 +184,7 @@ def test_a_variant_outside_its_tolerance_is_measured_and_not_chosen(
 
 
 @pytest.mark.slow
-def test_every_engine_is_measured_or_says_why_not(
+def test_every_engine_is_measured_or_skipped_with_a_reason(
     compiled: tuple[Path, dict[str, Any]], engines: Callable[..., list[dict[str, Any]]]
 ) -> None:
     arms = engines()

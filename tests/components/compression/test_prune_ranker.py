@@ -1,4 +1,4 @@
-"""Units that say nothing go first and nobody notices; what is left is really smaller."""
+"""Dead units go first without changing a score, and the pruned graph is really smaller."""
 
 import json
 from collections.abc import Callable
@@ -53,10 +53,10 @@ def model(plant: Callable[..., RankerExamples]) -> Dlrm:
 
 
 @pytest.mark.parametrize("side", ["in", "out"])
-def test_units_that_say_nothing_go_and_the_function_stays(
+def test_dead_units_go_and_the_function_stays(
     model: Dlrm, plant: Callable[..., RankerExamples], side: str
 ) -> None:
-    """Half the units of each layer hear nothing and say SiLU(0) = 0, or nobody hears what they say."""
+    """Half the units of each layer have zero inputs, so SiLU(0) = 0, or zero outputs."""
     data = plant(20, 10, seed=7)
     silent = torch.randperm(32)[:16]
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_units_that_say_nothing_go_and_the_function_stays(
 
 
 def test_the_strongest_units_are_kept_in_their_order(model: Dlrm) -> None:
-    """What counts is the product of what comes in and what goes out, not one of them."""
+    """The product of incoming and outgoing weights counts, not one of them."""
     with torch.no_grad():
         into, out = model.bottom[0].weight, model.bottom[3].weight
         assert isinstance(into, Tensor)

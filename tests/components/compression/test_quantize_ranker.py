@@ -82,7 +82,7 @@ def test_the_planted_signal_is_still_found(variant: RankerArtefact) -> None:
 
 
 @pytest.mark.parametrize("wild", [1e6, -1e6, 1e9])
-def test_no_row_moves_because_of_another_one(
+def test_no_row_changes_the_score_of_another(
     variant: RankerArtefact, held_out: RankerExamples, wild: float
 ) -> None:
     ranker = OnnxRanker(variant.graph)
@@ -110,7 +110,7 @@ def test_a_row_scores_the_same_in_any_company(variant: RankerArtefact, held_out:
 
 
 def test_dynamic_quantisation_is_no_variant(student: Path, held_out: RankerExamples, tmp_path: Path) -> None:
-    """The reason why: its scale is the batch's, so that one shopper's outlier moves everybody's scores."""
+    """The reason why: its scale is the batch's, so that one shopper's outlier moves all scores."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     before = onnx.load(student / GRAPH)
@@ -170,7 +170,7 @@ def test_dense_layers_in_sixteen_bits_hold_them_so(variants: Path) -> None:
     assert kinds == {onnx.TensorProto.FLOAT16}
 
 
-def test_a_ranker_without_teachers_is_tuned_by_what_was_bought(fragile: Path, tmp_path: Path) -> None:
+def test_a_ranker_without_teachers_is_tuned_on_purchases(fragile: Path, tmp_path: Path) -> None:
     train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
     shutil.copytree(fragile / "ranker", tmp_path / "ranker")
     (tmp_path / "ranker" / TAUGHT).unlink()
@@ -223,7 +223,7 @@ def fragile(shop: Path, few_repeats: None) -> Path:
     """A ranker whose tables four bits cannot hold: examples/, and ranker/ that was trained on them.
 
     What is bought is said by the type alone. The unknown code, which no candidate has, has rows so large
-    that four bits leave next to nothing of the others: in float32 nobody notices them.
+    that four bits leave next to nothing of the others: in float32 they have no effect.
     """
     root = shop / "fragile"
     for part in ("train", "calibration"):
@@ -286,7 +286,7 @@ def test_tables_that_rounding_ruins_are_tuned(fragile: Path, tmp_path: Path) -> 
     assert stored(found.graph, ".int4")
 
 
-def test_without_epochs_of_tuning_rounding_stands_alone(fragile: Path, tmp_path: Path) -> None:
+def test_without_tuning_epochs_only_rounding_is_left(fragile: Path, tmp_path: Path) -> None:
     quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", {"tune_epochs": 0})
     four = table_of(tmp_path / "variants")["int4"]
     assert not four["tuned"]

@@ -1,4 +1,4 @@
-"""Bits and bytes of quantised tables by hand, and that ONNX Runtime reads what was meant."""
+"""Bits and bytes of quantised tables by hand, and that ONNX Runtime reads the same values."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ from components.compression.table_quantization import (
 
 
 def looked_up(weight: np.ndarray, more: np.ndarray | None = None) -> onnx.ModelProto:
-    """A graph that looks rows up in a table; a second one is used as a matrix, and is none."""
+    """A graph that looks rows up in one table; the second one is a matrix, not a lookup table."""
     nodes = [helper.make_node("Gather", ["table", "rows"], ["y"], axis=0)]
     initializers = [numpy_helper.from_array(weight, "table")]
     if more is not None:
@@ -87,7 +87,7 @@ def test_the_packed_nibbles_by_hand() -> None:
 
 
 def test_one_large_value_does_not_cost_the_others_their_precision() -> None:
-    """Clipping to half the range halves everybody else's error, for less than it costs the one."""
+    """Clipping to half the range halves the error of all other values, for less than it costs the one."""
     weight = torch.full((ROWS_A_BLOCK, 1), 0.07)
     weight[0] = 1.0
     whole, scale = quantize_table(weight, 4)
@@ -106,7 +106,7 @@ def test_a_block_of_rows_has_its_own_scales() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_table_of_noughts_stays_one(bits: int) -> None:
+def test_a_table_of_zeros_stays_zero(bits: int) -> None:
     weight = torch.zeros(5, 3)
     whole, scale = quantize_table(weight, bits)
     assert (scale > 0).all()
@@ -150,7 +150,7 @@ def test_the_bytes_are_those_of_the_docstring(bits: int, a_row: float) -> None:
 
 @pytest.mark.parametrize("columns", [8, 16, 64])
 def test_four_bits_are_eight_times_smaller_in_the_file(columns: int) -> None:
-    """Measured on what is serialised, scales included, for a table of a shop's size."""
+    """Measured on the serialised file, scales included, for a table of a shop's size."""
     model = looked_up(random_table(10_000, columns).numpy())
     made = quantize_tables(model, 4)
     assert stored_bytes(model) / stored_bytes(made) >= 7.9
@@ -177,7 +177,7 @@ def test_a_table_that_is_looked_up_twice_is_stored_once() -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("seed", range(5))
-def test_what_was_rounded_is_not_moved_by_rounding_it_again(bits: int, seed: int) -> None:
+def test_rounding_twice_equals_rounding_once(bits: int, seed: int) -> None:
     """Tables that were tuned with the rounding in the loop are stored as they were tuned."""
     rng = np.random.default_rng(seed)
     weight = torch.from_numpy(rng.standard_t(3, (700, 16)).astype(np.float32))

@@ -74,7 +74,7 @@ def leaks(purchases: Purchases, replayed: Histories) -> list[tuple[int, float]]:
     return found
 
 
-def test_histories_hold_what_came_strictly_before(purchases: Purchases) -> None:
+def test_histories_hold_strictly_earlier_events(purchases: Purchases) -> None:
     assert leaks(purchases, history_at(replay(purchases))) == []
 
 
@@ -155,7 +155,7 @@ def test_an_item_scanned_twice_has_the_same_features_in_training_and_serving() -
     assert trained.events.discount.tolist() == asked.events.discount.tolist()
 
 
-def test_purchases_are_told_apart_to_the_microsecond() -> None:
+def test_purchases_are_distinct_to_the_microsecond() -> None:
     at = pd.Timestamp("2024-01-01", tz="UTC")
     rows = [("b2", "milk", at), ("b1", "tea", at + pd.Timedelta(microseconds=1))]
     events = pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]).assign(
@@ -167,7 +167,7 @@ def test_purchases_are_told_apart_to_the_microsecond() -> None:
 
 
 def test_a_basket_with_answers_is_as_of_the_first_question() -> None:
-    """The answers are what was shown since the purchase before, back to a pause of half an hour."""
+    """The answers are the impressions since the previous purchase, back to a pause of half an hour."""
     start = pd.Timestamp("2024-01-01", tz="UTC")
     half = 30 * 60
     rows: list[tuple[str, str, str, float]] = [
@@ -215,7 +215,7 @@ def test_later_events_change_nothing_of_an_earlier_basket(purchases: Purchases) 
 
 
 @pytest.mark.slow
-def test_examples_do_not_depend_on_what_follows_the_cut(toy_line: Path, tmp_path: Path) -> None:
+def test_examples_do_not_depend_on_events_after_the_cut(toy_line: Path, tmp_path: Path) -> None:
     from components.data.fit_statistics import fit_statistics
     from feature_repo.events import Dataset, read_dataset, write_dataset
 
@@ -248,10 +248,10 @@ def test_each_list_holds_a_purchase_and_no_more_negatives_than_asked(toy_line: P
 
 
 @pytest.mark.slow
-def test_what_happens_after_a_base_changes_nothing_in_the_examples_before_it(tmp_path: Path) -> None:
+def test_events_after_a_base_change_no_examples_before_it(tmp_path: Path) -> None:
     """One user, two windows: the older window's lists are the same bytes, whatever the newest weeks hold.
 
-    Nothing at all, or poison: what was bought in them becomes other items, known and unknown, at huge prices.
+    Nothing at all, or poison: their purchases become other items, known and unknown, at huge prices.
     """
     from components.data.fit_statistics import fit_statistics
     from feature_repo.events import Dataset, write_dataset
@@ -331,7 +331,7 @@ def test_hidden_items_are_not_in_the_query(purchases: Purchases, monkeypatch: py
     assert 0.5 * wanted < found <= wanted, "most hidden items are candidates, and nothing else is a purchase"
 
 
-def test_what_was_taken_is_hidden_and_what_was_left_is_a_negative(purchases: Purchases) -> None:
+def test_taken_items_are_hidden_and_left_items_are_negatives(purchases: Purchases) -> None:
     items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
     seen = purchases.before(CUT)
     window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
@@ -358,7 +358,7 @@ def test_what_was_taken_is_hidden_and_what_was_left_is_a_negative(purchases: Pur
     assert often < 20, "nobody was shown anything: negatives are drawn"
 
 
-def test_what_was_left_is_at_most_half_of_the_negatives(purchases: Purchases) -> None:
+def test_left_items_are_at_most_half_of_the_negatives(purchases: Purchases) -> None:
     """A checkout that asks after each scan shows a lot; the list must still look like what serving ranks."""
     items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
     seen = purchases.before(CUT)

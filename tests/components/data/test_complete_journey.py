@@ -18,7 +18,7 @@ def journey() -> Dataset:
     return read_complete_journey()
 
 
-def test_what_is_in_it(tmp_path: Path) -> None:
+def test_the_contents_of_the_data_set(tmp_path: Path) -> None:
     assert ingest_events("complete-journey", tmp_path / "d", max_quarantine_ratio=0) == "2017-11-27T05:00:00Z"
     data = read_dataset(tmp_path / "d")
     events, dropped = data.events, data.manifest["dropped"]
@@ -48,7 +48,7 @@ def test_money_adds_up(journey: Dataset) -> None:
 
 
 def test_weeks_begin_on_monday_in_new_york(journey: Dataset) -> None:
-    # Nobody shops there on Christmas Day; in UTC somebody seems to.
+    # The shop is closed on Christmas Day; in UTC a purchase seems to fall on it.
     local = journey.events["at"].dt.tz_convert(TIMEZONE)
     assert local.max() < pd.Timestamp("2018-01-01", tz=TIMEZONE)
     assert not (local.dt.normalize() == pd.Timestamp("2017-12-25", tz=TIMEZONE)).any()

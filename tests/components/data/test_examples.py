@@ -33,7 +33,7 @@ RETRIEVER = RetrieverExamples(
 )
 
 
-def test_what_was_written_comes_back_with_its_types(tmp_path: Path) -> None:
+def test_examples_come_back_with_their_types(tmp_path: Path) -> None:
     write_arrays(tmp_path / "ranker_train", RANKER)
     write_arrays(tmp_path / "retriever", RETRIEVER)
     write_manifest(tmp_path, cut="2024-06-01", lists=2)
@@ -48,7 +48,7 @@ def test_what_was_written_comes_back_with_its_types(tmp_path: Path) -> None:
 
 
 def test_arrays_are_mapped_not_read(tmp_path: Path) -> None:
-    """Millions of rows: a training step touches what it needs."""
+    """Millions of rows: a training step reads only the rows that it needs."""
     write_arrays(tmp_path / "ranker_train", RANKER)
     write_manifest(tmp_path)
     assert isinstance(read_ranker_examples(tmp_path, "train").dense, np.memmap)

@@ -39,7 +39,7 @@ def test_a_password_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_store_is_made_where_there_is_none_and_kept_where_there_is(tmp_path: Path) -> None:
+def test_a_missing_store_is_created_and_an_existing_one_kept(tmp_path: Path) -> None:
     with quiet_feast():
         first = open_feature_store(tmp_path / "home")
         views = {view.name for view in first.list_feature_views()}

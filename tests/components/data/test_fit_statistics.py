@@ -95,7 +95,7 @@ def test_nothing_at_or_after_the_cut_counts() -> None:
     assert fit(seen, ITEMS, fit_vocabulary(seen, ITEMS), CUT).basket_count.tolist() == [6]
 
 
-def test_an_empty_catalogue_says_what_to_do() -> None:
+def test_an_empty_catalogue_names_the_remedy() -> None:
     seen = purchases_of(events([("a", "ann", "bread", 3)])).before(CUT)
     with pytest.raises(ValueError, match="no item has 5 purchases"):
         fit(seen, ITEMS, fit_vocabulary(seen, ITEMS), CUT)

@@ -1,4 +1,4 @@
-"""Anyone's files: read, checked, refused with what was found and how to mend it."""
+"""Files of any shop: read, checked, refused with the fault and how to correct it."""
 
 import json
 import shutil
@@ -229,7 +229,7 @@ def test_many_bad_rows_stop_the_run_and_leave_their_reasons(source: Path, tmp_pa
     assert json.loads(caught.value.quarantine.read_text())["reason"] == QUANTITY
     assert not (tmp_path / "d").exists()
     assert ingest_events(str(source), tmp_path / "d", max_quarantine_ratio=0.5)
-    assert not caught.value.quarantine.exists()  # what it said no longer holds
+    assert not caught.value.quarantine.exists()  # its contents are out of date
 
 
 def test_nothing_but_bad_rows_stop_the_run_whatever_the_ratio(source: Path, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_failed_run_leaves_the_data_set_before_it(source: Path, tmp_path: Path
         (CSV.replace("user_id", "us\udcff", 1), "can't be read, expected a CSV file in UTF-8"),
     ],
 )
-def test_broken_csv_says_what_is_wrong(source: Path, tmp_path: Path, content: str, says: str) -> None:
+def test_broken_csv_is_reported_with_its_fault(source: Path, tmp_path: Path, content: str, says: str) -> None:
     (source / "events.csv").write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(EventsInvalid, match=says):
         ingest_events(str(source), tmp_path / "d")
@@ -464,8 +464,8 @@ def test_a_million_rows_take_seconds(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- forgotten users
 
 
-def test_who_is_forgotten_is_left_out_everywhere_and_counted(tmp_path: Path) -> None:
-    """In events, refused rows, lines that do not parse and the table of users; who came back later is new."""
+def test_forgotten_users_are_left_out_everywhere_and_counted(tmp_path: Path) -> None:
+    """In events, refused rows, unparsed lines and the table of users; a user who comes back later is new."""
     shop = tmp_path / "shop"
     shop.mkdir()
     header = "user_id,basket_id,item_id,at,quantity"
@@ -496,9 +496,7 @@ def test_a_data_set_of_forgotten_users_alone_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_archive_of_a_home_is_a_data_set_with_what_was_streamed_since(
-    toy_line: Path, tmp_path: Path
-) -> None:
+def test_the_archive_of_a_home_is_a_data_set_with_later_events(toy_line: Path, tmp_path: Path) -> None:
     store = tmp_path / "offline_store"
     shutil.copytree(toy_line / "home" / "offline_store", store)
     cut = ingest_events(str(store), tmp_path / "again")

@@ -100,7 +100,7 @@ def iso(seconds: float) -> str:
     ),
     hour=st.integers(0, 41),
 )
-def test_a_row_is_the_fold_of_what_came_strictly_before_it(
+def test_a_row_is_the_fold_of_strictly_earlier_events(
     baskets: list[tuple[str, int, frozenset[str]]], hour: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     world = [
@@ -183,7 +183,7 @@ def test_only_the_artefact_is_written(tmp_path: Path) -> None:
 
 
 def test_the_archive_holds_every_event_also_those_after_the_cut(tmp_path: Path) -> None:
-    """Rows are made anew from it when they are published, as of then."""
+    """Publishing computes rows from it again, as of then."""
     world = shop()
     materialized(tmp_path, world)
     archive = read_archive(tmp_path / "features" / EVENTS)

@@ -34,7 +34,7 @@ def test_results_are_part_of_the_sealed_bundle(toy_line: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_drift_reference_is_what_the_log_would_hold(toy_line: Path) -> None:
+def test_the_drift_reference_equals_a_prediction_log(toy_line: Path) -> None:
     """Each basket of the test weeks whole, asked at its own time for the default number of items.
 
     The online store holds all that came since as well; of it the endpoint takes what lies before the request.
@@ -63,7 +63,7 @@ def test_the_drift_reference_is_what_the_log_would_hold(toy_line: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_test_basket_says_what_to_do(toy_line: Path, tmp_path: Path) -> None:
+def test_without_test_baskets_the_error_names_the_remedy(toy_line: Path, tmp_path: Path) -> None:
     from feature_repo.events import Dataset, read_dataset, write_dataset
 
     data = read_dataset(toy_line / "dataset")

@@ -61,8 +61,8 @@ def test_the_drift_reference_holds_every_basket_whole(tasks: Tasks) -> None:
     assert [task.at for task in tasks.whole] == [3 * DAY, 4 * DAY, 4 * DAY]
 
 
-def test_histories_frozen_at_the_cut_hold_what_came_before(tasks: Tasks) -> None:
-    """Ann's third basket is asked with what was known on day 2, her first basket; Bob was unknown then."""
+def test_histories_frozen_at_the_cut_hold_earlier_events_only(tasks: Tasks) -> None:
+    """Ann's third basket is asked with the history of day 2, her first basket; Bob was unknown then."""
     frozen = {task.basket_id: summary_of(task.history.before(2 * DAY), task.at) for task in tasks.whole}
     assert frozen["b3"][0].items.tolist() == list("abcde")
     assert frozen["b3"][1].baskets == 1
@@ -78,8 +78,8 @@ def test_histories_are_streamed(tasks: Tasks) -> None:
     assert (totals.first_basket_at, totals.last_basket_at, totals.spend) == (DAY, 3 * DAY, 20.0)
 
 
-def test_a_basket_just_before_the_cut_is_not_a_test_of_what_knew_it(purchases: Purchases) -> None:
-    """A cut may lie within a second: what came before it in that second is training's."""
+def test_a_basket_just_before_the_cut_is_not_tested(purchases: Purchases) -> None:
+    """A cut may lie within a second: earlier events of that second belong to training."""
     statistics = fit_at(purchases, pd.Timestamp(3 * DAY, unit="s", tz="UTC") + pd.Timedelta("0.5s"))
     assert statistics.total_baskets == 2, "the second basket was seen"
     cut = pd.Timestamp(3 * DAY, unit="s", tz="UTC")
@@ -88,7 +88,7 @@ def test_a_basket_just_before_the_cut_is_not_a_test_of_what_knew_it(purchases: P
         assert {task.basket_id for task in found.whole} == asked
 
 
-def test_what_another_catalogue_lacks_is_asked_all_the_same(purchases: Purchases) -> None:
+def test_items_missing_in_another_catalogue_still_count(purchases: Purchases) -> None:
     """The questions are one bundle's, the codes are those of the bundle that answers: -1 is a sure miss."""
     seen = purchases.before(pd.Timestamp(2 * DAY, unit="s", tz="UTC"))
     items = pd.DataFrame(index=pd.Index(list("abcdeyz"), name="item_id"))

@@ -1,4 +1,4 @@
-"""The DLRM's arithmetic; what it shares with all rankers is asserted in test_train_ranker.py."""
+"""The DLRM's arithmetic; the properties of all rankers are asserted in test_train_ranker.py."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Smoothing by hand on three items, and what is looked up when the model is in use."""
+"""Smoothing by hand on three items, and the lookup at inference."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_smoothing_is_the_mean_over_the_layers(model: GraphRanker) -> None:
     torch.testing.assert_close(model.smoothed(), expected)
 
 
-def test_what_is_looked_up_is_what_was_smoothed(model: GraphRanker, given: Inputs) -> None:
+def test_the_lookup_returns_the_smoothed_vectors(model: GraphRanker, given: Inputs) -> None:
     torch.testing.assert_close(model.frozen, model.smoothed())
     used = model.logits(given)
     model.train()

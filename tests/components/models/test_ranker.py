@@ -45,7 +45,7 @@ def test_a_feature_that_never_changes_is_zero(fitted: Sum, sample: Tensor) -> No
 def test_a_feature_that_was_constant_in_the_sample_counts_for_nothing_later(
     later: float, fitted: Sum, sample: Tensor
 ) -> None:
-    """Nothing was learnt of clicks where nobody clicked: the first click must not throw the scores."""
+    """Without clicks in training, nothing is learnt of them: the first click must not upset the scores."""
     changed = sample[:50].clone()
     changed[:, 2] = later
     codes = torch.zeros(50, 4, dtype=torch.long)

@@ -12,7 +12,7 @@ def model() -> TwoTower:
     return TwoTower(torch.tensor([[1, 1, 1], [2, 1, 1], [3, 2, 1]]), [4, 3, 2], dim=7).eval()
 
 
-def test_the_folded_query_tower_says_the_same(model: TwoTower) -> None:
+def test_the_folded_query_tower_computes_the_same(model: TwoTower) -> None:
     inputs = torch.tensor([[1, 2, 0]]), torch.tensor([[0.5, 1.0, 0.0]]), torch.tensor([[3, 0]])
     assert torch.allclose(
         QueryTower(model)(*inputs), model.query_vectors(model.content(model.every), *inputs)
@@ -28,7 +28,7 @@ def test_padding_changes_nothing(model: TwoTower) -> None:
     assert torch.allclose(short, long)
 
 
-def test_nobody_with_an_empty_basket_still_has_a_vector(model: TwoTower) -> None:
+def test_no_user_and_an_empty_basket_still_give_a_vector(model: TwoTower) -> None:
     nothing, content = torch.zeros(1, 3, dtype=torch.long), model.content(model.every)
     assert torch.isfinite(model.query_vectors(content, nothing, torch.zeros(1, 3), nothing)).all()
 

@@ -27,7 +27,7 @@ UNTIL = microseconds(NOON)
 LATE = 2**61  # microseconds: later than any event
 
 
-def test_the_rows_up_to_the_time_go_and_nobody_elses(tmp_path: Path) -> None:
+def test_the_users_rows_up_to_the_time_go_and_no_others(tmp_path: Path) -> None:
     file = tmp_path / "events.parquet"
     users = ["u1", "u10", "u1", None, "u1"]
     at = pa.array(
@@ -58,7 +58,7 @@ def test_a_file_without_users_or_times(tmp_path: Path) -> None:
 def test_a_file_that_is_replaced_while_it_is_rewritten_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What somebody publishes at that moment must not be overwritten by the older rows."""
+    """Rows published at that moment must not be overwritten by older ones."""
     file = tmp_path / "base.parquet"
     pq.write_table(pa.table({"user_id": ["u1", "old"]}), file)
     write, others = pq.write_table, [pa.table({"user_id": ["u1", "new"]})]
@@ -92,7 +92,7 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "dataset"
 
 
-def test_a_data_set_is_sealed_anew_without_the_user(dataset: Path) -> None:
+def test_a_data_set_is_sealed_again_without_the_user(dataset: Path) -> None:
     before = read_dataset(dataset, ["users", "promotions"])
     own = int((before.events["user_id"] == "user-001").sum())
     assert own > 0
@@ -116,7 +116,7 @@ def test_a_data_set_is_sealed_anew_without_the_user(dataset: Path) -> None:
     assert erase_dataset(dataset, "user-001", LATE) == 0
 
 
-def test_a_data_set_of_nobody_else_goes(tmp_path: Path) -> None:
+def test_a_data_set_without_other_users_goes(tmp_path: Path) -> None:
     data = toy_dataset(users=3, weeks=6)
     events = data.events[data.events["user_id"] == "user-001"].reset_index(drop=True)
     write_dataset(tmp_path / "dataset", Dataset(events, data.items, data.manifest))
@@ -139,7 +139,7 @@ def test_refused_rows_and_lines_that_did_not_parse(tmp_path: Path) -> None:
     assert erase_lines(file, "12") == 0
 
 
-def test_who_is_in_a_bundle_is_found_there(tmp_path: Path) -> None:
+def test_a_user_in_a_bundle_is_found_there(tmp_path: Path) -> None:
     asked: list[dict[str, dict[str, str]]] = [
         {"request": {"user_id": user}} if user else {"request": {}} for user in ("u1", None, "u10", "u1")
     ]
@@ -152,7 +152,7 @@ def test_who_is_in_a_bundle_is_found_there(tmp_path: Path) -> None:
     assert [names_user(tmp_path, user) for user in ("u1", "u10", "u2")] == [3, 1, 1]
 
 
-def test_what_a_killed_process_left_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_go_and_files_being_written_stay(tmp_path: Path) -> None:
     for name in (".a.parquet.part", ".b.parquet.tmp", "snapshots.part", "c.parquet"):
         (tmp_path / name).write_bytes(b"rows")
         os.utime(tmp_path / name, (time.time() - 3_600,) * 2)

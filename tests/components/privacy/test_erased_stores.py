@@ -61,7 +61,7 @@ def test_a_row_that_cannot_be_read_goes_too(tmp_path: Path, row_of: Callable[...
     assert erase_row(f"sqlite:///{tmp_path / 'online_store.db'}", "u1", UNTIL) > 0
 
 
-def test_a_store_that_is_away_is_told(tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match="cannot be reached"):
         erase_row("redis://127.0.0.1:1/0", "u1", UNTIL)
 
@@ -88,7 +88,7 @@ def listening(url: str, sequence: int, heard: list[Fact]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
-def test_coupons_of_one_user_go_and_readers_hear_that_they_hold_no_more(
+def test_coupons_of_one_user_go_and_readers_see_them_expire(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = f"sqlite:///{tmp_path / 'facts.db'}" if kind == "sqlite" else request.getfixturevalue("valkey")[0]

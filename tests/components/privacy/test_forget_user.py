@@ -1,4 +1,4 @@
-"""After `reco forget` nobody finds the user in any file or store of a home, but where the report says so."""
+"""After `reco forget` the user is in no file or store of a home, except where the report says so."""
 
 import json
 import os
@@ -125,7 +125,7 @@ def places(report: Report) -> dict[str, tuple[int, str]]:
 
 
 def others(home: Path) -> dict[str, int]:
-    """What there is of everybody else."""
+    """Return the rows of all other users."""
     events = read_archive(home / "offline_store" / EVENTS)["user_id"].to_pylist()
     log = read_log(home / "prediction_log")["user_id"].to_pylist()
     data = read_dataset(home / RUN / "ingest-events" / "dataset").events["user_id"].tolist()
@@ -138,7 +138,7 @@ def others(home: Path) -> dict[str, int]:
     }
 
 
-def test_nothing_is_left_but_what_the_report_names(home: Path) -> None:
+def test_nothing_is_left_except_the_places_in_the_report(home: Path) -> None:
     before = others(home)
     everywhere = found(home, USER)
     assert len(everywhere) > 10
@@ -166,7 +166,7 @@ def test_nothing_is_left_but_what_the_report_names(home: Path) -> None:
     assert USER not in json.dumps(report.to_dict())
 
 
-def test_again_and_for_nobody_it_finds_nothing(home: Path) -> None:
+def test_a_second_run_and_an_unknown_user_find_nothing(home: Path) -> None:
     forget_user(settings_of(home), USER)
     for user in (USER, "nobody"):
         report = forget_user(settings_of(home), user)
@@ -174,7 +174,7 @@ def test_again_and_for_nobody_it_finds_nothing(home: Path) -> None:
         assert report.exit_code == 0
 
 
-def test_the_longer_id_is_somebody_else(home: Path) -> None:
+def test_a_longer_id_is_another_user(home: Path) -> None:
     before = found(home, USER)
     forget_user(settings_of(home), LONGER)
     assert found(home, USER) == before
@@ -195,7 +195,7 @@ def test_the_next_run_and_the_next_publication_do_not_see_the_user(
     assert found(home, "user-001")
 
 
-def test_what_comes_after_the_moment_counts(home: Path) -> None:
+def test_events_after_the_moment_count(home: Path) -> None:
     forget_user(settings_of(home), USER)
     later = time.time() + 60
     archive = home / "offline_store" / EVENTS
@@ -215,7 +215,7 @@ def test_a_till_whose_clock_is_ahead(home: Path) -> None:
     assert Forgotten.load(home).covers(USER, round(ahead * 1e6))
 
 
-def test_a_store_that_is_away_is_told_and_the_rest_is_done(home: Path) -> None:
+def test_an_unreachable_store_is_reported_and_the_rest_is_done(home: Path) -> None:
     report = forget_user(settings_of(home, store_url="redis://127.0.0.1:1/0"), USER)
     told = places(report)
     assert (told["online store"], told["fact store"]) == ((0, UNREACHABLE), (0, UNREACHABLE))
@@ -224,7 +224,7 @@ def test_a_store_that_is_away_is_told_and_the_rest_is_done(home: Path) -> None:
     assert forget_user(settings_of(home), USER).exit_code == 0  # it is back
 
 
-def test_the_store_of_reco_up_that_does_not_run_is_one_that_is_away(home: Path) -> None:
+def test_the_store_of_a_stopped_reco_up_is_unreachable(home: Path) -> None:
     """Its append-only file brings the row back when it starts again."""
     (home / "store").mkdir()
     report = forget_user(settings_of(home), USER)
@@ -245,7 +245,7 @@ def test_the_files_under_home_are_erased_when_another_store_is_named(home: Path)
     assert found(home, USER) == {"bundles/b1/reference_log.parquet"}
 
 
-def test_what_is_in_use_is_told_and_the_rest_is_done(home: Path) -> None:
+def test_a_file_in_use_is_reported_and_the_rest_is_done(home: Path) -> None:
     outbox = Outbox(home / "outbox" / "till", KafkaSettings(bootstrap="127.0.0.1:1"))
     with locked(home / "run.lock", "running a pipeline"):
         report = forget_user(settings_of(home), USER)
@@ -285,7 +285,7 @@ def test_an_answer_of_tomorrow_comes_back_no_more(home: Path) -> None:
     assert Forgotten.load(home).covers(USER, int(ahead * 1e6))
 
 
-def test_a_question_from_the_far_future_forgets_nobody_for_ever(home: Path) -> None:
+def test_a_request_from_the_far_future_forgets_no_user_for_ever(home: Path) -> None:
     logged(home, (USER, time.time() + 9e9))
     forget_user(settings_of(home), USER)
     assert not Forgotten.load(home).covers(USER, int((time.time() + 2 * 86_400) * 1e6))
@@ -297,7 +297,7 @@ def test_one_at_a_time(home: Path) -> None:
 
 
 @pytest.mark.parametrize("user", ["", "a\nb", "x" * 129])
-def test_what_can_be_nobody(home: Path, user: str) -> None:
+def test_invalid_user_ids_are_refused(home: Path, user: str) -> None:
     with pytest.raises(ValueError, match="printable characters") as refused:
         forget_user(settings_of(home), user)
     assert not user or user not in str(refused.value)
@@ -349,7 +349,7 @@ def test_killed_at_any_moment_and_done_again_it_ends_the_same(home: Path) -> Non
         (home / "forget.lock").write_text("")
     assert stops > 3
     assert forget_user(settings_of(home), USER).exit_code == 0
-    for file in home.rglob(".*.part"):  # they go when nobody can be writing them any more
+    for file in home.rglob(".*.part"):  # they go once no process can be writing them
         os.utime(file, (time.time() - 3_600,) * 2)
     forget_user(settings_of(home), USER)
     assert found(home, USER) == {"bundles/b1/reference_log.parquet"}
@@ -400,7 +400,7 @@ def produce(broker: Any, events: list[tuple[str, bytes]]) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_at_work_brings_nothing_back_and_takes_what_is_new(
+def test_a_running_stream_brings_nothing_back_and_takes_new_events(
     broker: Any, url: str, streaming: Any, tmp_path: Path, toy_line: Path
 ) -> None:
     home = tmp_path / "streamed"

@@ -75,7 +75,7 @@ def test_only_ten_places_count() -> None:
     assert found["ndcg_at_10"]["parent"] == 1.0
 
 
-def test_a_list_that_is_bought_whole_says_nothing_of_the_order() -> None:
+def test_a_list_bought_whole_does_not_count() -> None:
     found = certified(lists([1, 1], [0, 1]), [0.1, 0.2, 0.1, 0.9], [0.1, 0.2, 0.1, 0.9])
     assert found["lists_with_purchase"] == 1
     assert found["ndcg_at_10"]["child"] == 1.0
@@ -91,7 +91,7 @@ def test_log_loss_by_hand() -> None:
     assert found["logloss"]["delta"] == pytest.approx(np.mean(ours) - np.mean(theirs))
 
 
-def test_scores_of_nought_and_one_have_a_finite_loss() -> None:
+def test_scores_of_zero_and_one_have_a_finite_loss() -> None:
     found = certified(lists([1, 0]), [0.0, 1.0], [0.5, 0.5])
     assert 13 < found["logloss"]["child"] < 28
 
@@ -152,7 +152,7 @@ def test_an_empty_segment_is_left_out_and_empty_lists_do_no_harm() -> None:
     assert certified(lists([]), [], [])["difference"]["max"] == 0.0
 
 
-def test_what_else_was_measured_is_kept() -> None:
+def test_other_measurements_are_kept() -> None:
     made = certified(lists([1, 0]), [0.9, 0.1], [0.9, 0.1], bytes=7)
     assert (made["step"], made["tolerance"], made["id"], made["parents"], made["bytes"]) == (
         "prune_ranker",
@@ -209,7 +209,7 @@ def test_an_equal_ranker_is_within_every_tolerance(good: dict[str, Any]) -> None
         (("export", "step"), "train_ranker", "its graph: its certificate is of another graph"),
     ],
 )
-def test_what_lies_outside_is_named(
+def test_measurements_outside_the_tolerance_are_named(
     good: dict[str, Any], place: tuple[str, ...], value: Any, told: str
 ) -> None:
     bad = copy.deepcopy(good)
@@ -376,7 +376,7 @@ def test_the_graph_a_link_was_exported_to_is_checked_too(chain: list[dict[str, A
 
 
 @pytest.mark.parametrize("broken", [{}, {"step": "train_ranker", "tolerance": "train"}, {"step": 7}])
-def test_what_is_no_certificate_is_said_to_be_none(broken: dict[str, Any]) -> None:
+def test_an_invalid_certificate_is_reported(broken: dict[str, Any]) -> None:
     assert "no certificate" in check(broken)[0] or "cannot be held" in check(broken)[0]
     assert check_chain([broken], "d")
 
@@ -414,7 +414,7 @@ def test_each_tolerance_is_used_by_a_step(name: str) -> None:
     assert any(f'"{name}"' in source for source in sources)
 
 
-def test_the_path_to_the_endpoint_keeps_what_its_links_allow() -> None:
+def test_the_whole_chain_stays_within_the_tolerances_of_its_links() -> None:
     """The worst that a chain of certificates lets pass: the product of its ratios."""
     path = math.prod(
         SECTIONS[name]["ndcg_ratio"] for name in ("train", "distill", "prune", "int4", "compile")

@@ -124,7 +124,7 @@ def test_the_students_certificates_lead_back_to_its_teacher(student: Path, teach
 
 
 @pytest.mark.slow
-def test_what_was_taught_is_kept_for_later_tuning(student: Path, teacher: Path, shop: Path) -> None:
+def test_the_teachers_scores_are_kept_for_later_tuning(student: Path, teacher: Path, shop: Path) -> None:
     data = read_ranker_examples(shop / "examples", "train")
     expected = logit(OnnxRanker(read_ranker(teacher).graph).scores(data))
     np.testing.assert_allclose(np.load(student / TAUGHT), expected, atol=1e-3)
@@ -176,7 +176,7 @@ def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
         distill_ranker(tmp_path, tmp_path, [], tmp_path, {"temprature": 2.0})
 
 
-def test_a_student_of_nobody_is_refused(tmp_path: Path) -> None:
+def test_a_student_without_teachers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no teachers are named"):
         distill_ranker(tmp_path, tmp_path, [], tmp_path / "student", {})
 

@@ -1,4 +1,4 @@
-"""The graph that is written says what the model says, for any number of candidates, or nothing is written."""
+"""The written graph scores like the model, for any number of candidates, or nothing is written."""
 
 from collections.abc import Callable
 from pathlib import Path

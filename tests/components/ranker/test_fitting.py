@@ -1,4 +1,4 @@
-"""Padding and losses by hand; padded rows teach nothing; the loop finds what was planted."""
+"""Padding and losses by hand; padded rows teach nothing; the loop learns the planted signal."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def test_the_purchases_of_a_list_share_its_target() -> None:
 
 
 def test_soft_loss_by_hand() -> None:
-    """Student 1 : 3, teacher 1 : 1; what was padded counts on neither side."""
+    """Student 1 : 3, teacher 1 : 1; padding counts on neither side."""
     logits = torch.tensor([[0.0, np.log(3.0), 50.0]]).float()
     taught = torch.tensor([[2.0, 2.0, -50.0]])
     there = torch.tensor([[True, True, False]])
@@ -53,7 +53,7 @@ def test_temperature_softens_both_sides() -> None:
     assert soft_loss(logits, taught, there, 2.0).item() == pytest.approx(2.0**2 * expected)
 
 
-def test_a_student_who_agrees_has_the_least_soft_loss() -> None:
+def test_an_agreeing_student_has_the_least_soft_loss() -> None:
     taught, there = torch.tensor([[2.0, 0.0, -1.0]]), torch.ones(1, 3, dtype=torch.bool)
     logits = taught.clone().requires_grad_()
     soft_loss(logits, taught, there, 1.0).backward()
@@ -93,7 +93,7 @@ def test_padded_rows_change_neither_loss_nor_gradient(
         inputs, rows, there = inputs_of(data, np.array(lists))
         logits = model.logits(inputs)
         label = torch.from_numpy(data.label[rows]) * there
-        if first_only:  # what the long list says is left out, its padding of the short one stays
+        if first_only:  # the long list is left out, its padding of the short one stays
             logits, label, there, rows = logits[:1], label[:1], there[:1], rows[:1]
         taught = torch.from_numpy(data.dense[rows][..., 0])
         loss = soft_loss(logits, taught, there, 1.0) if soft else hard_loss(logits, label, there, 0.3)
@@ -132,7 +132,7 @@ def test_few_lists_are_passed_until_the_least_number_of_steps(
     assert len(steps) == 16 * 19  # 4 passes were asked for; 16 are the first with LEAST_STEPS
 
 
-def test_a_teacher_with_all_the_weight_is_followed_against_what_was_bought(
+def test_a_teacher_with_all_the_weight_overrules_purchases(
     plant: Callable[..., RankerExamples],
 ) -> None:
     torch.manual_seed(0)
@@ -190,7 +190,7 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_workers_learn_what_one_does(shop: Path, tmp_path: Path) -> None:
+def test_two_workers_learn_the_same_as_one(shop: Path, tmp_path: Path) -> None:
     """Lists of one length, shared evenly: the averaged gradients are those of the whole batch."""
     (tmp_path / "train.py").write_text(TWO_WORKERS)
     done = subprocess.run(

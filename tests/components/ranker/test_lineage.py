@@ -20,7 +20,7 @@ COST = {"seconds": 1.0, "cpu_seconds": 2.0, "total_cpu_seconds": 3.0}
 
 
 def sigmoid_of_signal(file: Path, factor: float) -> Path:
-    """Write a ranker whose score is the logistic of `factor` times the feature that says what is bought."""
+    """Write a ranker whose score is the logistic of `factor` times the feature that decides the purchase."""
     file.parent.mkdir(parents=True, exist_ok=True)
     weight = np.zeros((len(DENSE_NAMES), 1), np.float32)
     weight[DENSE_NAMES.index("together_sum")] = factor
@@ -67,7 +67,7 @@ def test_a_copy_is_its_parent_and_another_graph_is_not(
     assert check(reversed_)[0] != unexported
 
 
-def test_a_child_keeps_what_its_step_did_not_change(
+def test_a_child_keeps_the_files_that_its_step_did_not_change(
     tmp_path: Path, plant: Callable[..., RankerExamples]
 ) -> None:
     parent = parent_of(tmp_path / "parent", plant(5, 5, seed=3))

@@ -1,4 +1,4 @@
-"""Scores lie where their rows are, whatever the lists' lengths; a graph says itself what it needs."""
+"""Scores stay with their rows, whatever the lists' lengths; a graph names its own inputs."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""CONTRACT every ranker: each one in `RANKERS`, and each added later, keeps what is asserted here."""
+"""CONTRACT every ranker: each one in `RANKERS`, and each added later, passes the tests here."""
 
 import json
 from collections.abc import Callable
@@ -112,7 +112,7 @@ def test_probabilities_are_those_of_the_held_out_lists(
 
 
 @slow
-def test_the_certificate_says_that_graph_and_framework_agree(trained: RankerArtefact) -> None:
+def test_the_certificate_proves_that_graph_and_framework_agree(trained: RankerArtefact) -> None:
     (certificate,) = trained.certificates
     assert certificate["parents"] == []
     assert certificate["difference"]["max"] < 1e-4
@@ -123,7 +123,7 @@ def test_the_certificate_says_that_graph_and_framework_agree(trained: RankerArte
 
 
 @slow
-def test_the_graph_says_what_the_stored_weights_say(
+def test_the_graph_scores_like_the_stored_weights(
     trained: RankerArtefact, graph: OnnxRanker, held_out: RankerExamples
 ) -> None:
     if trained.manifest["model"] == "gradient_boosting":
@@ -135,7 +135,7 @@ def test_the_graph_says_what_the_stored_weights_say(
 
 
 @slow
-def test_a_row_scores_the_same_alone_and_beside_a_wild_one(
+def test_a_row_scores_the_same_alone_and_beside_an_outlier(
     graph: OnnxRanker, held_out: RankerExamples
 ) -> None:
     tame = one_list(held_out)
@@ -156,7 +156,7 @@ def test_a_row_scores_the_same_alone_and_beside_a_wild_one(
 
 @slow
 def test_a_request_scores_the_same_beside_a_wild_request(graph: OnnxRanker, held_out: RankerExamples) -> None:
-    """Two lists in one call: what is odd about one shopper must not move the other one's scores."""
+    """Two lists in one call: one shopper's outlier must not move the other one's scores."""
     lists = np.array([1, 2])
     rows = held_out.start[lists][:, None] + np.arange(30)[None, :]
     feed = graph.feed(held_out, rows, lists)
@@ -249,7 +249,7 @@ def test_a_size_travels_as_floats_and_arrives_whole() -> None:
         ({"gradient_boosting": {"epochs": 3}}, "is not trained by 'epochs': it reads size and seed"),
     ],
 )
-def test_what_a_ranker_does_not_read_is_refused(given: dict[str, Any], told: str) -> None:
+def test_a_parameter_that_a_ranker_does_not_read_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(TypeError, match=told):
         read_ranker_params(given)
 
@@ -277,7 +277,7 @@ def test_without_lists_nothing_is_trained(shop: Path, tmp_path: Path, lacking: s
     assert not (tmp_path / "out").exists()
 
 
-def test_the_shape_is_what_the_data_says(shop: Path) -> None:
+def test_the_shape_follows_from_the_data(shop: Path) -> None:
     assert read_shape(shop / "examples", shop / "statistics") == Shape(len(DENSE_NAMES), (61, 10, 6, 4))
 
 
@@ -299,7 +299,7 @@ def test_platt_scaling_finds_the_slope_and_intercept_that_made_the_labels() -> N
 
 
 def test_platt_scaling_never_turns_the_ranking_round() -> None:
-    """Scores that say the opposite of what was bought: all that is left to know is the rate."""
+    """Scores that contradict the purchases: only the purchase rate is left to learn."""
     logits = np.array([2.0, 1.0, -1.0, -2.0] * 50)
     label = np.array([0, 0, 0, 1] * 50, np.int8)
     slope, intercept = platt(logits, label)
@@ -351,4 +351,4 @@ def test_the_manifest_says_how_it_was_made(trained: RankerArtefact) -> None:
     assert manifest["params"]["ranker"]["model"] == manifest["model"]
     assert manifest["params"]["examples"] == {"windows": 1}
     assert manifest["shape"] == {"dense": len(DENSE_NAMES), "cardinality": [61, 10, 6, 4]}
-    assert manifest["size"].items() >= SMALL[manifest["model"]]["size"].items()  # beside what is usual
+    assert manifest["size"].items() >= SMALL[manifest["model"]]["size"].items()  # beside the defaults

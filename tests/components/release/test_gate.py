@@ -41,7 +41,7 @@ def test_a_good_challenger_passes() -> None:
         (evaluation() | {"served": {"ndcg_at_10": 0.2}}, None, "recall_at_20"),
     ],
 )
-def test_what_is_missing_or_too_low_fails(found: dict, champion: dict | None, metric: str) -> None:
+def test_a_missing_or_low_metric_fails(found: dict, champion: dict | None, metric: str) -> None:
     assert failed(found, champion)[0] == metric
 
 
@@ -95,7 +95,7 @@ def test_a_ratio_of_nothing_asks_for_nothing() -> None:
     ("added_ms", "lost"),
     [(0.0, 0.0), (100.0, 0.01), (30.0, 0.003), (1.0, 0.0001), (-50.0, 0.0), (20_000.0, 1.0)],
 )
-def test_what_a_later_answer_costs(added_ms: float, lost: float) -> None:
+def test_the_cost_of_a_later_answer(added_ms: float, lost: float) -> None:
     assert sales_lost_share(added_ms, 0.01) == pytest.approx(lost)
 
 
@@ -118,7 +118,7 @@ def test_added_latency_is_paid_for_in_sales(added_ms: float, left: float, refuse
     assert [check.metric for check in checks if not check.passed] == refused
 
 
-def test_the_reason_says_what_the_latency_costs() -> None:
+def test_the_reason_names_the_cost_of_the_latency() -> None:
     with pytest.raises(
         GateFailed, match=r"less latency against champion is 0\.1581, needed 0\.1584"
     ) as caught:
@@ -141,7 +141,7 @@ def test_the_price_of_latency_is_a_parameter() -> None:
     assert not dear[-1].passed
 
 
-def test_a_latency_that_was_not_measured_stands_in_nobodys_way() -> None:
+def test_an_unmeasured_latency_stops_no_promotion() -> None:
     checks = compare(evaluation(0.16), evaluation(0.16))
     assert all(check.passed for check in checks)
     assert checks[-1].metric == "ndcg_at_10 against champion"

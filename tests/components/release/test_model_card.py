@@ -1,4 +1,4 @@
-"""The card's arithmetic by hand, and that it tells the chain."""
+"""The card's arithmetic by hand, and that it names the chain."""
 
 import json
 from pathlib import Path

@@ -59,7 +59,7 @@ def test_the_first_champion_needs_only_the_floors(
     assert actions(registry) == [("promote", "", "1")]
 
 
-def test_a_worse_one_is_refused_and_nothing_changes(
+def test_a_worse_bundle_is_refused_and_nothing_changes(
     evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
     register(evaluated("one", 0.17), uri)
@@ -85,7 +85,7 @@ def test_a_dry_run_reports_and_changes_nothing(
     assert not (home / "champion.json").exists()
 
 
-def test_what_the_gate_needs_is_a_parameter(evaluated: Make, promote: Promote, uri: str) -> None:
+def test_the_limits_of_the_gate_are_parameters(evaluated: Make, promote: Promote, uri: str) -> None:
     register(evaluated("one", 0.14), uri)
     with pytest.raises(TypeError, match="GateParams has no parameter 'over_blnd': did you mean 'over_blend'"):
         promote(params={"over_blnd": 1.0})
@@ -289,7 +289,7 @@ def test_a_bundle_changed_in_the_registry_is_refused(
     assert registry.alias("champion") is None
 
 
-def test_while_one_promotes_the_other_is_told_so(
+def test_a_concurrent_promotion_is_a_conflict(
     evaluated: Make, promote: Promote, home: Path, uri: str
 ) -> None:
     register(evaluated("one"), uri)
@@ -335,7 +335,9 @@ except Conflict as conflict:
 """
 
 
-def test_of_many_at_once_none_is_lost(evaluated: Make, registry: Registry, home: Path, uri: str) -> None:
+def test_concurrent_promotions_lose_nothing(
+    evaluated: Make, registry: Registry, home: Path, uri: str
+) -> None:
     versions = [register(evaluated(f"b{number}", 0.16), uri) for number in range(4)]
     program = [sys.executable, "-c", PROMOTE, str(home), uri]
     processes = [subprocess.Popen([*program, version]) for version in versions]

@@ -118,7 +118,7 @@ def test_an_online_store_url_that_cannot_work_is_refused_first(url: str, tmp_pat
 
 
 def test_features_of_another_cut_are_refused(features: Path, tmp_path: Path) -> None:
-    """They hold nobody as of this one: all rows would be deleted."""
+    """They hold no user as of this one: all rows would be deleted."""
     with pytest.raises(ValueError, match="holds no user as of"):
         publish_features(features / "earlier", iso(LATER), PROMOTED, str(tmp_path / "home"))
     assert not (tmp_path / "home").exists()
@@ -160,7 +160,7 @@ class TestSqlite:
             "offline_store", "registry.db", "online_store.db", "online_store.json",
         }  # fmt: skip
 
-    def test_the_note_says_what_the_store_holds(self, home: Path) -> None:
+    def test_the_note_names_the_contents_of_the_store(self, home: Path) -> None:
         note = json.loads((home / "online_store.json").read_text())
         assert note.pop("created_at") <= iso(int(time.time()))
         assert note.pop("items") > 30
@@ -182,7 +182,7 @@ class TestSqlite:
         store.close()
 
     @pytest.mark.parametrize("moment", ["user_table", "write_view", "_materialize"])
-    def test_who_is_forgotten_meanwhile_does_not_come_back(
+    def test_a_user_forgotten_meanwhile_does_not_come_back(
         self, moment: str, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path))
@@ -248,7 +248,7 @@ class TestSqlite:
         assert (np.array(last) < asked.to_numpy()).all()
         assert set(np.array(last) < CUT) == {True, False}, "rows of both stamps were joined"
 
-    def test_what_a_stream_brought_is_in_the_rows_and_stays(self, features: Path, tmp_path: Path) -> None:
+    def test_streamed_events_are_in_the_rows_and_stay(self, features: Path, tmp_path: Path) -> None:
         """A click of a user, a purchase of a newcomer, and one that the data set brings as well."""
         archive = tmp_path / "offline_store" / EVENTS
         streamed = stream(
@@ -307,7 +307,7 @@ class TestRedis:
         assert not (home / "online_store.db").exists()
 
     @pytest.mark.parametrize("moment", ["user_table", "_materialize"])
-    def test_who_is_forgotten_meanwhile_does_not_come_back(
+    def test_a_user_forgotten_meanwhile_does_not_come_back(
         self,
         moment: str,
         cache: tuple[str, redis.Redis],
@@ -406,7 +406,7 @@ class TestRedis:
 def assert_nobody_comes_back(
     user: str, moment: str, features: Path, home: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Publish while somebody is forgotten just after one of the publication's own steps."""
+    """Publish while a user is forgotten just after one of the publication's own steps."""
     step, reports = getattr(module, moment), []
 
     def meanwhile(*given: Any) -> Any:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 
 @pytest.mark.slow
-def test_a_bundle_becomes_the_challenger_with_what_is_known_of_it(
+def test_a_bundle_becomes_the_challenger_with_its_metrics(
     evaluated: Callable[..., Path], registry: Registry, uri: str
 ) -> None:
     bundle = evaluated("one")

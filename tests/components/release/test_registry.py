@@ -38,7 +38,7 @@ def test_a_uri_that_is_neither_sqlite_nor_http_is_refused(uri: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_that_is_down_is_told_in_seconds_without_its_password() -> None:
+def test_a_dead_server_is_reported_in_seconds_without_its_password() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -158,7 +158,7 @@ def test_files_of_a_server_s_own_store_are_fetched(uri: str) -> None:
         f"{OURS}/a//proc/self/root",
     ],
 )
-def test_files_of_anywhere_else_are_not(uri: str) -> None:
+def test_files_of_other_places_are_refused(uri: str) -> None:
     assert not is_own_place(uri, OURS)
     assert not is_own_place(uri, None)
 
@@ -171,7 +171,7 @@ ELSEWHERE = (
 
 
 @pytest.mark.slow
-def test_nothing_of_anywhere_else_is_fetched(
+def test_nothing_is_fetched_from_other_places(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever writes to the registry's database says where a run's files lie."""

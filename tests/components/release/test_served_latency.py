@@ -1,4 +1,4 @@
-"""Two real bundles of the toy shop: the one that is made slow is told from the other."""
+"""Two real bundles of the toy shop: the one made slow is recognised."""
 
 import time
 from pathlib import Path
@@ -12,7 +12,7 @@ from serving.release.bundle import read_manifest
 
 
 @pytest.mark.slow
-def test_the_slower_bundle_is_told_from_the_other(toy_line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slower_bundle_is_recognised(toy_line: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two are the same models, sealed twice; one of them sleeps 5 ms before each answer."""
     challenger, champion = toy_line / "evaluated", toy_line / "bundle"
     slow_id = read_manifest(challenger)["bundle_id"]

@@ -1,4 +1,4 @@
-"""Row numbers of the index are item codes, and what was measured of it stands beside it."""
+"""Row numbers of the index are item codes, and its measurements lie beside it."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from components.retriever.train_retriever import load_retriever
 pytestmark = pytest.mark.slow
 
 
-def test_the_index_finds_what_a_full_scan_finds(toy_line: Path) -> None:
+def test_the_index_finds_the_same_as_a_full_scan(toy_line: Path) -> None:
     index = faiss.read_index(str(toy_line / "index" / "index.faiss"))
     model = load_retriever(toy_line / "retriever")
     with torch.no_grad():
@@ -26,7 +26,7 @@ def test_the_index_finds_what_a_full_scan_finds(toy_line: Path) -> None:
     assert found.tolist() == expected.tolist()
 
 
-def test_the_report_says_what_was_chosen_and_why(toy_line: Path) -> None:
+def test_the_report_names_the_choice_and_its_reason(toy_line: Path) -> None:
     report = json.loads((toy_line / "index" / "index.json").read_text())
     assert (report["kind"], report["search"], report["recall"]) == ("flat", {}, 1.0)
     assert (report["items"], report["k"], report["target"]) == (80, 80, 0.97)

@@ -1,4 +1,4 @@
-"""A checkpoint comes back as it was written, or says what is wrong."""
+"""A checkpoint comes back as it was written, or is refused with its fault."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The exported query tower says what the model says; one that does not is refused."""
+"""The exported query tower computes the same as the model; a different one is refused."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_parity_is_measured_and_small(toy_line: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 50])
-def test_any_number_of_rows_gives_what_pytorch_gives(toy_line: Path, rows: int) -> None:
+def test_any_number_of_rows_equals_pytorch(toy_line: Path, rows: int) -> None:
     data = read_retriever_examples(toy_line / "examples")
     inputs = {
         "history": data.history[:rows].astype(np.int64),

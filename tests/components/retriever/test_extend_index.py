@@ -25,7 +25,7 @@ NONE = pd.DataFrame({"item_id": pd.Series(dtype=str)})
 AT = 1_718_000_000.0
 
 
-def test_a_cold_item_is_what_the_tower_says_without_its_own_embedding() -> None:
+def test_a_cold_items_vector_leaves_its_own_embedding_out() -> None:
     torch.manual_seed(0)
     model = TwoTower(torch.tensor([[1, 1, 1], [1, 2, 1], [2, 2, 1]]), [4, 3, 3], dim=8, hidden=16)
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_an_extended_bundle_can_be_extended_again(toy_line: Path, new: pd.DataFr
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_refused(toy_line: Path, new: pd.DataFrame, tmp_path: Path) -> None:
+def test_items_that_do_not_fit_are_refused(toy_line: Path, new: pd.DataFrame, tmp_path: Path) -> None:
     def extend(rows: pd.DataFrame, removed: tuple[str, ...] = (), retriever: Path | None = None) -> None:
         given = retriever or toy_line / "retriever"
         extend_index(toy_line / "evaluated", given, tmp_path / "refused", rows, removed)
