@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from feature_repo.atomic_files import write_file
+
 
 class NoChampion(Exception):
     """Nothing was promoted under this home yet, or its pointer cannot be read."""
@@ -67,14 +69,7 @@ def write_champion(home: Path, champion: Champion) -> None:
 
 def write_json(file: Path, document: Any) -> None:
     """Write a JSON document so that a reader sees the old one or the new one, even after a power cut."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
-    with part.open("w", encoding="utf-8") as stream:
-        json.dump(document, stream, indent=1)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.rename(file)
+    write_file(file, json.dumps(document, indent=1) + "\n", durable=True)
 
 
 @dataclass(frozen=True)
@@ -100,12 +95,7 @@ def read_running(home: Path) -> Running | None:
 def announced(home: Path, running: Running) -> Iterator[None]:
     """Say what runs under this home as long as it does; only its owner may read it, as a URL may say much."""
     file = home / "up.json"
-    descriptor = os.open(
-        part := file.with_name(".up.json.part"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
-    )
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        json.dump(asdict(running), stream)
-    part.rename(file)
+    write_file(file, json.dumps(asdict(running)), private=True)
     try:
         yield
     finally:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from inspect import signature
 from typing import Any, TypeVar
+
+from feature_repo.spelling import closest
 
 Params = TypeVar("Params")
 
@@ -78,8 +79,7 @@ def overlay(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
 
 def _value(kind: type, known: dict[str, Any], name: str, value: Any) -> Any:
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+        hint = closest(name, known, "it has")
         raise TypeError(f"{kind.__name__} has no parameter {name!r}: {hint}")
     default = known[name]
     if isinstance(default, bool) or not isinstance(default, int | float):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import json
 import logging
 import shutil
@@ -34,6 +33,7 @@ from feature_repo.events import (
     write_dataset,
     write_quarantine,
 )
+from feature_repo.spelling import did_you_mean
 from feature_repo.stream.archive import EVENTS, read_archive
 from feature_repo.stream.erasure import Forgotten
 from feature_repo.toy_shop import toy_dataset
@@ -226,11 +226,10 @@ def _read(data: str) -> Source:
         return Source(BUILT_IN[data]())
     path = Path(data)
     if not data or not path.exists():
-        near = difflib.get_close_matches(data, BUILT_IN, 1)
-        hint = f"did you mean {near[0]!r}? otherwise " if near else ""
+        hint = did_you_mean(data, BUILT_IN)
         raise EventsInvalid(
             f"--data {data!r} is neither {' nor '.join(BUILT_IN)} nor a file or directory: "
-            f"{hint}check the path"
+            f"{hint and f'{hint} otherwise '}check the path"
         )
     return _read_files(path)
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.home import write_json
+from feature_repo.atomic_files import replaced
 from feature_repo.events import EVENT_SCHEMA, read_dataset
 from feature_repo.snapshots import ITEM_VIEW, USER_VIEW, item_table, user_table
 from feature_repo.statistics import read_statistics
@@ -65,7 +66,5 @@ def users_as_of(archive: Path, at: float) -> pa.Table:
 def write_view(offline_store: Path, view: str, *tables: pa.Table) -> None:
     """Write the rows of a view in one step, in place of those that were there."""
     file = offline_store / view / "snapshots.parquet"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")
-    pq.write_table(pa.concat_tables(tables), part, compression="zstd")
-    part.replace(file)
+    with replaced(file) as part:
+        pq.write_table(pa.concat_tables(tables), part, compression="zstd")

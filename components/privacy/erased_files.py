@@ -19,10 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from feature_repo.atomic_files import replaced, write_file
 from feature_repo.events import OPTIONAL_TABLES, Dataset, EventsInvalid, read_dataset, write_dataset
 
 TIMES = ("answered_at", "at")  # the column that says when a row came to be, the first that is there
 STALE_S = 600.0  # a temporary file this old belongs to a process that was killed
+
+
+class _FileChanged(Exception):
+    """Another process replaced the file while it was read."""
 
 
 def erase_rows(file: Path, user_id: str, until: int, dry_run: bool = False) -> int:
@@ -53,12 +58,13 @@ def erase_rows(file: Path, user_id: str, until: int, dry_run: bool = False) -> i
                 gone = pc.and_(gone, pc.fill_null(pc.less_equal(at, until), True))
             if not (count := int(pc.sum(gone).as_py() or 0)) or dry_run:
                 return count
-            part = file.with_name(f".{file.name}.{os.getpid()}.part")
-            pq.write_table(table.filter(pc.invert(gone)), part, compression="zstd")
-            if _identity(file) == before:
-                os.replace(part, file)
-                return count
-            part.unlink()
+            with replaced(file) as part:
+                pq.write_table(table.filter(pc.invert(gone)), part, compression="zstd")
+                if _identity(file) != before:
+                    raise _FileChanged
+            return count
+        except _FileChanged:
+            continue
         except FileNotFoundError:
             return 0
 
@@ -103,9 +109,7 @@ def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:
     lines = _lines(file)
     kept = [line for line in lines if not _is_of(json.loads(line), user_id)]
     if len(kept) < len(lines) and not dry_run:
-        part = file.with_name(f".{file.name}.{os.getpid()}.part")
-        part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        part.replace(file)
+        write_file(file, "".join(line + "\n" for line in kept))
     return len(lines) - len(kept)
 
 

@@ -29,6 +29,7 @@ from components.data.materialize_features import write_view
 from components.home import write_json
 from components.privacy.erased_files import erase_rows
 from components.privacy.erased_stores import erase_row
+from feature_repo.atomic_files import replaced
 from feature_repo.snapshots import ITEM_VIEW, USER_VIEW, user_table
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, write_segment
 from feature_repo.stream.erasure import Forgotten, stamp
@@ -121,9 +122,8 @@ def _publish_offline(
     archive = offline_store / EVENTS
     write_segment(archive, forgotten.without(pq.read_table(features / EVENTS / BASE)), BASE)
     for name in ("items.parquet", "dataset.json"):
-        part = offline_store / f".{name}.part"
-        shutil.copyfile(features / name, part)
-        os.replace(part, offline_store / name)
+        with replaced(offline_store / name) as part:
+            shutil.copyfile(features / name, part)
     events = forgotten.without(read_archive(archive))
     last = pc.max(events["at"]).as_py()
     end = max(last.replace(microsecond=0) + timedelta(seconds=1), cut)
