@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from feature_repo.atomic_files import write_file
+
 LIBRARIES = ("torch", "onnxruntime", "faiss-cpu", "numpy", "kserve", "uvicorn", "evidently", "feast")
 
 
@@ -26,10 +28,7 @@ def measured_on() -> dict[str, Any]:
 
 def write_result(file: Path, content: bytes) -> None:
     """Write a file under a temporary name, then rename it: a reader sees the old one or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
-    temporary.write_bytes(content)
-    os.replace(temporary, file)
+    write_file(file, content)
 
 
 def _cpu() -> str:

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from feature_repo.atomic_files import write_file
 from feature_repo.ids import is_id, is_path
 from feature_repo.schema import (
     BASKET_LENGTH,
@@ -156,10 +157,7 @@ def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: d
         "files": files,
     }
     bundle_id = _bundle_id(body)
-    (path / "manifest.json.part").write_text(
-        json.dumps({"bundle_id": bundle_id, **body}, indent=1, sort_keys=True)
-    )
-    (path / "manifest.json.part").rename(path / "manifest.json")
+    write_file(path / "manifest.json", json.dumps({"bundle_id": bundle_id, **body}, indent=1, sort_keys=True))
     return bundle_id
 
 

@@ -17,7 +17,6 @@ stays 007; what YAML could do beyond lists and names (aliases, tags, several doc
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from feature_repo.ids import MAX_ID_LENGTH, is_id
+from feature_repo.spelling import closest
 from serving.schemas import MAX_K
 from serving.shop.watched_file import read_regular
 
@@ -119,7 +119,7 @@ def parse_rules(text: str) -> tuple[list[Rule], list[Problem]]:
     for section, node in root.value.items():
         if section not in SECTIONS:
             problems.append(
-                Problem(node.key_line, f"no section {section!r}: {_meant(section, SECTIONS)}", True)
+                Problem(node.key_line, f"no section {section!r}: {closest(section, SECTIONS)}", True)
             )
         elif isinstance(node.value, list):
             for one in node.value:
@@ -223,7 +223,7 @@ def _read_rule(section: str, node: Node) -> tuple[Rule | None, list[Problem]]:
     problems, found = [], {}
     for key, value in node.value.items():
         if key not in known:
-            text = f"a rule of {section} has no {key!r}: {_meant(key, known)}"
+            text = f"a rule of {section} has no {key!r}: {closest(key, known)}"
             problems.append(Problem(value.key_line, text, True))
             continue
         try:
@@ -375,11 +375,6 @@ _READERS: dict[str, Callable[[Node, str], Any]] = {
     **dict.fromkeys(SELECTORS, _texts),
     "own_brand": _truth,
 }
-
-
-def _meant(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else f"there is {', '.join(known)}"
 
 
 # ------------------------------------------------------------------------------------ contradictions
