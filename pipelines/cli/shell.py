@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from components.home import read_champion, read_running
-from pipelines.run.arguments import closest
+from feature_repo.spelling import closest
 from serving.settings import SettingInvalid, Settings
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feature_repo.spelling import closest
 from pipelines.bench.load.goals import Goal, part_of
 from pipelines.drills import faults, goals
 from pipelines.drills.faults import Break, Notes
@@ -26,7 +27,6 @@ from pipelines.drills.system import (
     Setup,
     System,
 )
-from pipelines.run.arguments import closest
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
 ALL = "all"

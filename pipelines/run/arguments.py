@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
+from feature_repo.spelling import closest
 from pipelines.run.graph import Spec
 
 # The dataclass behind each JSON parameter, or what reads it: checked before hours of work, not after.
@@ -71,7 +71,7 @@ def complete_arguments(spec: Spec, given: Mapping[str, Any]) -> dict[str, Any]:
     known = spec["root"].get("inputDefinitions", {}).get("parameters", {})
     for name, value in given.items():
         if name not in known:
-            raise ArgumentsInvalid(f"the pipeline has no parameter {name!r}: {closest(name, known)}")
+            raise ArgumentsInvalid(f"the pipeline has no parameter {name!r}: {closest(name, sorted(known))}")
         kind = known[name]["parameterType"]
         if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "BOOLEAN"):
             raise ArgumentsInvalid(f"parameter {name} is {value!r}, expected {_KINDS[kind][0].__name__}")
@@ -87,13 +87,6 @@ def complete_arguments(spec: Spec, given: Mapping[str, Any]) -> dict[str, Any]:
         if complete[name]:
             _check_fields(name, complete[name])
     return complete
-
-
-def closest(name: str, known: Iterable[str]) -> str:
-    """Return what was probably meant, or all there is."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there is {', '.join(known) or 'none'}"
 
 
 def _check_fields(name: str, given: Mapping[str, Any]) -> None:

@@ -22,7 +22,8 @@ from types import FrameType
 from typing import IO, Any
 
 from components.home import locked
-from pipelines.run.arguments import ArgumentsInvalid, closest
+from feature_repo.spelling import closest
+from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.graph import Outputs, Spec, downstream, load_component, step_alone, step_names
 from pipelines.run.progress import Progress, StepProgress
 from pipelines.run.runs import Run, StepState, drop_artifacts, new_run, usual_seconds

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feature_repo.atomic_files import replaced
+
 API = "/apis/v2beta1"
 CONNECT_TIMEOUT_S = 10.0
 ENDED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
@@ -64,8 +66,7 @@ def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = N
     import yaml
     from kfp import compiler
 
-    part = file.with_name(f".{file.name}.part.yaml")
-    try:
+    with replaced(file, suffix=".part.yaml") as part:  # the compiler takes no other extension
         compiler.Compiler().compile(pipeline, str(part))
         documents = list(yaml.safe_load_all(part.read_text(encoding="utf-8")))
         executors = documents[0]["deploymentSpec"]["executors"]
@@ -75,9 +76,6 @@ def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = N
             documents[1:] = [_mounted(documents[1] if documents[1:] else {}, executors, mount)]
         if image or mount:
             part.write_text(yaml.safe_dump_all(documents, sort_keys=True), encoding="utf-8")
-        part.rename(file)
-    finally:
-        part.unlink(missing_ok=True)
     return len(executors)
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.run.arguments import ArgumentsInvalid, closest, complete_arguments, parse_params
+from pipelines.run.arguments import ArgumentsInvalid, complete_arguments, parse_params
 from pipelines.run.graph import Spec
 
 
@@ -53,8 +53,3 @@ def test_keys_of_hyper_parameters_are_checked_before_anything_runs() -> None:
     assert complete_arguments(spec, {"gate_params": {"over_blend": 1.0}})
     with pytest.raises(ArgumentsInvalid, match="gate_params: GateParams has no parameter 'over_blnd'"):
         complete_arguments(spec, {"gate_params": {"over_blnd": 1.0}})
-
-
-def test_closest_lists_all_when_nothing_is_near() -> None:
-    assert closest("zzz", ["a", "b"]) == "there is a, b"
-    assert closest("zzz", []) == "there is none"
