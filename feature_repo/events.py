@@ -6,7 +6,6 @@ A data set is a directory: `events.parquet` (each event once), `items.parquet`, 
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import shutil
@@ -22,7 +21,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feature_repo.atomic_files import write_file
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
+from feature_repo.spelling import did_you_mean
 
 EVENT_SCHEMA = pa.schema(
     [
@@ -113,8 +114,8 @@ def check_names(what: str, found: Collection[Any], known: Collection[str], requi
     """
     names = [str(name) for name in found]
     if unknown := [name for name in names if name not in known]:
-        near = difflib.get_close_matches(unknown[0], known, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(unknown[0], known)
+        hint = hint and f" ({hint})"
         hint = " (the separator must be a comma)" if any(mark in unknown[0] for mark in ";|\t") else hint
         raise EventsInvalid(
             f"unknown column(s) {', '.join(map(repr, unknown))[:300]}{hint}; "
@@ -384,13 +385,10 @@ def write_quarantine(path: Path, rows: pd.DataFrame) -> Path:
         path: the directory; made if it is not there.
         rows: `row`, `reason` and the row as it was found.
     """
-    path.mkdir(parents=True, exist_ok=True)
     file = path / "quarantine.jsonl"
     plain = rows.apply(lambda column: column if column.name == "row" else _as_text(column))
     text = plain.to_json(orient="records", lines=True, force_ascii=False) if len(rows) else ""
-    part = file.with_name(file.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.rename(file)
+    write_file(file, text)
     return file
 
 

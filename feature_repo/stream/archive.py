@@ -9,7 +9,6 @@ for the rest. So the archive tells what the online store knew of a user when it 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from feature_repo.aggregates import BATCH, KINDS, UserEvents, hash_ids, make_events
+from feature_repo.atomic_files import replaced
 from feature_repo.events import EVENT_SCHEMA
 
 ARCHIVE_SCHEMA = EVENT_SCHEMA.append(pa.field("version", pa.int64()))
@@ -41,11 +41,9 @@ def write_segment(archive: Path, events: pa.Table, name: str) -> Path:
         events: columns of EVENT_SCHEMA; without `version` they are of a data set.
         name: of the file, ending in .parquet.
     """
-    archive.mkdir(parents=True, exist_ok=True)
-    file, part = archive / name, archive / f".{name}.part"
-    pq.write_table(with_version(events), part, compression="zstd")
-    os.replace(part, file)
-    return file
+    with replaced(archive / name) as part:
+        pq.write_table(with_version(events), part, compression="zstd")
+    return archive / name
 
 
 def with_version(events: pa.Table) -> pa.Table:

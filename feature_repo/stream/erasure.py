@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feature_repo.aggregates import UserEvents, compact
+from feature_repo.atomic_files import write_file
 from feature_repo.facts import Fact
 
 FILE = "forgotten.json"
@@ -122,14 +122,8 @@ def forget(home: Path, user_id: str, at: int) -> None:
     mine = Forgotten(salt)._hash(user_id)
     until = {**known._until, mine: max(at, known._until.get(mine, at))}
     times = {one: (_EPOCH + timedelta(microseconds=end)).isoformat() for one, end in sorted(until.items())}
-    home.mkdir(parents=True, exist_ok=True)
-    part = home / f".{FILE}.part"
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        json.dump({"kind": "forgotten", "salt": salt.hex(), "until": times}, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(home / FILE)
+    document = {"kind": "forgotten", "salt": salt.hex(), "until": times}
+    write_file(home / FILE, json.dumps(document, indent=1), durable=True, private=True)
 
 
 def stamp(home: Path, name: str = FILE) -> tuple[int, int] | None:

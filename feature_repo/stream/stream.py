@@ -33,6 +33,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from feature_repo.aggregates import BATCH, UserEvents, fold, no_events
+from feature_repo.atomic_files import write_file
 from feature_repo.stream.archive import (
     EVENTS,
     event_of,
@@ -326,9 +327,7 @@ class Stream:
             "broker_silent_s": round(silent_s, 1),
             **vars(self.counts),
         }
-        part = self._home / f".stream.json.{os.getpid()}"
-        part.write_text(json.dumps(state), encoding="utf-8")
-        part.replace(self._home / "stream.json")
+        write_file(self._home / "stream.json", json.dumps(state))
 
     def _look_after_rows(self) -> bytes | None:
         """Bring back what the store lost, or others wrote over; return the name that its heartbeat gets.

@@ -107,7 +107,7 @@ def test_a_write_that_stops_leaves_the_segment_that_was_there(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("feature_repo.stream.archive.os.replace", stop)
+        patch.setattr(Path, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
             write_segment(tmp_path, table({"event_id": "new"}), BASE)
         with pytest.raises(KeyboardInterrupt):
