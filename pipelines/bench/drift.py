@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from monitoring.drift import compare
 from monitoring.reports import draw_weeks
 from monitoring.verdict import judge
 from monitoring.windows import EventFrames, Window, event_tables, purchases
-from serving.measurement import measured_on, write_result
+from pipelines.bench.report import fixed, table, write_report
 
 log = logging.getLogger(__name__)
 
@@ -32,36 +31,33 @@ COLUMNS = (
     "hour",
     "weekday",
 )
-FOUND = ("psi", "noise_floor", "warn_at", "alarm_at", "status")
+FIELDS = ("psi", "noise_floor", "warn_at", "alarm_at", "status")
 
 
 def bench_drift(dataset: Path, out_dir: Path, reference: Window | None = None) -> dict[str, Any]:
-    """Measure every week and write `drift.json`, `drift.md` and `drift.png`; return what the JSON holds.
+    """Measure every week and write `drift.json`, `drift.md` and `drift.png`; return the content of the JSON.
 
     Args:
         dataset: the data set.
         out_dir: the folder of the results.
-        reference: what each week is compared with; by default the first nine whole weeks.
+        reference: each week is compared with it; by default the first nine whole weeks.
     """
     data = read_dataset(dataset)
     reference = reference or first_weeks(data)
     weeks = drift_by_week(data, reference)
-    result = {
-        **measured_on(),
+    category = weeks[weeks["column"] == "category"]
+    draw_weeks(category, out_dir / "drift.png", f"Category mix of {data.manifest['name']}, week by week")
+    figures = {
         "dataset": data.manifest["name"],
         "data_hash": data.manifest["data_hash"],
         "reference": reference.to_dict(),
         "weeks": weeks.astype(object).where(weeks.notna(), None).to_dict("records"),
     }
-    category = weeks[weeks["column"] == "category"]
-    draw_weeks(category, out_dir / "drift.png", f"Category mix of {result['dataset']}, week by week")
-    write_result(out_dir / "drift.json", json.dumps(result, indent=1, allow_nan=False).encode())
-    write_result(out_dir / "drift.md", drift_table(result).encode())
-    return result
+    return write_report(out_dir, "drift", figures, drift_table)
 
 
 def drift_by_week(data: Dataset, reference: Window, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
-    """Return one row for each local week (Monday to Sunday) and column: week, column and FOUND."""
+    """Return one row for each local week (Monday to Sunday) and column: week, column and FIELDS."""
     timezone = str(data.manifest["timezone"])
     expected = EventFrames.of(purchases(data, reference), timezone)
     first, last = (pd.Timestamp(data.manifest[end]).tz_convert(timezone) for end in ("first_at", "last_at"))
@@ -72,11 +68,11 @@ def drift_by_week(data: Dataset, reference: Window, columns: Sequence[str] = COL
         tables = event_tables(EventFrames.of(purchases(data, window), timezone), expected)
         verdict = judge(compare([table.only(columns) for table in tables]))
         for name in columns:
-            found = asdict(verdict.column(name))
-            rows.append([monday.date().isoformat(), name, *(found[key] for key in FOUND)])
+            column = asdict(verdict.column(name))
+            rows.append([monday.date().isoformat(), name, *(column[key] for key in FIELDS)])
         log.info("week of %s: %s", monday.date(), verdict.status)
         monday += pd.DateOffset(days=7)
-    return pd.DataFrame(rows, columns=["week", "column", *FOUND])
+    return pd.DataFrame(rows, columns=["week", "column", *FIELDS])
 
 
 def first_weeks(data: Dataset) -> Window:
@@ -96,20 +92,18 @@ def drift_table(result: dict[str, Any]) -> str:
         f"PSI against {since} to {until}. Bold: past the alarm line; *slanted*: past the warning line. "
         f"Commit {result['commit']}; {result['measured_at']}.",
         "",
-        f"| week of | {' | '.join(names)} |",
-        f"|---|{'---|' * len(names)}",
+        *table(["week of", *names], _cells(weeks)),
     ]
-    for week, rows in weeks.groupby("week", sort=False):
-        cells = [_MARKS.get(row.status, "{}").format(_number(row.psi)) for row in rows.itertuples()]
-        lines.append(f"| {week} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def _cells(weeks: pd.DataFrame) -> Iterator[list[str]]:
+    for week, rows in weeks.groupby("week", sort=False):
+        values = [(row.status, None if pd.isna(row.psi) else float(row.psi)) for row in rows.itertuples()]
+        yield [str(week), *(_MARKS.get(status, "{}").format(fixed(psi, 3)) for status, psi in values)]
+
+
 _MARKS = {"alarm": "**{}**", "warn": "*{}*"}
-
-
-def _number(psi: float | None) -> str:
-    return "–" if psi is None or pd.isna(psi) else f"{psi:.3f}"
 
 
 def _week(monday: pd.Timestamp, count: int) -> Window:

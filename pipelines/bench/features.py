@@ -1,7 +1,7 @@
-"""A champion and a data set -> what features cost: reads, freshness, folding, recovery, replay, joins.
+"""A champion and a data set -> the cost of features: reads, freshness, folding, recovery, replay, joins.
 
 Real parts on this machine: a Redis and a broker of the bench's own, `reco stream` in its own process. The
-rows are those of the data set's own shoppers up to the cut; what is streamed are the weeks after it.
+rows are those of the data set's own shoppers up to the cut; the weeks after it are streamed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pandas as pd
 import psutil
 import pyarrow as pa
@@ -43,9 +42,9 @@ from feature_repo.transforms import User
 from monitoring.skew import SETTLED_S, replay
 from pipelines.bench.frozen_store import frozen_under_load, local_server
 from pipelines.bench.join import bench_join
+from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
 from pipelines.live.up import broker_command, broker_program, reco
 from serving.answer.recommender import Recommender
-from serving.measurement import measured_on, write_result
 from serving.prediction_log import PredictionLog
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import Request
@@ -56,14 +55,14 @@ log = logging.getLogger(__name__)
 
 READS_PER_S = 200.0
 PUBLISHED_PER_S = 1_000.0
-PROBE_S = 0.005  # between two looks for an event: looking costs the stream its processor
+PROBE_S = 0.005  # between two reads for an event: a read takes processor time from the stream
 WAIT_S = 120.0
-PATIENCE_MS = 1_000.0  # of a read that is measured: one that the endpoint would give up counts in full
+PATIENCE_MS = 1_000.0  # of a measured read: a read that the endpoint would give up counts in full
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A home, a Redis and a broker of their own, and what streams between them."""
+class FeatureBench:
+    """A home, a Redis and a broker of the bench's own, and the data streamed between them."""
 
     home: Path
     store_url: str
@@ -92,9 +91,9 @@ class Bench:
                 process.terminate()
 
     def state(self) -> dict[str, Any]:
-        """Return what the stream says of itself."""
-        found: dict[str, Any] = json.loads((self.home / "stream.json").read_bytes())
-        return found
+        """Return the stream's own report."""
+        state: dict[str, Any] = json.loads((self.home / "stream.json").read_bytes())
+        return state
 
 
 def bench_features(
@@ -110,7 +109,7 @@ def bench_features(
         kills: how often the stream is killed.
 
     Returns:
-        What the JSON file holds.
+        The content of the JSON file.
     """
     loaded = load_bundle(bundle)
     cut = pd.Timestamp(loaded.manifest["cut"])
@@ -119,10 +118,10 @@ def bench_features(
         url, pid = stack.enter_context(local_server())
         kafka = stack.enter_context(_local_broker())
         before, after = events[events["at"] < cut], events[events["at"] >= cut]
-        bench = Bench(home, url, pid, kafka, before, after, loaded, seconds, kills)
+        bench = FeatureBench(home, url, pid, kafka, before, after, loaded, seconds, kills)
         write_segment(home / "offline_store" / EVENTS, _table(before), BASE)
-        result: dict[str, Any] = {"bundle_id": loaded.bundle_id, **measured_on()}
-        parts: tuple[tuple[str, Callable[[Bench], dict[str, Any]]], ...] = (
+        result: dict[str, Any] = {"bundle_id": loaded.bundle_id}
+        parts: tuple[tuple[str, Callable[[FeatureBench], dict[str, Any]]], ...] = (
             ("online_read", online_read),
             ("item_features", item_features),
             ("visible", visible),
@@ -137,12 +136,10 @@ def bench_features(
             log.info("%d of %d: %s", number, len(parts), name.replace("_", " "))
             result[name] = part(bench)
             log.info("%s", result[name])
-    write_result(out_dir / "features.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
-    write_result(out_dir / "features.md", features_table(result).encode())
-    return result
+    return write_report(out_dir, "features", result, features_table)
 
 
-def online_read(bench: Bench) -> dict[str, Any]:
+def online_read(bench: FeatureBench) -> dict[str, Any]:
     """Read one user's row, session and last items, beside the same read through Feast's SDK."""
     users = np.unique(bench.before["user_id"].to_numpy(dtype=str))
     with bench.streaming(), quiet_feast(), patient_store(bench) as store:
@@ -180,11 +177,11 @@ def online_read(bench: Bench) -> dict[str, Any]:
         "reads": len(asked),
         "lines_per_row": round(lines / len(asked), 1),
         "given_up_by_the_endpoint": int((np.array(took["ours"]) > TIMEOUT_MS).sum()),
-        **{f"{name}_ms": _percentiles(values) for name, values in took.items()},
+        **{f"{name}_ms": percentiles(values) for name, values in took.items()},
     }
 
 
-def item_features(bench: Bench) -> dict[str, Any]:
+def item_features(bench: FeatureBench) -> dict[str, Any]:
     """Look up the features of 500 items of the catalogue, in process."""
     values = item_values(bench.bundle.statistics)
     rng = np.random.default_rng(0)
@@ -194,10 +191,10 @@ def item_features(bench: Bench) -> dict[str, Any]:
         start = time.perf_counter()
         values[chosen]
         took.append((time.perf_counter() - start) * 1e3)
-    return {"items": 500, "features": values.shape[1], "ms": _percentiles(took)}
+    return {"items": 500, "features": values.shape[1], "ms": percentiles(took)}
 
 
-def visible(bench: Bench) -> dict[str, Any]:
+def visible(bench: FeatureBench) -> dict[str, Any]:
     """Publish at a constant rate; of some events, measure how long until a read shows them."""
     events = bench.after.iloc[: int(PUBLISHED_PER_S * bench.seconds)].reset_index(drop=True)
     messages = encode(events)
@@ -240,10 +237,10 @@ def visible(bench: Bench) -> dict[str, Any]:
         time.sleep(1)
         stop.set()
         probing.join()
-    return {"published_per_s": round(rate), "probes": len(took), "ms": _percentiles(took)}
+    return {"published_per_s": round(rate), "probes": len(took), "ms": percentiles(took)}
 
 
-def fold_rate(bench: Bench) -> dict[str, Any]:
+def fold_rate(bench: FeatureBench) -> dict[str, Any]:
     """Have the stream work off a backlog; the rate per second of its own processor time is one core's."""
     sent = bench.after.iloc[int(PUBLISHED_PER_S * bench.seconds) :]
     outbox = Outbox(bench.home / "outbox", bench.kafka)
@@ -269,7 +266,7 @@ def fold_rate(bench: Bench) -> dict[str, Any]:
     }
 
 
-def hard_stream(bench: Bench) -> dict[str, Any]:
+def hard_stream(bench: FeatureBench) -> dict[str, Any]:
     """Send 10,000 events with repetitions, delays and poison; compare with the clean batch."""
     own = _own_users(bench.after.iloc[:10_000], "hard")
     hard = Disturbance(duplicates=0.05, out_of_order=0.1, poison=0.01)
@@ -294,7 +291,7 @@ def hard_stream(bench: Bench) -> dict[str, Any]:
     }
 
 
-def killed(bench: Bench) -> dict[str, Any]:
+def killed(bench: FeatureBench) -> dict[str, Any]:
     """Kill the stream (SIGKILL) at random moments while events come; compare with the batch each time."""
     chance = random.Random(0)
     equal, recovered = 0, []
@@ -318,10 +315,10 @@ def killed(bench: Bench) -> dict[str, Any]:
             recovered.append(time.perf_counter() - began)
         equal += matched == own["user_id"].nunique()
         log.info("killed %d of %d times, equal %d times", number + 1, bench.kills, equal)
-    return {"kills": bench.kills, "equal": equal, "until_equal_s": _percentiles(recovered)}
+    return {"kills": bench.kills, "equal": equal, "until_equal_s": percentiles(recovered)}
 
 
-def replayed(bench: Bench, requests: int = 1_000) -> dict[str, Any]:
+def replayed(bench: FeatureBench, requests: int = 1_000) -> dict[str, Any]:
     """Answer requests while the same shoppers' events stream in, then compute their features again."""
     events = _own_users(bench.after.iloc[:20_000], "")
     baskets = events.groupby("basket_id", sort=False).agg(
@@ -356,7 +353,7 @@ def replayed(bench: Bench, requests: int = 1_000) -> dict[str, Any]:
     return {**found.to_dict(), "streamed_events_of_these_users": int(streamed.sum())}
 
 
-def patient_store(bench: Bench) -> contextlib.closing[RedisStore]:
+def patient_store(bench: FeatureBench) -> contextlib.closing[RedisStore]:
     """Return a reader of the bench's rows that waits where the endpoint would answer without them."""
     return contextlib.closing(RedisStore(bench.store_url, PATIENCE_MS))
 
@@ -374,8 +371,8 @@ def _table(events: pd.DataFrame) -> pa.Table:
     return with_version(pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False))
 
 
-def _equal_within(bench: Bench, events: pd.DataFrame) -> int:
-    """Return of how many users the online row is what a batch makes of the events, once it settles."""
+def _equal_within(bench: FeatureBench, events: pd.DataFrame) -> int:
+    """Return for how many users the online row equals the batch's row of the events, once it settles."""
     wanted = {user: _contents(row) for user, row in rows_of(_table(events))}
     end = time.monotonic() + WAIT_S
     with patient_store(bench) as store:
@@ -394,11 +391,6 @@ def _contents(row: UserEvents) -> bytes:
     return pack(replace(row, version=0))
 
 
-def _percentiles(values: list[float]) -> dict[str, float]:
-    found = np.percentile(values, [50, 95, 99, 100]) if values else np.full(4, np.nan)
-    return dict(zip(("p50", "p95", "p99", "max"), (round(float(v), 3) for v in found), strict=True))
-
-
 def _until(true: Callable[[], Any], what: str) -> None:
     end = time.monotonic() + WAIT_S
     while True:
@@ -415,7 +407,7 @@ def _local_broker() -> Iterator[KafkaSettings]:
     """Start a broker of the bench's own.
 
     Raises:
-        FileNotFoundError: there is none to start.
+        FileNotFoundError: no broker is installed.
     """
     program = broker_program()
     if program is None:
@@ -443,8 +435,8 @@ def features_table(result: dict[str, Any]) -> str:
         (f"{item['features']} features of 500 items in process, p50 / p99 ms", _two(item["ms"])),
         (f"event published until read, {seen['published_per_s']} events/s, p50 / p99 ms", _two(seen["ms"])),
         ("events folded per second of one core", f"{folded['per_core_second']:,}"),
-        ("largest wait for features while Redis is frozen, ms", f"{frozen['frozen']['max_ms']:.1f}"),
-        ("reads that failed otherwise than by saying so", str(failures)),
+        ("largest wait for features while Redis is frozen, ms", fixed(frozen["frozen"]["max_ms"], 1)),
+        ("reads that failed otherwise than by saying so", failures),
         (
             "answers whose features are bit-equal when computed again",
             f"{again['equal']} of {again['compared']}",
@@ -455,7 +447,7 @@ def features_table(result: dict[str, Any]) -> str:
             f"{hard['out_of_order']} late: users equal to the clean batch",
             f"{hard['users_equal']} of {hard['users']}",
         ),
-        ("dead letters of them", str(hard["dead_letters"])),
+        ("dead letters of them", hard["dead_letters"]),
         (
             f"point-in-time join of {join['rows']:,} baskets, ours (all events) / Feast's (ready values), s",
             f"{join['ours']['seconds']:.1f} / {join['feast']['seconds']:.1f}",
@@ -463,15 +455,13 @@ def features_table(result: dict[str, Any]) -> str:
         ("its memory, ours / Feast's, MiB", f"{join['ours']['mib']:,} / {join['feast']['mib']:,}"),
     ]
     lines = [
-        f"{result['machine']['cpu']}, {result['machine']['cores']} cores, load generators on the same cores; "
-        f"bundle {result['bundle_id']}, commit {result['commit']}; a row: {read['lines_per_row']:.0f} lines.",
+        f"{machine_line(result)}, load generators on the same cores; "
+        f"a row: {read['lines_per_row']:.0f} lines.",
         "",
-        "| what | measured |",
-        "|---|---|",
-        *(f"| {what} | {value} |" for what, value in rows),
+        *table(["figure", "measured"], rows),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _two(percentiles: dict[str, float]) -> str:
-    return f"{percentiles['p50']:.2f} / {percentiles['p99']:.2f}"
+def _two(ms: dict[str, float | None]) -> str:
+    return f"{fixed(ms['p50'])} / {fixed(ms['p99'])}"

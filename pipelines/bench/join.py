@@ -1,8 +1,8 @@
-"""Every basket of a data set -> what was known of its shopper just before: our join beside Feast's own.
+"""Every basket of a data set -> its shopper's features just before: our join beside Feast's own.
 
 Ours walks each user's events once and gives all of them before the basket, which any feature can be computed
 from. Feast is given values computed beforehand (`schema.USER`), one row after each basket, and finds the
-latest one before. Each runs in a process of its own, so that its memory can be told.
+latest one before. Each runs in a process of its own, so that its memory can be measured.
 """
 
 from __future__ import annotations

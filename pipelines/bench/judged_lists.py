@@ -23,10 +23,8 @@ from serving.stores.online_features import MemoryStore
 
 
 @dataclass(frozen=True)
-class TestLists:
-    """The test baskets as lists of candidates; `examples.label` says what was hidden and retrieved."""
-
-    __test__ = False  # the name means no test of pytest's
+class JudgedLists:
+    """The test baskets as lists of candidates; `examples.label` marks the items hidden and retrieved."""
 
     tasks: list[Task]
     examples: RankerExamples
@@ -48,13 +46,13 @@ class TestLists:
         return tally
 
 
-def read_test_lists(bundle: Bundle, data: Dataset, scratch: Path) -> TestLists:
-    """Return the lists that `evaluate_bundle` ranks, with all that any ranker looks at.
+def read_judged_lists(bundle: Bundle, data: Dataset, scratch: Path) -> JudgedLists:
+    """Return the lists that `evaluate_bundle` ranks, with every input that a ranker reads.
 
     Args:
         bundle: its retrieval, statistics and cut are used, its ranker is not.
         data: the data set that holds the weeks after the cut.
-        scratch: a directory for what does not fit in memory: some 220 bytes a candidate.
+        scratch: a directory for the arrays that do not fit in memory: some 220 bytes a candidate.
     """
     start = pd.Timestamp(bundle.manifest["cut"])
     tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
@@ -71,12 +69,12 @@ def read_test_lists(bundle: Bundle, data: Dataset, scratch: Path) -> TestLists:
         rows = slice(bounds[-1], end)
         dense[rows], categorical[rows] = prepared.dense, prepared.categorical
         label[rows] = np.isin(prepared.candidates.codes, task.hidden)
-        asked = tower_inputs(prepared.query)
-        history[i], weight[i], basket[i] = asked["history"], asked["history_weight"], asked["basket"]
+        inputs = tower_inputs(prepared.query)
+        history[i], weight[i], basket[i] = inputs["history"], inputs["history_weight"], inputs["basket"]
         bounds.append(end)
     end = bounds[-1]
     examples = RankerExamples(
         dense[:end], categorical[:end], label[:end], np.array(bounds), history, weight, basket
     )
     boot = Bootstrap([task.user_id for task in tasks])
-    return TestLists(tasks, examples, bundle, boot)
+    return JudgedLists(tasks, examples, bundle, boot)

@@ -1,9 +1,8 @@
 """A bundle and real requests -> measured latency: in process, and one at a time over HTTP.
 
-The endpoint runs in a process of its own, and so does what asks it (`pipelines.bench.load.generator`). What
-load adds is measured by `reco bench load`, beside a server that only burns time: on cores that the load
-generator
-shares, a latency under load says nothing by itself.
+The endpoint runs in a process of its own, and so does the load generator (`pipelines.bench.load.generator`).
+`reco bench load` measures the effect of load, beside a server that only burns time: on cores that the load
+generator shares, a latency under load says nothing by itself.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
 from pipelines.bench.load.generator import LoadGenerator, Plan, load_generator
 from pipelines.bench.load.measured_server import started
+from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
 from serving.answer.recommender import open_recommender
-from serving.measurement import measured_on, write_result
 from serving.schemas import parse_request
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
 from serving.stores.online_features import open_store
 
 STAGES = ("features", "retrieval", "ranking", "reranking", "total")
-WARM_UP = 200  # requests asked before each arm is measured
+WARM_UP = 200  # requests before each arm is measured
+SHOWN = ("p50", "p95", "p99", "mean", "max")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LatencySample:
     """One answered request."""
 
     client_ms: float  # from the time it was sent to the answer's last byte
@@ -52,7 +51,7 @@ def bench_latency(
     seconds: float = 20.0,
     settings: Settings | None = None,
 ) -> dict[str, Any]:
-    """Measure and write `latency.json` and `latency.md`; return what the JSON holds.
+    """Measure and write `latency.json` and `latency.md`; return the content of the JSON.
 
     Args:
         bundle_path: the bundle to serve.
@@ -63,7 +62,7 @@ def bench_latency(
 
     Raises:
         ValueError: no requests were given.
-        RuntimeError: the endpoint did not start; the message holds what it said.
+        RuntimeError: the endpoint did not start; the message holds its output.
     """
     if not requests:
         raise ValueError("no requests to ask: give at least one request line")
@@ -76,7 +75,7 @@ def bench_latency(
             grpc_port=0,
             log=True,
             log_dir=Path(scratch),
-            user_limit_per_s=0.0,  # a few shoppers ask for all
+            user_limit_per_s=0.0,  # a few shoppers send all requests
         )
         arms = {"in_process": _summary(_ask_in_process(bundle_path, requests, given, seconds))}
         command = [sys.executable, "-m", "serving.server", "--bundle", str(bundle_path)]
@@ -90,9 +89,8 @@ def bench_latency(
             cpu_ms = (server.cpu_ms() - before) / (len(samples) + WARM_UP)
             arms["http_one_at_a_time"] = {**_summary(samples), "server_cpu_ms_per_request": cpu_ms}
             memory, ready = server.memory_mb()["rss"], server.ready
-    result = {
+    figures = {
         "bundle_id": ready["bundle_id"],
-        **measured_on(),
         "load_average_before": load_before,
         "seconds_per_arm": seconds,
         "distinct_requests": len(requests),
@@ -100,9 +98,7 @@ def bench_latency(
         "endpoint": {"ready_s": ready["ready_s"], "memory_mb": memory, "online_store": ready["online_store"]},
         "arms": arms,
     }
-    write_result(out_dir / "latency.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
-    write_result(out_dir / "latency.md", latency_table(result).encode())
-    return result
+    return write_report(out_dir, "latency", figures, latency_table)
 
 
 def latency_table(result: dict[str, Any]) -> str:
@@ -112,8 +108,8 @@ def latency_table(result: dict[str, Any]) -> str:
     lines = [
         f"# Latency of bundle {result['bundle_id']}",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, load average {before:.2f} before, {after:.2f} after; "
-        f"Python {result['software']['python']}; commit {result['commit']}; {result['measured_at']}. "
+        f"{machine_line(result)}, load average {before:.2f} before, {after:.2f} after; "
+        f"Python {result['software']['python']}; {result['measured_at']}. "
         f"{result['seconds_per_arm']:g} s an arm, {result['distinct_requests']} different requests, deadline "
         f"{result['deadline_ms']:g} ms; ready after {endpoint['ready_s']:g} s, "
         f"{endpoint['memory_mb']:.0f} MB, online store {endpoint['online_store']}.",
@@ -122,23 +118,12 @@ def latency_table(result: dict[str, Any]) -> str:
         counts = f"{arm['requests']} requests, {arm['failed']} failed, {arm['degraded']} degraded"
         if "server_cpu_ms_per_request" in arm:
             counts += f", {arm['server_cpu_ms_per_request']:.2f} ms of server CPU each"
-        lines += [
-            "",
-            f"## {name}",
-            "",
-            counts,
-            "",
-            "| ms | p50 | p95 | p99 | mean | max |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {row} | " + " | ".join(f"{value:.2f}" for value in numbers.values()) + " |"
-            for row, numbers in arm["ms"].items()
-        ]
+        rows = [[row, *(fixed(numbers[n]) for n in SHOWN)] for row, numbers in arm["ms"].items()]
+        lines += ["", f"## {name}", "", counts, "", *table(["ms", *SHOWN], rows)]
     lines += [
         "",
-        "`client` is what the caller waits; `unexplained` is `client` less the stages' `total`: network,",
-        "HTTP, JSON and KServe. `in_process` keeps no prediction log. Under load: `reco bench load`.",
+        "`client` is the time that the caller waits; `unexplained` is `client` less the stages' `total`:",
+        "network, HTTP, JSON, KServe. `in_process` keeps no prediction log. Under load: `reco bench load`.",
         "",
     ]
     return "\n".join(lines)
@@ -146,7 +131,7 @@ def latency_table(result: dict[str, Any]) -> str:
 
 def _ask_in_process(
     bundle_path: Path, requests: Sequence[dict[str, Any]], settings: Settings, seconds: float
-) -> list[Sample]:
+) -> list[LatencySample]:
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
@@ -155,7 +140,7 @@ def _ask_in_process(
         asked = [parse_request(request, now=time.time(), default_id="bench") for request in requests]
         for request in asked[:WARM_UP]:
             recommender.recommend(request)
-        samples: list[Sample] = []
+        samples: list[LatencySample] = []
         with _quiet_memory():
             until = time.perf_counter() + seconds
             for request in itertools.cycle(asked):
@@ -163,20 +148,20 @@ def _ask_in_process(
                 if began > until:
                     break
                 response = recommender.recommend(request)
-                samples.append(Sample((time.perf_counter() - began) * 1e3, response.to_dict()))
+                samples.append(LatencySample((time.perf_counter() - began) * 1e3, response.to_dict()))
     return samples
 
 
-def _ask_over_http(generator: LoadGenerator, http: str, bodies: str, seconds: float) -> list[Sample]:
+def _ask_over_http(generator: LoadGenerator, http: str, bodies: str, seconds: float) -> list[LatencySample]:
     url = f"{http}/v1/models/checkout:predict"
     load = generator.run(Plan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
     rows = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
-    return [Sample(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
+    return [LatencySample(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
 
 
 @contextlib.contextmanager
 def _quiet_memory() -> Iterator[None]:
-    """Keep the client's own garbage collections out of what it measures."""
+    """Keep the client's own garbage collections out of its measurements."""
     gc.collect()
     gc.disable()
     try:
@@ -191,7 +176,7 @@ def first_answer(answer: bytes) -> dict[str, Any]:
     return first
 
 
-def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
+def _summary(samples: Sequence[LatencySample]) -> dict[str, Any]:
     answered = [sample for sample in samples if sample.answer]
     stages = [sample.answer["stage_ms"] for sample in answered]
     client = [sample.client_ms for sample in answered]
@@ -204,11 +189,5 @@ def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
         "failed": len(samples) - len(answered),
         "degraded": sum(reasons.values()),
         "degraded_reasons": dict(reasons),
-        "ms": {name: _percentiles(values) for name, values in rows.items()},
+        "ms": {name: percentiles(values) for name, values in rows.items()},
     }
-
-
-def _percentiles(values: Iterable[float]) -> dict[str, float]:
-    array = np.array(list(values) or [np.nan])
-    p50, p95, p99 = np.percentile(array, [50, 95, 99]).tolist()
-    return {"p50": p50, "p95": p95, "p99": p99, "mean": float(array.mean()), "max": float(array.max())}

@@ -1,26 +1,24 @@
-"""A bundle and the weeks after its cut -> what re-ranking brings and costs, and how long it takes.
+"""A bundle and the weeks after its cut -> gains, cost and time of re-ranking.
 
-Four things are asked of a list beside NDCG@10: how much of the catalogue is ever shown, how often items of
-new manufacturers are, how rare what is shown is, and how many types a list holds. Each has its weight, and
-each weight its price. The weights are chosen on the baskets of half of the shoppers and judged on the rest.
+Four figures stand beside NDCG@10: the share of the catalogue that is ever shown, the share of new
+manufacturers, how rare the shown items are, and how many types a list holds. Each has its weight, and each
+weight its price. The weights are chosen on the baskets of half of the shoppers and judged on the rest.
 """
 
 from __future__ import annotations
 
 import gc
-import io
 import itertools
 import logging
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pandas as pd
 
 from components.data.fit_statistics import purchases_of
@@ -30,8 +28,8 @@ from components.evaluation.protocol import Task, read_tasks
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.facts import Fact
 from feature_repo.statistics import Statistics
+from pipelines.bench.report import fixed, machine_line, percentiles, picture, table, write_report
 from serving.answer.recommender import Prepared, Recommender
-from serving.measurement import measured_on, write_result
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import DEFAULT_K
 from serving.shop.fact_store import MemoryFactStore
@@ -69,8 +67,11 @@ METRICS = (
 )
 
 
+Judgement = tuple[dict[str, float], np.ndarray]  # metrics, and NDCG@10 of each list
+
+
 @dataclass(frozen=True)
-class Weights:
+class RerankWeights:
     """The weights of re-ranking, as a bundle holds them; these change nothing."""
 
     type_penalty: float = 1.0
@@ -80,8 +81,8 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Lists:
-    """What was retrieved and scored for each test basket."""
+class ScoredLists:
+    """The items retrieved and scored for each test basket."""
 
     statistics: Statistics
     tasks: list[Task]
@@ -89,22 +90,22 @@ class Lists:
     codes: np.ndarray  # (rows,) int32
     scores: np.ndarray  # (rows,) float32
     hidden: np.ndarray  # (rows,) bool, whether the shopper bought it, too
-    new: np.ndarray  # (rows,) bool, likewise, and for the first time
+    new: np.ndarray  # (rows,) bool, hidden and bought for the first time
 
-    def where(self, chosen: np.ndarray) -> Lists:
+    def where(self, chosen: np.ndarray) -> ScoredLists:
         """Return the baskets that a mask names, (q,)."""
         numbers = np.flatnonzero(chosen)
         rows = np.concatenate([np.arange(self.start[n], self.start[n + 1]) for n in numbers])
         columns = (getattr(self, name)[rows] for name in ("codes", "scores", "hidden", "new"))
         start = np.concatenate([[0], np.cumsum(np.diff(self.start)[numbers])])
-        return Lists(self.statistics, [self.tasks[n] for n in numbers], start, *columns)
+        return ScoredLists(self.statistics, [self.tasks[n] for n in numbers], start, *columns)
 
 
 def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
-    """Measure and write `rerank.json`, `rerank.md` and `rerank.png`; return what the JSON holds.
+    """Measure and write `rerank.json`, `rerank.md` and `rerank.png`; return the content of the JSON.
 
     Args:
-        bundle: its weights are what is served now; one that does not know manufacturers takes the data set's.
+        bundle: its weights are served now; a bundle without manufacturers takes the data set's.
         dataset: a data set with weeks after the bundle's cut.
         out_dir: where the results go.
 
@@ -122,15 +123,14 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         )
     chosen_on, judged_on = lists.where(half), lists.where(~half)
     settings = loaded.settings
-    served = Weights(settings.type_penalty, settings.exposure, settings.novelty, settings.novel_slots)
+    served = RerankWeights(settings.type_penalty, settings.exposure, settings.novelty, settings.novel_slots)
     log.info("choosing weights on %d baskets", len(chosen_on.tasks))
     points = {weights: judge(chosen_on, weights) for weights in grid(settings.type_penalty)}
     chosen = choose(points)
     log.info("chosen: %s; judging on %d baskets", chosen, len(judged_on.tasks))
-    off = judge(judged_on, Weights())
-    results = {
+    off = judge(judged_on, RerankWeights())
+    figures = {
         "bundle_id": loaded.bundle_id,
-        **measured_on(),
         "chosen_on": len(chosen_on.tasks),
         "judged_on": len(judged_on.tasks),
         "items": len(loaded.statistics.item_ids),
@@ -138,7 +138,7 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         "off": off[0],
         "served": compared(judged_on, served, off),
         "chosen": compared(judged_on, chosen, off),
-        "chosen_where_it_was_chosen": compared(chosen_on, chosen, judge(chosen_on, Weights())),
+        "chosen_where_it_was_chosen": compared(chosen_on, chosen, judge(chosen_on, RerankWeights())),
         "alone": {
             name: [compared(judged_on, weights, off) for weights in curve] for name, curve in curves().items()
         },
@@ -146,8 +146,7 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         "ms": timings(loaded, chosen, prepared),
         "load_s": load_times(loaded),
     }
-    write_result(out_dir / "rerank.json", orjson.dumps(results, option=orjson.OPT_INDENT_2))
-    write_result(out_dir / "rerank.md", rerank_table(results).encode())
+    results = write_report(out_dir, "rerank", figures, rerank_table)
     draw(results, out_dir / "rerank.png")
     return results
 
@@ -162,7 +161,7 @@ def with_manufacturers(bundle: Bundle, items: pd.DataFrame) -> Bundle:
     return replace(bundle, statistics=replace(statistics, manufacturer=codes[1:].astype(np.int32)))
 
 
-def read_lists(bundle: Bundle, data: Dataset) -> tuple[Lists, list[Prepared]]:
+def read_lists(bundle: Bundle, data: Dataset) -> tuple[ScoredLists, list[Prepared]]:
     """Return the lists of the baskets that `evaluate_bundle` asks, and the first requests as ranked."""
     start = pd.Timestamp(bundle.manifest["cut"])
     tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
@@ -181,32 +180,29 @@ def read_lists(bundle: Bundle, data: Dataset) -> tuple[Lists, list[Prepared]]:
         if len(columns) % 2_000 == 0:
             log.info("%d of %d baskets ranked", len(columns), len(tasks))
     joined = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return Lists(bundle.statistics, tasks, np.array(bounds), *joined), kept
+    return ScoredLists(bundle.statistics, tasks, np.array(bounds), *joined), kept
 
 
-# ------------------------------------------------------------------------------------------- quality
-
-
-def curves() -> dict[str, list[Weights]]:
-    """Return what is tried of each weight alone, the weakest first."""
+def curves() -> dict[str, list[RerankWeights]]:
+    """Return the values tried of each weight alone, the weakest first."""
     found = {
-        "type penalty": [Weights(type_penalty=penalty) for penalty in PENALTIES],
-        "exposure": [Weights(exposure=exposure) for exposure in EXPOSURES],
+        "type penalty": [RerankWeights(type_penalty=penalty) for penalty in PENALTIES],
+        "exposure": [RerankWeights(exposure=exposure) for exposure in EXPOSURES],
     }
     for slots in SLOTS:
         name = "novelty everywhere" if len(slots) == DEFAULT_K else f"novelty in {len(slots)} of {DEFAULT_K}"
-        found[name] = [Weights(novelty=novelty, novel_slots=slots) for novelty in NOVELTIES]
+        found[name] = [RerankWeights(novelty=novelty, novel_slots=slots) for novelty in NOVELTIES]
     return found
 
 
-def grid(type_penalty: float) -> list[Weights]:
+def grid(type_penalty: float) -> list[RerankWeights]:
     """Return the combinations that are tried beside none at all."""
     novel: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *itertools.product(NOVELTIES, SLOTS)]
     tried = itertools.product((0.0, *EXPOSURES), novel)
-    return [Weights(), *(Weights(type_penalty, exposure, *how) for exposure, how in tried)]
+    return [RerankWeights(), *(RerankWeights(type_penalty, exposure, *how) for exposure, how in tried)]
 
 
-def judge(lists: Lists, weights: Weights) -> tuple[dict[str, float], np.ndarray]:
+def judge(lists: ScoredLists, weights: RerankWeights) -> Judgement:
     """Return the metrics of lists of ten re-ranked with some weights, and NDCG@10 of each, (q,)."""
     statistics = lists.statistics
     own = exposure_weights(statistics, weights.exposure)
@@ -246,12 +242,12 @@ def judge(lists: Lists, weights: Weights) -> tuple[dict[str, float], np.ndarray]
 
 
 def gains(found: dict[str, float], off: dict[str, float]) -> dict[str, float]:
-    """Return by how much each metric grew, as a share of what it was; 0 of one that was nothing."""
+    """Return the growth of each metric as a share of its old value; 0 where that was 0."""
     return {name: found[name] / off[name] - 1 if off[name] else 0.0 for name in METRICS}
 
 
-def compared(lists: Lists, weights: Weights, off: tuple[dict[str, float], np.ndarray]) -> dict[str, Any]:
-    """Return weights, their metrics, what they gain against none, and the interval of NDCG@10's change."""
+def compared(lists: ScoredLists, weights: RerankWeights, off: Judgement) -> dict[str, Any]:
+    """Return weights, their metrics, their gains against none, and the interval of NDCG@10's change."""
     found, ndcg = judge(lists, weights)
     boot = Bootstrap([task.user_id for task in lists.tasks])
     low, high = boot.ratio_interval(ndcg, off[1])
@@ -263,11 +259,11 @@ def compared(lists: Lists, weights: Weights, off: tuple[dict[str, float], np.nda
     }
 
 
-def choose(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> Weights:
+def choose(points: dict[RerankWeights, Judgement]) -> RerankWeights:
     """Return the cheapest weights that reach the goals, or come closest for what NDCG@10 may lose."""
-    off = points[Weights()][0]
+    off = points[RerankWeights()][0]
 
-    def worth(weights: Weights) -> tuple[float, float]:
+    def worth(weights: RerankWeights) -> tuple[float, float]:
         gained = gains(points[weights][0], off)
         reached = sum(min(gained[name] / goal, 1.0) for name, goal in GOALS.items())
         return reached, gained["ndcg_at_10"]
@@ -275,13 +271,13 @@ def choose(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> Weight
     return max(affordable(points), key=worth)
 
 
-def affordable(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> list[Weights]:
+def affordable(points: dict[RerankWeights, Judgement]) -> list[RerankWeights]:
     """Return the weights that do not lose too much."""
-    off = points[Weights()][0]["ndcg_at_10"]
+    off = points[RerankWeights()][0]["ndcg_at_10"]
     return [weights for weights, (found, _) in points.items() if found["ndcg_at_10"] >= off * (1 - MOST_LOST)]
 
 
-def frontier(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> list[Weights]:
+def frontier(points: dict[RerankWeights, Judgement]) -> list[RerankWeights]:
     """Return the weights that no others beat in both NDCG@10 and coverage, those with the most NDCG first."""
     ordered = sorted(points, key=lambda one: (-points[one][0]["ndcg_at_10"], -points[one][0]["coverage"]))
     best, kept = -1.0, []
@@ -292,10 +288,7 @@ def frontier(points: dict[Weights, tuple[dict[str, float], np.ndarray]]) -> list
     return kept
 
 
-# -------------------------------------------------------------------------------------------- timing
-
-
-def timings(bundle: Bundle, weights: Weights, prepared: Sequence[Prepared]) -> dict[str, Any]:
+def timings(bundle: Bundle, weights: RerankWeights, prepared: Sequence[Prepared]) -> dict[str, Any]:
     """Return p50 and p99 of re-ranking in full, with the filter of minimums, in milliseconds.
 
     With all weights and rules for RULED_ITEMS items, and with none.
@@ -306,7 +299,7 @@ def timings(bundle: Bundle, weights: Weights, prepared: Sequence[Prepared]) -> d
     )
     with tempfile.TemporaryDirectory() as scratch:
         full.facts.rules = _loaded(Path(scratch), bundle, rules_of_lists(bundle))
-    plain = replace(bundle.settings, **vars(Weights()))
+    plain = replace(bundle.settings, **vars(RerankWeights()))
     without = Recommender(replace(bundle, settings=plain), MemoryStore())
     return {
         "candidates": int(np.median([len(one.candidates.codes) for one in prepared])),
@@ -316,7 +309,7 @@ def timings(bundle: Bundle, weights: Weights, prepared: Sequence[Prepared]) -> d
 
 
 def _known_facts(bundle: Bundle, prepared: Sequence[Prepared]) -> LiveFacts:
-    """Return facts that know of each candidate what minimums look up, enough for all of them."""
+    """Return facts of each candidate that pass every minimum."""
     codes = np.unique(np.concatenate([one.candidates.codes for one in prepared]))
     known = (("stock", 100.0), ("price", 2.0), ("cost", 1.0))
     store = MemoryFactStore()
@@ -328,11 +321,11 @@ def _known_facts(bundle: Bundle, prepared: Sequence[Prepared]) -> LiveFacts:
         ]
     )
     facts = LiveFacts(bundle.statistics, store)
-    facts.close()  # what was read stays
+    facts.close()  # the facts read so far stay
     return facts
 
 
-def _milliseconds(recommender: Recommender, prepared: Sequence[Prepared]) -> dict[str, float]:
+def _milliseconds(recommender: Recommender, prepared: Sequence[Prepared]) -> dict[str, float | None]:
     asked = []
     for one in prepared:
         plan = recommender.facts.rules.plan(one.request.at, one.request.store_id)
@@ -353,8 +346,7 @@ def _milliseconds(recommender: Recommender, prepared: Sequence[Prepared]) -> dic
                     took.append((time.perf_counter() - began) * 1e3)
     finally:
         gc.enable()
-    p50, p99 = np.percentile(took, [50, 99])
-    return {"p50": round(float(p50), 4), "p99": round(float(p99), 4)}
+    return percentiles(took)
 
 
 def rules_of_lists(bundle: Bundle) -> str:
@@ -409,22 +401,20 @@ def _loaded(folder: Path, bundle: Bundle, text: str) -> Rules:
     return Catalogue(bundle.statistics, bundle.vocabulary).bind(read_rules(file)[0])[0]
 
 
-# ---------------------------------------------------------------------------------------- the report
-
-
 def rerank_table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     ms, load = results["ms"], results["load_s"]
     chosen = results["chosen"]
     gained = chosen["gains"]
     low, high = chosen["ndcg_interval"]
-    full = ms["with_rules_and_weights"]
+    kinds = {f"all weights, rules for {RULED_ITEMS:,} items": "with_rules_and_weights", "neither": "without"}
+    head = f"re-ranking of {ms['candidates']} candidates to ten items, in full"
+    took = [[name, fixed(ms[kind]["p50"], 3), fixed(ms[kind]["p99"], 3)] for name, kind in kinds.items()]
     lines = [
-        f"Weights chosen on the first {results['chosen_on']} test baskets, judged on the "
+        f"RerankWeights chosen on the first {results['chosen_on']} test baskets, judged on the "
         f"{results['judged_on']} behind them; {results['items']} items, "
         f"{results['items_of_new_manufacturers']} of new manufacturers; "
-        f"bundle {results['bundle_id']}, commit {results['commit']}, {results['machine']['cpu']}, "
-        f"{results['machine']['cores']} cores.",
+        f"{machine_line(results)}.",
         "",
         f"Chosen: {_named(chosen['weights'])}. "
         f"NDCG@10 {gained['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}], "
@@ -432,21 +422,23 @@ def rerank_table(results: dict[str, Any]) -> str:
         f"{gained['new_manufacturers']:+.1%}, "
         f"novelty {gained['novelty']:+.1%}, types in a list {gained['types']:+.1%}.",
         "",
-        *_table([("none", {"metrics": results["off"], "gains": {}})]),
-        *_rows([("as the bundle serves", results["served"]), ("**chosen**", chosen)]),
+        *_metrics_table(
+            [
+                ("none", {"metrics": results["off"], "gains": {}}),
+                ("as the bundle serves", results["served"]),
+                ("**chosen**", chosen),
+            ]
+        ),
         "",
         "Each weight alone:",
         "",
-        *_table(_points(point for curve in results["alone"].values() for point in curve)),
+        *_metrics_table(_points(point for curve in results["alone"].values() for point in curve)),
         "",
         "Combinations that no other beats in both NDCG@10 and coverage:",
         "",
-        *_table(_points(results["frontier"])),
+        *_metrics_table(_points(results["frontier"])),
         "",
-        f"| re-ranking of {ms['candidates']} candidates to ten items, in full | p50 ms | p99 ms |",
-        "|---|---|---|",
-        f"| all weights, rules for {RULED_ITEMS:,} items | {full['p50']:.3f} | {full['p99']:.3f} |",
-        f"| neither | {ms['without']['p50']:.3f} | {ms['without']['p99']:.3f} |",
+        *table([head, "p50 ms", "p99 ms"], took),
         "",
         f"Rules for {RULED_ITEMS:,} items are loaded in {load['few_rules']:.2f} s as a few lists, in "
         f"{load['a_rule_for_each']:.2f} s as a rule for each.",
@@ -469,53 +461,32 @@ def _named(weights: dict[str, Any]) -> str:
     return ", ".join(said) or "none"
 
 
-def _table(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    head = ["weights", *(name.replace("_", " ") for name in METRICS)]
-    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *_rows(points)]
-
-
-def _rows(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    lines = []
+def _metrics_table(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    rows = []
     for name, point in points:
+        gained = point["gains"]
         cells = [
-            f"{point['metrics'][metric]:.4f}"
-            + (f" ({point['gains'][metric]:+.1%})" if point["gains"] else "")
+            f"{point['metrics'][metric]:.4f}" + (f" ({gained[metric]:+.1%})" if gained else "")
             for metric in METRICS
         ]
-        lines.append("| " + " | ".join([name, *cells]) + " |")
-    return lines
+        rows.append([name, *cells])
+    return table(["weights", *(name.replace("_", " ") for name in METRICS)], rows)
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
-    """Draw what each weight gains for what NDCG@10 loses."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
-    panels: tuple[tuple[Any, str, Callable[[str], bool]], ...] = (
-        (left, "coverage", lambda name: True),
-        (right, "new_manufacturers", lambda name: name == "exposure"),
-    )
-    for axes, metric, is_shown in panels:
+    """Draw the gain of each weight over the loss of NDCG@10."""
+    with picture(file, (10, 4), ncols=2) as (figure, [[left, right]]):
         for name, curve in results["alone"].items():
-            if is_shown(name):
-                _line(axes, curve, metric, name.replace("_", " "), "o-")
-        if metric == "coverage":
-            _line(axes, results["frontier"], metric, "together", "--")
-        _line(axes, [results["chosen"]], metric, "chosen", "k*")
-        axes.set_xlim(-400 * MOST_LOST, 30 * MOST_LOST)
-        axes.axvline(-100 * MOST_LOST, color="#999", linewidth=0.8, linestyle=":")
-        axes.set_xlabel("NDCG@10, %")
-        axes.set_ylabel(f"{metric.replace('_', ' ')}, %")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-    figure.tight_layout()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=140)
-    pyplot.close(figure)
-    write_result(file, picture.getvalue())
+            _line(left, curve, "coverage", name, "o-")
+        _line(left, results["frontier"], "coverage", "together", "--")
+        _line(right, results["alone"]["exposure"], "new_manufacturers", "exposure", "o-")
+        for axes, metric in ((left, "coverage"), (right, "new_manufacturers")):
+            _line(axes, [results["chosen"]], metric, "chosen", "k*")
+            axes.set_xlim(-400 * MOST_LOST, 30 * MOST_LOST)
+            axes.axvline(-100 * MOST_LOST, color="#999", linewidth=0.8, linestyle=":")
+            axes.set(xlabel="NDCG@10, %", ylabel=f"{metric.replace('_', ' ')}, %")
+            axes.legend(frameon=False)
+        figure.tight_layout()
 
 
 def _line(axes: Any, points: Sequence[dict[str, Any]], metric: str, label: str, style: str) -> None:

@@ -1,4 +1,4 @@
-"""A bundle, its data set and a size -> what retrieval finds, how fast, in how many bytes, for each profile.
+"""A bundle, its data set and a size -> recall, time and bytes of retrieval, for each profile.
 
 Large catalogues are synthetic: no shop of millions of items gives its purchases away. Their vectors lie as
 those of the synthetic shop would: items of a type are alike, types of a category, categories of a
@@ -7,7 +7,6 @@ department. A query is the mean of a basket: two items of one type and two from 
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import tempfile
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pandas as pd
 
 from components.data.fit_statistics import purchases_of
@@ -28,9 +26,9 @@ from components.evaluation.protocol import Task, read_tasks
 from components.retriever.choose_index import KINDS, IndexParams, choose_index, measure_index
 from feature_repo.aggregates import pack
 from feature_repo.events import Dataset, read_dataset
+from pipelines.bench.report import fixed, machine_line, percent, percentiles, picture, table, write_report
 from pipelines.bench.synthetic_shop import CATEGORIES, DEPARTMENTS, TYPES
 from serving.answer.recommender import Recommender
-from serving.measurement import measured_on, write_result
 from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle
 from serving.schemas import MAX_K
 from serving.stages.item_index import Search, read_item_index
@@ -48,7 +46,7 @@ TASKS = 1_000  # test baskets that each profile is asked
 
 
 def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_000_000) -> dict[str, Any]:
-    """Measure and write `retrieval.json`, `.md` and `.png`; return what the JSON holds.
+    """Measure and write `retrieval.json`, `.md` and `.png`; return the content of the JSON.
 
     Args:
         bundle: whose index was measured when it was built, and whose profiles are asked.
@@ -59,15 +57,13 @@ def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_0
     loaded = load_bundle(bundle)
     sizes = ((items, 64, 500), (min(items, 68_500), 128, 500), (min(items, 68_500), 128, 1_000))
     report = bundle / INDEX_REPORT
-    results: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "bundle_id": loaded.bundle_id,
-        **measured_on(),
         "champion": json.loads(report.read_bytes()) if report.is_file() else None,
         "profiles": evaluate_profiles(loaded, read_dataset(dataset)),
         "catalogues": [bench_catalogue(*size) for size in sizes],
     }
-    write_result(out_dir / "retrieval.json", orjson.dumps(results, option=orjson.OPT_INDENT_2))
-    write_result(out_dir / "retrieval.md", retrieval_table(results).encode())
+    results = write_report(out_dir, "retrieval", figures, retrieval_table)
     draw_retrieval(results, out_dir / "retrieval.png")
     return results
 
@@ -120,10 +116,10 @@ def clustered(items: int, width: int, queries: int, seed: int = 0) -> tuple[np.n
 
 def _changes(
     file: Path, given: dict[str, int], vectors: np.ndarray, queries: np.ndarray, k: int
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, float | None]]:
     """Return milliseconds of a search of the index as it was built, and after changes.
 
-    "k + spare" is the other way to leave out what was removed: ask for so many more, and drop them.
+    "k + spare" is the other way to leave removed items out: ask for so many more, and drop them.
     """
     rng = np.random.default_rng(1)
     removed = rng.choice(len(vectors), int(REMOVED_RATIO * len(vectors)), replace=False)
@@ -153,10 +149,7 @@ def _changes(
             began = time.perf_counter()
             arms[name](queries[row : row + 1])
             ms[name].append((time.perf_counter() - began) * 1e3)
-    return {
-        name: dict(zip(("p50", "p99"), np.percentile(taken, [50, 99]).tolist(), strict=True))
-        for name, taken in ms.items()
-    }
+    return {name: percentiles(taken) for name, taken in ms.items()}
 
 
 def evaluate_profiles(bundle: Bundle, data: Dataset) -> dict[str, dict[str, float]]:
@@ -198,26 +191,21 @@ def _evaluate_profile(bundle: Bundle, name: str, tasks: list[Task]) -> dict[str,
 
 def retrieval_table(results: dict[str, Any]) -> str:
     """Return the measurements as Markdown."""
-    machine = results["machine"]
+    metrics = ("recall_at_500", "ndcg_at_10", "recall_at_20")
+    head = ["profile", "items that pass", "baskets", "hidden items that pass", "Recall@500", "NDCG@10"]
+    profiles = [
+        [name, f"{row['items']:,}", row["baskets"], percent(row["hidden_ratio"], 1)]
+        + [fixed(row[metric], 4) for metric in metrics]
+        for name, row in results["profiles"].items()
+    ]
     lines = [
-        f"Bundle {results['bundle_id']}; commit {results['commit']}, {machine['cpu']}, "
-        f"{machine['cores']} cores, load average {machine['load_average'][0]:.2f}. One query at a time, one "
-        "thread, indexes mapped from files; the points take turns.",
-    ]
-    if results["champion"]:
-        lines += _champion(results["champion"])
-    lines += [
+        f"{machine_line(results)}, load average {results['machine']['load_average'][0]:.2f}. One query at a "
+        "time, one thread, indexes mapped from files; the points take turns.",
+        *(_champion(results["champion"]) if results["champion"] else []),
         "",
-        "| profile | items that pass | baskets | hidden items that pass | Recall@500 | NDCG@10 | Recall@20 |",
-        "|" + "---|" * 7,
+        *table([*head, "Recall@20"], profiles),
+        *(line for catalogue in results["catalogues"] for line in _catalogue(catalogue)),
     ]
-    for name, row in results["profiles"].items():
-        metrics = " | ".join(f"{row[m]:.4f}" for m in ("recall_at_500", "ndcg_at_10", "recall_at_20"))
-        lines.append(
-            f"| {name} | {row['items']:,} | {row['baskets']} | {row['hidden_ratio']:.1%} | {metrics} |"
-        )
-    for catalogue in results["catalogues"]:
-        lines += _catalogue(catalogue)
     return "\n".join(lines) + "\n"
 
 
@@ -237,6 +225,9 @@ def _catalogue(catalogue: dict[str, Any]) -> list[str]:
     reached = ", ".join(catalogue["reached_by"]) or "none"
     left = ", ".join(catalogue["left_out"]) or "none"
     chosen = catalogue["chosen"]
+    changes = [
+        [name, fixed(ms["p50"], 3), fixed(ms["p99"], 3)] for name, ms in catalogue["changes_ms"].items()
+    ]
     return [
         "",
         f"A synthetic catalogue of {catalogue['items']:,} items, d = {catalogue['dimension']}, "
@@ -248,25 +239,26 @@ def _catalogue(catalogue: dict[str, Any]) -> list[str]:
         "",
         f"Changes, on {chosen['description']} {_search(chosen['search'])}:",
         "",
-        "| | p50 ms | p99 ms |",
-        "|---|---|---|",
-        *(f"| {name} | {ms['p50']:.3f} | {ms['p99']:.3f} |" for name, ms in catalogue["changes_ms"].items()),
+        *table(["", "p50 ms", "p99 ms"], changes),
     ]
 
 
 def _curve(curve: list[dict[str, Any]]) -> list[str]:
     flat = next(row["bytes"] for row in curve if row["kind"] == "flat")
-    lines = [
-        "| type | searched with | MB | smaller | build s | recall | p50 ms | p99 ms |",
-        "|" + "---|" * 8,
+    rows = [
+        [
+            row["description"],
+            _search(row["search"]),
+            fixed(row["bytes"] / 1e6, 1),
+            fixed(flat / row["bytes"], 1, "x"),
+            fixed(row["build_s"], 1),
+            fixed(row["recall"], 4),
+            fixed(row["p50_ms"], 3),
+            fixed(row["p99_ms"], 3),
+        ]
+        for row in curve
     ]
-    for row in curve:
-        lines.append(
-            f"| {row['description']} | {_search(row['search'])} | {row['bytes'] / 1e6:.1f} "
-            f"| {flat / row['bytes']:.1f}x | {row['build_s']:.1f} | {row['recall']:.4f} "
-            f"| {row['p50_ms']:.3f} | {row['p99_ms']:.3f} |"
-        )
-    return lines
+    return table(["type", "searched with", "MB", "smaller", "build s", "recall", "p50 ms", "p99 ms"], rows)
 
 
 def _search(given: dict[str, int]) -> str:
@@ -275,29 +267,19 @@ def _search(given: dict[str, int]) -> str:
 
 def draw_retrieval(results: dict[str, Any], file: Path) -> None:
     """Draw recall against p99, one line per type of index, one panel per catalogue."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     panels = [(c["items"], c["dimension"], c["k"], c["curve"]) for c in results["catalogues"]]
     if champion := results["champion"]:
         panels.insert(0, (champion["items"], champion["dimension"], champion["k"], champion["curve"]))
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.4), squeeze=False)
-    for axis, (items, width, k, curve) in zip(axes[0], panels, strict=True):
-        for kind in KINDS:
-            points = [(row["p99_ms"], row["recall"]) for row in curve if row["kind"] == kind]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=kind)
-        axis.axhline(0.97, color="#999", linewidth=0.8, linestyle=":")
-        axis.set_xscale("log")
-        axis.set_xlabel("p99 ms")
-        axis.set_title(f"{items:,} x {width}, k = {k}", fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel("recall against exact search")
-    axes[0, -1].legend(fontsize=7)
-    figure.tight_layout()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=140)
-    pyplot.close(figure)
-    write_result(file, picture.getvalue())
+    with picture(file, (3.6 * len(panels), 3.4), ncols=len(panels)) as (figure, axes):
+        for axis, (items, width, k, curve) in zip(axes[0], panels, strict=True):
+            for kind in KINDS:
+                points = [(row["p99_ms"], row["recall"]) for row in curve if row["kind"] == kind]
+                if points:
+                    axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=kind)
+            axis.axhline(0.97, color="#999", linewidth=0.8, linestyle=":")
+            axis.set_xscale("log")
+            axis.set_xlabel("p99 ms")
+            axis.set_title(f"{items:,} x {width}, k = {k}", fontsize=9)
+        axes[0, 0].set_ylabel("recall against exact search")
+        axes[0, -1].legend(fontsize=7)
+        figure.tight_layout()

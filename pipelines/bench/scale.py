@@ -29,14 +29,14 @@ from components.ranker.train_ranker import train_ranker
 from components.retriever.build_index import build_index
 from components.retriever.export_retriever import export_retriever
 from components.retriever.train_retriever import train_retriever
+from pipelines.bench.report import fixed, machine_line, table, write_report
 from pipelines.bench.synthetic_shop import check_sizes, write_synthetic_shop
-from serving.measurement import measured_on, write_result
 
 log = logging.getLogger(__name__)
 
 CUT = "2024-09-30"  # a week before the end: the fortieth is there to be recommended for
 TABLE_DIM = 64
-EXAMPLE_USERS = 50_000  # who give examples; the others count in every statistic
+EXAMPLE_USERS = 50_000  # give examples; the others count in every statistic
 MOST_ITEMS = 8_000_000  # of TABLE_DIM x 4 bytes, with room for the rest of the graph
 EVERY_S = 0.2  # between two looks at the memory
 
@@ -44,8 +44,8 @@ EVERY_S = 0.2  # between two looks at the memory
 def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
     """Run the steps, each in a process of its own, and write `scale.json` and `.md`.
 
-    Memory is the resident sets of a step's processes, pages that they share counted once for each: the
-    highest of what the largest process ever had and of their sum, looked at five times a second.
+    Memory is the sum of the resident sets of a step's processes, five times a second. Pages that they share
+    count once for each. Where the largest process once had more than that, its own peak counts.
 
     Args:
         items: size of the catalogue, a multiple of four, at most MOST_ITEMS.
@@ -53,7 +53,7 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
         out_dir: the folder of the results.
 
     Returns:
-        What the JSON file holds.
+        The content of the JSON file.
 
     Raises:
         ValueError: the sizes do not fit together, or the graph would not fit into one file.
@@ -91,27 +91,24 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
         step("train_ranker", train_ranker, built, statistics, ranker, "dlrm", params)
         # Rounding alone: tuning visits every row of the table at every step, some seconds each at 2 M rows.
         step("quantize_ranker", quantize_ranker, built, ranker, variants, {"tune_epochs": 0})
-        results = {
+        figures = {
             "items": items,
             "users": users,
-            **measured_on(),
             "steps": steps,
             "variants": orjson.loads((variants / "table.json").read_bytes()),
         }
-    write_result(out_dir / "scale.json", orjson.dumps(results, option=orjson.OPT_INDENT_2))
-    write_result(out_dir / "scale.md", scale_table(results).encode())
-    return results
+    return write_report(out_dir, "scale", figures, scale_table)
 
 
 def _with_memory(work: Callable[..., Any], *given: Any) -> tuple[Any, float]:
-    """Return what the work returns, and the GiB that this process had at most."""
+    """Return the result of the work, and the GiB that this process had at most."""
     result = work(*given)
     return result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 @contextmanager
 def _watched() -> Iterator[dict[str, float]]:
-    """Measure what happens inside: seconds, and the highest memory of the processes that it starts."""
+    """Measure the block: its seconds, and the highest memory of the processes that it starts."""
     used = {"seconds": 0.0, "gib": 0.0}
     over = threading.Event()
 
@@ -144,28 +141,34 @@ def _resident() -> int:
 def scale_table(results: dict[str, Any]) -> str:
     """Return the measurements as Markdown."""
     whole = results["variants"]["fp16"]["parent_bytes"]
+    steps = [[row["step"], fixed(row["seconds"], 0), fixed(row["gib"], 1)] for row in results["steps"]]
+    head = ["tables", "dense layers", "MB", "smaller", "NDCG@10 kept", "AUC kept", "within tolerance"]
     lines = [
-        f"{results['items']:,} items, {results['users']:,} users; commit {results['commit']}, "
-        f"{results['machine']['cpu']}, {results['machine']['cores']} cores.",
+        f"{results['items']:,} items, {results['users']:,} users; {machine_line(results)}.",
         "",
-        "| step | seconds | GiB at most |",
-        "|---|---|---|",
-        *(f"| {row['step']} | {row['seconds']:.0f} | {row['gib']:.1f} |" for row in results["steps"]),
+        *table(["step", "seconds", "GiB at most"], steps),
         "",
         f"The ranker, a DLRM with an item table of d = {TABLE_DIM}: {whole / 1e6:.1f} MB in FP32. "
         "On the held-out lists:",
         "",
-        "| tables | dense layers | MB | smaller | NDCG@10 kept | AUC kept | within tolerance | p50 ms, 500 "
-        "| of FP32's |",
-        "|" + "---|" * 9,
+        *table(
+            [*head, "p50 ms, 500", "of FP32's"],
+            [_variant_row(name, row, whole) for name, row in results["variants"].items()],
+        ),
     ]
-    for name, row in results["variants"].items():
-        p50, before = (row[key]["500"]["p50"] for key in ("latency_ms", "parent_latency_ms"))
-        bits = VARIANTS[name].table_bits
-        lines.append(
-            f"| {'FP' if bits == 16 else 'INT'}{bits} | {VARIANTS[name].dense} | {row['bytes'] / 1e6:.1f} "
-            f"| {whole / row['bytes']:.2f}x | {row['ndcg_at_10']['ratio']:.4f} | {row['auc']['ratio']:.4f} "
-            f"| {'; '.join(row['outside_tolerance']) or 'yes'}{', tuned' if row['tuned'] else ''} "
-            f"| {p50:.3f} | {p50 / before:.2f} |"
-        )
     return "\n".join(lines) + "\n"
+
+
+def _variant_row(name: str, row: dict[str, Any], whole: int) -> list[str]:
+    p50, before = (row[key]["500"]["p50"] for key in ("latency_ms", "parent_latency_ms"))
+    bits = VARIANTS[name].table_bits
+    return [
+        f"{'FP' if bits == 16 else 'INT'}{bits}",
+        VARIANTS[name].dense,
+        fixed(row["bytes"] / 1e6, 1),
+        fixed(whole / row["bytes"], 2, "x"),
+        *(fixed(row[metric]["ratio"], 4) for metric in ("ndcg_at_10", "auc")),
+        ("; ".join(row["outside_tolerance"]) or "yes") + (", tuned" if row["tuned"] else ""),
+        fixed(p50, 3),
+        fixed(p50 / before),
+    ]

@@ -1,10 +1,10 @@
-"""Two sizes -> the files of a large synthetic shop: what a table of millions of rows is measured on.
+"""Two sizes -> the files of a large synthetic shop, on which a table of millions of rows is measured.
 
 Every shopper comes three times in forty weeks and buys five items: one of two favourites, in turn, and two
 pairs. Items come in fours (0 to 3, 4 to 7, ...). A pair is two of a four: one of its three ways to pair off,
 of which one is three times as likely as each of the others, and then both of its pairs, one after the other.
 The fours go round the whole catalogue in a shuffled order, so that every item is bought often enough to be
-recommended, and nobody can be sure which of three items goes with another.
+recommended, and no model can be sure which of three items goes with another.
 """
 
 from __future__ import annotations

@@ -1737,12 +1737,12 @@ def _toy_home(context: Context) -> Path:
 
 def _line_of(run: Run) -> Any:
     """Return where a run of the training pipeline left its parts."""
-    from pipelines.bench.compression import Line
+    from pipelines.bench.compression import TrainingLine
 
     teachers = [
         run.artifacts(step.name) / "ranker" for step in run.steps if step.name.startswith("train-ranker")
     ]
-    return Line(
+    return TrainingLine(
         examples=run.artifacts("build-examples") / "examples",
         statistics=run.artifacts("fit-statistics") / "statistics",
         teachers=teachers,

@@ -1,4 +1,4 @@
-"""The bench runs over a whole line and tells what it measured."""
+"""The compression bench measures every ranker of a whole training run."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.ranker.train_ranker import RANKERS
-from pipelines.bench.compression import Line, bench_compression
+from pipelines.bench.compression import TrainingLine, bench_compression
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
     toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)
-    line = Line(
+    line = TrainingLine(
         examples=toy_line / "examples",
         statistics=toy_line / "statistics",
         teachers=[toy_line / "teacher"],
@@ -41,9 +41,6 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
     # The evaluation of the bundle has measured the same ranker on the same baskets.
     evaluation = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())
     assert board["served"]["ndcg_at_10"] == evaluation["served"]["ndcg_at_10"]
-    tables = results["tables"]
-    assert tables["FP16"]["ratio"] == pytest.approx(2.0)
-    assert all(row["ratio"] >= 8 for name, row in tables.items() if name.startswith("1/8"))
     written = json.loads((tmp_path / "compression.json").read_text())
     assert written["rankers"].keys() == board.keys()
     text = (tmp_path / "compression.md").read_text()

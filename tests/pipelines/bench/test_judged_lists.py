@@ -9,7 +9,7 @@ from components.evaluation.evaluate_bundle import evaluate
 from components.evaluation.metrics import summary
 from components.ranker.scoring import OnnxRanker
 from feature_repo.events import read_dataset
-from pipelines.bench.judged_lists import read_test_lists
+from pipelines.bench.judged_lists import read_judged_lists
 from serving.release.bundle import load_bundle
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_the_served_ranker_is_judged_as_it_was_when_served(toy_line: Path, tmp_path: Path) -> None:
     bundle, data = load_bundle(toy_line / "bundle"), read_dataset(toy_line / "dataset")
-    lists = read_test_lists(bundle, data, tmp_path)
+    lists = read_judged_lists(bundle, data, tmp_path)
     tally = lists.judge(OnnxRanker(toy_line / "bundle" / "ranker.onnx").scores(lists.examples))
     found = summary(tally, lists.bootstrap, len(bundle.statistics.item_ids))
     served = evaluate(bundle, data)[0]["served"]
@@ -25,7 +25,7 @@ def test_the_served_ranker_is_judged_as_it_was_when_served(toy_line: Path, tmp_p
 
 
 def test_labels_are_what_was_hidden_and_retrieved(toy_line: Path, tmp_path: Path) -> None:
-    lists = read_test_lists(load_bundle(toy_line / "bundle"), read_dataset(toy_line / "dataset"), tmp_path)
+    lists = read_judged_lists(load_bundle(toy_line / "bundle"), read_dataset(toy_line / "dataset"), tmp_path)
     examples = lists.examples
     for i in (0, len(lists.tasks) // 2, len(lists.tasks) - 1):
         rows = slice(examples.start[i], examples.start[i + 1])

@@ -16,8 +16,8 @@ from feature_repo.statistics import Statistics, read_statistics
 from pipelines.bench.rerank import (
     METRICS,
     RULED_ITEMS,
-    Lists,
-    Weights,
+    RerankWeights,
+    ScoredLists,
     bench_rerank,
     choose,
     frontier,
@@ -34,7 +34,7 @@ def task(hidden: list[int], before: list[bool]) -> Task:
     return Task(0, "u", "b", "s", 0.0, (), np.array(hidden), np.array(before), no_events())
 
 
-def small(toy: Statistics) -> Lists:
+def small(toy: Statistics) -> ScoredLists:
     """Two lists over twelve items: 11 is in one basket of 128 and of a new manufacturer, others in all."""
     statistics = replace(
         toy,
@@ -51,13 +51,13 @@ def small(toy: Statistics) -> Lists:
     hidden[[0, 11, 12 + 1]] = True
     new[[11]] = True
     tasks = [task([0, 11], [True, False]), task([1], [True])]
-    return Lists(statistics, tasks, np.array([0, 12, 24]), codes, scores, hidden, new)
+    return ScoredLists(statistics, tasks, np.array([0, 12, 24]), codes, scores, hidden, new)
 
 
 @pytest.mark.slow
 def test_metrics_by_hand(toy_line: Path) -> None:
     lists = small(read_statistics(toy_line / "statistics"))
-    found, ndcg = judge(lists, Weights())
+    found, ndcg = judge(lists, RerankWeights())
     ideal = DISCOUNT[0] + DISCOUNT[1]
     assert ndcg.tolist() == pytest.approx([DISCOUNT[0] / ideal, DISCOUNT[1] / DISCOUNT[0]])
     assert found == pytest.approx(
@@ -72,21 +72,21 @@ def test_metrics_by_hand(toy_line: Path) -> None:
         }
     )
     # 0.1 x 128^0.5 = 1.13: item 11 comes first, and item 9 falls out.
-    found, ndcg = judge(lists, Weights(novelty=0.5, novel_slots=(1,)))
+    found, ndcg = judge(lists, RerankWeights(novelty=0.5, novel_slots=(1,)))
     assert ndcg.tolist() == pytest.approx([1.0, DISCOUNT[2] / DISCOUNT[0]])
     assert (found["coverage"], found["new_recall_at_10"], found["new_manufacturers"]) == (10 / 12, 1.0, 0.1)
     assert found["novelty"] == pytest.approx(0.7)  # log2(128) in one place of ten
-    found, ndcg = judge(lists, Weights(novelty=0.5, novel_slots=(10,)))
+    found, ndcg = judge(lists, RerankWeights(novelty=0.5, novel_slots=(10,)))
     assert ndcg.tolist() == pytest.approx([(DISCOUNT[0] + DISCOUNT[9]) / ideal, DISCOUNT[1] / DISCOUNT[0]])
-    assert judge(lists, Weights(exposure=10.0))[0]["new_manufacturers"] == 0.1
-    assert judge(lists, Weights(type_penalty=0.5))[0]["types"] == 6.0
+    assert judge(lists, RerankWeights(exposure=10.0))[0]["new_manufacturers"] == 0.1
+    assert judge(lists, RerankWeights(type_penalty=0.5))[0]["types"] == 6.0
 
 
 @pytest.mark.slow
 def test_a_part_holds_its_own_lists(toy_line: Path) -> None:
     lists = small(read_statistics(toy_line / "statistics"))
     part = lists.where(np.array([False, True]))
-    assert judge(part, Weights())[1].tolist() == judge(lists, Weights())[1].tolist()[1:]
+    assert judge(part, RerankWeights())[1].tolist() == judge(lists, RerankWeights())[1].tolist()[1:]
 
 
 def point(ndcg: float, coverage: float, new: float) -> tuple[dict[str, float], Any]:
@@ -96,20 +96,20 @@ def point(ndcg: float, coverage: float, new: float) -> tuple[dict[str, float], A
 
 def test_the_cheapest_weights_that_reach_the_goals_are_chosen() -> None:
     points = {
-        Weights(): point(1.0, 0.5, 0.010),
-        Weights(novelty=0.1): point(0.999, 0.55, 0.010),
-        Weights(novelty=0.2): point(0.994, 0.58, 0.012),
-        Weights(novelty=0.2, exposure=1): point(0.993, 0.61, 0.014),
-        Weights(novelty=0.2, exposure=2): point(0.992, 0.62, 0.020),  # more than was asked for
-        Weights(novelty=0.3, exposure=1): point(0.989, 0.70, 0.020),  # loses too much
-        Weights(exposure=2): point(0.9985, 0.5, 0.100),  # one goal many times over is not two
+        RerankWeights(): point(1.0, 0.5, 0.010),
+        RerankWeights(novelty=0.1): point(0.999, 0.55, 0.010),
+        RerankWeights(novelty=0.2): point(0.994, 0.58, 0.012),
+        RerankWeights(novelty=0.2, exposure=1): point(0.993, 0.61, 0.014),
+        RerankWeights(novelty=0.2, exposure=2): point(0.992, 0.62, 0.020),  # more than was asked for
+        RerankWeights(novelty=0.3, exposure=1): point(0.989, 0.70, 0.020),  # loses too much
+        RerankWeights(exposure=2): point(0.9985, 0.5, 0.100),  # one goal many times over is not two
     }
-    assert choose(points) == Weights(novelty=0.2, exposure=1)
+    assert choose(points) == RerankWeights(novelty=0.2, exposure=1)
     assert [(one.novelty, one.exposure) for one in frontier(points)] == [
         (0.0, 0.0), (0.1, 0.0), (0.2, 0.0), (0.2, 1), (0.2, 2), (0.3, 1),
     ]  # fmt: skip
     near = {weights: found for weights, found in points.items() if found[0]["coverage"] < 0.6}
-    assert choose(near) == Weights(novelty=0.2), "0.8 of one goal and 2/3 of the other"
+    assert choose(near) == RerankWeights(novelty=0.2), "0.8 of one goal and 2/3 of the other"
 
 
 @pytest.mark.slow

@@ -1,0 +1,106 @@
+"""The figures of a bench or drill -> its files: JSON, a Markdown page and pictures.
+
+Every bench and drill uses this table writer, this report writer and these percentiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from serving.measurement import measured_on, write_result
+
+PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9, "p99_99": 99.99}
+MISSING = "–"
+
+
+def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]:
+    """Return mean, maximum and each percentile, which is one of the values themselves.
+
+    A percentile is None where there are too few values to distinguish it from the maximum.
+    """
+    array = np.asarray(values, float)
+    if len(array) == 0:
+        return {**dict.fromkeys(PERCENTILES), "mean": None, "max": None}
+    exact = np.percentile(array, list(PERCENTILES.values()), method="higher").tolist()
+    resolved = {
+        name: value if len(array) * (100 - percent) >= 99.99 else None
+        for (name, percent), value in zip(PERCENTILES.items(), exact, strict=True)
+    }
+    return {**resolved, "p50": exact[0], "mean": float(array.mean()), "max": float(array.max())}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]
+
+
+def fixed(value: float | None, digits: int = 2, unit: str = "") -> str:
+    """Return a number with so many digits after the point, a dash for a missing one."""
+    return MISSING if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def short(value: float | None) -> str:
+    """Return a number in about three digits: 2.31, 98.70, 1,234."""
+    return fixed(value, 2 if value is None or value < 100 else 0)
+
+
+def percent(ratio: float | None, digits: int = 0) -> str:
+    """Return a ratio in per cent."""
+    return MISSING if ratio is None else f"{ratio:.{digits}%}"
+
+
+def machine_line(result: Mapping[str, Any]) -> str:
+    """Return the commit and the machine of a measurement, and the bundle if it has one."""
+    bundle = f"bundle {result['bundle_id']}, " if "bundle_id" in result else ""
+    machine = result["machine"]
+    return f"{bundle}commit {result['commit']}, {machine['cpu']}, {machine['cores']} cores"
+
+
+def write_report(
+    folder: Path, name: str, figures: Mapping[str, Any], page: Callable[[dict[str, Any]], str]
+) -> dict[str, Any]:
+    """Write NAME.json and NAME.md; return the content of the JSON.
+
+    Args:
+        folder: of the files.
+        name: of the report.
+        figures: plain JSON types; time, machine, software and commit are added.
+        page: writes the result as Markdown.
+    """
+    result = {**measured_on(), **figures}
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
+    write_result(folder / f"{name}.json", orjson.dumps(result, option=options))
+    write_result(folder / f"{name}.md", page(result).encode())
+    return result
+
+
+@contextlib.contextmanager
+def picture(file: Path, size: tuple[float, float], **subplots: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield a figure and an array of its axes, (rows, columns); write it as PNG after the block.
+
+    Args:
+        file: of the picture.
+        size: width and height in inches.
+        **subplots: further arguments of `pyplot.subplots`.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=size, squeeze=False, **subplots)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    yield figure, axes
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=130)
+    pyplot.close(figure)
+    write_result(file, content.getvalue())

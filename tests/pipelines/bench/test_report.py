@@ -1,0 +1,70 @@
+"""Figures -> the tables, numbers and files that every bench and drill writes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.bench.report import (
+    fixed,
+    machine_line,
+    percent,
+    percentiles,
+    picture,
+    short,
+    table,
+    write_report,
+)
+
+
+def test_percentiles_are_values_and_missing_where_they_cannot_be_resolved() -> None:
+    values = np.arange(1, 101, dtype=float)
+    numbers = percentiles(values)
+    assert (numbers["p50"], numbers["p90"], numbers["p99"]) == (51.0, 91.0, 100.0)
+    assert (numbers["p99_9"], numbers["mean"], numbers["max"]) == (None, 50.5, 100.0)
+    assert percentiles(values[:99])["p99"] is None
+    assert set(percentiles([]).values()) == {None}
+
+
+def test_a_table_is_markdown() -> None:
+    assert table(["arm", "ms"], [["ours", 2], ["null", "–"]]) == [
+        "| arm | ms |",
+        "|---|---|",
+        "| ours | 2 |",
+        "| null | – |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (fixed(1234.567, 1), "1,234.6"),
+        (fixed(2.0, 1, "x"), "2.0x"),
+        (fixed(None), "–"),
+        (short(2.314), "2.31"),
+        (short(1234.5), "1,234"),
+        (short(None), "–"),
+        (percent(0.125, 1), "12.5%"),
+        (percent(None), "–"),
+    ],
+)
+def test_numbers_are_short_and_missing_ones_a_dash(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@pytest.mark.slow  # starts git
+def test_a_report_has_machine_and_commit_in_both_files(tmp_path: Path) -> None:
+    result = write_report(tmp_path, "some", {"bundle_id": "b1", "p50": np.float64(2)}, machine_line)
+    assert json.loads((tmp_path / "some.json").read_bytes())["p50"] == 2
+    page = (tmp_path / "some.md").read_text()
+    assert page.startswith("bundle b1, commit ")
+    assert page.endswith(f"{result['machine']['cores']} cores")
+
+
+def test_a_picture_is_written_whole_after_its_block(tmp_path: Path) -> None:
+    with picture(tmp_path / "some.png", (3, 2), ncols=2) as (_, [[left, right]]):
+        left.plot([1, 2])
+        right.plot([2, 1])
+    assert (tmp_path / "some.png").read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in tmp_path.iterdir()] == ["some.png"]
