@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.measurement import measured_on, write_result
+from feature_repo.atomic_files import write_file
+from serving.measurement import measured_on
 
 PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9, "p99_99": 99.99}
 MISSING = "–"
@@ -77,8 +78,8 @@ def write_report(
     """
     result = {**measured_on(), **figures}
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
-    write_result(folder / f"{name}.json", orjson.dumps(result, option=options))
-    write_result(folder / f"{name}.md", page(result).encode())
+    write_file(folder / f"{name}.json", orjson.dumps(result, option=options))
+    write_file(folder / f"{name}.md", page(result).encode())
     return result
 
 
@@ -103,4 +104,4 @@ def picture(file: Path, size: tuple[float, float], **subplots: Any) -> Iterator[
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=130)
     pyplot.close(figure)
-    write_result(file, content.getvalue())
+    write_file(file, content.getvalue())
