@@ -41,7 +41,7 @@ from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Minimum, Plan, RulesFile
 from serving.stages.ranking import rank
-from serving.stages.reranking import POOL, fill_slots
+from serving.stages.reranking import POOL, SlotRules, WeighedCandidates, fill_slots
 from serving.stages.retrieval import SOURCES, Candidates, retrieve, thin
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import MemoryStore, OnlineStore, UserRow
@@ -326,17 +326,15 @@ class Recommender:
     ) -> tuple[tuple[Recommendation, ...], np.ndarray]:
         """Return the items to show of a ranked list, with reasons and what holds now; and their codes."""
         statistics, plan = self.bundle.statistics, known.plan
-        rows, why = fill_slots(
+        pins = statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins
+        pool = WeighedCandidates(
             plan.weigh(ranked.codes, self.bundle.worth(ranked.codes, ranked.scores)),
-            self.bundle.rarity_of(ranked.codes),
             statistics.categorical[ranked.codes, 0],
-            request.k,
-            self.bundle.settings.type_penalty,
-            statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins,
+            self.bundle.rarity_of(ranked.codes),
             ranked.times > 0,
-            plan.reserved,
-            self.bundle.novel,
         )
+        slots = SlotRules(pins, plan.reserved, self.bundle.novel)
+        rows, why = fill_slots(pool, slots, request.k, self.bundle.settings.type_penalty)
         codes = ranked.codes[rows].astype(np.int64)
         reasons = self._reasons(request, ranked, rows)
         items = map(

@@ -1,11 +1,14 @@
-"""Scores -> the list that is shown: pins, reserved slots, diversity, and weights for what is seldom shown.
+"""Scores -> the list that is shown: pins, reserved slots, diversity, and weights for rarely shown items.
 
 An item is worth its purchase probability, times a weight of its own (`exposure_weights`), times the factors
-of a merchandiser's rules. The slots are filled one after the other with what is worth most then: each item
-shown makes others of its type worth a little less. In the few novel slots the rare is worth more.
+of a merchandiser's rules. The slots are filled one after the other, each with the item worth most at that
+moment: each shown item makes others of its type worth a little less. In the few novel slots, rare items are
+worth more.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,12 +16,30 @@ from feature_repo.kernels.compiled import compiled
 from feature_repo.statistics import Statistics
 
 POOL = 4  # times k candidates take part; the rest are too far down to come up
-NEW_DAYS = 91  # a manufacturer is new as long as its first sale is not longer ago
-ANY, REPEAT, NEW = range(3)  # what a slot is reserved for
+NEW_DAYS = 91  # a manufacturer is new until this long after its first sale
+ANY, REPEAT, NEW = range(3)  # the kind of item that a slot is reserved for
 CHOSEN, PINNED, RESERVED, NOVEL = range(4)  # why an item stands in its slot
 _TAKEN = -1.0
+_NO_PLACE = -1
 NO_SLOTS, NO_KINDS = np.empty(0, np.int64), np.empty(0, np.int8)
 _NO_ROWS, NO_RARITY = np.empty(0, np.bool_), np.empty(0)
+
+
+class WeighedCandidates(NamedTuple):
+    """The candidates of one list, (n,) each."""
+
+    worth: np.ndarray  # float64, 0 or more
+    types: np.ndarray  # type codes; 0 is unknown and never penalised
+    rarity: np.ndarray = NO_RARITY  # float64, factor of the worth in a novel slot; empty in a list without novel slots
+    bought: np.ndarray = _NO_ROWS  # bool, by this user, ever; empty where no slot is reserved
+
+
+class SlotRules(NamedTuple):
+    """The slots of one list that are not filled by worth alone."""
+
+    pinned: np.ndarray = NO_SLOTS  # (s,) int64, the row that is pinned to each slot, below 0 where none is
+    reserved: np.ndarray = NO_KINDS  # (r,) int8, ANY, REPEAT or NEW for each slot
+    novel: np.ndarray = NO_SLOTS  # (m,) int64 slots, counted from 0
 
 
 def rerank(
@@ -29,116 +50,157 @@ def rerank(
     rarity: np.ndarray = NO_RARITY,
     novel: np.ndarray = NO_SLOTS,
 ) -> np.ndarray:
-    """Return the rows of the k items to show where no rule speaks, int64; see `fill_slots`."""
-    found = fill_slots(
-        worth.astype(np.float64), rarity, types, k, type_penalty, NO_SLOTS, _NO_ROWS, NO_KINDS, novel
-    )
-    rows: np.ndarray = found[0]
-    return rows
+    """Return the rows of the k items to show without rules, int64; see `fill_slots`."""
+    pool = WeighedCandidates(worth.astype(np.float64), types, rarity)
+    return fill_slots(pool, SlotRules(novel=novel), k, type_penalty)[0]
+
+
+def fill_slots(
+    pool: WeighedCandidates, slots: SlotRules, k: int, type_penalty: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the k items to show, int64, and why each stands in its slot, int8.
+
+    Greedy: each chosen item of a type multiplies the worth of the others of that type by `type_penalty`.
+    1 changes nothing; a hard "one of each type" (0) costs a sixth of the recall on grocery baskets, where
+    shoppers do buy two yogurts.
+
+    Args:
+        pool: the candidates.
+        slots: the slots with a rule of their own. A pin comes first, then a novel slot, and a reserved slot
+            has the last word.
+        k: how many to show.
+        type_penalty: in (0, 1].
+    """
+    return _fill(*pool, *slots, k, type_penalty)  # compiled code takes arrays 1 us faster than named tuples
 
 
 @compiled
-def fill_slots(
+def _fill(
     worth: np.ndarray,
-    rarity: np.ndarray,
     types: np.ndarray,
-    k: int,
-    type_penalty: float,
+    rarity: np.ndarray,
+    bought: np.ndarray,
     pinned: np.ndarray,
-    before: np.ndarray,
     reserved: np.ndarray,
     novel: np.ndarray,
+    k: int,
+    type_penalty: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the k items to show, int64, and why each stands where it does, int8.
-
-    Greedy: each item already chosen of a type multiplies what the others of that type are worth by
-    `type_penalty`. 1 changes nothing; a hard "one of each type" (0) costs a sixth of the recall on
-    grocery baskets, where shoppers do buy two yogurts.
-
-    A pinned row stands in its slot or not at all, so that a shorter list is the beginning of a longer one;
-    only where all others are used up does it move forward. A reserved slot takes the best of its kind, and
-    the best of all where there is none. A novel slot takes what is best when the rare is worth more.
-
-    Args:
-        worth: (n,) float64, what each candidate is worth, 0 or more.
-        rarity: (n,) float64, what that is multiplied with in a novel slot; empty where there is none.
-        types: (n,) type codes; 0 is unknown and never penalised.
-        k: how many to show.
-        type_penalty: in (0, 1].
-        pinned: (s,) int64, the row that is pinned to each slot, below 0 where none is.
-        before: (n,) bool, whether the user has bought it before; empty where no slot is reserved.
-        reserved: (r,) int8, ANY, REPEAT or NEW for each slot.
-        novel: (m,) int64 slots, counted from 0.
-    """
+    """Fill one slot after the other; see `fill_slots`, whose fields these are."""
     n = len(worth)
-    order = np.argsort(-worth, kind="mergesort")
-    left = worth[order]
-    place_of = np.full(n, -1)
-    for place in range(n):
-        place_of[order[place]] = place
-    for row in pinned:
-        if row >= 0:
-            left[place_of[row]] = _TAKEN
-    near = _best_left(left, np.ones(n), POOL * k)
-    boost, far = near.astype(np.float64), near
+    order = np.argsort(-worth, kind="mergesort")  # from here on, a place in this order names a candidate
+    left, types = worth[order], types[order]
+    pins = _take_pins(pinned, order, left)
+    near = _first_left(np.arange(n), left, POOL * k)
+    boost, far = left, near
     if len(rarity) and len(novel):
         boost = rarity[order]
-        far = _best_left(left, boost, rare_pool(novel))
-    waiting = pinned.copy()
+        far = _first_left(np.argsort(-left * boost, kind="mergesort"), left, rare_pool(novel))
     rows, why = np.empty(min(k, n), np.int64), np.zeros(min(k, n), np.int8)
     for slot in range(len(rows)):
-        chosen = -1
-        if slot < len(waiting) and waiting[slot] >= 0:
-            chosen = place_of[waiting[slot]]
-            waiting[slot] = -1
-            why[slot] = PINNED
-        else:
-            for place in range(n):
-                if near[place] and left[place] != _TAKEN and (chosen < 0 or left[place] > left[chosen]):
-                    chosen = place
+        place = _pin_of(slot, pins)
+        why[slot] = PINNED
+        if place < 0:
+            place, why[slot] = _best_place(left, left, near), CHOSEN
             if len(rarity) and (novel == slot).any():
-                usual = chosen
-                for place in range(n):
-                    fits = far[place] and left[place] != _TAKEN
-                    if fits and (chosen < 0 or left[place] * boost[place] > left[chosen] * boost[chosen]):
-                        chosen = place
-                why[slot] = CHOSEN if chosen == usual else NOVEL
-            wanted = reserved[slot] if slot < len(reserved) else ANY
-            if wanted != ANY and chosen >= 0 and before[order[chosen]] != (wanted == REPEAT):
-                best = -1
-                for place in range(n):
-                    fits = left[place] != _TAKEN and before[order[place]] == (wanted == REPEAT)
-                    if fits and (best < 0 or left[place] > left[best]):
-                        best = place
-                if best >= 0:
-                    chosen = best
-                    why[slot] = RESERVED
-            if chosen < 0:  # all others are shown: the next pin moves forward
-                for later in range(len(waiting)):
-                    if chosen < 0 and waiting[later] >= 0:
-                        chosen = place_of[waiting[later]]
-                        waiting[later] = -1
-                why[slot] = PINNED
-        rows[slot] = order[chosen]
-        left[chosen] = _TAKEN
-        kind = types[order[chosen]]
-        if kind:
-            for place in range(n):
-                if left[place] > 0 and types[order[place]] == kind:
-                    left[place] *= type_penalty
+                place, why[slot] = _novel_or(place, left, boost, far)
+            if slot < len(reserved) and reserved[slot] != ANY:
+                is_kind = bought[order] == (reserved[slot] == REPEAT)
+                place, why[slot] = _of_kind_or(place, why[slot], left, is_kind)
+        if place < 0:
+            place, why[slot] = _next_pin(pins), PINNED
+        rows[slot] = order[place]
+        left[place] = _TAKEN
+        _penalise(types[place], types, left, type_penalty)
     return rows, why
 
 
 @compiled
-def _best_left(left: np.ndarray, boost: np.ndarray, most: int) -> np.ndarray:
-    """Return which places hold the best of what is left, (n,) bool, so many of them at most."""
+def _take_pins(pinned: np.ndarray, order: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Mark the pinned places as taken; return each slot's pin, (s,) int64, _NO_PLACE where none is."""
+    pins = np.full(len(pinned), _NO_PLACE)
+    if len(pinned):
+        place_of = np.empty(len(order), np.int64)
+        place_of[order] = np.arange(len(order))
+        for slot, row in enumerate(pinned):
+            if row >= 0:
+                pins[slot] = place_of[row]
+                left[place_of[row]] = _TAKEN
+    return pins
+
+
+@compiled
+def _first_left(places: np.ndarray, left: np.ndarray, most: int) -> np.ndarray:
+    """Return which places are the first that are not taken, (n,) bool, at most so many."""
     marks = np.zeros(len(left), np.bool_)
-    found = 0
-    for place in np.argsort(-left * boost, kind="mergesort"):
-        if found < most and left[place] != _TAKEN:
+    marked = 0
+    for place in places:
+        if marked < most and left[place] != _TAKEN:
             marks[place] = True
-            found += 1
+            marked += 1
     return marks
+
+
+@compiled
+def _best_place(worth: np.ndarray, left: np.ndarray, may: np.ndarray) -> int:
+    """Return the place of most worth that is left and may be taken, _NO_PLACE without any."""
+    best = _NO_PLACE
+    for place in range(len(left)):
+        if may[place] and left[place] != _TAKEN and (best < 0 or worth[place] > worth[best]):
+            best = place
+    return best
+
+
+@compiled
+def _pin_of(slot: int, pins: np.ndarray) -> int:
+    """Take the pin of a slot, _NO_PLACE without any.
+
+    A pinned item stands in its slot or not at all, so that a shorter list is the beginning of a longer one;
+    see `_next_pin` for the exception.
+    """
+    if slot >= len(pins):
+        return _NO_PLACE
+    place = pins[slot]
+    pins[slot] = _NO_PLACE
+    return place
+
+
+@compiled
+def _next_pin(pins: np.ndarray) -> int:
+    """Take the first pin that waits: where all other items are shown, it moves forward."""
+    for slot in range(len(pins)):
+        if pins[slot] >= 0:
+            return _pin_of(slot, pins)
+    return _NO_PLACE
+
+
+@compiled
+def _novel_or(usual: int, left: np.ndarray, boost: np.ndarray, far: np.ndarray) -> tuple[int, int]:
+    """Return the place of most worth when rare items are worth more, and why; of equal ones the usual."""
+    boosted = left * boost
+    rare = _best_place(boosted, left, far)
+    if rare >= 0 and (usual < 0 or boosted[rare] > boosted[usual]):
+        return rare, NOVEL
+    return usual, CHOSEN
+
+
+@compiled
+def _of_kind_or(usual: int, why: int, left: np.ndarray, is_kind: np.ndarray) -> tuple[int, int]:
+    """Return the best place of a kind, and why; the usual one if it is of that kind or no place is."""
+    if usual >= 0 and not is_kind[usual]:
+        best = _best_place(left, left, is_kind)
+        if best >= 0:
+            return best, RESERVED
+    return usual, why
+
+
+@compiled
+def _penalise(kind: int, types: np.ndarray, left: np.ndarray, type_penalty: float) -> None:
+    """Make the candidates of a type that was just shown worth less."""
+    if kind:
+        for place in range(len(left)):
+            if left[place] > 0 and types[place] == kind:
+                left[place] *= type_penalty
 
 
 @compiled
