@@ -8,6 +8,7 @@ RecommendError
  ├─ FactsUnavailable      answered with the facts last read
  ├─ RankingFailed         answered from a lower rung; `reason` is told as degraded_reason
  │   ├─ RankerUnavailable     the remote ranker is not there or refuses
+ │   │   └─ RowsRefused           it is well, but does not take the rows of this call
  │   ├─ RankerMismatch        the remote ranker has another bundle
  │   ├─ Overloaded            too many wait for the model, or for their turn; a prefetch gets 429
  │   │   └─ UserOverLimit         the same, because of this shopper's own requests
@@ -54,6 +55,10 @@ class RankerUnavailable(RankingFailed):
     """The remote ranker cannot be reached, or answers with an error."""
 
     reason = "ranker_unavailable"
+
+
+class RowsRefused(RankerUnavailable):
+    """The remote ranker does not take the rows of a call; it may take those of another request."""
 
 
 class RankerMismatch(RankingFailed):

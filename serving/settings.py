@@ -48,8 +48,8 @@ class Settings:
     ranker_address: str = ""  # of a ranker elsewhere, HOST:PORT or HOST:PORT/MODEL; empty: in this process
     answer_cache: str = ""  # memory: caches ranked lists in each process; empty: none
     user_limit_per_s: float = 20.0  # answers that a process computes for one shopper; 0: no limit
-    batch_max_wait_ms: float = 5.0  # that a request may wait for others to share a model call with; 0: never
-    batch_max_rows: int = 8_192  # candidates of a call that several requests share
+    batch_max_wait_ms: float = 5.0  # longest wait for a call of a remote ranker that requests share; 0: none
+    batch_max_rows: int = 800  # most candidates of such a call; a bundle's rows have some 300 bytes
     body_limit_bytes: int = 262_144  # a longer request is refused with 413
     body_timeout_ms: float = 1_000.0  # a head, or a body, that takes longer to arrive is refused with 408
     max_connections: int = (

@@ -133,7 +133,13 @@ def wire(settings: Settings) -> Wiring:
             cleanup.callback(log.close)
         freshness = Freshness(store, settings.stale_after_s)
         cleanup.callback(freshness.close)
-        remote = RemoteRanker(settings.ranker_address) if settings.ranker_address else None
+        remote = None
+        if settings.ranker_address:
+            remote = RemoteRanker(
+                settings.ranker_address,
+                max_wait_ms=settings.batch_max_wait_ms,
+                max_rows=settings.batch_max_rows,
+            )
         return Wiring(
             settings,
             store,

@@ -1437,33 +1437,6 @@ def bench_latency(context: Context, seconds: float, requests: IO[bytes] | None, 
     context.answer(result, latency_table(result))
 
 
-@bench.command("batching")
-@click.option(
-    "--requests", type=click.File("rb"), help="Request lines.  [default: baskets of the evaluation]"
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: bench under home]"
-)
-@command_options
-def bench_batching(context: Context, requests: IO[bytes] | None, out: Path | None) -> None:
-    """Measure what joining requests for one ranker call saves.
-
-    And what the steering of the batches makes of it, here and on an artificial device.
-    """
-    from pipelines.bench.batching import JOINED, batching_table
-    from pipelines.bench.batching import bench_batching as measure
-    from pipelines.inspect.ask import evaluation_requests
-
-    bundle = read_champion(context.home).bundle(context.home)
-    lines = (
-        [json.loads(line) for line in requests if line.strip()]
-        if requests
-        else evaluation_requests(bundle, max(JOINED))
-    )
-    result = measure(bundle, lines, out or context.home / "bench", context.settings())
-    context.answer(result, batching_table(result))
-
-
 @bench.command("load")
 @click.option(
     "--arm", "arms", multiple=True, help="Measure this one beside ours; may be repeated.  [default: all]"

@@ -64,7 +64,7 @@ class Verdict:
 def explain(recommender: Recommender, request: Request, item_id: str) -> tuple[Verdict, Response]:
     """Return what becomes of an item in the answer of a request, and that answer."""
     asked = recommender.ask(request)
-    prepared = recommender.gather(asked, recommender.near([asked])[0])
+    prepared = recommender.gather(asked, recommender.near(asked))
     scores = recommender.rank(prepared.dense, prepared.categorical)
     response = recommender.finish(prepared, scores)
     code = recommender.bundle.statistics.code_of.get(item_id)

@@ -19,7 +19,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ class Recommender:
     def prepare(self, request: Request) -> Prepared:
         """Read the user's row, retrieve candidates and compute their features."""
         asked = self.ask(request)
-        return self.gather(asked, self.near([asked])[0])
+        return self.gather(asked, self.near(asked))
 
     def ask(self, request: Request, known: Known | None = None, read_by: float = math.inf) -> Asked:
         """Return what is known of a request before any candidate.
@@ -136,10 +136,10 @@ class Recommender:
         query = Query(statistics, at, statistics.codes(request.basket), len(request.basket), user)
         return Asked(request, known, query, began, time.perf_counter())
 
-    def near(self, asked: Sequence[Asked]) -> list[np.ndarray]:
-        """Return the codes of the items near each query, nearest first, in one call; all of one profile."""
-        profile = self.bundle.profiles[asked[0].request.profile]
-        return profile.tower.search([one.query for one in asked], profile.quotas.tower)
+    def near(self, asked: Asked) -> np.ndarray:
+        """Return the codes of the items near the request's query, nearest first."""
+        profile = self.bundle.profiles[asked.request.profile]
+        return profile.tower.search([asked.query], profile.quotas.tower)[0]
 
     def gather(
         self,
@@ -274,7 +274,7 @@ class Recommender:
         if self.answers is None or key is None or self.answers.get_stale(key) is not None:
             return
         asked = self.ask(request, known)
-        prepared = self.gather(asked, self.near([asked])[0], NOTHING_HIDDEN)
+        prepared = self.gather(asked, self.near(asked), NOTHING_HIDDEN)
         self.answers.put(key, self.best(prepared, self.rank(prepared.dense, prepared.categorical)))
 
     def _respond(

@@ -1,11 +1,14 @@
-"""Work of waiting requests -> one model call for all of it -> each request's own result.
+"""Requests that wait for a shared ranker -> one call for several of them -> each request's own result.
 
-The endpoint is one asyncio loop: a request computes its features, then asks for its scores. Requests that
-became ready in the same turn of the loop are answered by one call; whether that pays, and whether to wait
-for more of them, `serving.checkout.batch_steering` decides. One `Batcher` stands before each model.
+Only a ranker that requests share needs this: a remote one, or one on a GPU. In process on a CPU a joined call
+saves nothing, so a request calls its ranker itself.
 
-A batch holds requests of one bundle only, the urgent before the others, each group in order of arrival. What
-goes wrong with a request stays with it: its deadline, its cancelling, its bad rows.
+    no call in flight     all requests that are ready in this turn of the event loop share a call
+    a call in flight      requests wait for its end, for `expected` companions, or for the longest wait
+
+`expected` is the number of requests that arrive during one call: arrival rate x measured time of a call.
+A call holds requests of one bundle, checkouts before prefetches. An expired or cancelled request leaves the
+queue, and rows that break a joined call fail alone.
 """
 
 from __future__ import annotations
@@ -13,27 +16,29 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from serving import metrics
-from serving.checkout.batch_steering import WAIT_SHARE, Steering
-from serving.errors import DeadlineExceeded, Overloaded
+from serving.errors import DeadlineExceeded, Overloaded, RankerMismatch, RankerUnavailable, RowsRefused
 
-AGED_S = 0.05  # a prefetch that has waited so long is as urgent as a checkout
 MOST_WAITING = 256  # requests in the queue; more are refused
+_WEIGHT = 0.1  # of the newest in the averages
+_OF_THE_CALL = (DeadlineExceeded, RankerMismatch, RankerUnavailable)  # each request alone would get the same
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
+# Bundle, works, latest deadline -> one result for each work; a result that is an exception fails that one.
+CallModel = Callable[[str, Sequence[Work], float], Awaitable[Sequence[Result | Exception]]]
 
 
 class Priority(IntEnum):
-    """Who is answered first, and refused last."""
+    """The order of service, and the reverse order of refusal."""
 
     CHECKOUT = 0  # a shopper waits
-    PREFETCH = 1  # an answer that may be wanted soon
+    PREFETCH = 1  # an answer for later
 
 
 @dataclass(slots=True, eq=False)
@@ -43,50 +48,54 @@ class _Waiting(Generic[Work, Result]):
     bundle_id: str
     priority: Priority
     deadline: float
-    asked: float
-    # Errors travel as results: what a model raises may be nothing that a future takes (StopIteration).
+    since: float
+    # Errors travel as results: a model may raise an error that no future takes (StopIteration).
     answer: asyncio.Future[Result | Exception] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     def settle(self, result: Result | Exception) -> None:
-        """Wake the asker, unless it was cancelled."""
+        """Wake the request, unless it was cancelled."""
         if not self.answer.done():
             self.answer.set_result(result)
 
 
 class Batcher(Generic[Work, Result]):
-    """Joins the work of requests that wait for the same model; belongs to one event loop."""
+    """Joins requests that wait for one ranker; belongs to one event loop."""
 
     def __init__(
         self,
-        run: Callable[[str, Sequence[Work]], Sequence[Result | Exception]],
-        steering: Steering,
+        call: CallModel[Work, Result],
         *,
-        stage: str,
+        max_wait_ms: float,
+        max_rows: int,
+        stage: str = "ranking",
         most_waiting: int = MOST_WAITING,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Take the model and what decides on joining.
+        """Take the model and the limits.
 
         Args:
-            run: takes a bundle's id and the work of requests, and returns one result for each, in their
-                order; a result that is an exception is raised to its asker alone. It holds the loop
-                while it runs. Work of no rows comes alone and needs no model.
-            steering: used by this batcher alone.
-            stage: label of the metrics, for example "ranking".
-            most_waiting: how many requests may wait.
-            clock: in seconds, the same that deadlines are of.
+            call: see `CallModel`.
+            max_wait_ms: longest wait for companions; 0 means that no request waits.
+            max_rows: most rows of a joined call; a single request may have more.
+            stage: label of the metrics.
+            most_waiting: most requests in the queue.
+            clock: seconds; deadlines are times of it.
         """
-        self._run = run
-        self._steering = steering
-        self._most_waiting = most_waiting
-        self._clock = clock
+        self._model, self._max_wait_s, self._max_rows = call, max_wait_ms / 1e3, max_rows
+        self._most_waiting, self._clock = most_waiting, clock
         self._waiting: list[_Waiting[Work, Result]] = []  # in order of arrival
-        self._joins = False  # whether the next batch was already decided to be one
-        self._flush_at = math.inf  # of the clock; infinite while none is planned
+        self._calls: set[asyncio.Task[None]] = set()  # in flight; the loop itself keeps weak references only
         self._planned: asyncio.Handle | None = None
+        self._arrived_at = -math.inf
+        self._gap_s, self._call_s = math.inf, 0.0  # between two arrivals, and of a call, on average
         self._metrics = metrics.batch_metrics(stage, [priority.name.lower() for priority in Priority])
+
+    @property
+    def expected(self) -> int:
+        """How many requests arrive during one call: rate x time, Little's law."""
+        return max(round(self._call_s / self._gap_s), 1) if self._gap_s > 0 else self._most_waiting
 
     async def ask(
         self,
@@ -99,58 +108,34 @@ class Batcher(Generic[Work, Result]):
     ) -> Result:
         """Return the model's result for `work`.
 
-        Where joining does not pay and nobody waits, the model is called at once, as if by hand.
-
         Args:
-            work: what `run` takes.
-            rows: of the model's input, 0 or more.
-            bundle_id: whose model is asked; work of two bundles never shares a call.
-            priority: how urgent it is.
-            deadline: seconds of the clock after which the result is of no use.
+            work: one element of what `call` takes.
+            rows: rows of the model's input.
+            bundle_id: requests of two bundles never share a call.
+            priority: see `Priority`.
+            deadline: time of the clock after which the result has no use.
 
         Raises:
-            DeadlineExceeded: the deadline passed before the model was called.
-            Overloaded: too many wait.
-            Exception: whatever the model raises for this very work.
+            DeadlineExceeded: the deadline passed before the call.
+            Overloaded: too many requests wait.
+            Exception: whatever the model raises for this work.
         """
-        if rows == 0:
-            return _unwrap(self._call(bundle_id, [work])[0])
         now = self._clock()
-        if now >= deadline:
-            raise self._expired(now - deadline)
-        self._steering.arrived(now)
-        if not self._waiting:
-            if self._steering.alone():
-                return self._call_alone(work, rows, bundle_id)
-            self._joins = True
+        gap_s, self._arrived_at = now - self._arrived_at, now
+        self._gap_s = gap_s if math.isinf(self._gap_s) else self._gap_s + _WEIGHT * (gap_s - self._gap_s)
         if len(self._waiting) >= self._most_waiting:
             self._make_room(priority)
         member = _Waiting[Work, Result](work, rows, bundle_id, priority, deadline, now)
         self._waiting.append(member)
-        self._plan(member)
-        return _unwrap(await member.answer)
-
-    def state(self) -> dict[str, Any]:
-        """Return how many wait, and what the steering measured and decided."""
-        return {"waiting": len(self._waiting), **self._steering.state()}
-
-    def _call_alone(self, work: Work, rows: int, bundle_id: str) -> Result:
-        began = self._clock()
-        [result] = self._call(bundle_id, [work])
-        ended = self._clock()
-        self._steering.ran(ended, rows, 1, (ended - began) * 1e3, queued=False)
-        self._metrics.count_call(rows, 1)
-        return _unwrap(result)
-
-    def _call(self, bundle_id: str, works: Sequence[Work]) -> Sequence[Result | Exception]:
-        results = self._run(bundle_id, works)
-        if len(results) != len(works):
-            raise ValueError(f"the model gave {len(results)} results for {len(works)} requests: mend `run`")
-        return results
+        self._plan()
+        result = await member.answer
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _make_room(self, priority: Priority) -> None:
-        """See that one more may wait: the youngest prefetch goes before a checkout is refused."""
-        self._drop(lambda member: member.answer.done())
+        """Leave a place in the queue: the youngest prefetch goes before a checkout is refused."""
+        self._waiting = [member for member in self._waiting if not member.answer.done()]
         if len(self._waiting) < self._most_waiting:
             return
         prefetches = [member for member in self._waiting if member.priority is Priority.PREFETCH]
@@ -160,96 +145,85 @@ class Batcher(Generic[Work, Result]):
         if priority is Priority.PREFETCH or not prefetches:
             raise error
         prefetches[-1].settle(error)
-        self._drop(lambda member: member is prefetches[-1])
+        self._waiting.remove(prefetches[-1])
 
-    def _plan(self, member: _Waiting[Work, Result]) -> None:
-        """See that a flush comes when the first of the queue has waited enough, and in time for `member`."""
-        now = member.asked
-        if self._flush_at <= now:
-            return  # it comes at once anyway
-        wait_s = WAIT_SHARE * (member.deadline - now)
-        if self._planned is None:
-            wait_s = min(wait_s, self._steering.window_ms(now) / 1e3)
-        if sum(waiting.rows for waiting in self._waiting) >= self._steering.limit_rows:
-            wait_s = 0.0
-        if now + wait_s < self._flush_at:
-            self._flush_in(wait_s, now)
-
-    def _flush_in(self, wait_s: float, now: float) -> None:
+    def _plan(self) -> None:
+        """Plan the next call: now, or at the end of the first request's longest wait."""
         if self._planned is not None:
             self._planned.cancel()
-        loop = asyncio.get_running_loop()
-        self._flush_at = now + wait_s
-        # Without a wait the flush still comes after all that is ready in this turn of the loop.
-        self._planned = loop.call_later(wait_s, self._flush) if wait_s > 0 else loop.call_soon(self._flush)
+            self._planned = None
+        if self._waiting:
+            loop, wait_s = asyncio.get_running_loop(), self._wait_s()
+            # Without a wait the call still comes after all that is ready in this turn of the loop.
+            self._planned = (
+                loop.call_later(wait_s, self._flush) if wait_s > 0 else loop.call_soon(self._flush)
+            )
+
+    def _wait_s(self) -> float:
+        rows = sum(member.rows for member in self._waiting)
+        if not self._calls or len(self._waiting) >= self.expected or rows >= self._max_rows:
+            return 0.0
+        return self._waiting[0].since + self._max_wait_s - self._clock()
 
     def _flush(self) -> None:
-        """Answer one batch; the rest after the loop's next turn, so that others get theirs in between."""
-        self._planned, self._flush_at = None, math.inf
+        """Start one call, and plan the next for the requests that it leaves."""
         now = self._clock()
         for member in self._waiting:
             if now >= member.deadline and not member.answer.done():
-                member.settle(self._expired(now - member.deadline))
-        self._drop(lambda member: member.answer.done())
+                self._metrics.expired.inc()
+                late_ms = (now - member.deadline) * 1e3
+                member.settle(DeadlineExceeded(f"the deadline passed {late_ms:.1f} ms before the call"))
+        self._waiting = [member for member in self._waiting if not member.answer.done()]
         if self._waiting:
-            self._serve(self._take_batch(now), now)
-        if self._waiting:
-            self._flush_in(0.0, now)
+            task = asyncio.get_running_loop().create_task(self._serve(self._take_batch(), now))
+            self._calls.add(task)
+            task.add_done_callback(self._ended)
+        self._plan()
 
-    def _take_batch(self, now: float) -> list[_Waiting[Work, Result]]:
-        """Take from the queue what the next call answers: at least one request, all of one bundle."""
-
-        def urgency(member: _Waiting[Work, Result]) -> Priority:
-            return Priority.CHECKOUT if now - member.asked >= AGED_S else member.priority
-
-        # What was left waiting by a call before is joined only if that pays, like what comes new.
-        limit_rows = self._steering.batch_rows() if self._joins or not self._steering.alone() else 1
-        self._joins = False
-        first, *others = sorted(self._waiting, key=urgency)  # stable: by arrival where it is equal
+    def _take_batch(self) -> list[_Waiting[Work, Result]]:
+        """Take the members of the next call from the queue: at least one, all of one bundle."""
+        first, *others = sorted(self._waiting, key=lambda member: member.priority)  # stable: then by arrival
         batch, rows = [first], first.rows
         for member in others:
             if member.bundle_id == first.bundle_id:
                 rows += member.rows
-                if rows > limit_rows:
+                if rows > self._max_rows:
                     break
                 batch.append(member)
-        taken = set(map(id, batch))
-        self._drop(lambda member: id(member) in taken)
+        self._waiting = [member for member in self._waiting if member not in batch]
         return batch
 
-    def _serve(self, batch: Sequence[_Waiting[Work, Result]], now: float) -> None:
-        rows = sum(member.rows for member in batch)
-        bundle_id = batch[0].bundle_id
+    async def _serve(self, batch: Sequence[_Waiting[Work, Result]], began: float) -> None:
         results: Sequence[Result | Exception]
         try:
-            results = self._call(bundle_id, [member.work for member in batch])
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to whose rows raise it
-            results = [error] if len(batch) == 1 else [self._attempt(member) for member in batch]
+            results = await self._call(batch)
+        except Exception as error:  # noqa: BLE001 - it belongs to the request whose rows raise it
+            is_shared = isinstance(error, _OF_THE_CALL) and not isinstance(error, RowsRefused)
+            if len(batch) == 1 or is_shared:
+                results = [error] * len(batch)
+            else:
+                results = await asyncio.gather(*map(self._attempt, batch))
         else:
-            ended = self._clock()
-            full = any(member.bundle_id == bundle_id for member in self._waiting)
-            self._steering.ran(ended, rows, len(batch), (ended - now) * 1e3, queued=True, full=full)
-        self._metrics.count_call(rows, len(batch))
+            self._call_s += _WEIGHT * (self._clock() - began - self._call_s)
         for member, result in zip(batch, results, strict=True):
-            self._metrics.queue_seconds.observe(now - member.asked)
+            self._metrics.queue_seconds.observe(began - member.since)
             member.settle(result)
 
-    def _attempt(self, member: _Waiting[Work, Result]) -> Result | Exception:
-        """Run one request's work by itself after a call for several has failed."""
+    async def _attempt(self, member: _Waiting[Work, Result]) -> Result | Exception:
+        """Call the model for one request, after a call for several failed."""
         try:
-            return self._call(member.bundle_id, [member.work])[0]
-        except Exception as error:  # noqa: BLE001 - likewise
+            return (await self._call([member]))[0]
+        except Exception as error:  # noqa: BLE001 - as in `_serve`
             return error
 
-    def _drop(self, gone: Callable[[_Waiting[Work, Result]], bool]) -> None:
-        self._waiting = [member for member in self._waiting if not gone(member)]
+    async def _call(self, batch: Sequence[_Waiting[Work, Result]]) -> Sequence[Result | Exception]:
+        self._metrics.count_call(sum(member.rows for member in batch), len(batch))
+        deadline = max(member.deadline for member in batch)
+        results = await self._model(batch[0].bundle_id, [member.work for member in batch], deadline)
+        if len(results) != len(batch):
+            raise ValueError(f"the model gave {len(results)} results for {len(batch)} requests: mend `call`")
+        return results
 
-    def _expired(self, late_s: float) -> DeadlineExceeded:
-        self._metrics.expired.inc()
-        return DeadlineExceeded(f"the deadline passed {late_s * 1e3:.1f} ms before the model could be asked")
-
-
-def _unwrap(result: Result | Exception) -> Result:
-    if isinstance(result, Exception):
-        raise result
-    return result
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        self._plan()

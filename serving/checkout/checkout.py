@@ -27,8 +27,6 @@ from serving.answer.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, R
 from serving.cache.answer_cache import AnswerKey
 from serving.cache.ranked import Ranked
 from serving.checkout.admission import Admission, prefetch_waits_s
-from serving.checkout.batch_steering import Steering
-from serving.checkout.batching import Batcher, Priority
 from serving.checkout.budgets import Budgets
 from serving.checkout.call_headers import PRIORITIES, Call
 from serving.checkout.loop_admission import Turnstile
@@ -39,10 +37,10 @@ from serving.errors import (
     DeadlineNear,
     Overloaded,
     RankingFailed,
+    ScoresInvalid,
     UserOverLimit,
 )
 from serving.schemas import Request, Response
-from serving.stages.ranking import rank_joined
 from serving.stages.reranking import POOL
 
 FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
@@ -79,70 +77,13 @@ Observer = Callable[[Turn], None]  # sees each answered turn; must be quick
 async def find_here(turn: Turn) -> np.ndarray:
     """Find the items near the turn's query by itself."""
     assert turn.asked is not None
-    return turn.recommender.near([turn.asked])[0]
+    return turn.recommender.near(turn.asked)
 
 
 async def rank_here(turn: Turn) -> np.ndarray:
     """Score the candidates in this process, with the turn's own bundle."""
     assert turn.prepared is not None
     return turn.recommender.rank(turn.prepared.dense, turn.prepared.categorical)
-
-
-def find_together(goal_ms: float, max_wait_ms: float, max_rows: int) -> Find:
-    """Return what finds items near queries, and joins those of several requests where that pays.
-
-    Args:
-        goal_ms: p99 of the time from asking for items to having them.
-        max_wait_ms: longest wait for others, see `Steering`.
-        max_rows: most queries of a call that requests share.
-    """
-
-    def run(_: str, turns: Sequence[Turn]) -> Sequence[np.ndarray]:
-        asked = [turn.asked for turn in turns if turn.asked is not None]
-        return turns[0].recommender.near(asked)  # they are all of one bundle and one profile
-
-    steering = Steering(goal_ms, max_wait_ms=max_wait_ms, max_rows=max_rows)
-    batcher = Batcher[Turn, np.ndarray](run, steering, stage="retrieval")
-
-    async def find(turn: Turn) -> np.ndarray:
-        return await _join(batcher, turn, 1, turn.request.profile)
-
-    return find
-
-
-def rank_together(goal_ms: float, max_wait_ms: float, max_rows: int) -> Rank:
-    """Return what scores the candidates in this process, and joins those of several requests where that pays.
-
-    Args:
-        goal_ms: p99 of the time from asking for scores to having them.
-        max_wait_ms: longest wait for others, see `Steering`.
-        max_rows: most rows of a call that requests share.
-    """
-
-    def run(_: str, turns: Sequence[Turn]) -> Sequence[np.ndarray | Exception]:
-        prepared = [turn.prepared for turn in turns]
-        rows = [(one.dense, one.categorical) for one in prepared if one is not None]
-        return rank_joined(turns[0].recommender.bundle.ranker, rows)  # they are all of one bundle
-
-    steering = Steering(goal_ms, max_wait_ms=max_wait_ms, max_rows=max_rows)
-    batcher = Batcher[Turn, np.ndarray](run, steering, stage="ranking")
-
-    async def rank(turn: Turn) -> np.ndarray:
-        assert turn.prepared is not None
-        return await _join(batcher, turn, len(turn.prepared.dense))
-
-    return rank
-
-
-async def _join(batcher: Batcher[Turn, np.ndarray], turn: Turn, rows: int, profile: str = "") -> np.ndarray:
-    """Ask a batcher; only turns of one bundle, and of one profile if it is given, share a call."""
-    return await batcher.ask(
-        turn,
-        rows=rows,
-        bundle_id=turn.recommender.bundle.bundle_id + profile,
-        priority=Priority[turn.call.priority.upper()],
-        deadline=turn.until,
-    )
 
 
 def count(turn: Turn) -> None:
@@ -506,9 +447,14 @@ class Checkout:
 def _checked(scores: np.ndarray, turn: Turn) -> np.ndarray:
     assert turn.prepared is not None
     expected = (len(turn.prepared.dense),)
-    # One number that is not finite makes the sum so, and a sum costs half of asking each.
-    if scores.shape != expected or not math.isfinite(scores.sum()):
-        raise ValueError(f"scores of shape {scores.shape}, expected {expected} finite numbers")
+    if scores.shape != expected:
+        raise ValueError(f"scores of shape {scores.shape}, expected {expected}")
+    # One number that is not finite makes the sum so, and a sum costs half of a test of each.
+    if not math.isfinite(scores.sum()):
+        raise ScoresInvalid(
+            f"{int((~np.isfinite(scores)).sum())} of {len(scores)} scores are not finite: look at the "
+            "request's features, and at the bundle if other requests fail alike"
+        )
     return scores
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import grpc
 import numpy as np
@@ -22,15 +23,24 @@ from kserve.protocol.grpc.grpc_predict_v2_pb2 import (
 )
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+from serving.checkout.batching import Batcher, Priority
 from serving.checkout.checkout import Turn
-from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable
+from serving.errors import (
+    DeadlineExceeded,
+    RankerMismatch,
+    RankerUnavailable,
+    RankingFailed,
+    RowsRefused,
+)
 from serving.metrics import RANKER_CALLS
 from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
 
+MAX_ROWS = 800  # of a joined call: what fits into 256 KiB, the limit of our own endpoint's messages
 MARGIN_S = 0.002  # what is left of the deadline at least for making the list when the scores are here
 FAIR_S = 0.01  # a ranker that had less of a hurried request's time is not at fault
 READY_S, LOOP_S = 1.0, 5.0  # that a probe may take, and with all that its loop does meanwhile
 BUNDLE_ID = "{bundle_id}"  # stands for the id in a model's name
+Inputs = tuple[np.ndarray, np.ndarray]  # (n, features) float32, (n, levels) int64
 _SERVICE = "/inference.GRPCInferenceService/"
 _OPTIONS = [
     ("grpc.enable_retries", 0),
@@ -44,14 +54,17 @@ _calls = {name: RANKER_CALLS.labels(name) for name in ("answered", "failed", "la
 class RemoteRanker:
     """Scores turns elsewhere; `rank` is a `Rank` of the checkout's. Belongs to one event loop."""
 
-    def __init__(self, address: str, *, probe_s: float = PROBE_S) -> None:
-        """Take HOST:PORT or HOST:PORT/MODEL, of which MODEL may hold `{bundle_id}`."""
+    def __init__(
+        self, address: str, *, max_wait_ms: float = 0.0, max_rows: int = MAX_ROWS, probe_s: float = PROBE_S
+    ) -> None:
+        """Take HOST:PORT or HOST:PORT/MODEL, of which MODEL may hold `{bundle_id}`; see `Batcher`."""
         self._target, _, model = address.partition("/")
         self._model = model or "ranker"
         self._asked = self._model  # the name of the model that was asked last
         self._channel: grpc.aio.Channel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._breaker = CircuitBreaker("ranker", self._probe, probe_s=probe_s)
+        self._batcher = Batcher[Inputs, np.ndarray](self._score, max_wait_ms=max_wait_ms, max_rows=max_rows)
 
     @property
     def is_open(self) -> bool:
@@ -63,6 +76,7 @@ class RemoteRanker:
 
         Raises:
             DeadlineExceeded: the scores did not come in time.
+            Overloaded: too many requests wait for the ranker.
             RankerUnavailable: the ranker is not there, refuses, or does not answer with scores.
             RankerMismatch: the scores are of another bundle.
         """
@@ -70,40 +84,50 @@ class RemoteRanker:
         if self._breaker.is_open:
             _calls["refused"].inc()
             raise RankerUnavailable(f"{self._target} failed repeatedly and is not asked until it is ready")
-        timeout_s = min(turn.until, turn.call.deadline - MARGIN_S) - time.perf_counter()
-        if timeout_s <= 0:
+        deadline = min(turn.until, turn.call.deadline - MARGIN_S)
+        if deadline <= time.perf_counter():
             _calls["refused"].inc()
             raise DeadlineExceeded("no time is left to ask the ranker")
-        bundle_id = turn.recommender.bundle.bundle_id
+        dense, categorical = turn.prepared.dense, turn.prepared.categorical
+        return await self._batcher.ask(
+            (dense, categorical),
+            rows=len(dense),
+            bundle_id=turn.recommender.bundle.bundle_id,
+            priority=Priority[turn.call.priority.upper()],
+            deadline=deadline,
+        )
+
+    async def _score(self, bundle_id: str, works: Sequence[Inputs], deadline: float) -> list[np.ndarray]:
+        """Return the scores of each request, out of one call for the rows of all; see `rank`."""
+        dense, categorical = works[0] if len(works) == 1 else map(np.concatenate, zip(*works, strict=True))
+        scores = await self._call(bundle_id, dense, categorical, deadline)
+        if len(works) == 1:
+            return [scores]
+        if len(scores) != len(dense):
+            raise ValueError(f"{self._target} gave {len(scores)} scores for {len(dense)} rows")
+        return np.split(scores, np.cumsum([len(rows) for rows, _ in works])[:-1])
+
+    async def _call(
+        self, bundle_id: str, dense: np.ndarray, categorical: np.ndarray, deadline: float
+    ) -> np.ndarray:
         model = self._asked = self._model.replace(BUNDLE_ID, bundle_id)
-        request = write_request(model, turn.prepared.dense, turn.prepared.categorical)
+        request = write_request(model, dense, categorical)
         infer = self._open().unary_unary(
             f"{_SERVICE}ModelInfer", ModelInferRequest.SerializeToString, ModelInferResponse.FromString
         )
+        timeout_s = max(deadline - time.perf_counter(), 0.0)
         try:
             response = await infer(request, timeout=timeout_s)
             scores = read_scores(response)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                _calls["late"].inc()
-                if timeout_s >= FAIR_S:
-                    self._breaker.failed(f"{self._target} did not answer in {timeout_s * 1e3:.0f} ms")
-                raise DeadlineExceeded(f"{self._target} did not answer in time") from error
-            # The details of an answer that we did not write do not belong in our log.
-            why = f"{self._target} says {error.code().name}"
-            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                _calls["failed"].inc()
-                self._breaker.succeeded()  # it is well: something is wrong with this request
-            else:
-                self._failed(why)
-            raise RankerUnavailable(why) from error
+            raise self._failure(error, timeout_s) from error
         except RankerUnavailable as error:
             self._failed(error)
             raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise  # nobody waits for it
+                raise  # the loop ends
             raise RankerUnavailable(f"the connection to {self._target} was closed") from None
         self._breaker.succeeded()
         try:
@@ -113,6 +137,22 @@ class RemoteRanker:
             raise
         _calls["answered"].inc()
         return scores
+
+    def _failure(self, error: grpc.aio.AioRpcError, timeout_s: float) -> RankingFailed:
+        """Return what an error of gRPC means to the request; the breaker learns of it."""
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            _calls["late"].inc()
+            if timeout_s >= FAIR_S:
+                self._breaker.failed(f"{self._target} did not answer in {timeout_s * 1e3:.0f} ms")
+            return DeadlineExceeded(f"{self._target} did not answer in time")
+        # The details of an answer that we did not write do not belong in our log.
+        why = f"{self._target} says {error.code().name}"
+        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            _calls["failed"].inc()
+            self._breaker.succeeded()  # the ranker is well: something is wrong with these rows
+            return RowsRefused(why)
+        self._failed(why)
+        return RankerUnavailable(why)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -20,13 +20,14 @@ from serving.answer.recommender import Recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
 from serving.checkout.call_headers import Call
-from serving.checkout.checkout import Checkout, Turn, find_together, rank_here, rank_together
+from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.errors import RankerUnavailable
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import NOTHING_LEFT, REASONS, RUNGS, Request, Response
 from serving.shop.availability import AvailabilityFile
 from serving.shop.facts import LiveFacts
 from serving.stores.online_features import MemoryStore, UserRow
+from tests.serving.checkout.joined_ranker import joined_ranker
 
 AT = 1_512_498_600.0
 ITEMS = [str(1_000_000 + n) for n in range(240)]
@@ -148,7 +149,7 @@ def sellers_of(bundle: Bundle, request: Request) -> np.ndarray:
 def near_of(recommender: Recommender, request: Request) -> np.ndarray:
     """Codes that the two-tower search finds for the shopper with the basket, and for the basket alone."""
     asked = [recommender.ask(one) for one in (request, replace(request, user_id=None))]
-    return np.concatenate(recommender.near(asked))
+    return np.concatenate([recommender.near(one) for one in asked])
 
 
 @PATIENT
@@ -212,9 +213,7 @@ def test_an_answer_does_not_depend_on_who_asks_at_the_same_time(
     random.Random(seed).shuffle(order)
 
     async def together() -> list[Response]:
-        checkout = Checkout(
-            recommender, 60_000.0, rank_together(1e3, 5.0, 8_192), find_together(1e3, 5.0, 8_192), ()
-        )
+        checkout = Checkout(recommender, 60_000.0, joined_ranker(), observers=())
         began = time.perf_counter()
         call = Call(began, began + 60.0, "r")
         return await asyncio.gather(*(checkout.answer(asked[number], call) for number in order))

@@ -23,9 +23,7 @@ from serving.checkout.checkout import (
     Rank,
     Turn,
     find_here,
-    find_together,
     rank_here,
-    rank_together,
 )
 from serving.checkout.loop_admission import SLICE_S
 from serving.errors import ClientGone, FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
@@ -34,6 +32,7 @@ from serving.prediction_log import PredictionLog, read_log
 from serving.schemas import Request, Response
 from serving.stages.retrieval import thin
 from serving.stores.online_features import MemoryStore, UserRow, open_store
+from tests.serving.checkout.joined_ranker import joined_ranker
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
 
@@ -64,8 +63,8 @@ def test_requests_that_share_calls_are_answered_as_if_alone(recommender: Recomme
     baskets = [("1000005",), (), ("1000001", "1000002"), ("no such item",)]
     requests = [replace(REQUEST, basket=basket, request_id=f"r{n}") for n, basket in enumerate(baskets)]
     requests += [replace(request, profile="premium") for request in requests]
-    find, rank = (join(1e6, 0.0, 8_192) for join in (find_together, rank_together))
-    checkout = Checkout(recommender, 1e6, rank, find)
+    sizes: list[int] = []
+    checkout = Checkout(recommender, 1e6, joined_ranker(sizes))
 
     async def ask_all() -> list[Response]:
         return await asyncio.gather(*(checkout.answer(request, call()) for request in requests * 8))
@@ -76,6 +75,7 @@ def test_requests_that_share_calls_are_answered_as_if_alone(recommender: Recomme
         assert [item.item_id for item in answer.items] == [item.item_id for item in expected.items]
         given, wanted = ([item.score for item in one.items] for one in (answer, expected))
         np.testing.assert_allclose(given, wanted, atol=1e-6)
+    assert max(sizes) > 1
 
 
 def test_in_a_burst_who_has_begun_is_answered_before_the_last_begin(recommender: Recommender) -> None:
@@ -155,14 +155,18 @@ def test_a_ranker_that_fails_is_answered_by_best_sellers(
     assert bool(caplog.records[0].exc_info) == (reason == "predict_error")
 
 
-@pytest.mark.parametrize("broken", [lambda s: s[:1], lambda s: s * np.nan], ids=["too few", "not finite"])
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [(lambda s: s[:1], "predict_error"), (lambda s: s * np.nan, "scores_invalid")],
+    ids=["too few", "not finite"],
+)
 def test_scores_that_cannot_be_used_are_answered_by_best_sellers(
-    recommender: Recommender, broken: Callable[[np.ndarray], np.ndarray]
+    recommender: Recommender, broken: Callable[[np.ndarray], np.ndarray], reason: str
 ) -> None:
     async def rank(turn: Turn) -> np.ndarray:
         return broken(await rank_here(turn))
 
-    assert ask(recommender, rank=rank).degraded_reason == "predict_error"
+    assert ask(recommender, rank=rank).degraded_reason == reason
 
 
 def test_broken_retrieval_is_answered_by_the_store_s_best_sellers(recommender: Recommender) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench.load.virtual_time import VirtualLoop
 from serving.checkout.loop_admission import MOST, SLICE_S, Turnstile
+from tests.serving.checkout.virtual_time import VirtualLoop
 
 STEP_MS = SLICE_S * 1e3 / 4  # four first steps fill a slice
 

@@ -406,7 +406,7 @@ def test_others_come_for_candidates_below_a_minimum(
     quotas = replace(profile.quotas, total=30)
     recommender.bundle.profiles["default"] = replace(profile, quotas=quotas)
     asked = recommender.ask(LOUD)
-    near = recommender.near([asked])[0]
+    near = recommender.near(asked)
     low = recommender.gather(asked, near).candidates.codes
     numbers = recommender.facts._numbers["stock"]
     numbers.add([(int(code), Fact(f"f{code}", "stock", item(code), 2.0, AT - 60, None)) for code in low])

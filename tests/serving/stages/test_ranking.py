@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
-from serving.errors import ScoresInvalid
 from serving.release.bundle import load_bundle
-from serving.stages.ranking import rank, rank_joined
+from serving.stages.ranking import rank
 
 
 @pytest.mark.slow
@@ -33,19 +32,3 @@ def test_no_candidates_no_scores(toy_line: Path) -> None:
     )
     scores = rank(ranker, dense, categorical)
     assert scores.shape == (0,)
-
-
-def test_a_call_for_many_gives_each_its_own_scores(toy_bundle: Path) -> None:
-    ranker = load_bundle(toy_bundle).ranker
-    rng = np.random.default_rng(0)
-    requests = [
-        (rng.random((rows, len(DENSE_NAMES)), np.float32), np.ones((rows, len(CATEGORICAL)), np.int64))
-        for rows in (3, 0, 1, 500)
-    ]
-    requests[2][0][0, 0] = np.nan
-    together = rank_joined(ranker, requests)
-    for number in (0, 1, 3):
-        np.testing.assert_allclose(together[number], rank(ranker, *requests[number]), atol=1e-6)  # type: ignore[arg-type]
-    for found in (together[2], *rank_joined(ranker, requests[2:3])):
-        assert isinstance(found, ScoresInvalid)
-        assert "1 of 1 scores" in str(found)

@@ -18,10 +18,11 @@ from feature_repo.statistics import Statistics
 from feature_repo.transforms import Rows
 from serving.answer.recommender import Recommender
 from serving.checkout.call_headers import Call
-from serving.checkout.checkout import Checkout, Turn, find_together, rank_together
+from serving.checkout.checkout import Checkout, Turn
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import Request, Response
 from serving.stores.online_features import MemoryStore, UserRow
+from tests.serving.checkout.joined_ranker import joined_ranker
 
 AT = 1_512_498_600.0
 ASKED = Request(("1000031",), AT, "u1", None, 10, "r")
@@ -162,9 +163,8 @@ def test_one_broken_shopper_moves_nobody_who_shares_the_call(bundle: Bundle, goo
         checkout = Checkout(
             recommender,
             60_000.0,
-            rank_together(1e3, 5.0, 8_192),
-            find_together(1e3, 5.0, 8_192),
-            [turns.append],
+            joined_ranker(),
+            observers=[turns.append],
         )
         requests = [Request(("1000031",), AT, user, None, 10, user) for user in who]
         answers = await asyncio.gather(*(checkout.answer(request, call()) for request in requests))
