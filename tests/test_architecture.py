@@ -19,7 +19,7 @@ STEPS = [path for path in MODULES if path.name == "steps.py"]
 TOUCHES_ENVIRONMENT = {
     "serving/settings.py": "reads it, once, when the endpoint starts",
     "feature_repo/stream/kafka.py": "reads where the broker is, once, when a process that talks to it starts",
-    "pipelines/cli/shell.py": "reads RECO_HOME",
+    "pipelines/cli/options.py": "reads RECO_HOME",
     "pipelines/run/local_run.py": "tells the steps' threads not to spin while they wait",
     "components/release/registry.py": "sets MLflow's own switches before it imports MLflow",
 }

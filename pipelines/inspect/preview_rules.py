@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from serving.schemas import Request
 
 
+class RulesRefused(Exception):
+    """A rules file that the endpoint would refuse."""
+
+    exit_code = 1
+
+
 @dataclass(frozen=True)
 class Checked:
     """A rules file that was looked through."""

@@ -29,7 +29,7 @@ def run_stream(settings: Settings, kafka: KafkaSettings, on_ready: Callable[[], 
         ValueError: the online store is one that Feast cannot write.
     """
     create_topics(kafka)
-    stop = told_to_stop()
+    stop = stop_signal()
     facts = open_fact_store(settings.fact_store_url)
     try:
         with quiet_feast(), ThreadPoolExecutor(1, "facts") as threads:
@@ -50,7 +50,7 @@ def run_stream(settings: Settings, kafka: KafkaSettings, on_ready: Callable[[], 
     return stream.counts
 
 
-def told_to_stop() -> threading.Event:
+def stop_signal() -> threading.Event:
     """Return an event that SIGTERM and SIGINT set from now on, instead of ending the process."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -132,7 +132,7 @@ def used_by(parts: list[Part]) -> Running:
 
 def reco(*arguments: str) -> list[str]:
     """Return a command of this project as a child process runs it."""
-    return [sys.executable, "-m", "pipelines.cli.shell", *arguments]
+    return [sys.executable, "-m", "pipelines.cli", *arguments]
 
 
 # ---------------------------------------------------------------------------------------------- store

@@ -286,7 +286,7 @@ def test_a_toy_shop_is_trained_once_and_its_rows_go_nowhere_else(
         write_champion(home, Champion("toy", "1", "toy", "bundles/toy", "", ""))
 
     monkeypatch.setenv("RECO_STORE_URL", "redis://somebody-else:6379/0")
-    monkeypatch.setattr("pipelines.cli.shell.start_training", train)
+    monkeypatch.setattr("pipelines.run.launch.start_training", train)
     monkeypatch.setattr("pipelines.inspect.ask.evaluation_requests", lambda bundle, limit: [{"basket": []}])
     for _ in range(2):
         assert reco(tmp_path, "store-killed", "--data", "toy").exit_code == 0

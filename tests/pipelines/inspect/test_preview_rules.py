@@ -48,7 +48,7 @@ def test_each_mistake_has_its_line_and_the_file_is_refused(tmp_path: Path) -> No
     assert "a rule of ban needs one of items" in lines[1]
     assert "a rule of ban has no 'item': did you mean 'items'?" in lines[2]
     assert "until is not after from" in lines[3]
-    assert lines[4] == f"{file}: not taken: what was last read stays in force"
+    assert lines[4] == f"{file}: not taken: the rules that were last read stay in force"
     done = reco(tmp_path, "check", str(file), "--output", "json")
     assert done.exit_code == 1
     found = json.loads(done.stdout)

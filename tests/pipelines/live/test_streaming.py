@@ -80,7 +80,7 @@ def test_the_command_folds_events_and_facts_until_it_is_told_to_stop(broker: Any
     command = [
         sys.executable,
         "-m",
-        "pipelines.cli.shell",
+        "pipelines.cli",
         "--home",
         str(tmp_path),
         "stream",

@@ -257,7 +257,8 @@ def test_it_says_what_it_runs_for_as_long_as_it_does(tmp_path: Path, monkeypatch
     from click.testing import CliRunner
 
     from components.home import read_running
-    from pipelines.cli.shell import Context, main
+    from pipelines.cli.options import Context
+    from pipelines.cli.shell import main
 
     write_champion(tmp_path, CHAMPION)
     monkeypatch.setattr(up, "store_program", lambda: "valkey-server")

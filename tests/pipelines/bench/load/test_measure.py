@@ -244,7 +244,7 @@ def test_the_command_hands_over_the_deadline_and_no_other_setting(
     monkeypatch.setenv("RECO_PROCESSES", "2")
     monkeypatch.setenv("RECO_DEADLINE_MS", "70")
     monkeypatch.setattr(
-        "pipelines.cli.shell.read_champion", lambda home: Champion("b", "1", "m", "bundle", "", "")
+        "pipelines.cli.bench.read_champion", lambda home: Champion("b", "1", "m", "bundle", "", "")
     )
     monkeypatch.setattr("pipelines.inspect.ask.evaluation_requests", lambda bundle, limit: [LINE])
     monkeypatch.setattr("pipelines.bench.load.measure.bench_load", measure)

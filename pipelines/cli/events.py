@@ -1,0 +1,245 @@
+"""Commands for events and facts: stream, feedback, replay, replay-events, facts, forget."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from components.home import read_champion
+from pipelines.cli.options import Context, common_options
+
+if TYPE_CHECKING:
+    from feature_repo.stream.outbox import Outbox
+    from feature_repo.stream.replay_events import Counts
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+CONFIRM_S = 60  # to wait for the broker's confirmations at the end of a replay
+SHOWN_LINES = 20
+
+
+@click.command()
+@common_options
+def stream(context: Context) -> None:
+    """Fold events and facts into the stores, until stopped.
+
+    From the broker into the online store and the archive. Start at most as many as there are partitions: they
+    share the work. A killed one loses nothing.
+    """
+    import logging
+
+    from pipelines.live.streaming import run_stream
+
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    kafka = context.kafka()
+
+    def on_ready() -> None:
+        line = {"event": "ready", "pid": os.getpid(), "broker": kafka.bootstrap, "topic": kafka.events_topic}
+        click.echo(json.dumps(line), err=True)
+
+    counts = run_stream(context.settings(), kafka, on_ready)
+    text = f"{counts.events} events, {counts.facts} facts, {counts.dead_letters} dead letters"
+    context.answer(vars(counts), text)
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Send the log as it is now, and end.")
+@common_options
+def feedback(context: Context, once: bool) -> None:
+    """Send logged answers to the broker, as impressions.
+
+    From the log of answers, until stopped. The next training learns which of the shown items were bought.
+    """
+    import logging
+
+    from pipelines.live.feedback import send_impressions
+    from pipelines.live.streaming import stop_signal
+
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    counts = send_impressions(context.settings(), context.kafka(), stop_signal(), once)
+    text = f"{counts.impressions} impressions of {counts.answers} answers, {counts.anonymous} without a user"
+    text += f"; {counts.unreadable} segments cannot be read" if counts.unreadable else ""
+    context.answer(vars(counts), text)
+
+
+@click.command("replay")
+@click.option("--last", type=click.IntRange(1), default=1_000, show_default=True, help="How many answers.")
+@common_options
+def replay_log(context: Context, last: int) -> None:
+    """Recompute the features of logged answers, and compare.
+
+    From the archive, bit by bit. Exit code 1: some differ.
+    """
+    from monitoring.skew import describe, replay_home
+
+    champion = read_champion(context.home)
+    comparison = replay_home(context.home, champion.bundle(context.home), last)
+    context.answer(comparison.to_dict(), describe(comparison))
+    if comparison.equal < comparison.compared:
+        click.get_current_context().exit(1)
+
+
+@click.command("replay-events")
+@click.option(
+    "--data", default="complete-journey", show_default=True, help="complete-journey, toy, or a data set."
+)
+@click.option(
+    "--speed",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Seconds of data per second; 0 is as fast as possible.",
+)
+@click.option("--from", "since", default="", help="First time.  [default: the data's start]")
+@click.option("--until", default="", help="The time it ends before.  [default: the data's end]")
+@click.option("--limit", type=click.IntRange(0), default=0, help="At most so many events.  [default: all]")
+@click.option(
+    "--endpoint", default="", metavar="URL", help="Ask it before each basket, as the shopper would."
+)
+@click.option("--duplicates", type=float, default=0.0, help="Share of events that are sent twice.")
+@click.option("--out-of-order", type=float, default=0.0, help="Share of events that are sent too late.")
+@click.option("--within", type=int, default=1_000, show_default=True, help="By how many events at most.")
+@click.option("--poison", type=float, default=0.0, help="Share of invalid messages in between.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Chooses these events.")
+@common_options
+def replay_data(
+    context: Context,
+    data: str,
+    speed: float,
+    since: str,
+    until: str,
+    limit: int,
+    endpoint: str,
+    **disturbance: Any,
+) -> None:
+    """Send a data set's events to the broker, with their own clock."""
+    import logging
+    import time
+
+    from feature_repo.events import read_dataset
+    from feature_repo.stream.kafka import create_topics
+    from feature_repo.stream.outbox import Outbox
+    from feature_repo.stream.replay_events import Disturbance, Shopper, choose, replay_events
+    from pipelines.run.launch import dataset_of
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    settings = context.kafka()
+    disturbed = Disturbance(**disturbance)
+    shopper = Shopper(endpoint) if endpoint else None
+    create_topics(settings)
+    events = choose(read_dataset(dataset_of(context.home, data)).events, since, until, limit)
+    outbox = Outbox(context.home / "outbox" / "replay", settings)
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    try:
+        started_at = time.monotonic()
+        counts = replay_events(events, settings.events_topic, outbox, speed, disturbed, shopper, say)
+        confirmed = outbox.flush(CONFIRM_S)
+        seconds = time.monotonic() - started_at
+    finally:
+        outbox.close()
+    document = {
+        **asdict(counts),
+        "events": len(events),
+        "baskets": int(events["basket_id"].nunique()),
+        "seconds": round(seconds, 2),
+        "messages_per_second": round(counts.messages / seconds, 1),
+        "dropped": outbox.dropped,
+        "refused": outbox.refused,
+        "unconfirmed_bytes": outbox.pending_bytes,
+    }
+    text = f"{counts.messages:,} messages in {seconds:.1f} s, {counts.messages / seconds:,.0f} a second"
+    if endpoint:
+        text += f"; asked {counts.asked:,}: {counts.degraded} degraded, {counts.errors} errors"
+    context.answer(document, text)
+    failures = _failures(context, counts, outbox, confirmed, settings.bootstrap, endpoint)
+    for failure in failures:
+        click.echo(f"reco: {failure}", err=True)
+    if failures:
+        click.get_current_context().exit(3)
+
+
+def _failures(
+    context: Context, counts: Counts, outbox: Outbox, confirmed: bool, bootstrap: str, endpoint: str
+) -> list[str]:
+    """Return what kept a replay from reaching broker or endpoint, as lines."""
+    folder = context.home / "outbox" / "replay"
+    failures = []
+    if outbox.dropped:
+        failures.append(f"{outbox.dropped:,} messages were dropped: {folder} could not take them")
+    if not confirmed:
+        failures.append(
+            f"the broker at {bootstrap} has not confirmed everything; "
+            f"the rest waits in {folder} and goes out with the next replay"
+        )
+    if endpoint and counts.errors > 0 and not counts.asked:
+        failures.append(f"{endpoint} answered no question: start it with `reco serve`")
+    return failures
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"), metavar="FILE")
+@click.option("--dry-run", is_flag=True, help="Check the file; write nothing.")
+@common_options
+def facts(context: Context, file: IO[bytes], dry_run: bool) -> None:
+    """Write prices, stock, bans, promotions and coupons.
+
+    One JSON object a line; - is stdin. All or nothing: an invalid line is reported with its number, and
+    nothing is written.
+    """
+    from feature_repo.facts import parse_lines
+    from feature_repo.stream.erasure import Forgotten
+    from serving.shop.fact_store import open_fact_store
+
+    parsed, refused = parse_lines(file)
+    parsed = Forgotten.load(context.home).facts_that_count(parsed)
+    document = {
+        "facts": len(parsed),
+        "refused": [{"line": number, "reason": reason} for number, reason in refused],
+        "changed": None,
+    }
+    if refused:
+        lines = [f"line {number}: {reason}" for number, reason in refused[:SHOWN_LINES]]
+        lines += [f"… and {len(refused) - SHOWN_LINES} more"] if len(refused) > SHOWN_LINES else []
+        lines.append(f"{len(refused)} lines are no facts: nothing was written")
+        context.answer(document, "\n".join(lines))
+        click.get_current_context().exit(1)
+    if dry_run:
+        context.answer(document, f"{len(parsed)} facts keep the contract; nothing was written")
+        return
+    store = open_fact_store(context.settings().fact_store_url)
+    document["changed"] = store.write(parsed)
+    store.close()
+    context.answer(document, f"{len(parsed)} facts read, {document['changed']} changed a stored value")
+
+
+@click.command()
+@click.argument("user", metavar="USER")
+@click.option("--dry-run", is_flag=True, help="Count what would be removed; change nothing.")
+@common_options
+def forget(context: Context, user: str, dry_run: bool) -> None:
+    """Remove a shopper from every store and file.
+
+    Events of the shopper up to now never count again. - is stdin. If a store cannot be reached, the exit code
+    is 3; if another process holds a file, it is 4. The rest is done: repeat the command.
+    """
+    from components.privacy.forget_user import forget_user
+    from pipelines.tables import table
+
+    if user == "-":
+        user = sys.stdin.read().rstrip("\r\n")
+    report = forget_user(context.settings(), user, dry_run, lambda text: click.echo(text, err=True))
+    rows = [(p.place, p.what, f"{p.removed:,}", p.state, p.note) for p in report.places]
+    head = "nothing was changed; this would go" if dry_run else f"forgotten up to {report.until}"
+    context.answer(report.to_dict(), f"{head}\n{table(('where', 'what', 'removed', 'state', ''), rows)}")
+    if report.exit_code:
+        click.get_current_context().exit(report.exit_code)
+
+
+COMMANDS = (stream, feedback, replay_log, replay_data, facts, forget)

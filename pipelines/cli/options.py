@@ -1,0 +1,155 @@
+"""Options that several commands share -> decorators; each command gets a `Context`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from components.home import read_running
+from pipelines.run.launch import MODEL_NAME
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from feature_repo.stream.kafka import KafkaSettings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+PORT = click.IntRange(0, 65_535)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+DATA = "complete-journey, toy, or a folder."
+
+
+class Context:
+    """The state folder and the output format of a command."""
+
+    def __init__(self, home: Path, output: str) -> None:
+        self.home, self.output = home, output
+
+    def settings(self, **given: Any) -> Settings:
+        """Return the endpoint's settings for this home; while `reco up` runs here, with its store."""
+        chosen = {name: value for name, value in given.items() if value is not None}
+        settings = replace(Settings.from_env(), home=self.home, **chosen)
+        if not settings.store_url and (running := read_running(self.home)):
+            settings = replace(settings, store_url=running.store_url)
+        return settings
+
+    def kafka(self) -> KafkaSettings:
+        """Return the broker's address and options; while `reco up` runs here, those of its broker."""
+        from feature_repo.stream.kafka import VARIABLES, KafkaSettings
+
+        settings = KafkaSettings.from_env()
+        if not os.environ.get(VARIABLES["bootstrap"], "").strip() and (running := read_running(self.home)):
+            settings = replace(settings, bootstrap=running.bootstrap)
+        return settings
+
+    def answer(self, document: Any, text: str) -> None:
+        """Write the answer to stdout: as JSON or as text."""
+        click.echo(json.dumps(document, indent=1, default=str) if self.output == "json" else text)
+
+
+HOME_HELP = "Folder of all state.  [default: .reco or RECO_HOME]"
+
+
+def home_of(ctx: click.Context) -> Path:
+    """Return the state folder: the command's --home, else that of `reco`, else RECO_HOME or .reco."""
+    home = ctx.params.get("home") or ctx.find_root().params.get("home")
+    return Path(home or os.environ.get("RECO_HOME") or Settings().home).absolute()
+
+
+def common_options(command: Command) -> Command:
+    """Add --home, --output and --debug to a command and pass it a `Context`."""
+
+    # Eager: the defaults of other options lie under the home.
+    @click.option("--home", type=click.Path(path_type=Path), is_eager=True, help=HOME_HELP)
+    @click.option(
+        "--output", type=click.Choice(["text", "json"]), default="text", help="One JSON document on stdout."
+    )
+    @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+    @click.pass_context
+    @functools.wraps(command)
+    def wrapped(ctx: click.Context, /, home: Path | None, output: str, debug: bool, **options: Any) -> Any:
+        root = ctx.find_root()
+        root.meta["debug"] = debug or root.params.get("debug")
+        return command(Context(home_of(ctx), output), **options)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def stacked(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return one decorator that adds several options, listed by --help in this order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+registry_options: Callable[[Command], Command] = stacked(
+    click.option(
+        "--tracking-uri", default="", help="MLflow: sqlite:///PATH or http(s)://…  [default: under home]"
+    ),
+    click.option("--model-name", default=MODEL_NAME, show_default=True, help="Registered model."),
+)
+
+training_options: Callable[[Command], Command] = stacked(
+    click.option(
+        "--train-until", default="", help="The cut, a date or time.  [default: five weeks before the end]"
+    ),
+    click.option("--fast", is_flag=True, help="The same steps with smaller models and fewer examples."),
+    click.option(
+        "--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. student_params.epochs=2"
+    ),
+)
+
+
+def question_options(command: Command) -> Command:
+    """Add the options that describe one request; the command gets them as `line`, a request's fields."""
+
+    @click.option("--user", help="The shopper's id.")
+    @click.option("--basket", default="", help="Item ids, separated by commas.")
+    @click.option("--store", help="The store's id.")
+    @click.option("--at", help="Time of the request, e.g. 2017-12-05T18:30:00Z.  [default: now]")
+    @click.option("-k", type=int, default=10, show_default=True, help="How many items.")
+    @click.option(
+        "--profile", help="How candidates are found: default, premium, clearance, or the bundle's own."
+    )
+    @functools.wraps(command)
+    def wrapped(
+        *arguments: Any,
+        user: str | None,
+        basket: str,
+        store: str | None,
+        at: str | None,
+        k: int,
+        profile: str | None,
+        **options: Any,
+    ) -> Any:
+        fields = {"user_id": user, "store_id": store, "at": at, "k": k, "profile": profile}
+        line: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+        line["basket"] = [item.strip() for item in basket.split(",") if item.strip()]
+        return command(*arguments, line=line, **options)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def results_folder(name: str) -> Callable[[Command], Command]:
+    """Add --out, the folder of the results; its default is `name` under the home."""
+
+    def under_home(ctx: click.Context, _: click.Parameter, value: Path | None) -> Path:
+        return value or home_of(ctx) / name
+
+    return click.option(
+        "--out",
+        type=click.Path(path_type=Path),
+        callback=under_home,
+        help=f"Folder of the results.  [default: {name} under home]",
+    )

@@ -1,0 +1,177 @@
+"""Commands that release a model: models, promote, rollback, extend."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from components.home import read_champion
+from pipelines.cli.options import FILE, FOLDER, Context, common_options, registry_options
+from pipelines.run.launch import champions_run, existing_registry, run_datasets
+
+if TYPE_CHECKING:
+    from components.release.registry import Registry
+
+
+@click.group(invoke_without_command=True)
+@registry_options
+@common_options
+@click.pass_context
+def models(inner: click.Context, context: Context, tracking_uri: str, model_name: str) -> None:
+    """List model versions; `models show VERSION` shows one."""
+    if inner.invoked_subcommand is not None:
+        return
+    from pipelines.tables import moment, size, table
+
+    versions = _registry(context, tracking_uri, model_name).versions()
+    cells = [
+        [
+            v.version,
+            ", ".join(v.aliases),
+            v.bundle_id,
+            *(v.metrics.get(metric, "") for metric in ("ndcg_at_10", "recall_at_20")),
+            size(v.size_bytes),
+            v.cut[:10],
+            moment(v.created_at),
+        ]
+        for v in versions
+    ]
+    columns = ["version", "aliases", "bundle", "ndcg_at_10", "recall_at_20", "size"]
+    text = table([*columns, "trained until", "registered"], cells)
+    context.answer([asdict(v) for v in versions], text if versions else "no versions yet: reco run")
+
+
+@models.command("show")
+@click.argument("version", metavar="VERSION")
+@registry_options
+@common_options
+def show_model(context: Context, version: str, tracking_uri: str, model_name: str) -> None:
+    """Show a version, or an alias, with its certificates.
+
+    Metrics, history, and the certificates from its teachers to its file.
+    """
+    import tempfile
+
+    from components.release.model_card import chain_table
+    from components.release.registry import RegistryUnreachable
+    from pipelines.tables import size, table
+
+    registry = _registry(context, tracking_uri, model_name)
+    shown = registry.version(version)
+    history = [asdict(entry) for entry in registry.history() if entry.version == shown.version]
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            file = registry.download(shown, Path(scratch), "certificates.json")
+            certificates = json.loads(file.read_bytes())
+        except RegistryUnreachable as error:  # an older bundle has none, or its files were removed
+            certificates = []
+            click.echo(f"no certificates: {error}", err=True)
+    rows = [
+        ["bundle", shown.bundle_id],
+        ["trained until", shown.cut],
+        ["aliases", ", ".join(shown.aliases)],
+        ["size", size(shown.size_bytes)],
+        *([name, value] for name, value in sorted(shown.metrics.items())),
+        *([f"{e['action']} {e['at']}", f"after version {e['previous'] or '-'}"] for e in history),
+    ]
+    text = table(["version", shown.version], rows) + "\n\n" + "\n".join(chain_table(certificates))
+    context.answer({**asdict(shown), "history": history, "certificates": certificates}, text)
+
+
+def _registry(context: Context, tracking_uri: str, model_name: str) -> Registry:
+    from components.release.registry import Registry
+
+    return Registry(existing_registry(context.home, tracking_uri), model_name)
+
+
+@click.command()
+@click.argument("version", default="challenger", metavar="[VERSION]")
+@click.option("--dataset", type=FOLDER, help="Checked data set.  [default: the newest run's]")
+@click.option("--gate", "gate", multiple=True, metavar="NAME=VALUE", help="e.g. over_blend=1.1")
+@click.option("--dry-run", is_flag=True, help="Compare and report; change nothing.")
+@registry_options
+@common_options
+def promote(
+    context: Context,
+    version: str,
+    dataset: Path | None,
+    gate: tuple[str, ...],
+    dry_run: bool,
+    tracking_uri: str,
+    model_name: str,
+) -> None:
+    """Send the challenger, or VERSION, through the gate."""
+    from components.release.promote_bundle import promote_bundle
+    from pipelines.run.arguments import parse_params
+    from pipelines.tables import table
+
+    thresholds = parse_params(gate, "--gate")
+    uri = existing_registry(context.home, tracking_uri)
+    dataset = dataset or next(iter(run_datasets(context.home)), None)
+    result = promote_bundle(version, dataset, uri, model_name, str(context.home), thresholds, dry_run)
+    checks = result["checks"]
+    rows = [["yes" if c["passed"] else "NO", c["metric"], c["got"], c["need"], c["reason"]] for c in checks]
+    text = table(["passed", "metric", "got", "needed", "why"], rows) + "\n" if rows else ""
+    if result["changed"]:
+        verb = "is champion now"
+    else:
+        verb = "would be compared, nothing was changed" if dry_run else "was it already"
+    context.answer(result, f"{text}version {result['version']} {verb}")
+    if dry_run and not all(check["passed"] for check in checks):
+        click.get_current_context().exit(1)
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Name the version that would come back; change nothing.")
+@registry_options
+@common_options
+def rollback(context: Context, dry_run: bool, tracking_uri: str, model_name: str) -> None:
+    """Go back to the previous champion."""
+    from components.release.promote_bundle import rollback as go_back
+
+    uri = existing_registry(context.home, tracking_uri)
+    result = go_back(uri, model_name, str(context.home), dry_run)
+    verb = "would be champion again" if dry_run else "is champion again"
+    context.answer(result, f"version {result['version']} {verb} (was: {result['previous']})")
+
+
+@click.command()
+@click.argument("items", type=FILE, required=False, metavar="[ITEMS.csv]")
+@click.option("--remove", default="", metavar="ID,ID", help="Items that are no longer sold.")
+@registry_options
+@common_options
+def extend(context: Context, items: Path | None, remove: str, tracking_uri: str, model_name: str) -> None:
+    """Add or remove the champion's items, without training.
+
+    The result is registered as the challenger. ITEMS.csv has a header: item_id, and as far as known type,
+    category, department, price, is_private.
+    """
+    import pandas as pd
+
+    from components.release.register_bundle import register_bundle
+    from components.retriever.extend_index import extend_index, read_new_items
+
+    removed = [item.strip() for item in remove.split(",") if item.strip()]
+    if items is None and not removed:
+        raise click.UsageError("nothing to change: give ITEMS.csv, or --remove ID,ID")
+    champion = read_champion(context.home)
+    origin = champions_run(context.home)
+    retriever = origin.artifacts("train-retriever") / "checkpoint" if origin else None
+    if retriever is None or not retriever.is_dir():
+        raise click.UsageError("the run that made the champion is not kept here: `reco run` makes a new one")
+    new = read_new_items(items) if items else pd.DataFrame({"item_id": pd.Series(dtype=str)})
+    folder = context.home / "extended"
+    bundle_id = extend_index(champion.bundle(context.home), retriever, folder, new, removed)
+    version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
+    document = {"version": version, "bundle_id": bundle_id, "new": len(new), "removed": len(removed)}
+    text = (
+        f"version {version} (bundle {bundle_id}) is challenger: {len(new)} new items, {len(removed)} removed"
+    )
+    context.answer(document, f"{text}\nsend it through the gate: reco promote")
+
+
+COMMANDS = (models, promote, rollback, extend)

@@ -1,0 +1,236 @@
+"""Commands that train: run, compile, submit, runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from pipelines.cli.options import (
+    DATA,
+    FILE,
+    MODEL_NAME,
+    Command,
+    Context,
+    common_options,
+    registry_options,
+    stacked,
+    training_options,
+)
+
+if TYPE_CHECKING:
+    from pipelines.run.runs import Run
+    from pipelines.run.submit import Mount
+
+STATE = "/mnt/reco"
+
+
+@click.command()
+@click.option("--data", default="complete-journey", show_default=True, help=DATA)
+@training_options
+@click.option(
+    "--resume", default="", metavar="RUN", help="Go on with a run after its last good step, or `last`."
+)
+@click.option("--only", default="", metavar="STEP", help="With --resume: repeat this step alone.")
+@registry_options
+@common_options
+def run(
+    context: Context,
+    data: str,
+    train_until: str,
+    fast: bool,
+    params: tuple[str, ...],
+    resume: str,
+    only: str,
+    tracking_uri: str,
+    model_name: str,
+) -> None:
+    """Train here, to a promoted champion."""
+    from pipelines.run.arguments import parse_params
+    from pipelines.run.launch import promoted, resume_training, start_training
+
+    if resume:
+        _check_alone(click.get_current_context(), "resume", "only", "home", "output", "debug")
+        done = resume_training(context.home, resume, only, sys.stderr)
+    elif only:
+        raise click.UsageError("--only needs --resume RUN: the step's inputs come from that run")
+    else:
+        given = parse_params(params)
+        given |= {"data": data, "train_until": train_until, "model_name": model_name}
+        done = start_training(context.home, given, fast, tracking_uri, sys.stderr)
+    step = done.outputs().get("promote-bundle")
+    document = {**_run_row(done), "promoted": step.parameters["Output"] if step else None}
+    context.answer(document, promoted(done))
+
+
+def _check_alone(ctx: click.Context, option: str, *beside: str) -> None:
+    """Refuse options that would be ignored: those given beside `option` that mean nothing with it."""
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        given = ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
+        if given and name not in (option, *beside):
+            raise click.UsageError(
+                f"{parameter.opts[0]} means nothing with --{option}: a run keeps the arguments it began with"
+            )
+
+
+volume_options: Callable[[Command], Command] = stacked(
+    click.option(
+        "--state", default=STATE, show_default=True, help="The pipeline's home: a path in its pods."
+    ),
+    click.option("--volume", default="", metavar="PVC", help="Volume claim that every step gets at --state."),
+)
+
+
+def _mount(volume: str, state: str) -> Mount | None:
+    from pipelines.run.submit import Mount
+
+    if not state.startswith("/"):
+        raise click.UsageError(f"--state {state!r} is a path in a pod: it begins with /")
+    if not volume and state != STATE:
+        raise click.UsageError("--state needs --volume PVC: without it nothing is mounted there")
+    return Mount(volume, state) if volume else None
+
+
+@click.command("compile")
+@click.argument(
+    "pipeline", type=click.Choice(["training", "watch"]), default="training", metavar="[PIPELINE]"
+)
+@click.option("-o", "--file", type=click.Path(path_type=Path), help="Where.  [default: PIPELINE.yaml]")
+@click.option("--image", default="", help="Container image that holds this project.")
+@volume_options
+@common_options
+def compile_(context: Context, pipeline: str, file: Path | None, image: str, volume: str, state: str) -> None:
+    """Write the training or watch pipeline as Kubeflow YAML."""
+    from importlib import import_module
+
+    from pipelines.run.submit import write_ir
+
+    file = file or Path(f"{pipeline}.yaml")
+    mount = _mount(volume, state)
+    steps = write_ir(getattr(import_module(f"pipelines.{pipeline}"), pipeline), file, image, mount)
+    context.answer({"file": str(file), "steps": steps}, f"{file}: {steps} steps")
+
+
+@click.command()
+@click.option("--host", required=True, help="Root URL of the Kubeflow Pipelines API.")
+@click.option(
+    "--data", default="complete-journey", show_default=True, help="As a step sees it: a name or a folder."
+)
+@training_options
+@click.option(
+    "--online-store", default="", metavar="URL", help="redis:// to fill.  [default: SQLite under --state]"
+)
+@volume_options
+@click.option("--image", default="", help="Container image that holds this project.")
+@click.option("--experiment", default=MODEL_NAME, show_default=True, help="Experiment the run belongs to.")
+@click.option("--namespace", default="", help="Namespace, where the cluster has several users.")
+@click.option("--token-file", type=FILE, help="File that holds the bearer token.")
+@click.option("--wait", is_flag=True, help="Wait for the end; exit code 1 unless it succeeded.")
+@registry_options
+@common_options
+def submit(
+    context: Context,
+    host: str,
+    data: str,
+    train_until: str,
+    fast: bool,
+    params: tuple[str, ...],
+    online_store: str,
+    volume: str,
+    state: str,
+    image: str,
+    experiment: str,
+    namespace: str,
+    token_file: Path | None,
+    wait: bool,
+    tracking_uri: str,
+    model_name: str,
+) -> None:
+    """Run the training pipeline on Kubeflow Pipelines."""
+    from pipelines.run.arguments import complete_arguments, parse_params
+    from pipelines.run.graph import read_spec
+    from pipelines.run.launch import check_online_store
+    from pipelines.run.submit import submit_pipeline, wait_for_run
+    from pipelines.training import faster, training_of
+
+    if not tracking_uri.startswith(("http://", "https://")):
+        raise click.UsageError(
+            "a cluster needs --tracking-uri http(s)://…: its pods cannot reach a file of this machine"
+        )
+    if not volume:
+        raise click.UsageError(
+            "a cluster needs --volume PVC: champion and online store are files under --state, and without a "
+            "volume there they end with the pod that wrote them"
+        )
+    mount = _mount(volume, state)
+    given = parse_params(params)
+    if fast:
+        given = faster(given)
+    given |= {"data": data, "train_until": train_until, "model_name": model_name}
+    given |= {"home": state, "tracking_uri": tracking_uri}
+    if online_store:
+        given["online_store"] = online_store
+    training = training_of(fast)
+    arguments = complete_arguments(read_spec(training), given)
+    check_online_store(arguments["online_store"])
+    token = token_file.read_text().strip() if token_file else ""
+    submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token, mount)
+    document = asdict(submitted)
+    if wait:
+        click.echo(f"{submitted.url}: waiting for its end", err=True)
+        document["state"] = wait_for_run(host, submitted.run_id, token)
+    context.answer(document, f"{document['url']}  {document['state'].lower()}")
+    if wait and document["state"] != "SUCCEEDED":
+        click.get_current_context().exit(1)
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]")
+@common_options
+def runs(context: Context, run: str | None) -> None:
+    """List past runs, or show one (`last`) with its steps."""
+    from pipelines.run.progress import duration, summary
+    from pipelines.run.runs import find_run, list_runs
+    from pipelines.tables import table
+
+    if run:
+        shown = find_run(context.home, run)
+        rows = [
+            [s.name, s.status, duration(s.seconds), summary(s.parameters) or s.error] for s in shown.steps
+        ]
+        document = {
+            **_run_row(shown),
+            "arguments": shown.shown_arguments(),
+            "steps": [asdict(s) for s in shown.steps],
+        }
+        context.answer(document, table(["step", "status", "time", "gave"], rows))
+        return
+    past = list(list_runs(context.home))
+    cells = [[r.run_id, r.status, r.arguments.get("data", ""), duration(r.seconds), _done(r)] for r in past]
+    text = table(["run", "status", "data", "time", "steps"], cells) if past else "no runs yet: reco run"
+    context.answer([_run_row(row) for row in past], text)
+
+
+def _done(run: Run) -> str:
+    return f"{sum(step.status == 'done' for step in run.steps)}/{len(run.steps)}"
+
+
+def _run_row(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "status": run.status,
+        "created_at": run.created_at,
+        "seconds": round(run.seconds, 1),
+        "peak_memory_mib": run.peak_memory_mib,
+        "folder": str(run.folder),
+        "step_seconds": {step.name: step.seconds for step in run.steps},
+    }
+
+
+COMMANDS = (run, compile_, submit, runs)

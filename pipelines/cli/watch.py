@@ -1,0 +1,128 @@
+"""Commands that watch: drift, doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from components.home import read_champion
+from pipelines.cli.options import Context, common_options
+from serving.settings import SettingInvalid
+
+if TYPE_CHECKING:
+    from monitoring.verdict import DriftVerdict
+
+
+@click.command()
+@click.option(
+    "--from", "since", default="", help="Where the window begins.  [default: the log's start; the cut]"
+)
+@click.option("--until", default="", help="Where it ends.  [default: open]")
+@click.option(
+    "--data", default="", help="Compare events instead of the log: complete-journey, toy, or a data set."
+)
+@click.option(
+    "--reference-from", default="", help="Compare with this window of the same data, not the bundle's."
+)
+@click.option("--reference-until", default="", help="Where that window ends.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), help="HTML report.  [default: drift.html under home]"
+)
+@click.option("--quick", is_flag=True, help="No report; the same numbers without loading Evidently.")
+@click.option("--retrain", is_flag=True, help="Start the training pipeline when it drifted.")
+@common_options
+def drift(
+    context: Context,
+    since: str,
+    until: str,
+    data: str,
+    reference_from: str,
+    reference_until: str,
+    report: Path | None,
+    quick: bool,
+    retrain: bool,
+) -> None:
+    """Compare a window with the champion's training data.
+
+    The window is one of the prediction log, or of events (--data). Exit code 1: it drifted.
+    """
+    from pipelines.run import launch
+
+    page = None if quick else report or context.home / "drift.html"
+    if reference_from and not reference_until:
+        raise click.UsageError("--reference-from needs --reference-until: the window would be part of it")
+    verdict = _verdict(context, (since, until), data, (reference_from, reference_until), page)
+    document: dict[str, Any] = {**verdict.to_dict(), "report": str(page) if page else None}
+    text = _drift_text(verdict, page)
+    if retrain:
+        document["retrain"] = outcome = launch.retrain(context.home, verdict, sys.stderr)
+        text += f"\nretraining: {outcome['said']}"
+    context.answer(document, text)
+    if verdict.failed:
+        click.get_current_context().exit(1)
+
+
+def _verdict(
+    context: Context, window: tuple[str, str], data: str, reference: tuple[str, str], page: Path | None
+) -> DriftVerdict:
+    """Compare a window of the log or, with `data`, of events; a `page` of None makes no report."""
+    from monitoring.drift import drift_of_events, drift_of_log
+    from monitoring.windows import Window
+    from pipelines.run.launch import dataset_of
+
+    champion = read_champion(context.home)
+    bundle = champion.bundle(context.home)
+    if page and (page.is_dir() or not os.access(page.parent, os.W_OK)):
+        raise click.UsageError(f"--report {page} cannot be written: name a file in an existing folder")
+    folder = dataset_of(context.home, data) if data else None
+    zone = str(json.loads((folder / "manifest.json").read_bytes())["timezone"]) if folder else "UTC"
+    other = Window.parse(*reference, zone) if any(reference) else None
+    since, until = window
+    if folder:
+        asked = Window.parse(since or champion.cut, until, zone)
+        return drift_of_events(folder, asked, other or bundle, page, page is None)
+    log_dir = context.settings().prediction_log_dir
+    return drift_of_log(bundle, log_dir, Window.parse(since, until), other, page, page is None)
+
+
+def _drift_text(verdict: DriftVerdict, page: Path | None) -> str:
+    from pipelines.tables import table
+
+    text = f"{verdict.status}: {verdict.reason}" + (f"\nreport: {page}" if page else "")
+    if all(column.psi is None for column in verdict.columns):
+        return text
+    rows = []
+    for column in verdict.columns:
+        figures = (column.psi, column.warn_at, column.alarm_at)
+        rounded = ["" if figure is None else round(figure, 4) for figure in figures]
+        rows.append([column.name, column.status, *rounded, column.note])
+    return table(["column", "status", "psi", "warns at", "alarms at", "note"], rows) + f"\n{text}"
+
+
+@click.command()
+@common_options
+def doctor(context: Context) -> None:
+    """Report missing or broken parts, and how to fix them."""
+    from pipelines.inspect.doctor import examine
+
+    try:
+        findings = examine(context.settings())
+    except SettingInvalid as error:
+        raise click.UsageError(str(error)) from error
+    marks = {"ok": "ok  ", "warn": "note", "fail": "FAIL"}
+    lines = [
+        f"{marks[f.status]}  {f.name:<13} {f.found}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "")
+        for f in findings
+    ]
+    context.answer([asdict(finding) for finding in findings], "\n".join(lines))
+    if any(finding.status == "fail" for finding in findings):
+        click.get_current_context().exit(1)
+
+
+COMMANDS = (drift, doctor)

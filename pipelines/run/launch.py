@@ -1,0 +1,257 @@
+"""A request to train, retrain or read data -> checked arguments and a run; a scheduler can call this too."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from components.home import Conflict, NoChampion, read_champion, read_running
+from feature_repo.spelling import closest
+from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
+from pipelines.run.progress import duration
+from pipelines.run.runs import Run, RunUnknown, find_run, list_runs
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from monitoring.verdict import DriftVerdict
+
+MODEL_NAME = "checkout-recommender"
+DATA_NAMES = ("complete-journey", "toy")
+NO_RUN = (
+    "not started: no run recorded here promoted the champion, so its arguments are unknown; "
+    "start one by hand: reco run --data complete-journey, or --data DIR"
+)
+
+
+class NoRegistry(Exception):
+    """There is no model registry at the given address."""
+
+    exit_code = 2
+
+
+# ------------------------------------------------------------------------------------------- checks
+
+
+def check_data(data: str) -> None:
+    """Refuse a name of data that does not exist, before anything starts.
+
+    Raises:
+        ArgumentsInvalid: neither a folder nor the name of a data set.
+    """
+    if not data.strip():
+        raise ArgumentsInvalid(f"--data is empty: give a folder, {' or '.join(DATA_NAMES)}")
+    if data not in DATA_NAMES and not Path(data).exists():
+        raise ArgumentsInvalid(f"no data {data!r}: neither a folder nor a name; {closest(data, DATA_NAMES)}")
+
+
+def check_online_store(url: str) -> None:
+    """Refuse now the URL that the last step would refuse after all the training."""
+    from components.data.feast_store import redis_settings
+
+    if url:
+        redis_settings(url)
+
+
+def check_train_until(text: str) -> None:
+    """Refuse a cut that is not a date or time; an empty one means the default."""
+    try:
+        datetime.fromisoformat(text or "2017-11-27")
+    except ValueError as error:
+        example = "expected for example 2017-11-27 or 2017-11-27T05:00:00Z"
+        raise ArgumentsInvalid(f"--train-until {text!r} is no date: {example}") from error
+
+
+def absolute(data: str) -> str:
+    """Return a folder's absolute path: steps run elsewhere, where a relative path names another folder."""
+    return str(Path(data).absolute()) if data and Path(data).exists() else data
+
+
+def existing_registry(home: Path, tracking_uri: str) -> str:
+    """Return the registry's URI; without this check MLflow would create a missing database, and folders.
+
+    Raises:
+        NoRegistry: it is a file that does not exist or is empty.
+    """
+    from components.release.registry import default_tracking_uri
+
+    uri = tracking_uri or default_tracking_uri(home)
+    file = Path(uri.removeprefix("sqlite:///"))
+    if uri.startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
+        raise NoRegistry(f"{file} is no registry: train with `reco run`, or give --tracking-uri")
+    return uri
+
+
+# ----------------------------------------------------------------------------------------- training
+
+
+def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: str, stream: IO[str]) -> Run:
+    """Run the training pipeline under a home.
+
+    Args:
+        home: the state folder.
+        given: arguments of the pipeline; defaults for the rest.
+        fast: smaller models and fewer examples, where `given` does not say.
+        tracking_uri: of the registry; empty is the one under the home.
+        stream: gets the progress.
+
+    Raises:
+        ArgumentsInvalid: an argument that the pipeline does not take.
+        StepFailed: a step raised or died.
+        Conflict: another run works under this home.
+    """
+    from components.release.registry import default_tracking_uri
+    from pipelines.run.graph import read_spec
+    from pipelines.run.local_run import start_run
+    from pipelines.training import faster, training_of
+    from serving.redis.address import is_redis_url
+
+    data = given.get("data", DATA_NAMES[0])
+    check_data(data)
+    check_train_until(given.get("train_until", ""))
+    given = {**(faster(given) if fast else given), "data": absolute(data)}
+    given |= {"home": str(home), "tracking_uri": tracking_uri or default_tracking_uri(home)}
+    running = read_running(home)
+    served = Settings.from_env().store_url or (running.store_url if running else "")
+    if is_redis_url(served):
+        given.setdefault("online_store", served)
+    spec = read_spec(training_of(fast))
+    arguments = complete_arguments(spec, given)
+    check_online_store(arguments["online_store"])
+    return start_run(home, "training", spec, arguments, fast, stream)
+
+
+def resume_training(home: Path, name: str, only: str, stream: IO[str]) -> Run:
+    """Resume a run, by its id or `last`, after its last good step; with `only`, repeat that step alone."""
+    from pipelines.run.graph import read_spec
+    from pipelines.run.local_run import resume_run
+    from pipelines.training import training_of
+
+    run = find_run(home, name)
+    return resume_run(home, run, read_spec(training_of(run.fast)), only, stream)
+
+
+def promoted(run: Run) -> str:
+    """Return the text about the version that a run promoted, or how to go on without one."""
+    step = run.outputs().get("promote-bundle")
+    if step is None:
+        return f"run {run.run_id}: {run.status}; go on with: reco run --resume {run.run_id}"
+    result = step.parameters["Output"]
+    verb = "is champion" if result["changed"] else "was champion already"
+    took = f"{duration(run.seconds)}, at most {run.peak_memory_mib:,} MiB of memory"
+    return (
+        f"version {result['version']} (bundle {result['bundle_id']}) {verb}  [{took}]\n"
+        "ask it: reco recommend --basket ITEM,ITEM    serve it: reco serve"
+    )
+
+
+def retrain(home: Path, verdict: DriftVerdict, stream: IO[str]) -> dict[str, Any]:
+    """Start the training pipeline for a drift verdict, with the arguments of the champion's run.
+
+    Nothing is started if this window has started a run already, or during the cool-down.
+
+    Returns:
+        `started`, `said`, and of a started run `run_id` and `promoted`.
+
+    Raises:
+        Conflict: another run works under this home.
+    """
+    from monitoring.retraining import claim_retrain, release_retrain
+    from pipelines.run.local_run import StepFailed
+
+    decision = claim_retrain(verdict, home, datetime.now(UTC))
+    if not decision.allowed:
+        return {"started": False, "said": f"not started: {decision.reason}"}
+    before = {run.run_id for run in list_runs(home)}
+    try:
+        origin = champions_run(home)
+        if origin is None:
+            release_retrain(decision, home)
+            return {"started": False, "said": NO_RUN}
+        given = {name: value for name, value in origin.arguments.items() if name != "train_until"}
+        run = start_training(home, given, origin.fast, str(given.get("tracking_uri", "")), stream)
+    except StepFailed as error:
+        said = f"the champion stays: {error}"
+        return {"started": True, "run_id": error.run.run_id, "promoted": False, "said": said}
+    except BaseException as error:
+        # On a conflict the new run belongs to another process.
+        if isinstance(error, Conflict) or before >= {run.run_id for run in list_runs(home)}:
+            release_retrain(decision, home)
+        raise
+    return {"started": True, "run_id": run.run_id, "promoted": True, "said": promoted(run)}
+
+
+def train_toy_shop(home: Path, stream: IO[str]) -> Path:
+    """Return a home whose champion is a small model of the toy shop; train it if it is missing."""
+    home = home / "toy"
+    try:
+        read_champion(home)
+    except NoChampion:
+        stream.write("training the toy shop first, which takes some minutes\n")
+        # The empty store keeps the toy shop's users out of the Redis that this machine serves from.
+        given = {"data": "toy", "train_until": "", "model_name": MODEL_NAME, "online_store": ""}
+        start_training(home, given, True, "", stream)
+    return home
+
+
+# -------------------------------------------------------------------------------------- runs and data
+
+
+def champions_run(home: Path) -> Run | None:
+    """Return the newest run that promoted the current champion's bundle."""
+    bundle_id = read_champion(home).bundle_id
+    for run in list_runs(home):
+        for step in run.steps:
+            output = step.parameters.get("Output")
+            if step.name == "promote-bundle" and output and output["bundle_id"] == bundle_id:
+                return run
+    return None
+
+
+def evaluated_run(home: Path) -> Run:
+    """Return the newest run that still holds an evaluated bundle.
+
+    Raises:
+        RunUnknown: no run holds one.
+    """
+    for run in list_runs(home):
+        if (run.artifacts("evaluate-bundle") / "evaluated" / "manifest.json").is_file():
+            return run
+    raise RunUnknown(f"no run under {home} holds an evaluated bundle: run `reco run` first")
+
+
+def run_datasets(home: Path, data: str = "") -> list[Path]:
+    """Return the checked data sets that runs still hold, newest first; with `data`, those read from it."""
+    runs = (run for run in list_runs(home) if not data or run.arguments.get("data") == data)
+    folders = (run.artifacts("ingest-events") / "dataset" for run in runs)
+    return [folder for folder in folders if (folder / "manifest.json").is_file()]
+
+
+def dataset_of(home: Path, data: str) -> Path:
+    """Return a checked data set: `data` if it is one, else what reading `data` gives now.
+
+    A data set with a name never changes and may come from a run; a folder may have grown since.
+
+    Raises:
+        ArgumentsInvalid: neither a folder nor the name of a data set.
+    """
+    from components.data.ingest_events import BUILT_IN, ingest_events
+
+    check_data(data)
+    if (Path(data) / "manifest.json").is_file():
+        return Path(data)
+    source = absolute(data)
+    if source in BUILT_IN and (existing := run_datasets(home, source)):
+        return existing[0]
+    folder = home / "datasets" / Path(source).resolve().name
+    ingest_events(source, folder, home=str(home))
+    return folder
+
+
+def newest_data(home: Path) -> str:
+    """Return the newest run's checked data set; the data it was made from if that was removed."""
+    newest = next(list_runs(home), None)
+    if newest is None:
+        return DATA_NAMES[0]
+    folder = newest.artifacts("ingest-events") / "dataset"
+    return str(folder if (folder / "manifest.json").is_file() else newest.arguments["data"])

@@ -1,0 +1,54 @@
+"""Calls of the command, and a home with the toy champion."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from components.home import (
+    Champion,
+    write_champion,
+)
+from pipelines.cli.shell import main
+from serving.release.bundle import read_manifest
+from serving.shop.fact_store import open_fact_store
+
+
+def reco(home: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["--home", str(home), *arguments])
+
+
+def answered(done: Result) -> Any:
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def home(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose champion is the toy bundle; its online store is the one the line wrote."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "bundles").mkdir()
+    (home / "bundles" / "toy").symlink_to(toy_line / "evaluated")
+    (home / "online_store.db").symlink_to(toy_line / "home" / "online_store.db")
+    manifest = read_manifest(toy_line / "evaluated")
+    write_champion(
+        home, Champion(manifest["bundle_id"], "1", "toy", "bundles/toy", manifest["cut"], "2026-01-01")
+    )
+    return home
+
+
+PRICE = (
+    '{"fact_id": "f1", "fact": "price", "item_id": "item-001", "value": 2.5, "at": "2024-06-01T00:00:00Z"}'
+)
+
+
+SOLD_OUT = PRICE.replace("price", "stock").replace("2.5", "0")
+
+
+def standing(home: Path) -> list[tuple[str, Any]]:
+    store = open_fact_store(f"sqlite:///{home}/facts.db")
+    facts, _ = store.changed_since(0)
+    store.close()
+    return [(fact.fact, fact.value) for fact in facts]

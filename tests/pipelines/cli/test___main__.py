@@ -1,0 +1,14 @@
+"""The command as a module: so child processes start it."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_module_is_the_command_and_answers_fast() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipelines.cli", "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("Usage: reco [OPTIONS] COMMAND")

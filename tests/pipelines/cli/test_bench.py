@@ -1,0 +1,35 @@
+"""`reco bench` and `reco drill` where their modules are missing, as in the wheel."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.pipelines.cli.conftest import reco
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package"),
+    [(["bench", "drift"], "pipelines.bench"), (["drill", "--list"], "pipelines.drills")],
+    ids=" ".join,
+)
+def test_without_a_clone_the_error_says_where_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], package: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = reco(tmp_path, *arguments)
+    assert done.exit_code == 2
+    assert f"{package} is not installed: benches and drills run from a clone" in done.output
+
+
+def test_results_lie_under_the_home_unless_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+    monkeypatch.setattr("pipelines.cli.bench._dataset", lambda context, data: tmp_path)
+    monkeypatch.setattr("pipelines.bench.drift.bench_drift", lambda data, out: folders.append(out) or {})
+    monkeypatch.setattr("pipelines.bench.drift.drift_table", lambda results: "")
+    assert reco(tmp_path, "bench", "drift").exit_code == 0
+    assert reco(tmp_path, "bench", "drift", "--home", str(tmp_path / "other")).exit_code == 0
+    assert reco(tmp_path, "bench", "drift", "--out", "there").exit_code == 0
+    assert folders == [tmp_path / "bench", tmp_path / "other" / "bench", Path("there")]

@@ -1,0 +1,111 @@
+"""Facts from a file, and forgetting a shopper."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.home import (
+    Running,
+    announced,
+    locked,
+)
+from serving.shop.fact_store import open_fact_store
+from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
+
+
+def test_facts_from_a_file_stand_in_the_store_beside_the_users(tmp_path: Path) -> None:
+    file = tmp_path / "facts.jsonl"
+    file.write_text(f"{PRICE}\n\n{SOLD_OUT}\n")
+    checked = reco(tmp_path, "facts", str(file), "--dry-run")
+    assert (checked.exit_code, standing(tmp_path)) == (0, [])
+    assert "2 facts keep the contract; nothing was written" in checked.output
+    written = reco(tmp_path, "facts", str(file), "--output", "json")
+    assert json.loads(written.output) == {"facts": 2, "refused": [], "changed": 2}
+    assert standing(tmp_path) == [("price", 2.5), ("stock", 0.0)]
+    assert "2 facts read, 0 changed a stored value" in reco(tmp_path, "facts", str(file)).output
+
+
+def test_one_bad_line_keeps_the_whole_file_out_and_is_told_by_number(tmp_path: Path) -> None:
+    file = tmp_path / "facts.jsonl"
+    file.write_text("\n".join([PRICE, "", SOLD_OUT.replace("stock", "stok"), "{"]))
+    refused = reco(tmp_path, "facts", str(file))
+    assert (refused.exit_code, standing(tmp_path)) == (1, [])
+    assert "line 3: fact is not one of price, stock" in refused.output
+    assert "line 4: not JSON" in refused.output
+    assert "2 lines are no facts: nothing was written" in refused.output
+
+
+def test_a_fact_store_that_cannot_be_written_is_out_of_reach(tmp_path: Path) -> None:
+    (tmp_path / "facts.db").write_bytes(b"no database" * 100)
+    (tmp_path / "facts.jsonl").write_text(PRICE)
+    refused = reco(tmp_path, "facts", str(tmp_path / "facts.jsonl"))
+    assert refused.exit_code == 3
+    assert "facts.db cannot be used" in refused.output
+
+
+@pytest.mark.slow
+def test_what_the_file_says_is_honoured_by_the_next_answer(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "shop"
+    shutil.copytree(home, place, symlinks=True)
+    ask = ("recommend", "--basket", "item-002", "--at", "2024-06-10T00:00:00Z", "--output", "json")
+    first, second = (item["item_id"] for item in json.loads(reco(place, *ask).stdout)["items"][:2])
+    file = tmp_path / "facts.jsonl"
+    file.write_text(SOLD_OUT.replace("item-001", first) + "\n" + PRICE.replace("item-001", second))
+    assert reco(place, "facts", str(file)).exit_code == 0
+    items = json.loads(reco(place, *ask).stdout)["items"]
+    assert first not in {item["item_id"] for item in items}
+    assert {item["item_id"]: item["price"] for item in items if "price" in item} == {second: 2.5}
+
+
+def test_a_shopper_is_forgotten_without_a_word_of_who_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "facts.jsonl"
+    coupon = {**json.loads(PRICE), "fact": "coupon", "value": "TEA", "user_id": "somebody"}
+    file.write_text(json.dumps(coupon))
+    reco(tmp_path, "facts", str(file))
+    counted = reco(tmp_path, "forget", "somebody", "--dry-run")
+    assert counted.exit_code == 0
+    assert counted.output.startswith("nothing was changed; this would go")
+    assert not (tmp_path / "forgotten.json").exists()
+    told = reco(tmp_path, "forget", "somebody", "--output", "json")
+    assert told.exit_code == 0
+    assert "somebody" not in told.output + counted.output
+    assert json.loads(told.output)["removed"] == 1
+    assert "0 changed a stored value" in reco(tmp_path, "facts", str(file)).output  # it does not come back
+    assert reco(tmp_path, "forget", "").exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_second_terminal_uses_the_store_of_reco_up(
+    tmp_path: Path, valkey: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import redis
+
+    from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, entity_key
+
+    row = entity_key("somebody") + PROJECT.encode()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "facts.jsonl").write_text(PRICE)
+    with redis.Redis.from_url(valkey[0]) as client:
+        client.hset(row, HISTORY_FIELD, b"whatever")
+        alone = reco(tmp_path, "forget", "somebody")
+        assert (alone.exit_code, client.exists(row)) == (3, 1)
+        assert "start `reco up` and repeat" in alone.output
+        running = Running(valkey[0], "127.0.0.1:1", True)
+        with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
+            assert reco(tmp_path, "forget", "somebody").exit_code == 0
+            assert reco(tmp_path, "facts", str(tmp_path / "facts.jsonl")).exit_code == 0
+        assert not client.exists(row)
+        assert len(open_fact_store(valkey[0]).changed_since(0)[0]) == 1
+        assert standing(tmp_path) == []
+
+
+def test_a_store_that_is_away_makes_forgetting_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECO_STORE_URL", "redis://127.0.0.1:1/0")
+    told = reco(tmp_path, "forget", "somebody")
+    assert told.exit_code == 3
+    assert "repeat when it is back" in told.output

@@ -1,0 +1,52 @@
+"""Options that several commands share: what a command gets of them."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pipelines.cli.options import Context, common_options, question_options, results_folder
+
+
+def call(*arguments: str) -> dict[str, Any]:
+    """Return the arguments that a command with these options gets."""
+    received: dict[str, Any] = {}
+
+    @click.command()
+    @question_options
+    @results_folder("bench")
+    @common_options
+    def command(context: Context, **options: Any) -> None:
+        received.update(options, home=context.home, output=context.output)
+
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == 0, done.output
+    return received
+
+
+def test_the_options_of_a_question_are_one_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RECO_HOME", str(tmp_path))
+    assert call()["line"] == {"basket": [], "k": 10}
+    line = call(
+        "--user", "u", "--basket", "a, b,", "--store", "s", "--at", "now", "-k", "3", "--profile", "p"
+    )
+    assert line["line"] == {
+        "user_id": "u",
+        "store_id": "s",
+        "at": "now",
+        "k": 3,
+        "profile": "p",
+        "basket": ["a", "b"],
+    }
+
+
+def test_the_home_comes_from_the_option_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RECO_HOME", str(tmp_path))
+    assert call()["home"] == tmp_path
+    given = call("--out", "there", "--home", str(tmp_path / "mine"), "--output", "json")
+    assert (given["home"], given["out"], given["output"]) == (tmp_path / "mine", Path("there"), "json")
+    assert call("--home", str(tmp_path / "mine"))["out"] == tmp_path / "mine" / "bench"

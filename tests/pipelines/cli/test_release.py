@@ -1,0 +1,79 @@
+"""Commands that release, by their exit codes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from components.home import (
+    locked,
+)
+from components.release.registry import Registry
+from tests.pipelines.cli.conftest import reco
+
+
+@pytest.fixture(scope="module")
+def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new MLflow database takes seconds of migrations: made once, copied for each test."""
+    database = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    Registry(f"sqlite:///{database}", "checkout-recommender").versions()
+    return database
+
+
+@pytest.mark.parametrize(
+    "arguments", [["models"], ["models", "show", "2"], ["promote"], ["rollback"]], ids=" ".join
+)
+@pytest.mark.parametrize("left", [None, b""], ids=["nothing", "an empty file"])
+def test_where_no_registry_is_none_is_made(tmp_path: Path, arguments: list[str], left: bytes | None) -> None:
+    database = tmp_path / "lost" / "mlflow.db"
+    if left is not None:
+        database.parent.mkdir()
+        database.write_bytes(left)
+    done = reco(tmp_path / "home", *arguments, "--tracking-uri", f"sqlite:///{database}")
+    assert done.exit_code == 2
+    assert f"{database} is no registry: train with `reco run`" in done.output
+    assert (database.read_bytes() if database.exists() else None) == left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["models"], 0, "no versions yet"),
+        (["models", "show", "3"], 2, "has no version '3'"),
+        (["promote"], 2, "has no version 'challenger'"),
+        (["promote", "--gate", "over_everything=1"], 2, "over_everything"),
+        (["promote", "--model-name", "A B"], 2, "expected lower-case letters"),
+        (["rollback"], 2, "there is nothing to go back to"),
+        (["models", "--tracking-uri", "http://127.0.0.1:9"], 3, "no registry at"),
+        (["promote", "--tracking-uri", "http://127.0.0.1:9"], 3, "no registry at"),
+        (["rollback", "--tracking-uri", "http://127.0.0.1:9"], 3, "no registry at"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.filterwarnings("ignore")
+def test_release_commands_keep_the_exit_codes(
+    tmp_path: Path, empty_registry: Path, arguments: list[str], code: int, says: str
+) -> None:
+    shutil.copyfile(empty_registry, tmp_path / "mlflow.db")
+    done = reco(tmp_path, *arguments)
+    assert done.exit_code == code, done.output
+    assert says in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_registry_that_is_no_database_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("hello" * 300)
+    done = reco(tmp_path, "models")
+    assert done.exit_code == 3
+    assert "file is not a database" in done.output
+
+
+@pytest.mark.parametrize("command", ["promote", "rollback"])
+def test_two_who_release_at_once_are_a_conflict(tmp_path: Path, command: str) -> None:
+    (tmp_path / "mlflow.db").write_text("not read: the lock comes first")
+    with locked(tmp_path / "promote.lock", "promoting checkout-recommender 7"):
+        done = reco(tmp_path, command)
+    assert done.exit_code == 4
+    assert "is promoting checkout-recommender 7" in done.output

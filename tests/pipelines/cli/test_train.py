@@ -1,0 +1,90 @@
+"""Commands that train: their arguments, and the files they write."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.home import (
+    Running,
+    announced,
+    locked,
+)
+from pipelines.run.runs import Run, new_run
+from pipelines.run.submit import Submitted
+from tests.pipelines.cli.conftest import answered, reco
+
+
+def test_no_runs_is_an_answer(tmp_path: Path) -> None:
+    done = reco(tmp_path, "runs")
+    assert (done.exit_code, done.output) == (0, "no runs yet: reco run\n")
+    assert json.loads(reco(tmp_path, "runs", "--output", "json").output) == []
+
+
+@pytest.mark.parametrize(
+    ("served", "params", "filled"),
+    [
+        ("", [], ""),
+        ("redis://:word@cache:6379/1", [], "redis://:word@cache:6379/1"),
+        ("rediss://cache", [], "rediss://cache"),
+        ("sqlite:///elsewhere.db", [], ""),
+        ("memory:", [], ""),
+        ("redis://cache", ["online_store=redis://other"], "redis://other"),
+        ("redis://cache", ["online_store="], ""),
+    ],
+)
+def test_a_run_fills_the_redis_that_is_served_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: str, params: list[str], filled: str
+) -> None:
+    launched: list[dict[str, Any]] = []
+
+    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
+        launched.append(arguments)
+        return new_run(home, pipeline, arguments, ["promote-bundle"])
+
+    monkeypatch.setattr("pipelines.run.local_run.start_run", start)
+    monkeypatch.setenv("RECO_STORE_URL", served)
+    done = reco(tmp_path, "run", "--data", "toy", *(word for one in params for word in ("--param", one)))
+    assert done.exit_code == 0, done.output
+    assert [arguments["online_store"] for arguments in launched] == [filled]
+
+
+def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[dict[str, Any]] = []
+
+    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
+        launched.append(arguments)
+        return new_run(home, pipeline, arguments, ["promote-bundle"])
+
+    monkeypatch.setattr("pipelines.run.local_run.start_run", start)
+    running = Running("redis://127.0.0.1:16379/0", "127.0.0.1:19092", True)
+    with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
+        assert reco(tmp_path, "run", "--data", "toy").exit_code == 0
+    assert [arguments["online_store"] for arguments in launched] == ["redis://127.0.0.1:16379/0"]
+
+
+def test_a_submission_fills_the_redis_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[dict[str, Any]] = []
+
+    def submit(pipeline: object, host: str, arguments: dict[str, Any], *_: object) -> Submitted:
+        launched.append(arguments)
+        return Submitted("r1", "url", "p1", "v1", "PENDING")
+
+    monkeypatch.setattr("pipelines.run.submit.submit_pipeline", submit)
+    monkeypatch.setenv("RECO_STORE_URL", "redis://of-this-machine")
+    common = ["submit", "--host", "http://kfp", "--tracking-uri", "http://mlflow", "--volume", "reco"]
+    for more in ([], ["--online-store", "redis://cache:6379"]):
+        done = reco(tmp_path, *common, *more)
+        assert done.exit_code == 0, done.output
+    assert [arguments["online_store"] for arguments in launched] == ["", "redis://cache:6379"]
+
+
+@pytest.mark.slow
+def test_the_pipeline_is_written_as_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "training.yaml"
+    done = answered(reco(tmp_path, "compile", "--file", str(file), "--output", "json"))
+    assert done == {"file": str(file), "steps": 21}
+    assert file.read_text().startswith("# PIPELINE DEFINITION")
+    answered(reco(tmp_path, "compile", "--file", str(file), "--volume", "shop", "--output", "json"))
+    assert file.read_text().count("mountPath: /mnt/reco\n") == 21

@@ -1,0 +1,85 @@
+"""`reco drift` and `reco doctor` on the toy champion."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.home import (
+    Champion,
+    Conflict,
+    write_champion,
+)
+from monitoring.verdict import DriftVerdict
+from monitoring.windows import Window
+from tests.pipelines.cli.conftest import answered, reco
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [({"started": False, "said": "not started: x"}, 1), (Conflict("process 7 is running a pipeline"), 4)],
+    ids=["drifted", "conflict"],
+)
+def test_drift_reports_what_became_of_the_retraining(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: dict[str, Any] | Conflict, code: int
+) -> None:
+    def retrain(home: Path, verdict: DriftVerdict, stream: object) -> dict[str, Any]:
+        assert (home, verdict.status) == (tmp_path, "drifted")
+        if isinstance(outcome, Conflict):
+            raise outcome
+        return outcome
+
+    verdict = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
+    write_champion(tmp_path, Champion("good", "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
+    monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: verdict)
+    monkeypatch.setattr("pipelines.run.launch.retrain", retrain)
+    done = reco(tmp_path, "drift", "--quick", "--retrain", "--output", "json")
+    assert done.exit_code == code
+    if code == 1:
+        assert json.loads(done.stdout)["retrain"] == outcome
+
+
+@pytest.mark.slow
+def test_an_empty_log_is_one_line_not_a_table(home: Path) -> None:
+    done = reco(home, "drift", "--quick")
+    assert done.exit_code == 0
+    assert done.output.startswith("insufficient_data: ")
+    assert len(done.output.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_drift_against_another_stretch_of_the_same_data(home: Path, toy_line: Path) -> None:
+    """The toy shop's weeks before the cut are alike; against themselves nothing has moved at all."""
+    place = str(toy_line / "dataset")
+    stretch = ["2024-03-01", "2024-04-01"]
+    same = ["--from", stretch[0], "--until", stretch[1]]
+    reference = ["--reference-from", stretch[0], "--reference-until", stretch[1]]
+    verdict = answered(reco(home, "drift", "--quick", "--data", place, *same, *reference, "--output", "json"))
+    assert verdict["status"] == "ok"
+    assert {column["psi"] for column in verdict["columns"]} == {0.0}
+    assert verdict["compared"] == "purchases with those of another window"
+
+
+@pytest.mark.slow
+def test_a_window_upside_down_is_wrong_usage(home: Path, toy_line: Path) -> None:
+    window = ["--from", "2024-04-01", "--until", "2024-03-01"]
+    done = reco(home, "drift", "--data", str(toy_line / "dataset"), *window)
+    assert done.exit_code == 2
+    assert "2024-03-01" in done.output
+
+
+@pytest.mark.slow
+def test_the_doctor_finds_the_champion_and_a_flipped_byte(home: Path, tmp_path: Path) -> None:
+    found = {f["name"]: f for f in json.loads(reco(home, "doctor", "--output", "json").stdout)}
+    assert found["champion"]["status"] == "ok"
+    broken = tmp_path / "broken"
+    shutil.copytree(home, broken)
+    graph = broken / "bundles" / "toy" / "ranker.onnx"
+    content = bytearray(graph.read_bytes())
+    content[len(content) // 2] ^= 1
+    graph.write_bytes(content)
+    done = reco(broken, "doctor")
+    assert done.exit_code == 1
+    assert "ranker.onnx" in done.output

@@ -1,0 +1,163 @@
+"""Training and retraining without a command line; data sets from runs."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.data.ingest_events import ingest_events
+from components.home import (
+    Champion,
+    Conflict,
+    read_champion,
+    write_champion,
+)
+from monitoring.verdict import DriftVerdict
+from monitoring.windows import Window
+from pipelines.run.arguments import ArgumentsInvalid
+from pipelines.run.launch import dataset_of, newest_data, retrain, start_training, train_toy_shop
+from pipelines.run.local_run import StepFailed
+from pipelines.run.runs import Run, new_run
+
+VERDICT = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
+
+
+@pytest.fixture
+def drifted(tmp_path: Path) -> Path:
+    """A home whose champion `good` was promoted by the middle one of three runs."""
+    home = tmp_path / "home"
+    for bundle_id, data in (("older", "toy"), ("good", "/shop"), ("refused", "complete-journey")):
+        run = new_run(home, "training", {"data": data, "train_until": "2024-01-01"}, ["promote-bundle"], True)
+        step = run.step("promote-bundle")
+        step.status = "failed" if bundle_id == "refused" else "done"
+        if step.status == "done":
+            step.parameters = {"Output": {"bundle_id": bundle_id, "version": "1", "changed": True}}
+        run.save()
+    write_champion(home, Champion("good", "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
+    return home
+
+
+def start_with(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Run]) -> None:
+    monkeypatch.setattr("pipelines.run.launch.start_training", start)
+
+
+def test_retraining_uses_the_arguments_of_the_champions_run(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def start(home: Path, given: dict[str, Any], fast: bool, *_: object) -> Run:
+        started.append((given, fast))
+        return new_run(home, "training", given, ["promote-bundle"])
+
+    start_with(monkeypatch, start)
+    assert retrain(drifted, VERDICT, sys.stderr)["started"]
+    assert started == [({"data": "/shop"}, True)]
+    again = retrain(drifted, VERDICT, sys.stderr)
+    assert (again["started"], "the next may start at" in again["said"]) == (False, True)
+
+
+def test_a_champion_without_a_run_is_not_retrained_by_guess(drifted: Path) -> None:
+    write_champion(drifted, replace(read_champion(drifted), bundle_id="stranger"))
+    outcome = retrain(drifted, VERDICT, sys.stderr)
+    assert not outcome["started"]
+    assert "no run recorded here promoted the champion" in outcome["said"]
+    assert "reco run --data" in outcome["said"]
+    assert not (drifted / "retrain.json").exists(), "nothing was started: the next try is free"
+
+
+def test_a_run_that_cannot_begin_does_not_use_up_the_cool_down(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(home: Path, *_: object) -> Run:
+        new_run(home, "training", {}, [])  # of another process
+        raise Conflict("process 7 is running a pipeline")
+
+    start_with(monkeypatch, refuse)
+    with pytest.raises(Conflict):
+        retrain(drifted, VERDICT, sys.stderr)
+    assert not (drifted / "retrain.json").exists()
+
+    def stop(*_: object) -> Run:
+        raise ArgumentsInvalid("the pipeline has no parameter 'x'")
+
+    start_with(monkeypatch, stop)
+    with pytest.raises(ArgumentsInvalid):
+        retrain(drifted, VERDICT, sys.stderr)
+    assert not (drifted / "retrain.json").exists()
+
+
+def test_a_run_that_failed_in_a_step_starts_the_cool_down(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(home: Path, *_: object) -> Run:
+        run = new_run(home, "training", {}, ["promote-bundle"])
+        raise StepFailed(run, "promote-bundle", "GateFailed: ndcg_at_10 is 0.1", 1)
+
+    start_with(monkeypatch, fail)
+    outcome = retrain(drifted, VERDICT, sys.stderr)
+    assert (outcome["started"], outcome["promoted"]) == (True, False)
+    assert (drifted / "retrain.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"data": ""}, "--data is empty"),
+        ({"data": "toi"}, "did you mean 'toy'"),
+        ({"data": "toy", "train_until": "tomorrow"}, "'tomorrow' is no date"),
+        ({"data": "toy", "epochs": 3}, "has no parameter 'epochs'"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_arguments_are_checked_before_anything_starts(
+    tmp_path: Path, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ArgumentsInvalid, match=says):
+        start_training(tmp_path / "home", given, False, "", sys.stderr)
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_toy_shop_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(home: Path, *_: object) -> Run:
+        write_champion(home, Champion("toy", "1", "toy", "bundles/toy", "", ""))
+        return new_run(home, "training", {}, [])
+
+    start_with(monkeypatch, train)
+    assert train_toy_shop(tmp_path, sys.stderr) == tmp_path / "toy"
+    start_with(monkeypatch, lambda *_: pytest.fail("trained again"))
+    assert train_toy_shop(tmp_path, sys.stderr) == tmp_path / "toy"
+
+
+def test_a_folder_is_read_again_each_time(tmp_path: Path) -> None:
+    """A run's data set holds the rows of then; rows were appended since."""
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    lines = ["user_id,basket_id,item_id,at"]
+    lines += [
+        f"u{day % 3},b{day},i{day % 5},2024-{1 + day // 28:02d}-{1 + day % 28:02d}" for day in range(84)
+    ]
+    (shop / "events.csv").write_text("\n".join(lines) + "\n")
+    home = tmp_path / "home"
+    run = new_run(home, "training", {"data": str(shop)}, ["ingest-events"])
+    ingest_events(str(shop), run.artifacts("ingest-events") / "dataset")
+    place = dataset_of(home, str(shop))
+    assert place == home / "datasets" / "shop"
+    with (shop / "events.csv").open("a") as stream:
+        stream.write("u1,late,i1,2024-04-02\n")
+    assert dataset_of(home, str(shop)) == place
+    assert json.loads((place / "manifest.json").read_bytes())["rows"] == 85
+    assert dataset_of(home, str(place)) == place, "a checked data set is taken as it is"
+    assert dataset_of(home, newest_data(home)) == run.artifacts("ingest-events") / "dataset"
+
+
+def test_a_named_data_set_comes_from_a_run(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "training", {"data": "toy"}, ["ingest-events"])
+    held = run.artifacts("ingest-events") / "dataset"
+    held.mkdir(parents=True)
+    (held / "manifest.json").write_text("{}")
+    assert dataset_of(tmp_path, "toy") == held
