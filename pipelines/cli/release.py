@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -70,7 +70,7 @@ def show_model(context: Context, version: str, tracking_uri: str, model_name: st
         except RegistryUnreachable as error:  # an older bundle has none, or its files were removed
             certificates = []
             click.echo(f"no certificates: {error}", err=True)
-    rows = [
+    rows: list[list[Any]] = [
         ["bundle", shown.bundle_id],
         ["trained until", shown.cut],
         ["aliases", ", ".join(shown.aliases)],

@@ -14,7 +14,6 @@ from click.core import ParameterSource
 from pipelines.cli.options import (
     DATA,
     FILE,
-    MODEL_NAME,
     Command,
     Context,
     common_options,
@@ -22,6 +21,7 @@ from pipelines.cli.options import (
     stacked,
     training_options,
 )
+from pipelines.run.launch import MODEL_NAME
 
 if TYPE_CHECKING:
     from pipelines.run.runs import Run

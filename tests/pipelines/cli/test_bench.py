@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,12 @@ def test_results_lie_under_the_home_unless_a_folder_is_named(
 ) -> None:
     folders: list[Path] = []
     monkeypatch.setattr("pipelines.cli.bench._dataset", lambda context, data: tmp_path)
-    monkeypatch.setattr("pipelines.bench.drift.bench_drift", lambda data, out: folders.append(out) or {})
+
+    def measure(data: Path, out: Path) -> dict[str, Any]:
+        folders.append(out)
+        return {}
+
+    monkeypatch.setattr("pipelines.bench.drift.bench_drift", measure)
     monkeypatch.setattr("pipelines.bench.drift.drift_table", lambda results: "")
     assert reco(tmp_path, "bench", "drift").exit_code == 0
     assert reco(tmp_path, "bench", "drift", "--home", str(tmp_path / "other")).exit_code == 0
