@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from feature_repo.atomic_files import write_file
 from monitoring.psi import Histogram, distinct, smoothed
-from serving.measurement import write_result
 
 TOP = 5
 
@@ -52,7 +52,7 @@ def write_report(path: Path, verdict: dict[str, Any], charts: str = "") -> None:
     """
     ours = _page(verdict)
     page = charts.replace("<body>", f"<body>{ours}", 1) if "<body>" in charts else _alone(ours)
-    write_result(path, page.encode())
+    write_file(path, page.encode())
 
 
 def draw_weeks(
@@ -74,7 +74,7 @@ def draw_weeks(
     axes.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
-    write_result(path, picture.getvalue())
+    write_file(path, picture.getvalue())
 
 
 _LINES = {"alarm_at": "alarm line", "warn_at": "warning line", "noise_floor": "noise floor"}

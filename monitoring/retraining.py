@@ -16,8 +16,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from feature_repo.atomic_files import write_file
 from monitoring.verdict import DriftVerdict
-from serving.measurement import write_result
 
 COOL_DOWN = timedelta(hours=6)
 STATE = "retrain.json"
@@ -75,7 +75,7 @@ def claim_retrain(
             return decision
         before = file.read_text() if file.exists() else ""
         noted = json.dumps({"started_at": now.isoformat(), "key": key, "reason": verdict.reason}, indent=1)
-        write_result(file, noted.encode())
+        write_file(file, noted.encode())
     return replace(decision, noted=noted, before=before)
 
 
@@ -86,7 +86,7 @@ def release_retrain(decision: RetrainDecision, home: Path) -> None:
         if not decision.noted or not file.exists() or file.read_text() != decision.noted:
             return
         if decision.before:
-            write_result(file, decision.before.encode())
+            write_file(file, decision.before.encode())
         else:
             file.unlink()
 

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from components.measurement import commit
 from components.parameters import overlay, read_params
 from components.ranker.ranker_artefact import CERTIFICATES, ENGINES, GRAPH, read_ranker
 from feature_repo.statistics import read_statistics
 from serving.answer.recommender import answer_golden, verify_golden
-from serving.measurement import commit
 from serving.release.bundle import INDEX_REPORT, RankingSettings, load_bundle, seal_bundle
 from serving.schemas import DEFAULT_PROFILE
 from serving.stages.profiles import read_profile

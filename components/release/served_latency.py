@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from components.measurement import measured_on
 from serving.answer.recommender import golden_question
-from serving.measurement import measured_on
 from serving.release.bundle import Bundle, load_bundle
 
 ROUNDS = 30  # of the 18 golden requests: 540 answers of each bundle, some seconds in all

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from components.data.examples import read_retriever_examples
+from components.measurement import measured_on
 from components.models.two_tower import TwoTower
 from components.parameters import read_params
 from components.retriever.choose_index import IndexParams, choose_index, measure_index, search_for_quota
 from components.retriever.train_retriever import load_retriever
 from feature_repo.schema import BASKET_LENGTH
-from serving.measurement import measured_on
 
 log = logging.getLogger(__name__)
 

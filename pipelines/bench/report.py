@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from components.measurement import measured_on
 from feature_repo.atomic_files import write_file
-from serving.measurement import measured_on
 
 PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9, "p99_99": 99.99}
 MISSING = "–"

@@ -22,6 +22,8 @@ from typing import Any
 import orjson
 import redis
 
+from components.measurement import measured_on
+from feature_repo.atomic_files import write_file
 from pipelines.bench.load.arms import PREDICT
 from pipelines.bench.load.generator import LoadGenerator, Plan, load_generator
 from pipelines.drills.catalogue import Drill
@@ -39,7 +41,6 @@ from pipelines.drills.system import (
     running_system,
 )
 from serving.client.client import DEADLINE_MS
-from serving.measurement import measured_on, write_result
 from serving.release.bundle import read_manifest
 
 log = logging.getLogger(__name__)
@@ -117,8 +118,8 @@ def run_drills(
         "broken_off": broken_off,
         "passed": not broken_off and all(one["passed"] for one in found.values()),
     }
-    write_result(out_dir / "drills.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
-    write_result(out_dir / "drills.md", drill_table(result).encode())
+    write_file(out_dir / "drills.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    write_file(out_dir / "drills.md", drill_table(result).encode())
     if seen:
         draw_drills(result, {name: seen[name] for name in result["drills"]}, out_dir / "drills.png")
     return result

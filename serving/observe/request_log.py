@@ -1,8 +1,8 @@
 """An answered turn -> one line of JSON on stderr, without holding up the next request.
 
-A line tells what was asked and answered, how and how long, and no more of the shopper than a hash whose key
-stays here: who has the key finds the lines of a shopper, nobody finds the shopper of a line. What was asked
-and answered in full stands in the prediction log.
+A line describes request and answer, and the time of each stage. It names the shopper by a keyed hash only:
+the key leads from a shopper to the lines, never from a line to the shopper. The prediction log holds
+requests and answers in full.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from serving.checkout.checkout import Turn
 from serving.metrics import REQUEST_LOG_DROPPED
 from serving.schemas import Request, Response
 
-QUEUE_LINES = 4_096  # more wait only if nobody reads stderr: later ones are dropped and counted
+QUEUE_LINES = 4_096  # more wait only if stderr is not read: later ones are dropped and counted
 POLL_S = 0.2
 CLOSE_S = 2.0
-_CHUNK = 64  # lines written at a time; each turn holds the interpreter for some 0.3 ms
+_CHUNK = 64  # lines written at a time; each chunk holds the interpreter for some 0.3 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a line is made of; `at` in seconds since the epoch."""
+    """The content of a line; `at` in seconds since the epoch."""
 
     at: float
     request: Request
     call: Call
-    queue_ms: float  # waited for others before its turn came
+    queue_ms: float  # waited for other requests before it began
     response: Response
 
 
@@ -43,17 +43,17 @@ class RequestLog:
     """Writes lines from a thread of its own, some times a second; `observe` is an observer."""
 
     def __init__(self, stream: BinaryIO, key: str = "") -> None:
-        """Take where the lines go, and the key of the users' hashes; empty: a new one, kept by nobody."""
+        """Take the stream of the lines and the key of the users' hashes; empty: a new one, not stored."""
         self._stream = stream
         self._key = key.encode() or os.urandom(32)
-        # As in the prediction log: a deque and a nap cost the request less than waking a thread.
+        # A deque and a poll, as in the prediction log: waking a thread would cost the request more.
         self._answered: deque[Answered] = deque()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
         self._thread.start()
 
     def observe(self, turn: Turn) -> None:
-        """Hand one turn over; returns at once, and drops it when too many wait."""
+        """Queue one turn and return at once; it is dropped when too many wait."""
         if len(self._answered) < QUEUE_LINES:
             assert turn.response is not None
             # Not the turn itself: it holds the features, and a full queue of those is a gigabyte.
@@ -63,7 +63,7 @@ class RequestLog:
             REQUEST_LOG_DROPPED.inc()
 
     def close(self) -> None:
-        """Write what waits; gives up after CLOSE_S if nobody reads it."""
+        """Write the queued lines; give up after CLOSE_S if they are not read."""
         self._closing.set()
         self._thread.join(CLOSE_S)
 
@@ -84,7 +84,7 @@ class RequestLog:
 
 
 def describe(answered: Answered, key: bytes) -> dict[str, object]:
-    """Return what a line tells of an answer; of the key at most 64 bytes count."""
+    """Return the fields of a line; of the key at most 64 bytes count."""
     request, response, call = answered.request, answered.response, answered.call
     user = request.user_id
     return {
@@ -107,5 +107,5 @@ def describe(answered: Answered, key: bytes) -> dict[str, object]:
 
 
 def hash_user(user_id: str, key: bytes) -> str:
-    """Return 16 hexadecimal digits that only who has the key can make of the id (keyed BLAKE2b, RFC 7693)."""
+    """Return 16 hexadecimal digits that cannot be made without the key (keyed BLAKE2b, RFC 7693)."""
     return hashlib.blake2b(user_id.encode(), digest_size=8, key=key[:64]).hexdigest()

@@ -1,7 +1,8 @@
-"""A log record of this process -> one line on stderr, without holding up who logs.
+"""A log record of this process -> one line on stderr, without holding up the code that logs.
 
-A warning comes from the event loop, while requests wait: nobody reads stderr, or its disk hangs, and yet they
-must be answered.
+A warning comes from the event loop while requests wait. They must be answered even if stderr is not read or
+its disk hangs. A traceback carries the type and place of an error but not its message, which may repeat the
+content of a request.
 """
 
 from __future__ import annotations
@@ -10,28 +11,31 @@ import contextlib
 import logging
 import queue
 import threading
+import traceback
 import warnings
 from typing import BinaryIO
 
+from serving.errors import RecommendError
 from serving.metrics import REQUEST_LOG_DROPPED
-from serving.observe.tracebacks import Wordless
 
-QUEUE_LINES = 256  # more wait only if nobody reads stderr: later ones are dropped and counted
+QUEUE_LINES = 256  # more wait only if stderr is not read: later ones are dropped and counted
 CLOSE_S = 2.0
+# Our own errors name a field, never its value; the system's errors name a file or an address.
+QUOTED = (RecommendError, OSError)
+MAX_ERRORS = 8  # of one chain, which may be a ring
 
 
-class Seldom(logging.Filter):
-    """Lets one line per place in the code and second through: a broken store must not flood the log."""
+class OncePerSecond(logging.Filter):
+    """Passes one line per place in the code and second: a broken store must not flood the log."""
 
     def __init__(self, every_s: float = 1.0) -> None:
         super().__init__()
         self._every_s = every_s
-        self._last: dict[
-            tuple[str, int], tuple[float, int]
-        ] = {}  # place -> time of its last line, held back since
+        # Place in the code -> time of its last line, and how many were held back since.
+        self._last: dict[tuple[str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether the line appears; the next one that does tells how many were held back."""
+        """Return whether the line appears; the next line that does says how many were held back."""
         place = (record.pathname, record.lineno)
         last, held_back = self._last.get(place, (-self._every_s, 0))
         if record.created - last < self._every_s:
@@ -44,11 +48,32 @@ class Seldom(logging.Filter):
         return True
 
 
-class Aside(logging.Handler):
-    """Writes lines from a thread of its own; who logs never waits for it."""
+class WithoutMessages(logging.Filter):
+    """Gives a line the traceback of `traceback_without_messages`, for each handler that formats it later."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let the line through."""
+        if record.exc_info and record.exc_info[1] is not None:
+            record.exc_text = traceback_without_messages(record.exc_info[1])
+        return True
+
+
+def traceback_without_messages(error: BaseException) -> str:
+    """Return the places and types of an error and of those it came after; only QUOTED ones with a message."""
+    parts: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(parts) < MAX_ERRORS:
+        message = f": {current}" if isinstance(current, QUOTED) else ""
+        frames = "".join(traceback.format_tb(current.__traceback__))
+        parts.append(frames + type(current).__qualname__ + message)
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "\nwhich came after:\n".join(parts)
+
+
+class BackgroundHandler(logging.Handler):
+    """Writes lines from a thread of its own; the code that logs never waits for it."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        """Take where the lines go."""
         super().__init__()
         self._stream = stream
         self._lines: queue.Queue[bytes | None] = queue.Queue(QUEUE_LINES)  # None is the end
@@ -56,14 +81,14 @@ class Aside(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand one line over; it is dropped when too many wait."""
+        """Queue one line; it is dropped when too many wait."""
         try:
             self._lines.put_nowait(self.format(record).encode(errors="backslashreplace") + b"\n")
         except queue.Full:
             REQUEST_LOG_DROPPED.inc()
 
     def close(self) -> None:
-        """Write what waits; gives up after CLOSE_S if nobody reads it. Python calls this at its end."""
+        """Write the queued lines; give up after CLOSE_S if they are not read. Python calls it at exit."""
         with contextlib.suppress(queue.Full):
             self._lines.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
@@ -79,14 +104,14 @@ class Aside(logging.Handler):
 
 
 def log_to(stream: BinaryIO) -> None:
-    """Let all that this process logs from a warning on go there."""
-    handler = Aside(stream)
-    handler.addFilter(Seldom())
-    handler.addFilter(Wordless())
+    """Send this process's log, from warnings on, to a stream."""
+    handler = BackgroundHandler(stream)
+    handler.addFilter(OncePerSecond())
+    handler.addFilter(WithoutMessages())
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING, handlers=[handler]
     )
-    # KServe logs each request and, with a traceback, each mistake of a client; `endpoint` logs what is ours.
+    # KServe logs each request and, with a traceback, each client error; `endpoint` logs our own faults.
     logging.getLogger("kserve").setLevel(logging.CRITICAL)
-    # KServe answers with a response class that FastAPI deprecates, and would be told so on each request.
+    # KServe answers with a response class that FastAPI deprecates, with a warning on each request.
     warnings.filterwarnings("ignore", message="ORJSONResponse is deprecated")

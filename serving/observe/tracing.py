@@ -1,6 +1,6 @@
 """An answered turn -> OpenTelemetry spans: one for the request, one for each stage and for its wait.
 
-Spans are made when the answer is, from times that are taken anyway, and sent by a thread. Needs the extra
+Spans are made after the answer, from times that are taken anyway, and sent by a thread. Needs the extra
 `trace`.
 """
 
@@ -20,20 +20,20 @@ _parent = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """Makes spans; `observe` is an observer of the checkout's."""
+    """Makes spans; `observe` is one of the checkout's observers."""
 
     def __init__(self, processor: SpanProcessor) -> None:
-        """Take where finished spans go."""
+        """Take the receiver of finished spans."""
         self._provider = TracerProvider(resource=Resource.create({"service.name": "checkout"}))
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer(__name__)
 
     def observe(self, turn: Turn) -> None:
-        """Make the spans of one turn, under the caller's span if it named one."""
+        """Make the spans of one turn, under the caller's span if the call names one."""
         assert turn.response is not None
         carrier = {} if turn.call.traceparent is None else {"traceparent": turn.call.traceparent}
         ended = turn.stages[-1][2]
-        # Spans tell the wall's time, stages were timed by perf_counter.
+        # Spans have wall-clock times; stages were timed by perf_counter.
         offset_ns = time.time_ns() - time.perf_counter_ns()
         request = self._tracer.start_span(
             "recommend",
@@ -57,7 +57,7 @@ class Tracing:
         request.end(_ns(ended, offset_ns))
 
     def close(self) -> None:
-        """Send what has not been sent."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 

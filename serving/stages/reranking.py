@@ -30,7 +30,7 @@ class WeighedCandidates(NamedTuple):
 
     worth: np.ndarray  # float64, 0 or more
     types: np.ndarray  # type codes; 0 is unknown and never penalised
-    rarity: np.ndarray = NO_RARITY  # float64, factor of the worth in a novel slot; empty in a list without novel slots
+    rarity: np.ndarray = NO_RARITY  # float64, factor of the worth in a novel slot; may be empty
     bought: np.ndarray = _NO_ROWS  # bool, by this user, ever; empty where no slot is reserved
 
 

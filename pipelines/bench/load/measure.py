@@ -28,7 +28,9 @@ from components.data.fit_statistics import Purchases
 from components.evaluation.evaluate_bundle import window_s
 from components.evaluation.traffic import AGAIN_RATIO, ANONYMOUS_RATIO, anonymous_users, asks_of
 from components.home import Champion
+from components.measurement import measured_on
 from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE, dollars_a_million, watt_hours
+from feature_repo.atomic_files import write_file
 from pipelines.bench.frozen_store import local_server
 from pipelines.bench.latency import first_answer
 from pipelines.bench.load.arms import (
@@ -59,7 +61,6 @@ from pipelines.bench.load.trials import (
     swap_under_load,
 )
 from serving.api.http_routes import RECOMMENDATIONS
-from serving.measurement import measured_on, write_result
 from serving.release.bundle import load_bundle, read_manifest
 from serving.settings import Settings
 
@@ -249,8 +250,8 @@ def bench_load(
     result["load_average_after"] = os.getloadavg()
     result["goals"] = judge_goals(result)
     name = "load-mixed" if mixed else "load"
-    write_result(out_dir / f"{name}.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
-    write_result(out_dir / f"{name}.md", load_table(result).encode())
+    write_file(out_dir / f"{name}.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    write_file(out_dir / f"{name}.md", load_table(result).encode())
     draw_load(result, out_dir / f"{name}.png")
     return result
 

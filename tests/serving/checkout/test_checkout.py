@@ -27,7 +27,7 @@ from serving.checkout.checkout import (
 )
 from serving.checkout.loop_admission import SLICE_S
 from serving.errors import ClientGone, FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
-from serving.observe.tracebacks import Wordless
+from serving.observe.stderr_log import WithoutMessages
 from serving.prediction_log import PredictionLog, read_log
 from serving.schemas import Request, Response
 from serving.stages.retrieval import thin
@@ -338,7 +338,7 @@ SECRET = replace(REQUEST, user_id=f"{CANARY}-SHOPPER", basket=(f"{CANARY}-ITEM",
 
 def told_of(caplog: pytest.LogCaptureFixture, checkout: Checkout) -> Response:
     """Answer, and look for the shopper in the log as the endpoint writes it."""
-    with_traceback = Wordless()
+    with_traceback = WithoutMessages()
     caplog.handler.addFilter(with_traceback)
     try:
         answer = asyncio.run(checkout.answer(SECRET, call()))

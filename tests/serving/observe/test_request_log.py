@@ -1,3 +1,5 @@
+"""One line of JSON an answer, with a hash in place of the shopper, written in the background."""
+
 import io
 import json
 import threading
@@ -13,7 +15,7 @@ from tests.chaos.stuck import Stuck
 
 
 def turn(user_id: str | None = "u1", request_id: str = "r1") -> Turn:
-    """One that waited 2 ms for others."""
+    """Return a turn that waited 2 ms for other requests."""
     items = (
         Recommendation("1", 0.5, "history", "bought"),
         Recommendation("2", 0.25, "popular", "popular now"),
@@ -35,7 +37,7 @@ def lines(*turns: Turn, key: str = "k") -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_line_tells_how_a_request_was_answered() -> None:
+def test_a_line_says_how_a_request_was_answered() -> None:
     (line,) = lines(turn())
     assert isinstance(line.pop("at"), float)
     assert line == {
@@ -62,16 +64,16 @@ def test_lines_come_in_order_and_all_of_them() -> None:
     ]
 
 
-def test_a_shopper_is_a_hash_that_only_the_key_makes() -> None:
-    first, again, other, nobody = lines(turn(), turn(), turn("u2"), turn(None))
+def test_a_shopper_is_a_keyed_hash() -> None:
+    first, again, other, anonymous = lines(turn(), turn(), turn("u2"), turn(None))
     assert first["user"] == again["user"] != other["user"]
-    assert nobody["user"] is None
+    assert anonymous["user"] is None
     assert lines(turn(), key="another")[0]["user"] != first["user"]
-    assert lines(turn(), key="")[0]["user"] != lines(turn(), key="")[0]["user"]  # each has a key of its own
+    assert lines(turn(), key="")[0]["user"] != lines(turn(), key="")[0]["user"]  # each log makes a key
     assert "u1" not in json.dumps(first)
 
 
-def test_what_nobody_reads_is_dropped_and_counted_and_holds_up_no_request() -> None:
+def test_lines_that_are_not_read_are_dropped_and_counted_without_waiting() -> None:
     def dropped() -> float:
         return REGISTRY.get_sample_value("reco_request_log_dropped_total") or 0.0
 
@@ -79,7 +81,7 @@ def test_what_nobody_reads_is_dropped_and_counted_and_holds_up_no_request() -> N
     log = RequestLog(Stuck(read), "k")
     for _ in range(2 * request_log.QUEUE_LINES):
         log.observe(turn())
-    assert dropped() - before >= request_log.QUEUE_LINES - 64  # what the thread may have taken
+    assert dropped() - before >= request_log.QUEUE_LINES - 64  # the thread may have taken a chunk
     read.set()
     log.close()
 

@@ -1,3 +1,5 @@
+"""Lines reach stderr in order, without holding up the code that logs, and without an error's message."""
+
 import io
 import logging
 import subprocess
@@ -7,8 +9,15 @@ import threading
 import pytest
 from prometheus_client import REGISTRY
 
+from serving.errors import RankerUnavailable
 from serving.observe import stderr_log
-from serving.observe.stderr_log import Aside, Seldom
+from serving.observe.stderr_log import (
+    MAX_ERRORS,
+    BackgroundHandler,
+    OncePerSecond,
+    log_to,
+    traceback_without_messages,
+)
 from tests.chaos.stuck import Stuck
 
 
@@ -16,27 +25,30 @@ def dropped() -> float:
     return REGISTRY.get_sample_value("reco_request_log_dropped_total") or 0.0
 
 
-def warn(handler: Aside, text: str, *args: object) -> None:
+def warn(handler: BackgroundHandler, text: str, *args: object) -> None:
     handler.handle(logging.LogRecord("serving", logging.WARNING, "file.py", 7, text, args, None))
 
 
 def test_lines_come_whole_and_in_order() -> None:
     stream = io.BytesIO()
-    handler = Aside(stream)
+    handler = BackgroundHandler(stream)
     for number in range(100):
         warn(handler, "store %s \ud800", number)
     handler.close()
     assert stream.getvalue().decode().splitlines() == [f"store {n} \\ud800" for n in range(100)]
 
 
-def test_what_nobody_reads_is_dropped_and_counted_and_holds_up_nobody() -> None:
+def test_lines_that_are_not_read_are_dropped_and_counted_without_waiting() -> None:
     before, read = dropped(), threading.Event()
     stream = Stuck(read)
-    handler = Aside(stream)
-    for number in range(10_000):  # none of them returns if one waits
+    handler = BackgroundHandler(stream)
+    for number in range(10_000):  # none returns if a call waits
         warn(handler, "line %s", number)
     lost = dropped() - before
-    assert lost in (10_000 - stderr_log.QUEUE_LINES, 10_000 - stderr_log.QUEUE_LINES - 1)  # one is held out
+    assert lost in (
+        10_000 - stderr_log.QUEUE_LINES,
+        10_000 - stderr_log.QUEUE_LINES - 1,
+    )  # the thread holds one
     read.set()
     handler.close()
     assert len(stream.getvalue().splitlines()) == 10_000 - lost
@@ -46,7 +58,7 @@ def test_what_nobody_reads_is_dropped_and_counted_and_holds_up_nobody() -> None:
 def test_a_closed_pipe_ends_nothing() -> None:
     before, stream = dropped(), io.BytesIO()
     stream.close()
-    handler = Aside(stream)
+    handler = BackgroundHandler(stream)
     warn(handler, "gone")
     warn(handler, "gone")
     handler.close()
@@ -54,23 +66,80 @@ def test_a_closed_pipe_ends_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_ends_though_nobody_reads_what_it_says() -> None:
+def test_a_process_ends_though_its_stderr_is_not_read() -> None:
     begin = "import logging, sys\nfrom serving.observe.stderr_log import log_to\nlog_to(sys.stderr.buffer)\n"
     many = "logging.warning('x' * 4_096)\n" * (2 * stderr_log.QUEUE_LINES)  # each is another place
-    with subprocess.Popen([sys.executable, "-c", begin + many], stderr=subprocess.PIPE) as deaf:
-        assert deaf.wait(60) == 0
+    with subprocess.Popen([sys.executable, "-c", begin + many], stderr=subprocess.PIPE) as process:
+        assert process.wait(60) == 0
     command = [sys.executable, "-c", begin + "logging.warning('bye')"]
     assert subprocess.run(command, capture_output=True, check=True).stderr.endswith(b" WARNING root: bye\n")
 
 
-def test_a_line_that_repeats_appears_once_a_second_and_tells_how_often() -> None:
-    seldom = Seldom(every_s=1.0)
+def test_a_repeated_line_appears_once_a_second_with_the_number_held_back() -> None:
+    once = OncePerSecond(every_s=1.0)
 
-    def said(second: float) -> str | None:
+    def written(second: float) -> str | None:
         record = logging.LogRecord("serving", logging.WARNING, "file.py", 7, "store %s", ("gone",), None)
         record.created = second
-        return record.getMessage() if seldom.filter(record) else None
+        return record.getMessage() if once.filter(record) else None
 
-    assert [said(s) for s in (10.0, 10.1, 10.9)] == ["store gone", None, None]
-    assert said(11.5) == "store gone (and 2 more like it before)"
-    assert said(13.0) == "store gone"
+    assert [written(s) for s in (10.0, 10.1, 10.9)] == ["store gone", None, None]
+    assert written(11.5) == "store gone (and 2 more like it before)"
+    assert written(13.0) == "store gone"
+
+
+# ----------------------------------------------------------------------------------- tracebacks
+
+CANARY = "CANARY-SHOPPER"
+
+
+def raised(error: Exception, context: Exception | None = None) -> Exception:
+    """Return an error that was raised, while another one was handled if it is given."""
+    try:
+        try:
+            raise context or error
+        except KeyError:
+            raise error  # noqa: B904 - the context is set without `from`
+    except type(error) as caught:
+        return caught
+
+
+def test_a_traceback_has_places_and_types_and_no_value() -> None:
+    text = traceback_without_messages(raised(ValueError(CANARY), KeyError(CANARY)))
+    assert CANARY not in text
+    assert text.count("in raised") == 2
+    assert text.splitlines()[-1] == "KeyError"
+    assert "\nValueError\nwhich came after:\n" in text
+
+
+def test_messages_of_our_own_errors_and_of_the_system_s_stay() -> None:
+    assert traceback_without_messages(raised(RankerUnavailable("no route"))).endswith(
+        "\nRankerUnavailable: no route"
+    )
+    assert "No space left" in traceback_without_messages(
+        raised(OSError(28, "No space left on device"), KeyError(CANARY))
+    )
+
+
+def test_errors_in_a_ring_have_an_end() -> None:
+    error = raised(KeyError(CANARY))
+    error.__cause__ = ValueError(CANARY)
+    error.__cause__.__cause__ = error
+    assert traceback_without_messages(error).count("which came after") == MAX_ERRORS - 1
+
+
+def test_the_endpoint_s_log_has_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, root = io.BytesIO(), logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    levels = root.level, logging.getLogger("kserve").level
+    try:
+        log_to(written)
+        logging.getLogger("serving").error("predict failed", exc_info=raised(KeyError(CANARY)))
+        root.handlers[0].close()
+    finally:
+        root.setLevel(levels[0])
+        logging.getLogger("kserve").setLevel(levels[1])
+    text = written.getvalue().decode()
+    assert "predict failed\n" in text
+    assert text.endswith("\nKeyError\n")
+    assert CANARY not in text

@@ -1,3 +1,5 @@
+"""Spans of a request, its wait and its stages, under the caller's trace."""
+
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -11,7 +13,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def spans(traceparent: str | None) -> dict[str, ReadableSpan]:
-    """Of a request that waited 1 ms, was prepared in 2, ranked in 3 and finished in 4."""
+    """Return the spans of a request that waited 1 ms, was prepared in 2, ranked in 3 and finished in 4."""
     exporter = InMemorySpanExporter()
     tracing = Tracing(SimpleSpanProcessor(exporter))
     call = Call(100.0, 100.05, "given", "/v1/recommendations", traceparent=traceparent)
@@ -33,17 +35,17 @@ def length_ms(span: ReadableSpan) -> float:
 
 
 def test_a_request_has_a_span_for_its_wait_and_each_stage() -> None:
-    found = spans(None)
-    assert {name: length_ms(span) for name, span in found.items()} == {
+    by_name = spans(None)
+    assert {name: length_ms(span) for name, span in by_name.items()} == {
         "recommend": 10.0,
         "queue": 1.0,
         "preprocess": 2.0,
         "predict": 3.0,
         "postprocess": 4.0,
     }
-    root = found.pop("recommend")
+    root = by_name.pop("recommend")
     assert root.parent is None
-    assert {span.parent.span_id for span in found.values() if span.parent} == {root.context.span_id}
+    assert {span.parent.span_id for span in by_name.values() if span.parent} == {root.context.span_id}
     assert root.attributes
     assert (root.attributes["reco.bundle_id"], root.attributes["reco.rung"]) == ("b1", "full")
 
@@ -55,5 +57,5 @@ def test_the_caller_s_trace_goes_on() -> None:
     assert f"{root.parent.span_id:016x}" == PARENT
 
 
-def test_a_header_that_is_no_trace_begins_a_new_one() -> None:
+def test_an_invalid_trace_header_begins_a_new_trace() -> None:
     assert spans("nonsense")["recommend"].parent is None

@@ -1,4 +1,4 @@
-"""A benchmark's result -> a file that says which machine, software and commit it was measured with."""
+"""A measurement -> the machine, software and commit that it was made with."""
 
 from __future__ import annotations
 
@@ -11,24 +11,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from feature_repo.atomic_files import write_file
-
 LIBRARIES = ("torch", "onnxruntime", "faiss-cpu", "numpy", "kserve", "uvicorn", "evidently", "feast")
 
 
 def measured_on() -> dict[str, Any]:
-    """Return time, machine, versions and commit of a measurement made now."""
+    """Return the time, machine, versions and commit of a measurement made now."""
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "load_average": os.getloadavg()},
         "software": {"python": platform.python_version(), **_versions()},
         "commit": commit(),
     }
-
-
-def write_result(file: Path, content: bytes) -> None:
-    """Write a file under a temporary name, then rename it: a reader sees the old one or the new one."""
-    write_file(file, content)
 
 
 def _cpu() -> str:
