@@ -1,4 +1,4 @@
-"""What happened on the request path -> Prometheus metrics, shown by `/metrics`."""
+"""Events of the request path -> Prometheus metrics, shown by `/metrics`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 
-# KServe's own histograms begin at 5 ms; a whole answer takes less than that here.
+# KServe's own histograms begin at 5 ms; a whole answer takes less here.
 BUCKETS_S = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075),
     *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075),
@@ -34,21 +34,21 @@ ANSWER_SECONDS = Histogram(
     "reco_answer_seconds", "Time from a checked request to its answer", buckets=BUCKETS_S
 )
 QUEUE_SECONDS = Histogram(
-    "reco_queue_seconds", "Time that a request waited for others before its turn came", buckets=BUCKETS_S
+    "reco_queue_seconds", "Time that a request waited for other requests before it began", buckets=BUCKETS_S
 )
 STAGE_BUDGET_SECONDS = Gauge(
     "reco_stage_budget_seconds",
-    "What a stage keeps to nineteen times in twenty, as learnt, with the candidates of an answer of late",
+    "95th percentile of a stage's time, learnt from recent answers and their number of candidates",
     ["stage"],
     multiprocess_mode="livemax",
 )
 RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["rung", "degraded_reason"])
 REJECTED = Counter("reco_rejected", "Requests refused because of what the caller sent", ["reason"])
-LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by what became of them", ["outcome"])
+LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by outcome", ["outcome"])
 REQUEST_LOG_DROPPED = Counter(
-    "reco_request_log_dropped", "Lines for stderr, the request log's and our own, that nobody could take"
+    "reco_request_log_dropped", "Lines of the request and process logs that could not be written to stderr"
 )
-# Where several processes answer, a counter is their sum and a gauge the worst of those that live.
+# Of several processes, a counter is the sum and a gauge the worst of those that live.
 FEATURES_AGE = Gauge(
     "reco_features_age_seconds",
     "Time since the stream's last heartbeat in the online store",
@@ -57,16 +57,16 @@ FEATURES_AGE = Gauge(
 STORE_READS = Counter(
     "reco_store_reads", "Reads of a user's row in the online store, by outcome", ["outcome"]
 )
-RANKER_CALLS = Counter("reco_ranker_calls", "Questions to the remote ranker, by outcome", ["outcome"])
+RANKER_CALLS = Counter("reco_ranker_calls", "Calls of the remote ranker, by outcome", ["outcome"])
 BREAKER_OPEN = Gauge(
     "reco_breaker_open",
-    "1 while something else that answers need (online_store, ranker) fails and is not asked",
+    "1 while a dependency of answers (online_store, ranker) fails and is not called",
     ["dependency"],
     multiprocess_mode="livemax",
 )
 BUNDLE = Gauge("reco_bundle_info", "1 for a bundle that answers", ["bundle_id"], multiprocess_mode="livemax")
-BUNDLE_UPDATES = Counter("reco_bundle_updates", "Changes of champion, by what became of them", ["outcome"])
-FACT_READS = Counter("reco_fact_reads", "Looks for changed facts, by outcome", ["outcome"])
+BUNDLE_UPDATES = Counter("reco_bundle_updates", "Changes of champion, by outcome", ["outcome"])
+FACT_READS = Counter("reco_fact_reads", "Polls for changed facts, by outcome", ["outcome"])
 RULES_BROKEN = Gauge(
     "reco_rules_broken",
     "1 while the rules file can't be read and the rules last read stay in force",
@@ -74,7 +74,7 @@ RULES_BROKEN = Gauge(
 )
 FACTS_READ_AT = Gauge(
     "reco_facts_read_timestamp_seconds",
-    "When the store of facts was last read whole, Unix time",
+    "Unix time when the store of facts was last read completely",
     multiprocess_mode="livemin",
 )
 BATCH_ROWS = Histogram(
@@ -114,18 +114,18 @@ def exposition(accept: str = "") -> tuple[bytes, str]:
     """Return all metrics as text and its content type; those of all processes that share the port.
 
     Args:
-        accept: what the caller wants, an HTTP header: Prometheus' text or OpenMetrics.
+        accept: the HTTP header of that name: Prometheus' text or OpenMetrics.
     """
     encoder, content_type = choose_encoder(accept)
     registry = REGISTRY
-    if values.ValueClass is not values.MutexValue:  # then each process keeps its own in a shared folder
+    if values.ValueClass is not values.MutexValue:  # then each process has its own values in a shared folder
         MultiProcessCollector(registry := CollectorRegistry())
     return encoder(registry), content_type
 
 
 @contextlib.contextmanager
 def shown(address: str, folder: str | None = None) -> Iterator[None]:
-    """Show all metrics at an address of their own, from a thread, until the end of the block.
+    """Show all metrics at a separate address, from a thread, until the end of the block.
 
     Args:
         address: HOST:PORT; empty: nowhere.
@@ -150,7 +150,7 @@ def shown(address: str, folder: str | None = None) -> Iterator[None]:
 def bounded(label: str, value: str) -> str:
     """Return `value`, or "other" once `label` has taken MAX_LABELS different values.
 
-    A reason is cut at its first colon: what stands behind it may name a single request's detail.
+    A reason is cut at its first colon: the text behind it may be a detail of one request.
     """
     value = value.partition(":")[0].strip()[:64]
     seen = _seen[label]
@@ -161,10 +161,10 @@ def bounded(label: str, value: str) -> str:
     return value
 
 
-# Looking a label's counter up costs more than counting: those in use are kept, by what the caller says.
+# Looking up a label's counter costs more than counting, so counters in use are cached.
 _responses: dict[tuple[str, str | None], Counter] = {}
 _stages: dict[str, Histogram] = {}
-_MAX_KEPT = 256  # reasons with a detail behind the colon could be without end
+_MAX_KEPT = 256  # the number of reasons with a detail behind the colon has no bound
 
 
 def count_response(
@@ -189,7 +189,7 @@ def count_response(
 
 
 def count_rejected(reason: str) -> None:
-    """Count one request that was refused, `reason` being a short fixed word."""
+    """Count one refused request; `reason` is a short fixed word."""
     REJECTED.labels(bounded("rejected", reason)).inc()
 
 

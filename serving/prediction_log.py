@@ -1,7 +1,7 @@
 """CONTRACT one record per response: answers in, Parquet segments out; a reader for monitoring.
 
 The request never waits for the log: `append` puts the record on a bounded queue and a thread writes
-it. What does not fit or cannot be written is dropped and counted. The log holds user ids, because
+it. Records that do not fit or cannot be written are dropped and counted. The log holds user ids, because
 erasure and replay need them; text logs never do.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -69,12 +69,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One answer: what was asked, what was answered, and the features the ranker saw.
+    """One answer: the request, the response, and the features the ranker saw.
 
-    `features` has one row per returned item, in the response's order, (len(items), F); it has no
-    rows when a fallback answered, or a cached list that was made for another request.
-    `answered_at` is in seconds since the epoch (UTC), `row_version`
-    the version of the user's row, with which `reco replay` finds the events that were in it.
+    `features` has one row per returned item, in the response's order, (len(items), F). It has no rows if a
+    fallback answered, or a cached list that was computed for another request. `answered_at` is in seconds
+    since the epoch (UTC). `row_version` is that of the user's row: `reco replay` finds its events with it.
     """
 
     request: Request
@@ -93,40 +92,50 @@ class RecordSink(Protocol):
 
 def records_to_table(records: Sequence[Record], feature_names: Sequence[str]) -> pa.Table:
     """Return the records as a table of RECORD_SCHEMA, the feature names in its metadata."""
-    requests = [record.request for record in records]
-    responses = [record.response for record in records]
     columns = {
-        "request_id": [response.request_id for response in responses],
+        **_request_columns([record.request for record in records]),
+        **_response_columns([record.response for record in records]),
+        "features": _features([record.features for record in records], len(feature_names)),
+        "answered_at": _times([record.answered_at for record in records]),
+        "row_version": pa.array([record.row_version for record in records], pa.int64()),
+    }
+    return pa.table(columns, schema=_schema(feature_names))
+
+
+def _request_columns(requests: Sequence[Request]) -> dict[str, Any]:
+    return {
         "user_id": [request.user_id for request in requests],
         "basket": _lists([request.basket for request in requests], pa.string()),
         "store_id": [request.store_id for request in requests],
         "at": _times([request.at for request in requests]),
         "k": [request.k for request in requests],
+        "profile": [request.profile for request in requests],
+    }
+
+
+def _response_columns(responses: Sequence[Response]) -> dict[str, Any]:
+    items = [response.items for response in responses]
+    timed = [list(response.stage_ms.items()) for response in responses]
+    return {
+        "request_id": [response.request_id for response in responses],
         "bundle_id": [response.bundle_id for response in responses],
         "rung": [response.rung for response in responses],
         "degraded_reason": [response.degraded_reason for response in responses],
-        "item_ids": _lists([[item.item_id for item in r.items] for r in responses], pa.string()),
-        "scores": _lists([[item.score for item in r.items] for r in responses], pa.float32()),
-        "sources": _lists([[item.source for item in r.items] for r in responses], pa.string()),
-        "features": _features([record.features for record in records], len(feature_names)),
-        "stage_ms": pa.array(
-            [list(r.stage_ms.items()) for r in responses], RECORD_SCHEMA.field("stage_ms").type
-        ),
-        "answered_at": _times([record.answered_at for record in records]),
-        "row_version": pa.array([record.row_version for record in records], pa.int64()),
-        "profile": [request.profile for request in requests],
+        "item_ids": _lists([[item.item_id for item in shown] for shown in items], pa.string()),
+        "scores": _lists([[item.score for item in shown] for shown in items], pa.float32()),
+        "sources": _lists([[item.source for item in shown] for shown in items], pa.string()),
+        "stage_ms": pa.array(timed, RECORD_SCHEMA.field("stage_ms").type),
     }
-    return pa.table(columns, schema=_schema(feature_names))
 
 
 def read_log(directory: Path, since: datetime | None = None, until: datetime | None = None) -> pa.Table:
     """Return the records answered in [since, until), oldest first; an empty log is an empty table.
 
-    Segments written under another feature schema are brought to the newest one's: features are
-    matched by name, and one that a segment lacks is NaN there.
+    Segments of another feature schema are converted to the newest one: features are matched by name, and
+    one that a segment lacks is NaN there.
     """
     bounds = [("answered_at", op, at) for op, at in ((">=", since), ("<", until)) if at is not None]
-    # One schema for all: a segment of an older version lacks columns, which are null then.
+    # One schema for all: columns that a segment of an older version lacks are null.
     segments = [_read_segment(path, bounds or None) for path in sorted(directory.glob("*.parquet"))]
     if not segments:
         return records_to_table([], [])
@@ -155,10 +164,10 @@ def feature_rows(table: pa.Table) -> np.ndarray:
 
 
 class PredictionLog:
-    """Writes records to Parquet segments under one directory, from a thread of its own.
+    """Writes records to Parquet segments in one directory, from a thread of its own.
 
-    A segment appears under its name when it holds `segment_records` records, is `segment_s` seconds
-    old, or the log is closed; until then it has a hidden temporary name that readers do not see.
+    A segment gets its name when it holds `segment_records` records, is `segment_s` seconds old, or the log
+    is closed. Until then it has a hidden temporary name that readers skip.
     """
 
     def __init__(
@@ -175,10 +184,12 @@ class PredictionLog:
         self.written = 0
         self.dropped = 0
         self._names = tuple(feature_names)
-        # A deque and a nap, not a Queue: waking a thread on every request would have it fight for the
-        # interpreter with the request that comes next.
+        # A deque and a poll, not a Queue: a thread that wakes on every request would compete with the next
+        # request for the interpreter.
         self._queue: deque[Record] = deque()
-        self._limits = (queue_records, segment_records, segment_s, poll_s)
+        self._queue_records = queue_records
+        self._segment_records, self._segment_s = segment_records, segment_s
+        self._poll_s = poll_s
         self._segment: _Segment | None = None
         self._closing = threading.Event()
         # Several processes, and pods that all have the same process id, write to one directory.
@@ -188,19 +199,19 @@ class PredictionLog:
         self._thread.start()
 
     def append(self, record: Record) -> None:
-        """Hand one record over; returns at once, and drops it when the queue is full or closed."""
-        if len(self._queue) >= self._limits[0] or self._closing.is_set():
+        """Queue one record and return at once; it is dropped when the queue is full or closed."""
+        if len(self._queue) >= self._queue_records or self._closing.is_set():
             self._drop(1)
         else:
             self._queue.append(record)
 
     def close(self) -> None:
-        """Write what is queued and wait until it is on disk."""
+        """Write the queued records and wait until they are on disk."""
         self._closing.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closing.wait(self._limits[3]):
+        while not self._closing.wait(self._poll_s):
             self._write_queued()
         self._write_queued()
         self._finish_segment()
@@ -210,7 +221,7 @@ class PredictionLog:
             chunk = [self._queue.popleft() for _ in range(min(_CHUNK, len(self._queue)))]
             self._write(chunk)
             time.sleep(0)
-        if self._segment and time.monotonic() - self._segment.opened_at >= self._limits[2]:
+        if self._segment and time.monotonic() - self._segment.opened_at >= self._segment_s:
             self._finish_segment()
 
     def _write(self, chunk: list[Record]) -> None:
@@ -225,7 +236,7 @@ class PredictionLog:
         except Exception:  # noqa: BLE001 - the edge of the thread: one bad record must not end the log
             _log.exception("prediction log: %d records could not be written", len(chunk))
             self._drop(len(chunk))
-        if self._segment and self._segment.rows >= self._limits[1]:
+        if self._segment and self._segment.rows >= self._segment_records:
             self._finish_segment()
 
     def _finish_segment(self) -> None:
@@ -267,7 +278,7 @@ class _Segment:
             schema,
             compression="zstd",
             compression_level=1,
-            use_dictionary=_REPEATING,  # searching the features for it costs more than the rest
+            use_dictionary=_REPEATING,  # of the features it would cost more than all others
         )
         self.opened_at = time.monotonic()
         self.rows = 0
@@ -281,7 +292,7 @@ class _Segment:
         os.replace(self._temporary, self._path)
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # closing writes the footer, which the full disk refuses too
+        with contextlib.suppress(OSError):  # closing writes the footer, which a full disk refuses, too
             self._writer.close()
         with contextlib.suppress(OSError):
             self._temporary.unlink(missing_ok=True)
@@ -302,7 +313,7 @@ def _lists(rows: Sequence[Sequence[object]], kind: pa.DataType) -> pa.Array:
 
 
 def _features(rows: Iterable[np.ndarray], width: int) -> pa.Array:
-    # reshape refuses rows of another width instead of running them into each other
+    # reshape refuses rows of another width; without it they would run into each other
     flat = [
         np.asarray(row, np.float32).reshape(len(row), width).ravel() if len(row) else _NO_VALUES
         for row in rows
@@ -316,16 +327,16 @@ _NO_VALUES = np.empty(0, np.float32)
 
 
 def _with_features(table: pa.Table, names: list[str]) -> pa.Table:
-    own = feature_names(table)
-    if own == names:
+    present = feature_names(table)
+    if present == names:
         return table
-    place = {name: column for column, name in enumerate(own)}
+    place = {name: column for column, name in enumerate(present)}
     source = feature_rows(table)
     aligned = np.full((len(source), len(names)), np.nan, np.float32)
     for column, name in enumerate(names):
         if name in place:
             aligned[:, column] = source[:, place[name]]
-    counts = np.asarray(pc.list_value_length(table["features"]).to_numpy()) // max(len(own), 1)
+    counts = np.asarray(pc.list_value_length(table["features"]).to_numpy()) // max(len(present), 1)
     rows = np.split(aligned, np.cumsum(counts)[:-1]) if len(counts) else []
     where = table.schema.get_field_index("features")
     replaced = table.set_column(where, RECORD_SCHEMA.field("features"), _features(rows, len(names)))

@@ -1,7 +1,7 @@
-"""Purchases -> what the checkout would have been asked while those baskets grew, in the order of time.
+"""Purchases -> the requests that the checkout would have received as those baskets grew, sorted by time.
 
-No data set of purchases says when an item was put into its basket. Here the items come in an order of chance,
-one every half minute until the basket is paid; the shop asks after each of the first five and for the whole.
+No data set of purchases says when an item was put into its basket. Here the items come in random order, one
+every half minute until the basket is paid. The shop asks after each of the first five and for the whole.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from serving.schemas import DEFAULT_K, Request
 
 FIRST_ITEMS = 5
 ITEM_S = 30.0  # between two items
-ANONYMOUS_RATIO = 0.7  # of the shoppers do not say who they are, where nothing else is said
-AGAIN_RATIO = 0.1  # of the questions are asked once more
-AGAIN_S = 60.0  # until the page is loaded again, if it is
+ANONYMOUS_RATIO = 0.7  # of the shoppers, by default
+AGAIN_RATIO = 0.1  # of the requests are sent once more
+AGAIN_S = 60.0  # until the page is loaded again
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One question to the endpoint; what is asked for a known and for an anonymous shopper alike."""
+    """The part of a request that is the same for a known and for an anonymous shopper."""
 
     at: float  # seconds since the epoch
     user: int  # code in the purchases
-    basket: int  # likewise
+    basket: int  # code in the purchases
     items: tuple[str, ...]
     store_id: str
 
     def request(self, user_id: str | None = None) -> Request:
-        """Return what the checkout sends; no user is an anonymous shopper."""
+        """Return the request that the checkout sends; without a user, of an anonymous shopper."""
         return Request(self.items, self.at, user_id, self.store_id or None, DEFAULT_K, "ask")
 
 
 def asks_of(purchases: Purchases, start: float, end: float, again_ratio: float = 0.0) -> list[Ask]:
-    """Return the questions of all baskets that were paid in a span of time, sorted by time.
+    """Return the requests of all baskets that were paid in a span of time, sorted by time.
 
     Args:
         purchases: of a data set.
         start: seconds since the epoch.
-        end: likewise, not included.
-        again_ratio: share of the questions that are asked once more a minute later, with the same basket.
+        end: seconds since the epoch, not included.
+        again_ratio: share of the requests that are sent once more a minute later, with the same basket.
     """
     rows = np.flatnonzero((purchases.at >= start) & (purchases.at < end))
     rows = rows[np.argsort(purchases.basket[rows], kind="stable")]
@@ -64,5 +64,5 @@ def asks_of(purchases: Purchases, start: float, end: float, again_ratio: float =
 
 
 def anonymous_users(users: int, ratio: float) -> np.ndarray:
-    """Return which of the users never say who they are, (users,) bool; more of them for a larger ratio."""
+    """Return which of the users are always anonymous, (users,) bool; a larger ratio adds users to them."""
     return np.random.default_rng(0).random(users) < ratio

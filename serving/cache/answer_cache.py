@@ -2,7 +2,7 @@
 
 A list is a function of its key: profile, store, basket, the rules that arrange lists, and for a known user
 the row that was read and the hour. Bans, price, stock, promotion and coupon are applied afterwards, for each
-answer. So a cached answer states only what is true now. Only features that age with the clock may be up to
+answer. So a cached answer is true at its own time. Only features that age with the clock may be up to
 an hour old.
 """
 
@@ -69,7 +69,7 @@ def answer_key(
 
     Args:
         statistics: tables of the bundle that answers.
-        request: what is asked. `at` counts by the hour, and for a known user only. The hour begins at another
+        request: its `at` counts by the hour, and for a known user only. The hour begins at another
             minute for each row, so that not all keys change at once.
         row: the user's row if it is used; None for an anonymous shopper, or for a missing, old or broken row.
         rules: digest of the rules that change the list, see `serving.shop.rules.Plan`.
@@ -115,7 +115,7 @@ class AnswerCache:
         CACHE_BYTES.set(self._lists.currsize)
 
     def get(self, key: AnswerKey) -> Ranked | None:
-        """Return the list of a key; None if there is none or it has expired."""
+        """Return the list of a key; None if it is not cached or has expired."""
         cached = self._lists.get(key.digest)
         if cached is None or self._clock() >= cached.expires_at:
             _misses.inc()
@@ -124,7 +124,7 @@ class AnswerCache:
         return cached.ranked
 
     def get_stale(self, key: AnswerKey) -> Ranked | None:
-        """Return the list of a key even if it has expired; None if there is none."""
+        """Return the list of a key even if it has expired; None if it is not cached."""
         cached = self._lists.get(key.digest)
         return None if cached is None else cached.ranked
 

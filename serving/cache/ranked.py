@@ -1,7 +1,7 @@
-"""Candidates and their scores -> `Ranked`, the best of them, which is what is cached.
+"""Candidates and their scores -> `Ranked`, the best of them: the list that is cached.
 
-It holds what is costly and lasts, never what must be true now: price, stock, promotion and coupon are looked
-up for each answer, and so are the reasons' words.
+It holds costly and lasting results, never facts of the moment: price, stock, promotion and coupon are looked
+up for each answer, and so are the words of the reasons.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from serving.stages.reranking import NEW, NO_RARITY, NO_SLOTS, POOL, REPEAT, rar
 from serving.stages.retrieval import Candidates
 
 KEPT = 60  # candidates; re-ranking to ten looks at 40, so 20 of them may be sold out by then
-OBJECTS_BYTES = 1_040  # measured: what a cached list takes beside the data of its columns
+OBJECTS_BYTES = 1_040  # measured: of a cached list, beside the data of its columns
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """The best candidates of one request: the first `best` of them are worth most, best first.
 
-    Behind them come those that only pins, reserved slots and novel slots may need.
+    Behind them come candidates that only pins, reserved slots and novel slots may need.
 
-    `times` and `last_at` say how often and when last the user bought a candidate; the reason of one that the
-    history brought is made of them at the time of the answer. Other reasons follow from basket and source.
+    `times` and `last_at` say how often and when last the user bought a candidate. The reason of a candidate
+    from the history is made of them at the time of the answer. Other reasons follow from basket and source.
     """
 
     codes: np.ndarray  # (m,) int32
     scores: np.ndarray  # (m,) float32 purchase probabilities
     source: np.ndarray  # (m,) int8, index of SOURCES
     times: np.ndarray  # (m,) uint16, 0 where the user never did
-    last_at: np.ndarray  # (m,) float64 seconds since the epoch, likewise
+    last_at: np.ndarray  # (m,) float64 seconds since the epoch, 0 where the user never did
     best: int
-    whole: bool  # nothing was left out: these are all the candidates there were
+    whole: bool  # these are all the candidates: none was left out
 
     def without(self, barred: np.ndarray) -> Ranked:
-        """Return what is left when some codes must not be shown: not whole, best sellers would fill it up."""
+        """Return the list without codes that must not be shown: not whole, best sellers would fill it up."""
         kept = ~np.isin(self.codes, barred)
         if kept.all():
             return self
@@ -54,7 +54,7 @@ class Ranked:
         )
 
     def suffices(self, k: int) -> bool:
-        """Say whether the list of k items is the one that all candidates would give, see `fill_slots`."""
+        """Say whether the k items shown are those that all candidates would give, see `fill_slots`."""
         return self.whole or self.best >= POOL * k
 
     @property
@@ -82,13 +82,13 @@ def best_of(
 
     Args:
         query: the request; only its history is read.
-        candidates: what was retrieved for it.
+        candidates: those retrieved for it.
         scores: one purchase probability per candidate, (n,) float32.
-        most: how many to keep at most, beside those that rules and novel slots may need.
-        worth: what each candidate is worth, (n,) 0 or more; None: its score.
-        plan: the rules; what they pin is kept, and so is enough for the slots that they keep.
+        most: how many to take at most, beside those that rules and novel slots may need.
+        worth: of each candidate, (n,) 0 or more; None: its score.
+        plan: the rules; pinned candidates are taken, and enough candidates for reserved slots.
         rarity: see `fill_slots`.
-        novel: likewise.
+        novel: see `fill_slots`.
     """
     worth = scores.astype(np.float64) if worth is None else worth
     others = []
@@ -118,7 +118,7 @@ def best_of(
 def _of_kinds(
     query: Query, codes: np.ndarray, worth: np.ndarray, places: np.ndarray, plan: Plan
 ) -> list[np.ndarray]:
-    """Return the places of the best candidates beyond some, as many of each kind as slots are kept for it."""
+    """Return the places of the best candidates beyond some, as many of each kind as slots reserved for it."""
     bought = query.statistics.find(query.history.items, codes) >= 0
     order = np.argsort(-worth, kind="stable")
     free = np.ones(len(worth), bool)

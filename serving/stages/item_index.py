@@ -15,19 +15,19 @@ from feature_repo.schema import tower_inputs
 from feature_repo.transforms import Query
 
 _faiss: Any = faiss  # its stubs know neither keyword parameters nor arrays where C++ takes pointers
-# A corrupt index may claim huge arrays and long loops. None of a sound one has more bytes or turns than twice
-# the bytes of its file; a small one may have this many.
+# A corrupt index may claim huge arrays and long loops. Those of a valid one have at most twice as many bytes
+# or turns as the file has bytes; those of a small one may have this many.
 FAISS_LEAST = 16 << 20
-GPU_MOST_K = 2_048  # GPU Faiss finds no more neighbours at once
-HARDER = 4  # times as much is looked at when too few items came
+GPU_MOST_K = 2_048  # neighbours that GPU Faiss finds at once
+HARDER = 4  # times as much is searched when too few items came
 
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """How to look for items: how much of the index to look at, and which items may be found.
+    """How to search: how much of the index to look at, and which items may be returned.
 
-    `parameters` are Faiss's own: `nprobe` (lists of an inverted file), `k_factor` (times k vectors that are
-    compared again, more exactly), `efSearch` (nodes of a graph). What is not given is the index's own.
+    `parameters` are those of Faiss: `nprobe` (lists of an inverted file), `k_factor` (times k vectors that
+    are compared again, more exactly), `efSearch` (nodes of a graph). Missing ones are those of the index.
     """
 
     parameters: Mapping[str, int] = field(default_factory=dict)
@@ -40,18 +40,18 @@ _NOTHING = np.empty(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """All that may change, replaced as a whole: who reads it sees the old one or the new one."""
+    """The parts that may change, replaced as a whole: a reader sees the old one or the new one."""
 
     codes: np.ndarray  # (m,) int64, sorted: the items beside the main index
     vectors: np.ndarray  # (m, dimension) float32
-    removed: np.ndarray  # (r,) int64, sorted: rows of the main index that do not count any more
-    # Selectors take long to make for millions of items; each search makes its own once for each state.
-    known: dict[Search, _Selection] = field(default_factory=dict)
+    removed: np.ndarray  # (r,) int64, sorted: rows of the main index that no search returns
+    # A selector of millions of items takes long to make: one per search and state.
+    selections: dict[Search, _Selection] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Selection:
-    """What a search may bring from the main index."""
+    """The rows of the main index that a search may return."""
 
     selector: Any  # faiss.IDSelector; None: every row
     parameters: Any  # faiss.SearchParameters; None: the index's own
@@ -59,17 +59,17 @@ class _Selection:
 
 
 class ItemIndex:
-    """Searches a main Faiss index of any type, and a small exact one beside it for items that came later.
+    """Searches a main Faiss index of any type, and a small exact one beside it for items added later.
 
     `add` and `remove` take effect for every search that begins afterwards, without a rebuild and without a
-    lock on the reader's side. Building a new main index of what is left is the pipeline's work.
+    lock for readers. The pipeline builds the next main index from the remaining items.
     """
 
     def __init__(self, main: Any) -> None:
         """Take an inner-product index whose row numbers are item codes.
 
         Raises:
-            ValueError: it is of a type that this class cannot search.
+            ValueError: its type cannot be searched by this class.
         """
         self._main = main
         self._own = _own_parameters(main)
@@ -81,40 +81,40 @@ class ItemIndex:
 
     @property
     def rows(self) -> int:
-        """How many vectors the main index holds, those of removed items included."""
+        """The number of vectors in the main index, those of removed items included."""
         return int(self._main.ntotal)
 
     @property
     def dimension(self) -> int:
-        """How many numbers a vector has."""
+        """The number of columns of a vector."""
         return int(self._main.d)
 
     @property
     def is_inner_product(self) -> bool:
-        """Whether the main index measures what the two towers were trained for."""
+        """Whether the main index uses the measure that the two towers were trained for."""
         return bool(self._main.metric_type == faiss.METRIC_INNER_PRODUCT)
 
     def search(self, vectors: np.ndarray, k: int, search: Search = PLAIN) -> tuple[np.ndarray, np.ndarray]:
         """Return the k best items of each query.
 
-        Removed items and those that are not allowed are left out while Faiss looks, so that others take
-        their places; where it looked at too few lists or nodes to find k others, it looks at more.
+        Faiss skips removed items and those that are not allowed, so that others take their places. If it
+        looked at too few lists or nodes to find k items, it looks at more.
 
         Args:
             vectors: (q, dimension) float32.
-            k: how many of each.
-            search: how much to look at, and for what.
+            k: items of each query.
+            search: how much to look at, and which items may be returned.
 
         Returns:
-            Scores, (q, k) float32, and codes, (q, k) int64, best first; code -1 where there is none.
+            Scores, (q, k) float32, and codes, (q, k) int64, best first; the codes that are missing are -1.
 
         Raises:
             ValueError: a parameter that this type of index does not have.
         """
-        state = self._state  # read once: a writer may put another one in its place meanwhile
-        selection = state.known.get(search)
+        state = self._state  # read once: a writer may replace it meanwhile
+        selection = state.selections.get(search)
         if selection is None:
-            selection = state.known[search] = self._select(state, search)
+            selection = state.selections[search] = self._select(state, search)
         scores, codes = self._search_main(vectors, k, search, selection)
         codes = np.where(codes < self.rows, codes, -1)
         return (
@@ -124,7 +124,7 @@ class ItemIndex:
         )
 
     def add(self, codes: np.ndarray, vectors: np.ndarray) -> None:
-        """Put items beside the main index; an item that is there already gets the new vector.
+        """Put items beside the main index; a present item gets the new vector.
 
         Args:
             codes: (m,) distinct item codes.
@@ -146,11 +146,11 @@ class ItemIndex:
             stays = ~np.isin(now.codes, codes)
             every = np.concatenate([now.codes[stays], codes])
             order = np.argsort(every)
-            held = np.concatenate([now.vectors[stays], vectors])[order]
-            self._state = _State(every[order], held, self._without(now, codes))
+            rows = np.concatenate([now.vectors[stays], vectors])[order]
+            self._state = _State(every[order], rows, self._without(now, codes))
 
     def remove(self, codes: np.ndarray) -> None:
-        """Let no search bring these items any more, unless they are added again.
+        """Leave these items out of every search until they are added again.
 
         Raises:
             ValueError: a code that was never there.
@@ -158,10 +158,10 @@ class ItemIndex:
         codes = np.asarray(codes, np.int64)
         with self._writing:
             now = self._state
-            known = np.isin(codes, now.codes) | ((codes >= 0) & (codes < self.rows))
-            if not known.all():
+            exists = np.isin(codes, now.codes) | ((codes >= 0) & (codes < self.rows))
+            if not exists.all():
                 raise ValueError(
-                    f"code {codes[~known][0]} is no item of this index: expected 0 to {self.rows - 1}"
+                    f"code {codes[~exists][0]} is no item of this index: expected 0 to {self.rows - 1}"
                 )
             stays = ~np.isin(now.codes, codes)
             self._state = _State(now.codes[stays], now.vectors[stays], self._without(now, codes))
@@ -189,7 +189,7 @@ class ItemIndex:
     def _search_main(
         self, vectors: np.ndarray, k: int, search: Search, selection: _Selection
     ) -> tuple[np.ndarray, np.ndarray]:
-        # GPU Faiss knows no selectors: what needs one is searched here.
+        # GPU Faiss has no selectors: a search with one runs on the CPU.
         on_gpu = self._twin is not None and selection.selector is None and k <= GPU_MOST_K
         look = self._search_twin if on_gpu else self._main.search
         scores, codes = look(vectors, k, params=selection.parameters)
@@ -210,7 +210,7 @@ class ItemIndex:
         return scores, codes
 
     def _harder(self, given: dict[str, int]) -> dict[str, int]:
-        """Return parameters that look at more; the same ones when all was looked at."""
+        """Return parameters that look at more; the same ones if the whole index was looked at."""
         most = {"efSearch": self.rows, "nprobe": _inverted(self._main).nlist if "nprobe" in given else 0}
         return given | {n: min(v * HARDER, most[n]) for n, v in given.items() if most.get(n, 0) > v}
 
@@ -219,28 +219,27 @@ def read_item_index(file: Path) -> ItemIndex:
     """Return the index of a file, mapped into memory: processes that read the same file share its pages.
 
     Raises:
-        RuntimeError: it is no index, or claims more than it holds.
-        ValueError: it is of a type that cannot be searched here.
+        RuntimeError: the file is no index, or claims more than it holds.
+        ValueError: its type cannot be searched here.
     """
     faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
     most = max(2 * file.stat().st_size, FAISS_LEAST)
     faiss.set_deserialization_vector_byte_limit(most)
     faiss.set_deserialization_loop_limit(most)
-    faiss.read_index(str(file))  # says where a file ends too soon; the reader below would crash
+    faiss.read_index(str(file))  # reports a truncated file; the reader below would crash
     return ItemIndex(faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC))
 
 
 class FaissTower:
-    """The query tower (ONNX) in front of an item index, searched in one way."""
+    """The query tower (ONNX) in front of an item index, with one way to search."""
 
     def __init__(self, session: Any, index: ItemIndex, search: Search = PLAIN) -> None:
-        """Take an onnxruntime session, the index, and how to look."""
         self._session = session
         self._index = index
         self._search = search
 
     def check(self) -> None:
-        """Look for one item of a query that says nothing.
+        """Search for one item with an empty query.
 
         Raises:
             ValueError: a parameter that this type of index does not have.
@@ -250,30 +249,30 @@ class FaissTower:
     def vectors(self, queries: Sequence[Query]) -> np.ndarray:
         """Return the vectors of queries, (q, dimension) float32."""
         each = [tower_inputs(query) for query in queries]
-        # One by itself has nothing to copy.
+        # A single query needs no copy.
         inputs = each[0] if len(each) == 1 else {n: np.concatenate([one[n] for one in each]) for n in each[0]}
         vectors: np.ndarray = self._session.run(["vector"], inputs)[0]
         return vectors
 
     def search(self, queries: Sequence[Query], k: int) -> list[np.ndarray]:
-        """Return the codes of up to k items for each query, nearest first; none for one that says nothing.
+        """Return the codes of up to k items for each query, nearest first; no codes for an empty query.
 
-        Of nobody with nothing the tower knows its items' bias at most: best sellers say that better.
+        Without history or basket the tower knows only item bias; popularity is a better prior.
         """
-        # Faiss cannot look for none.
+        # Faiss refuses k = 0.
         asking = [number for number, query in enumerate(queries) if k and query.says_something]
-        found = [_NOTHING] * len(queries)
+        nearest = [_NOTHING] * len(queries)
         if asking:
             vectors = self.vectors([queries[number] for number in asking])
             for number, codes in zip(asking, self._index.search(vectors, k, self._search)[1], strict=True):
-                found[number] = codes[codes >= 0]
-        return found
+                nearest[number] = codes[codes >= 0]
+        return nearest
 
 
 def _with_others(
     scores: np.ndarray, codes: np.ndarray, vectors: np.ndarray, state: _State, allowed: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best of what the main index found and of the items beside it."""
+    """Return the best of the main index's items and of those beside it."""
     may = np.ones(len(state.codes), bool)
     if allowed is not None:
         may = state.codes < len(allowed)
@@ -328,9 +327,9 @@ class _Twin:
 
 
 def _gpu_twin(index: Any) -> _Twin | None:
-    """Return a copy on the GPU, None without one or where GPU Faiss lacks the type."""
+    """Return a copy on the GPU; None without a GPU, or if GPU Faiss lacks the type."""
     on_gpu = (faiss.IndexFlat, faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
-    # CPU builds of Faiss have the function as well, and it says 0.
+    # CPU builds of Faiss have the function as well; it returns 0.
     if not isinstance(index, on_gpu) or faiss.get_num_gpus() == 0:
         return None
     resources = faiss.StandardGpuResources()

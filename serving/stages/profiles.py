@@ -1,4 +1,4 @@
-"""A profile's name -> quotas of its sources, how its index is searched, which items pass."""
+"""A profile's name -> the quotas of its sources, the search of its index, its filter of items."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ItemFilter:
     above_quantile: float  # from 0 to 1
 
     def __post_init__(self) -> None:
-        """Refuse a column that is not there, and what is no quantile."""
+        """Refuse an unknown column and an invalid quantile."""
         if self.column not in COLUMNS or not 0 <= self.above_quantile < 1:
             raise ValueError(
                 f"items with {self.column!r} above quantile {self.above_quantile}: expected one of "
@@ -31,7 +31,7 @@ class ItemFilter:
             )
 
     def allowed(self, statistics: Statistics) -> np.ndarray:
-        """Return which items pass, (n,) bool; one whose value is not known does not."""
+        """Return which items pass, (n,) bool; an item whose value is unknown does not."""
         values = np.asarray(getattr(statistics, self.column), np.float64)
         known = np.isfinite(values)
         passes = np.zeros(len(values), bool)
@@ -62,7 +62,7 @@ def read_profile(given: Mapping[str, Any]) -> Profile:
     """Return the profile of a manifest.
 
     Raises:
-        TypeError, ValueError, KeyError: it is none.
+        TypeError, ValueError, KeyError: it is invalid.
     """
     items = given["items"]
     return Profile(Quotas(**given["quotas"]), dict(given["search"]), items and ItemFilter(**items))
@@ -78,7 +78,7 @@ def open_profile(
         statistics: the item table.
         query_tower: an onnxruntime session.
         index: without the removed items.
-        removed: their codes, (r,) int64; no other source may bring them either.
+        removed: their codes, (r,) int64; the other sources leave them out, too.
     """
     allowed = None if profile.items is None else profile.items.allowed(statistics)
     barred = removed if allowed is None else np.union1d(removed, np.flatnonzero(~allowed))

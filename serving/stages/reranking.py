@@ -196,7 +196,7 @@ def _of_kind_or(usual: int, why: int, left: np.ndarray, is_kind: np.ndarray) -> 
 
 @compiled
 def _penalise(kind: int, types: np.ndarray, left: np.ndarray, type_penalty: float) -> None:
-    """Make the candidates of a type that was just shown worth less."""
+    """Lower the worth of the remaining candidates of a type; 0 is unknown and stays."""
     if kind:
         for place in range(len(left)):
             if left[place] > 0 and types[place] == kind:
@@ -210,17 +210,17 @@ def rare_pool(novel: np.ndarray) -> int:
 
 
 def exposure_weights(statistics: Statistics, exposure: float) -> np.ndarray | None:
-    """Return what each item's score is multiplied with, (n,) float64; None where nothing changes.
+    """Return a factor for the score of each item, (n,) float64; None if it is 1 for all.
 
     Args:
         statistics: the item table.
-        exposure: what an item gains whose manufacturer is new: 0.5 makes it worth half as much again.
+        exposure: gain of an item whose manufacturer is new: 0.5 makes it worth half as much again.
     """
     return 1.0 + exposure * of_new_manufacturers(statistics) if exposure else None
 
 
 def of_new_manufacturers(statistics: Statistics) -> np.ndarray:
-    """Return which items come from a manufacturer that is new, (n,) bool; an unknown one is not."""
+    """Return which items are of a new manufacturer, (n,) bool; an unknown manufacturer is not new."""
     if not len(statistics.manufacturer):
         return np.zeros(len(statistics.item_ids), bool)
     codes = statistics.manufacturer.astype(np.int64)
@@ -230,7 +230,7 @@ def of_new_manufacturers(statistics: Statistics) -> np.ndarray:
 
 
 def item_rarity(statistics: Statistics, novelty: float) -> np.ndarray | None:
-    """Return what each item's worth is multiplied with in a novel slot, (n,) float64; None without novelty.
+    """Return a factor for the worth of each item in a novel slot, (n,) float64; None without novelty.
 
     Args:
         statistics: the item table.

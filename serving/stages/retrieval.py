@@ -26,7 +26,7 @@ class Quotas:
     total: int = 500
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of candidates."""
+        """Refuse an invalid number of candidates."""
         for name, quota in vars(self).items():
             if not isinstance(quota, int) or isinstance(quota, bool) or not 0 <= quota <= MOST:
                 raise ValueError(
@@ -45,8 +45,8 @@ class Candidates:
 def build_query(statistics: Statistics, basket: tuple[str, ...], events: UserEvents, at: float) -> Query:
     """Return the query for a basket of item ids and a user's row with item ids.
 
-    Items the catalogue does not know are left out of the basket, which keeps its full size; in the row they
-    count but have no code.
+    Items outside the catalogue are left out of the basket, which keeps its full size. In the row they count
+    but have no code.
     """
     get = statistics.code_of.get
     codes = np.array([get(item, -1) for item in events.items.tolist()], np.int64)
@@ -69,12 +69,12 @@ def retrieve(
     Args:
         query: the request.
         store: best sellers of the request's store, codes best first, or None.
-        quotas: how many of each.
-        near: what the two-tower search found, codes nearest first; None leaves it out.
+        quotas: how many of each source.
+        near: codes from the two-tower search, nearest first; None leaves the source out.
         excluded: codes that must not be offered (out of stock, banned).
     """
     nothing, together = query.basket[:0], query.together
-    found = query.statistics.marked(
+    codes, sources = query.statistics.marked(
         choose,
         query.basket,
         nothing if excluded is None else excluded,
@@ -88,15 +88,15 @@ def retrieve(
         query.statistics.popular,
         quotas.total,
     )
-    return Candidates(*found)
+    return Candidates(codes, sources)
 
 
 def thin(candidates: Candidates, most: int) -> Candidates:
-    """Return `most` of the candidates in their order: of each source the same share, those it named first."""
+    """Return `most` of the candidates in their order: the same share of each source, its first ones."""
     sources = candidates.source
     sizes = np.bincount(sources, minlength=len(SOURCES))
     first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    place = np.empty(len(sources), np.int64)  # of each among those of its source
+    place = np.empty(len(sources), np.int64)  # of each candidate within its source
     place[np.argsort(sources, kind="stable")] = np.arange(len(sources)) - first
     kept = np.sort(np.argsort((place + 0.5) / sizes[sources], kind="stable")[:most])
     return Candidates(candidates.codes[kept], sources[kept])

@@ -1,3 +1,5 @@
+"""Labels are bounded, answers are counted, and the exposition has the accepted format."""
+
 import pytest
 from prometheus_client import REGISTRY
 
@@ -29,7 +31,7 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
     assert not value("reco_stage_seconds_count", stage="total")
 
 
-def test_the_metrics_are_shown_as_the_caller_wants_them() -> None:
+def test_the_metrics_are_shown_in_the_accepted_format() -> None:
     text, kind = metrics.exposition()
     assert b"# TYPE reco_answer_seconds histogram" in text
     assert kind.startswith("text/plain")

@@ -1,3 +1,5 @@
+"""Records of answers reach Parquet segments in the background, and are read back as they were."""
+
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -70,7 +72,7 @@ def test_rows_of_another_width_are_refused() -> None:
         records_to_table([record(items=2, names=("one",))], NAMES)
 
 
-def test_what_is_appended_is_read_back_in_order_and_between_times(tmp_path: Path) -> None:
+def test_appended_records_are_read_back_in_order_and_between_times(tmp_path: Path) -> None:
     log = PredictionLog(tmp_path / "log", NAMES, segment_records=50)
     for number in range(130):
         log.append(record(number))
@@ -111,7 +113,7 @@ def test_a_full_queue_drops_and_counts_and_never_waits(tmp_path: Path) -> None:
     assert log.dropped == 991
 
 
-def test_a_disk_that_takes_nothing_costs_records_not_answers(
+def test_a_disk_that_refuses_writes_costs_records_not_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / "log"
@@ -164,7 +166,7 @@ def test_closing_ends_the_thread(tmp_path: Path) -> None:
     assert "prediction-log" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_writers_of_one_directory_keep_out_of_each_others_way(
+def test_writers_of_one_directory_do_not_overwrite_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pods that share a volume all have process id 1."""

@@ -53,7 +53,7 @@ def test_a_request_names_the_shopper_only_if_that_is_known(purchases: Purchases)
     assert (request.user_id, request.basket, request.at) == ("somebody", ask.items, ask.at)
 
 
-def test_who_is_anonymous_stays_so_in_a_larger_share() -> None:
+def test_an_anonymous_shopper_stays_anonymous_in_a_larger_share() -> None:
     few, many = anonymous_users(1_000, 0.3), anonymous_users(1_000, 0.7)
     assert 0.25 < few.mean() < 0.35
     assert not (few & ~many).any()

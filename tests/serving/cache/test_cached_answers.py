@@ -334,7 +334,7 @@ def test_a_log_that_cannot_be_read_warms_nothing_and_is_reported(
 
 
 def test_a_recommender_that_is_dropped_takes_its_cached_lists_along(toy_bundle: Path) -> None:
-    """Without the collector: what is cached before `gc.freeze` would outlive its bundle for ever."""
+    """Without the collector: lists cached before `gc.freeze` would outlive their bundle for ever."""
     gc.collect()
     gc.disable()
     try:

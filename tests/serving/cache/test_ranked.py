@@ -1,4 +1,4 @@
-"""What is cached of an answer: the best candidates."""
+"""The list that is cached: the best candidates of an answer."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_a_short_list_that_has_lost_some_is_no_longer_all_there_could_be(query: 
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 10), st.integers(0, 30))
 def test_the_list_that_is_shown_is_the_one_that_all_candidates_give(seed: int, k: int, gone: int) -> None:
-    """Sold-out items are dropped from what was kept: while it suffices, nobody can tell it was kept."""
+    """Sold-out items leave the cached list; while it suffices, the answer is the computed one."""
     rng = np.random.default_rng(seed)
     statistics = STATISTICS
     nobody = build_query(statistics, (), no_events(), 0.0)

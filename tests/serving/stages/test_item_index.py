@@ -1,4 +1,4 @@
-"""What the index finds is what a full scan finds; what was removed never comes, what was added does."""
+"""The index finds the items of a full scan, without removed items and with added ones."""
 
 import threading
 from pathlib import Path
@@ -55,9 +55,7 @@ def test_exact_search_finds_what_a_full_scan_finds(indexes: dict[str, faiss.Inde
 
 
 @pytest.mark.parametrize("description", TYPES)
-def test_what_was_removed_never_comes_and_others_take_its_place(
-    indexes: dict[str, faiss.Index], description: str
-) -> None:
+def test_others_take_the_places_of_removed_items(indexes: dict[str, faiss.Index], description: str) -> None:
     index, query = ItemIndex(indexes[description]), planted(1, seed=2)
     search = Search(TYPES[description])
     best = index.search(query, 50, search)[1][0]
@@ -70,7 +68,7 @@ def test_what_was_removed_never_comes_and_others_take_its_place(
 
 
 @pytest.mark.parametrize("description", ["IVF16,SQ8", "IVF16,PQ4x4,Refine(SQ8)", "HNSW32"])
-def test_too_few_in_the_lists_that_were_looked_at_lets_it_look_at_more(
+def test_too_few_items_in_the_searched_lists_widen_the_search(
     indexes: dict[str, faiss.Index], description: str
 ) -> None:
     """All but 20 items are gone: with one list, or 16 nodes, hardly one of those would be met."""
@@ -92,7 +90,7 @@ def test_only_allowed_items_are_found(indexes: dict[str, faiss.Index], descripti
     assert (found >= 0).all()
 
 
-def test_what_was_added_is_found_among_the_others(indexes: dict[str, faiss.Index]) -> None:
+def test_an_added_item_is_found_among_the_others(indexes: dict[str, faiss.Index]) -> None:
     index, query = ItemIndex(indexes["Flat"]), planted(1, seed=5)
     new = np.concatenate([100 * query, -100 * query])
     index.add(np.array([ITEMS + 1, ITEMS]), new)
@@ -124,7 +122,7 @@ Change = st.tuples(st.sampled_from(["add", "remove"]), st.lists(st.integers(0, 3
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(Change, max_size=8))
-def test_any_order_of_changes_gives_what_a_dict_would_hold(changes: list[tuple[str, list[int]]]) -> None:
+def test_any_order_of_changes_gives_the_items_of_a_dict(changes: list[tuple[str, list[int]]]) -> None:
     index, held = ItemIndex(faiss_index("Flat", planted(30))), dict(enumerate(planted(30)))
     ever = set(held)
     for number, (kind, codes) in enumerate(changes):
@@ -144,7 +142,7 @@ def test_any_order_of_changes_gives_what_a_dict_would_hold(changes: list[tuple[s
     assert (codes[len(held) :] == -1).all()
 
 
-def test_what_does_not_fit_is_refused(indexes: dict[str, faiss.Index]) -> None:
+def test_codes_and_vectors_that_do_not_fit_are_refused(indexes: dict[str, faiss.Index]) -> None:
     index = ItemIndex(indexes["Flat"])
     with pytest.raises(ValueError, match="one vector of 16 numbers for each distinct code"):
         index.add(np.array([1, 1]), planted(2))
@@ -161,7 +159,7 @@ def test_what_does_not_fit_is_refused(indexes: dict[str, faiss.Index]) -> None:
 
 
 def test_readers_see_the_old_state_or_the_new_one(indexes: dict[str, faiss.Index]) -> None:
-    """A pair is added and removed as one, again and again: nobody ever finds one without the other."""
+    """A pair is added and removed as one, again and again: no search finds one without the other."""
     index, query = ItemIndex(indexes["Flat"]), planted(1, seed=8)
     pair, vectors = np.array([ITEMS, ITEMS + 1]), 100 * np.concatenate([query, query])
     over, torn = threading.Event(), []
@@ -196,7 +194,7 @@ def test_a_file_is_mapped_and_answers_as_the_index_that_was_written(
 
 
 def anonymous_kb() -> int:
-    """Memory of this process that no file stands behind."""
+    """Return the memory of this process that no file backs."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
@@ -268,7 +266,7 @@ def test_the_gpu_finds_what_the_cpu_finds(description: str) -> None:
 
 
 @pytest.mark.parametrize("description", TYPES)
-def test_a_file_that_ends_too_soon_is_refused_wherever_it_ends(
+def test_a_truncated_file_is_refused_at_any_length(
     indexes: dict[str, faiss.Index], description: str, tmp_path: Path
 ) -> None:
     """Faiss's own reader of mapped files crashes the process for some of these lengths."""

@@ -10,7 +10,7 @@ from serving.stages.profiles import ItemFilter, Profile, read_profile
 from serving.stages.retrieval import Quotas
 
 
-def test_the_filter_passes_what_lies_above_the_quantile(toy_bundle: Path) -> None:
+def test_the_filter_passes_items_above_the_quantile(toy_bundle: Path) -> None:
     statistics = read_statistics(toy_bundle / "statistics")
     dear = ItemFilter("price", 0.8).allowed(statistics)
     assert dear.sum() == len(dear) // 5
@@ -31,7 +31,7 @@ def test_equal_values_stay_together_and_an_unknown_one_does_not_pass(toy_bundle:
 
 
 @pytest.mark.parametrize(("column", "quantile"), [("colour", 0.5), ("price", 1.0), ("price", -0.1)])
-def test_a_filter_that_means_nothing_is_refused(column: str, quantile: float) -> None:
+def test_an_invalid_filter_is_refused(column: str, quantile: float) -> None:
     with pytest.raises(ValueError, match="expected one of price, discount_ratio"):
         ItemFilter(column, quantile)
 

@@ -215,7 +215,7 @@ def test_the_rare_and_the_new_are_worth_more() -> None:
         age_days=np.array([300, 91, 20, 10, 0, 10], np.float32),
         manufacturer=np.array([1, 2, 2, 1, 3, 0], np.int32),
     )
-    # Manufacturer 1 sells for 300 days, 2 for 91, 3 since today; of the last item nobody knows it.
+    # Manufacturer 1 sells for 300 days, 2 for 91, 3 since today; that of the last item is unknown.
     assert of_new_manufacturers(table).tolist() == [False, True, True, False, True, False]
     assert exposure_weights(table, 0.5) == pytest.approx([1.0, 1.5, 1.5, 1.0, 1.5, 1.0])
     rare = 1_000**0.1

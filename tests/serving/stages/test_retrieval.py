@@ -1,4 +1,4 @@
-"""Candidates of a small shop: which source brought what, and what never comes through."""
+"""Candidates of a small shop: the source of each, and the items that are left out."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +54,7 @@ Ask = Callable[[list[str], list[str]], Query]
 
 @pytest.fixture
 def query_of(statistics: Statistics, row_of: Callable[..., UserEvents]) -> Ask:
-    """Make a query of a basket and of what was bought, one item a day up to yesterday."""
+    """Make a query of a basket and of past purchases, one item a day up to yesterday."""
 
     def make(basket: list[str], bought: list[str]) -> Query:
         days = [(NOW - (len(bought) - day) * DAY_S, [item], 1.0, 0.0) for day, item in enumerate(bought)]
@@ -126,7 +126,7 @@ def test_a_row_of_ids_becomes_codes_and_what_is_unknown_still_counts(
     assert row.items.tolist() == ["a", "i03", "i05"], "the row that was read stays as it is"
 
 
-def test_what_happened_at_the_request_or_later_is_not_known_to_it(
+def test_events_at_the_request_or_later_are_not_in_its_features(
     statistics: Statistics, row_of: Callable[..., UserEvents]
 ) -> None:
     """A stream may be ahead of the request that is answered, or of one that is asked again."""
