@@ -11,7 +11,7 @@ DEMO_HOME := .reco/demo
 # Workers of the test run; each one is a process with its own copy of the libraries.
 WORKERS ?= 2
 
-.PHONY: help setup run test check fuzz serve demo lock clean
+.PHONY: help setup run test check docs fuzz serve demo lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -25,14 +25,21 @@ run: $(READY) ## train on real baskets, promote the champion, show one recommend
 test: $(READY) ## every test that needs no GPU and no cluster: fast lane and slow lane
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not gpu and not cluster"
 
-check: $(READY) ## format, lint, types, layers, workflows, fast tests
+check: $(READY) ## format, lint, types, layers, workflows, prose, docs, fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/actionlint
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/python -m tests.prose.prose
+	$(BIN)/python -W ignore -m tests.docs.generate --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+
+docs: $(READY) ## the documentation on http://127.0.0.1:8000, rebuilt at each change
+	$(BIN)/python -W ignore -m tests.docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 fuzz: $(READY) ## 4,000 spoilt bundles against the loader, 2,000 made-up requests against the endpoint
 	$(BIN)/python -m tests.fuzz.artefacts --cases 4000

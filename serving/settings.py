@@ -31,9 +31,9 @@ class Settings:
 
     home: Path = Path(".reco")  # where champion, online store and log live
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 in a container
-    http_port: int = 8080  # 0 lets the system choose; the start line tells which
-    grpc_port: int = 8081  # likewise
-    processes: int = 1  # that answer behind the two ports
+    http_port: int = 8080  # REST; 0 lets the system choose, and the start line has the port
+    grpc_port: int = 8081  # gRPC; 0 lets the system choose
+    processes: int = 1  # processes that answer behind the two ports
     metrics_address: str = (
         ""  # HOST:PORT where metrics are shown, and nowhere else; empty: at HTTP's /metrics
     )

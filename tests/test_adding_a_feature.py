@@ -1,4 +1,4 @@
-"""The README's way to add a feature, followed to the letter: a function, its line, and it is everywhere."""
+"""The tutorial's way to add a feature, step by step: a function, its line, and every part has it."""
 
 import os
 import re
@@ -10,14 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FUNCTION = '''
-
-def user_items_per_basket_90d(user: User) -> float:
-    """Distinct items per basket of the last 90 days."""
-    window = user.window(90 * DAY_S)
-    return window.items / max(window.baskets, 1)
-'''
-LINE = "    t.user_items_per_basket_90d,\n"
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
+FUNCTION, LINE = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
 # What the new feature must say of the row below: 3 distinct items in 2 baskets; one is older.
 CHECK = """
 import sys
@@ -92,8 +86,7 @@ print("equal")
 """
 
 
-def test_the_readme_says_so() -> None:
-    """What the tests below do is what the table tells people to do."""
+def test_the_readme_says_the_same() -> None:
     [line] = re.findall(r"^\| a feature \| (.+) \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
     assert line.startswith("a function in `feature_repo/transforms.py`, its line in `feature_repo/schema.py`")
 
@@ -105,7 +98,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("feature_repo", "serving", "components"):
         shutil.copytree(ROOT / package, clone / package, ignore=shutil.ignore_patterns("__pycache__"))
     transforms, schema = (clone / "feature_repo" / f"{name}.py" for name in ("transforms", "schema"))
-    transforms.write_text(transforms.read_text("utf-8") + FUNCTION, "utf-8")
+    transforms.write_text(f"{transforms.read_text('utf-8')}\n\n{FUNCTION}", "utf-8")
     before, after = schema.read_text("utf-8").split("ITEM: tuple", 1)
     last = before.rindex(")\n")  # the end of USER
     schema.write_text(before[:last] + LINE + before[last:] + "ITEM: tuple" + after, "utf-8")

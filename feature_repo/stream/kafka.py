@@ -34,17 +34,17 @@ class KafkaSettings:
     """Where the broker is and what the topics are called; `VARIABLES` names each field's variable."""
 
     bootstrap: str = "127.0.0.1:19092"  # HOST:PORT, several separated by commas
-    security: str = "plaintext"  # one of SECURITY
+    security: str = "plaintext"  # plaintext, tls, sasl_plaintext or sasl_tls
     ca: Path | None = None  # PEM file of authorities to trust; none means the system's
     cert: Path | None = None  # PEM file of the client's certificate, together with `key`
-    key: Path | None = field(default=None, repr=False)
-    sasl_mechanism: str = "SCRAM-SHA-512"  # one of MECHANISMS
-    username: str = ""
-    password: str = field(default="", repr=False)
-    events_topic: str = "checkout.events"
-    facts_topic: str = "checkout.facts"
-    dead_letter_topic: str = "checkout.dead-letter"
-    group: str = "checkout-features"
+    key: Path | None = field(default=None, repr=False)  # PEM file of its key
+    sasl_mechanism: str = "SCRAM-SHA-512"  # SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN
+    username: str = ""  # SASL user
+    password: str = field(default="", repr=False)  # SASL password
+    events_topic: str = "checkout.events"  # purchases, impressions and clicks
+    facts_topic: str = "checkout.facts"  # prices, stock, bans, promotions and coupons
+    dead_letter_topic: str = "checkout.dead-letter"  # invalid messages, each with the reason
+    group: str = "checkout-features"  # consumer group of `reco stream`; its facts use this name and `-facts`
 
     def __post_init__(self) -> None:
         for address in self.bootstrap.split(","):

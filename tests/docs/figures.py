@@ -1,0 +1,512 @@
+"""Result files of the benches and drills -> the page of figures and the README's small table."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from tests.docs.reference import HEAD, code, table
+from tests.docs.source import ROOT
+
+FIGURES = ROOT / "docs" / "figures"
+
+
+@cache
+def measured(name: str) -> Any:
+    """Return the result file of a bench."""
+    return json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def made(name: str) -> str:
+    """Return where and when a result was measured."""
+    document = measured(name)
+    machine = document["machine"]
+    return (
+        f"Measured on {machine['cores']} cores of an {machine['cpu']}, "
+        f"{document['measured_at'][:10]}, commit\n"
+        f"{document['commit']}: [`{name}.md`]({name}.md)."
+    )
+
+
+def missed_drills() -> list[str]:
+    """Return the drills that missed a figure."""
+    return [name for name, drill in measured("drills")["drills"].items() if not drill["passed"]]
+
+
+def client_calls() -> dict[str, int]:
+    """Return how many calls of the client all drills made, and how many failed or came late."""
+    calls = [drill["all"]["client"] for drill in measured("drills")["drills"].values()]
+    return {name: sum(call[name] for call in calls) for name in ("requests", "failed", "late")}
+
+
+# -------------------------------------------------------------------------------------------- README
+
+
+def headline() -> str:
+    """Return the README's table: quality, speed, size, robustness, with the misses."""
+    quality, load, drills = measured("quality"), measured("load"), measured("drills")["drills"]
+    ours, goals = load["arms"]["ours"], load["goals"]
+    rankers, features = measured("compression")["rankers"], measured("features")
+    whole, served = rankers["ensemble"], rankers["served"]
+    faster = whole["latency_ms"]["500"]["p50"] / served["latency_ms"]["500"]["p50"]
+    calls, replay = client_calls(), features["replay"]
+    rows = [
+        (
+            "NDCG@10 on later weeks, full catalogue",
+            f"{quality['served']['ndcg_at_10']:.3f}, "
+            f"{quality['ratios']['blend']['ndcg_at_10']:.2f} x the untrained blend",
+        ),
+        (
+            "one answer over HTTP, p50 / p99",
+            f"{ours['alone']['p50_ms']:.1f} / {ours['alone']['p99_ms']:.1f} ms",
+        ),
+        (
+            "answers a second, one process, p99 within 50 ms",
+            f"{ours['capacity']['rate']:.0f}",
+        ),
+        (
+            "served ranker against its five teachers",
+            f"{whole['bytes'] / served['bytes']:.0f} x smaller, {faster:.0f} x faster",
+        ),
+        (
+            "logged answers computed again, equal in every bit",
+            f"{replay['equal']:,} of {replay['compared']:,}",
+        ),
+        (
+            "client calls that failed while parts were broken",
+            f"{calls['failed']} of {calls['requests']:,}",
+        ),
+        (
+            "fault drills that reach every figure",
+            f"{len(drills) - len(missed_drills())} of {len(drills)}",
+        ),
+        (
+            "load goals reached",
+            f"{sum(goal['reached'] is True for goal in goals)} of {len(goals)}",
+        ),
+    ]
+    return table(("figure", "measured"), rows)
+
+
+# --------------------------------------------------------------------------------- the page of figures
+
+
+def figures_page() -> str:
+    """Return the page of figures, each section from one result file."""
+    parts = [
+        quality,
+        load,
+        latency,
+        features,
+        compression,
+        scale,
+        retrieval,
+        rerank,
+        batching,
+        kept_answers,
+        drift,
+        drills,
+    ]
+    return (
+        HEAD
+        + "# Figures\n\n"
+        + "Commands of `reco bench` and `reco drill` measure all of them. The data set is Complete "
+        "Journey if nothing\n"
+        + "else is said. Each result file has the machine, the versions and the commit. A goal "
+        "that is missed is listed\n"
+        + "as missed. Absolute times drift on a shared machine.\n\n"
+        + "\n".join(part() for part in parts)
+    )
+
+
+def quality() -> str:
+    """Return the served path beside untrained baselines."""
+    found = measured("quality")
+    systems = {
+        "**as served**": "served",
+        "history frozen at the cut": "served_frozen_history",
+        "untrained blend of the next two rows": "blend",
+        "what this shopper buys, decayed": "personal",
+        "bought together with the basket": "together",
+        "two-tower and Faiss alone": "two_tower",
+        "best sellers of four weeks": "popularity",
+    }
+    rows = []
+    for label, name in systems.items():
+        result = found[name] if name in found else found["baselines"][name]
+        ratio = found["ratios"].get(name)
+        rows.append(
+            (
+                label,
+                *(f"{result[metric]:.3f}" for metric in ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10")),
+                f"{ratio['ndcg_at_10']:.2f} x" if ratio else "",
+            )
+        )
+    intervals = found["served"]["interval"]
+    cold = found["cold"]["no_history"]
+    calibration = found["calibration"]
+    return (
+        "## Quality\n\n"
+        f"{found['baskets']:,} baskets of the five weeks after the cut. A seeded fifth of each "
+        f"basket is hidden, and all\n"
+        f"{found['catalogue_items']:,} items of the catalogue are ranked. Every purchase before "
+        f"the request is known, none after\n"
+        "it. Answers come through the served path; the same run computes the baselines.\n\n"
+        + table(("system", "NDCG@10", "Recall@20", "HitRate@10", "as served is better (NDCG@10)"), rows)
+        + f"\n95 % intervals over households: NDCG@10 {intervals['ndcg_at_10'][0]:.3f} to "
+        f"{intervals['ndcg_at_10'][1]:.3f}, "
+        f"Recall@20 {intervals['recall_at_20'][0]:.3f} to {intervals['recall_at_20'][1]:.3f}.\n"
+        f"Households without any history: Recall@20 {cold['recall_at_20']:.3f}.\n"
+        f"Probabilities are off by {calibration['expected_calibration_error']:.5f} on average; "
+        f"{calibration['purchase_rate']:.4f} of the candidates are bought.\n"
+        f"{found['served']['coverage_at_10']:.0%} of the catalogue appears in at least one answer.\n\n"
+        + made("quality")
+        + "\n\n![NDCG@10 of the served path and of the baselines](quality.png)\n"
+    )
+
+
+def load() -> str:
+    """Return the load report's sentence, its goals and its arms."""
+    found = measured("load")
+    rows = []
+    for name, arm in found["arms"].items():
+        alone = arm["alone"]
+        rows.append(
+            (
+                f"`{name}`: {arm['what']}",
+                f"{alone['p50_ms']:.1f}",
+                f"{alone['p99_ms']:.1f}" if alone["p99_ms"] else "–",
+                f"{arm['capacity']['rate']:.0f}" if arm["capacity"]["rate"] else "none",
+                f"{arm['cpu_ms']:.1f}",
+                f"{arm['dollars_a_million']:.2f}",
+                f"{arm['wh_a_million']:.0f}",
+            )
+        )
+    _, verdict, *others = (FIGURES / "load.md").read_text(encoding="utf-8").split("\n\n")
+    [goals] = [part for part in others if part.startswith("| goal |")]
+    ratios = {name: arm["ratio"]["p50_ms"] for name, arm in found["arms"].items() if "ratio" in arm}
+    alike = [f"`{name}`" for name, ratio in ratios.items() if ratio["min"] <= 1 <= ratio["max"]]
+    return (
+        "## Load\n\n"
+        f"{verdict}\n\n"
+        "Each arm replaces one part of ours, or is a server that others build. Capacity is the "
+        "largest rate of an\n"
+        "open loop whose p99 stays within 50 ms. Servers, Redis and client share the cores, and "
+        "the arms take turns.\n\n"
+        + table(
+            ("arm", "p50 ms", "p99 ms", "answers a second", "processor ms", "$ a million", "Wh a million"),
+            rows,
+        )
+        + f"\nIn p50, these arms have rounds on either side of `ours`: {', '.join(alike)}.\n\n"
+        + goals
+        + "\n\n"
+        + made("load")
+        + "\n\n![Latency one at a time, and p99 against the rate, of every arm](load.png)\n"
+    )
+
+
+def latency() -> str:
+    """Return the latency in process and over HTTP."""
+    arms = measured("latency")["arms"]
+    rows = [
+        (label, *(f"{arms[arm]['ms'][line][p]:.1f}" for p in ("p50", "p95", "p99")))
+        for label, arm, line in (
+            ("in process, ten items from the full catalogue", "in_process", "total"),
+            ("over HTTP, one request at a time", "http_one_at_a_time", "client"),
+        )
+    ]
+    return (
+        "## Latency\n\n" + table(("milliseconds", "p50", "p95", "p99"), rows) + "\n" + made("latency") + "\n"
+    )
+
+
+def features() -> str:
+    """Return the online store, the stream and the point-in-time join."""
+    found = measured("features")
+    read, seen, frozen, hard = (found[name] for name in ("online_read", "visible", "frozen", "hard_stream"))
+    kills, again, join = found["kills"], found["replay"], found["join"]
+
+    def ms(percentiles: Mapping[str, float], digits: int) -> str:
+        return f"{percentiles['p50']:.{digits}f} / {percentiles['p99']:.{digits}f}"
+
+    rows = [
+        (
+            "read a shopper's row, session and last items from Redis, ms",
+            ms(read["ours_ms"], 2),
+            ms(read["feast_ms"], 2),
+        ),
+        ("look up 10 features of 500 items in process, ms", ms(found["item_features"]["ms"], 3), ""),
+        ("event published until a request sees it, 1,000 events a second, ms", ms(seen["ms"], 0), ""),
+        ("longest wait for a Redis that is frozen, ms", f"{frozen['frozen']['max_ms']:.1f}", ""),
+        ("events folded in a second of one core", f"{found['fold']['per_core_second']:,}", ""),
+        ("stream killed at random: state equal to the batch's", f"{kills['equal']} of {kills['kills']}", ""),
+        (
+            "10,000 events, some poisoned, repeated, late: shoppers equal to the clean batch",
+            f"{hard['users_equal']} of {hard['users']}, {hard['dead_letters']} letters for {hard['poison']}",
+            "",
+        ),
+        (
+            "logged answers computed again: features equal in every bit",
+            f"{again['equal']:,} of {again['compared']:,}",
+            "",
+        ),
+        (
+            "what each basket's shopper was, point in time: s / MiB",
+            *(f"{join[side]['seconds']:.1f} / {join[side]['mib']:,}" for side in ("ours", "feast")),
+        ),
+    ]
+    return (
+        "## Features\n\nTwo values are p50 / p99. One Valkey, one broker, the stream and the load "
+        "generator share the cores.\n\n"
+        + table(("measurement", "here", "Feast's SDK"), rows)
+        + "\n"
+        + made("features")
+        + "\n"
+    )
+
+
+def compression() -> str:
+    """Return the way from five teachers to one file, and the precisions of a table."""
+    found = measured("compression")
+    rankers, engines = found["rankers"], found["engines"]
+    whole = rankers["ensemble"]
+    rows = []
+    for label, name in (
+        ("the five teachers together", "ensemble"),
+        ("gradient boosting, the best teacher", "teacher gradient_boosting"),
+        ("student without teachers", "student without teachers"),
+        ("student", "student"),
+        ("pruned", "pruned"),
+        ("pruned, tables in INT4", "pruned, int4"),
+        ("**as served**", "served"),
+    ):
+        ranker = rankers[name]
+        p50 = ranker["latency_ms"]["500"]["p50"]
+        rows.append(
+            (
+                label,
+                f"{ranker['ndcg_at_10']:.4f}",
+                f"{ranker['recall_at_20']:.4f}",
+                f"{ranker['bytes'] / 1e3:,.0f}",
+                f"{p50:.2f}",
+                f"{whole['bytes'] / ranker['bytes']:.1f} x smaller, "
+                f"{whole['latency_ms']['500']['p50'] / p50:.1f} x faster",
+            )
+        )
+
+    def faster(variants: Mapping[str, Any], variant: str) -> str:
+        return f"{variants['torch_eager']['500']['p50'] / variants[variant]['500']['p50']:.2f} x"
+
+    served = found["certificates"][-2]["variant"]
+    eighth = {name: row["kept"]["ndcg_at_10"] for name, row in found["tables"].items() if "1/8" in name}
+    budgeted = eighth.pop("1/8, budgeted")
+    static, plain = (engines["pruned"][name]["500"]["p50"] for name in ("int8_static", "fp32"))
+    tables = [
+        (
+            name,
+            f"{found['tables'][name]['ratio']:.2f} x",
+            f"{found['tables'][name]['kept']['ndcg_at_10']:.2%}",
+            f"{found['tables'][name]['gauc_kept']:.2%}",
+        )
+        for name in ("FP16", "INT8", "INT4")
+    ]
+    return (
+        "## From five teachers to one file\n\n"
+        "An earlier run, before the features of sessions and windows, on the same baskets. Each "
+        "ranker scores the\n"
+        "served candidates. Milliseconds are for 500 candidates on one thread; all rankers take turns.\n\n"
+        + table(("ranker", "NDCG@10", "Recall@20", "kB", "p50 ms", "against the five"), rows)
+        + "\nThree results disappoint:\n\n"
+        f"- With 500 candidates ONNX Runtime is only {faster(engines['student'], 'fp32')} as fast "
+        f"as eager PyTorch for the student.\n"
+        f"  For the pruned ranker it is {faster(engines['pruned'], 'fp32')} in float32 and "
+        f"{faster(engines['pruned'], served)} in the served form.\n"
+        f"- INT8 activations are {'slower' if static > plain else 'faster'} than float32 on this "
+        f"processor ({static:.2f} and {plain:.2f} ms).\n"
+        f"- A table whose rows get bits and columns by importance keeps {budgeted:.2%} of NDCG@10 "
+        f"in an eighth of the bytes.\n"
+        f"  The best uniform table of that size keeps {max(eighth.values()):.2%}. The difference "
+        f"is noise.\n\n"
+        "The item table of a DLRM with 64 columns:\n\n"
+        + table(("table", "smaller", "NDCG@10 kept", "GAUC kept"), tables)
+        + "\n"
+        + made("compression")
+        + "\n\n![NDCG@10 against the bytes of each ranker](compression-bytes.png)\n"
+    )
+
+
+def scale() -> str:
+    """Return the training steps on a synthetic shop of millions."""
+    found = measured("scale")
+    steps = found["steps"]
+    minutes, most = sum(step["seconds"] for step in steps) / 60, max(step["gib"] for step in steps)
+    rows = []
+    for label, name in (("FP16", "fp16"), ("INT8", "int8"), ("INT4", "int4")):
+        row = found["variants"][name]
+        rows.append(
+            (
+                f"{label}, 2 M items",
+                f"{row['parent_bytes'] / row['bytes']:.2f} x",
+                f"{row['ndcg_at_10']['ratio']:.2%}",
+                f"{row['auc']['ratio']:.2%}",
+            )
+        )
+    return (
+        "## Scale\n\n"
+        f"A synthetic shop of {found['items']:,} items and {found['users']:,} shoppers. The steps "
+        f"from raw events to the\n"
+        f"precisions of a DLRM with a row for each item end in {minutes:.0f} minutes and at most "
+        f"{most:.1f} GiB. Other work ran\n"
+        "beside it, so the minutes are an upper bound.\n\n"
+        + table(("whole ranker", "smaller", "NDCG@10 kept", "AUC kept"), rows)
+        + "\n"
+        + made("scale")
+        + "\n"
+    )
+
+
+def retrieval() -> str:
+    """Return the fastest search of each index type that finds enough."""
+    large = measured("retrieval")["catalogues"][0]
+    reaching = [point for point in large["curve"] if point["recall"] >= large["target_recall"]]
+    kinds = dict.fromkeys(point["kind"] for point in reaching)
+    rows = []
+    for kind in kinds:
+        point = min((point for point in reaching if point["kind"] == kind), key=lambda point: point["p99_ms"])
+        searched = ", ".join(f"{name} {value}" for name, value in point["search"].items())
+        rows.append(
+            (
+                f"{point['description']} {searched}".strip(),
+                f"{point['recall']:.3f}",
+                f"{point['p50_ms']:.2f}",
+                f"{point['p99_ms']:.2f}",
+                f"{point['bytes'] / 1e6:,.0f}",
+            )
+        )
+    return (
+        "## Retrieval\n\n"
+        f"{large['items']:,} synthetic items of {large['dimension']} columns. The goal is "
+        f"{large['target_recall']:.0%} of the {large['k']} nearest with a\n"
+        f"p99 of at most {large['target_p99_ms']:g} ms. Reached by: "
+        f"{', '.join(map(code, large['reached_by'])) or 'no type'}.\n"
+        f"Too slow to build here: {', '.join(map(code, large['left_out'])) or 'none'}. The table "
+        f"shows, of each type that finds\n"
+        "enough, the search with the lowest p99.\n\n"
+        + table(("index", "recall", "p50 ms", "p99 ms", "MB"), rows)
+        + "\n"
+        + made("retrieval")
+        + "\n"
+    )
+
+
+def rerank() -> str:
+    """Return the price and the gain of the bundle's re-ranking weights."""
+    found = measured("rerank")
+    gains, (low, high) = found["served"]["gains"], found["served"]["ndcg_interval"]
+    return (
+        "## Re-ranking\n\n"
+        "The weights were chosen on the baskets of half of the shoppers: the cheapest ones that "
+        "show a fifth more of\n"
+        f"the catalogue. On the {found['judged_on']:,} baskets of the other half:\n\n"
+        + table(
+            ("figure", "change"),
+            [
+                ("catalogue shown", f"{gains['coverage']:+.1%}"),
+                ("new manufacturers shown", f"{gains['new_manufacturers']:+.0%}"),
+                ("NDCG@10", f"{gains['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}]"),
+            ],
+        )
+        + "\n"
+        + made("rerank")
+        + "\n"
+    )
+
+
+def batching() -> str:
+    """Return the measurement that removed batching from the processor's path."""
+    loads = {load["load"]: load["policies"] for load in measured("batching")["loads"]["ranker"]}
+    rows = [
+        (
+            f"{at:g} of the capacity",
+            *(f"{loads[at][name]['p99_ms']:.1f}" for name in ("one a call", "all that is ready", "steered")),
+        )
+        for at in (0.5, 0.9)
+    ]
+    pays = all(
+        loads[at]["all that is ready"]["p99_ms"] < loads[at]["one a call"]["p99_ms"] for at in (0.5, 0.9)
+    )
+    return (
+        "## Batching\n\n"
+        f"Joining requests for one call of the ranker {'pays' if pays else 'does not pay'} on this "
+        f"processor. The p99 of ranking in ms:\n\n"
+        + table(("load", "one request a call", "all that is ready", "steered batch size"), rows)
+        + "\nThe steering ended at one request a call, so it was removed: "
+        "[why](../explanation/batching-and-caching.md).\n\n" + made("batching") + "\n"
+    )
+
+
+def kept_answers() -> str:
+    """Return the measurement that made the answer cache small."""
+    mixed, cache_file = measured("load-mixed")["arms"], measured("cache")
+    level, kept = cache_file["levels"], cache_file["answers"]["kept"]
+    kinds = {kind: row for kind, row in cache_file["answers"]["regret"].items() if row["answers"]}
+    rows = [
+        ("answers a second without", f"{mixed['ours']['capacity']['rate']:.0f}"),
+        ("answers a second with", f"{mixed['answer-cache']['capacity']['rate']:.0f}"),
+        ("hits under that load", f"{mixed['answer-cache']['cache']['hit_ratio']:.0%}"),
+        ("hits in the process, weeks after the cut", f"{level['process_hit_ratio']:.1%}"),
+        ("hits in Redis, of the rest", f"{level['redis_hit_ratio_of_the_rest']:.1%}"),
+        (
+            f"hits that show other items than an answer computed now, of {kept['answers']:,}",
+            f"{kept['other_items']:,} ({kept['other_items_ratio']:.2%}; bound {kept['bound']:.0%} "
+            f"{'reached' if kept['reached'] else 'missed'})",
+        ),
+        *((f"the same, {kind} shoppers", f"{row['other_items_ratio']:.2%}") for kind, row in kinds.items()),
+    ]
+    return (
+        "## Answer cache\n\n"
+        "An earlier cache with two levels and clustered warm-up, with baskets that grow as in a "
+        "shop. Whole answers\n"
+        "seldom repeat, so that cache became a small one: "
+        "[why](../explanation/batching-and-caching.md).\n\n"
+        + table(("figure", "measured"), rows)
+        + "\n"
+        + made("cache")
+        + " "
+        + made("load-mixed")
+        + "\n"
+    )
+
+
+def drift() -> str:
+    """Return the weeks that raise the alarm."""
+    weeks = [
+        week["week"]
+        for week in measured("drift")["weeks"]
+        if week["column"] == "category" and week["status"] == "alarm"
+    ]
+    return (
+        "## Drift\n\n"
+        f"Each week against the first nine, category mix. Alarms in the weeks of: {', '.join(weeks)}.\n"
+        "These are Easter, Memorial Day, high summer, Thanksgiving and Christmas. A fixed limit of "
+        "PSI 0.2 raises no\n"
+        "alarm in any of them.\n\n"
+        + made("drift")
+        + "\n\n![PSI of the category mix, week by week](drift.png)\n"
+    )
+
+
+def drills() -> str:
+    """Return the counts of all drills; the table is in their own page."""
+    calls, missed = client_calls(), missed_drills()
+    every = measured("drills")["drills"]
+    return (
+        "## Drills\n\n"
+        f"{len(every) - len(missed)} of {len(every)} drills reach every figure. Missed: "
+        f"{', '.join(map(code, missed)) or 'none'}.\n"
+        f"Of {calls['requests']:,} calls of the client {calls['failed']} failed and "
+        f"{calls['late']} came late.\n"
+        "[Drills](../reference/drills.md) has the table; [drills.md](drills.md) has each fault.\n\n"
+        + made("drills")
+        + "\n\n![Latencies at the client in each drill](drills.png)\n"
+    )

@@ -1,0 +1,454 @@
+"""The code -> the reference pages: commands, settings, metrics, errors, pipeline parameters."""
+
+import ast
+import dataclasses
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+from prometheus_client import REGISTRY
+
+from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
+from feature_repo.stream.kafka import KafkaSettings
+from serving.settings import Settings
+from tests.docs.source import (
+    ROOT,
+    Field,
+    class_fields,
+    class_node,
+    class_of_every_error,
+    constant,
+    first_line,
+    modules,
+    tree,
+)
+
+HEAD = "<!-- Written by `python -m tests.docs.generate`: change the code, not this page. -->\n\n"
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "".join(f"| {' | '.join(cell(text) for text in line)} |\n" for line in lines)
+
+
+def cell(text: str) -> str:
+    """Return text that may stand in a table: one line, no open bar."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def code(text: str) -> str:
+    """Return text as code; nothing stays nothing."""
+    return f"`{text}`" if text else ""
+
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+def program() -> click.Group:
+    """Return the command group that pyproject.toml installs as `reco`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, name = project["scripts"]["reco"].partition(":")
+    group = getattr(import_module(module), name)
+    assert isinstance(group, click.Group)
+    return group
+
+
+def commands(
+    group: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield each command with the words that call it, groups opened."""
+    if not isinstance(group, click.Group) or group.invoke_without_command:
+        yield path, group
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for word in group.list_commands(context):
+            command = group.get_command(context, word)
+            assert command is not None, word
+            if not command.hidden:
+                yield from commands(command, (*path, word))
+
+
+def commands_page() -> str:
+    """Return the page of commands, with each option and its default."""
+    every = list(commands(program()))
+    page = HEAD + (
+        "# Commands\n\n"
+        "The command is `.venv/bin/reco`, or `reco` after `source .venv/bin/activate`. All state "
+        "is in one\n"
+        "folder: `.reco`, `RECO_HOME`, or the folder that `--home` names.\n\n"
+        "- `--output json` prints one JSON document on stdout. Progress and errors go to stderr.\n"
+        "- `--debug` shows the traceback of an error.\n"
+        '- For completion in bash, put `eval "$(_RECO_COMPLETE=bash_source reco)"` into `~/.bashrc`.\n'
+        "  For zsh the word is `zsh_source`, for fish `fish_source`.\n\n"
+    )
+    rows = [
+        (f"[`reco {' '.join(path)}`](#{anchor(path)})", command.get_short_help_str(200))
+        for path, command in every
+    ]
+    page += table(("command", "effect"), rows)
+    page += "\n" + "\n".join(command_section(path, command) for path, command in every)
+    return page + "\n" + exit_codes()
+
+
+def anchor(path: tuple[str, ...]) -> str:
+    """Return the anchor of a command's heading."""
+    return f"reco-{'-'.join(path)}"
+
+
+def command_section(path: tuple[str, ...], command: click.Command) -> str:
+    """Return the heading, the help text and the options of one command."""
+    arguments = [
+        p.make_metavar(click.Context(command)) for p in command.params if isinstance(p, click.Argument)
+    ]
+    lines = [f"## `reco {' '.join(path)}`\n"]
+    if arguments:
+        lines.append(f"Usage: `reco {' '.join(path)} {' '.join(arguments)}`\n")
+    lines.append(paragraphs(command.help or "") + "\n")
+    shared = {"home", "output", "debug", "help"}
+    options = [
+        p for p in command.params if isinstance(p, click.Option) and not p.hidden and p.name not in shared
+    ]
+    if options:
+        rows = [(option_words(option), shown_default(option), meaning(option)) for option in options]
+        lines.append(table(("option", "default", "meaning"), rows))
+    return "\n".join(lines)
+
+
+def paragraphs(text: str) -> str:
+    """Return a help text as Markdown paragraphs: no indentation, blocks that click keeps stay blocks."""
+    blocks = re.split(r"\n\s*\n", text.strip())
+    written = []
+    for block in blocks:
+        if block.lstrip().startswith("\b"):
+            rows = block.replace("\b", "").strip("\n").splitlines()
+            written.append("```text\n" + "\n".join(rows) + "\n```")
+        else:
+            written.append(" ".join(block.split()).replace("<", "&lt;"))
+    return "\n\n".join(written)
+
+
+def option_words(option: click.Option) -> str:
+    """Return the names of an option and the kind of its value."""
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    if option.is_flag or option.count:
+        return names
+    metavar = option.metavar or option.make_metavar(click.Context(click.Command("reco")))
+    return f"{names} {metavar}"
+
+
+def shown_default(option: click.Option) -> str:
+    """Return an option's default as code; nothing for none and for a switch that is off."""
+    if isinstance(option.show_default, str):
+        return option.show_default
+    value = option.default
+    if callable(value) or value in (None, "", (), False) or "Sentinel" in type(value).__name__:
+        return ""
+    return code(str(value))
+
+
+def meaning(option: click.Option) -> str:
+    """Return the help of an option, with `*` for one that must be given."""
+    text = (option.help or "").replace("<", "&lt;")
+    return f"{text} Required." if option.required else text
+
+
+def exit_codes() -> str:
+    """Return the table of exit codes."""
+    return (
+        "## Exit codes\n\n"
+        + table(
+            ("code", "meaning"),
+            [
+                ("0", "done"),
+                ("1", "a check or a gate refused; drift was found"),
+                ("2", "wrong usage or configuration"),
+                ("3", "a dependency cannot be reached"),
+                ("4", "conflict with a running or existing thing"),
+                ("130", "stopped by Ctrl-C"),
+            ],
+        )
+        + "\nThe [list of errors](errors.md#errors-of-the-command) says which error ends with which code.\n"
+    )
+
+
+# ------------------------------------------------------------------------------------------- settings
+
+
+def settings_rows(kind: type, variables: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Return (variable, default, meaning) for each field of a settings class."""
+    described = {field.name: field.meaning for field in comments_of(kind)}
+    model_fields: dict[str, Any] = getattr(kind, "model_fields", {})
+    if model_fields:
+        values = {
+            name: (field.default, field.description or described.get(name, ""))
+            for name, field in model_fields.items()
+        }
+    else:
+        values = {
+            field.name: (field.default, described.get(field.name, "")) for field in dataclasses.fields(kind)
+        }
+    return [
+        (code(variables.get(name) or f"RECO_{name.upper()}"), code(shown(default)), sentence(text))
+        for name, (default, text) in values.items()
+    ]
+
+
+def comments_of(kind: type) -> list[Field]:
+    """Return the fields of a class with the comments of its source."""
+    return class_fields(ROOT / f"{kind.__module__.replace('.', '/')}.py", kind.__name__)
+
+
+def sentence(text: str) -> str:
+    """Return a meaning with a capital letter at the start, unless it starts with a name or with code."""
+    head = text.split(" ", 1)[0].rstrip(",:;")
+    return text[:1].upper() + text[1:] if head.isalpha() and head.islower() else text
+
+
+def shown(default: object) -> str:
+    """Return a default as a person writes it: a switch is on or off, 50.0 is 50."""
+    match default:
+        case None:
+            return ""
+        case bool():
+            return "on" if default else "off"
+        case float():
+            return f"{default:g}"
+        case _:
+            get_secret = getattr(default, "get_secret_value", None)
+            return str(get_secret() if get_secret else default)
+
+
+def settings_page() -> str:
+    """Return the page of settings."""
+    return HEAD + (
+        "# Settings\n\n"
+        "A setting changes speed or place. Everything that changes an answer is in the bundle. One "
+        "setting is an\n"
+        "exception: with `RECO_ANSWER_CACHE` some features of a known shopper may be older than "
+        "the request.\n\n"
+        + sources()
+        + "## Endpoint\n\n"
+        + table(("variable", "default", "meaning"), settings_rows(Settings, {}))
+        + "\n## Broker of the events\n\n"
+        + table(("variable", "default", "meaning"), settings_rows(KafkaSettings, dict(KAFKA_VARIABLES)))
+    )
+
+
+def sources() -> str:
+    """Return where settings come from."""
+    if not hasattr(Settings, "model_fields"):
+        return (
+            "A process reads its environment once, when it starts. "
+            "`reco` warns about unknown `RECO_` names.\n\n"
+        )
+    names = ", then ".join(("the environment", *setting_files()))
+    return (
+        f"A process reads its settings once, when it starts: {names}. The first place that names a "
+        f"setting\n"
+        "wins. Secrets are never printed. `reco` warns about unknown `RECO_` names.\n\n"
+    )
+
+
+def setting_files() -> list[str]:
+    """Return the files that the settings model reads, as code."""
+    config: Any = getattr(Settings, "model_config", {})
+    files = [config.get("env_file"), config.get("toml_file")]
+    return [f"`{file}`" for file in files if file]
+
+
+# ------------------------------------------------------------------------------------------- metrics
+
+
+def metrics_page() -> str:
+    """Return the page of Prometheus metrics."""
+    module = import_module("serving.metrics")
+    rows = []
+    for metric in {
+        id(value): value for value in vars(module).values() if hasattr(value, "_labelnames")
+    }.values():
+        for family in families(metric):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+            rows.append((code(name), family.type, labels, family.documentation))
+    return HEAD + (
+        "# Metrics\n\n"
+        "`GET /metrics` shows them in Prometheus' text format or as OpenMetrics. With several "
+        "processes a counter is the sum of all.\n"
+        "A gauge shows the worst living process. `RECO_METRICS_ADDRESS` moves the page to its own port.\n"
+        "No metric carries an item or a shopper.\n\n"
+        + table(("metric", "type", "labels", "meaning"), sorted(rows))
+    )
+
+
+def families(metric: Any) -> list[Any]:
+    """Return the families that a metric describes, if it is registered and ours."""
+    registered = metric in REGISTRY._collector_to_names
+    return [family for family in metric.describe() if registered and family.name.startswith("reco_")]
+
+
+# -------------------------------------------------------------------------------------------- errors
+
+
+def refusals() -> str:
+    """Return the errors that the endpoint answers with a status, from its table."""
+    table_of = import_module("serving.api.endpoint")._REFUSALS
+    by_status: dict[tuple[int, str], list[str]] = {}
+    for kind, (status, grpc_status, _reason) in table_of.items():
+        by_status.setdefault((status, grpc_status.name), []).append(kind.__name__)
+    return table(
+        ("status", "gRPC", "errors"),
+        [
+            (str(status), code(name), ", ".join(map(code, kinds)))
+            for (status, name), kinds in sorted(by_status.items())
+        ],
+    )
+
+
+def reasons() -> str:
+    """Return each `degraded_reason` that an error class names, with the class's own words."""
+    path = ROOT / "serving" / "errors.py"
+    rows = [
+        (code(str(constant(node, "reason"))), first_line(node))
+        for node in tree(path).body
+        if isinstance(node, ast.ClassDef) and constant(node, "reason")
+    ]
+    return table(("`degraded_reason`", "cause"), rows)
+
+
+def rejected() -> str:
+    """Return the sentence with the values of the label `reason` of reco_rejected_total."""
+    names = set()
+    for path in sorted((ROOT / "serving").rglob("*.py")):
+        names |= set(re.findall(r'count_rejected\("(\w+)"\)', path.read_text(encoding="utf-8")))
+    names |= {reason for _, _, reason in import_module("serving.api.endpoint")._REFUSALS.values()}
+    return f"`reco_rejected_total` counts refusals by `reason`: {', '.join(map(code, sorted(names)))}.\n"
+
+
+def command_errors() -> str:
+    """Return every error class that carries an exit code."""
+    rows = []
+    for name, node, path in class_of_every_error():
+        number = constant(node, "exit_code")
+        if isinstance(number, int):
+            rows.append((str(number), code(name), first_line(node), code(path.relative_to(ROOT).as_posix())))
+    return table(("exit code", "error", "meaning", "file"), sorted(rows))
+
+
+# ------------------------------------------------------------------------------------------- drills
+
+
+def drill_proofs() -> str:
+    """Return what each drill proves, and its faults."""
+    drills = import_module("pipelines.drills.catalogue").DRILLS
+    rows = [(code(drill.name), drill.proves, ", ".join(drill.breaks)) for drill in drills]
+    return table(("drill", "proves", "faults"), rows)
+
+
+def drill_results() -> str:
+    """Return the table of the last full run of all drills."""
+    result = json.loads((ROOT / "docs" / "figures" / "drills.json").read_text(encoding="utf-8"))
+    return "\n".join(import_module("pipelines.drills.report").drill_rows(result)) + "\n"
+
+
+# ---------------------------------------------------------------------------------------- parameters
+
+
+def parameters_page() -> str:
+    """Return the page of pipeline parameters."""
+    text = HEAD + (
+        "# Pipeline parameters\n\n"
+        "`reco run --param NAME=VALUE` and `reco submit --param NAME=VALUE` set one parameter. A "
+        "dot opens a group:\n"
+        "`--param student_params.epochs=2`. A wrong name is refused with the closest right one.\n\n"
+        "## Arguments of the pipeline\n\n"
+    )
+    rows = [(code(name), code(default)) for name, default in pipeline_arguments()]
+    text += table(("argument", "default"), rows)
+    for name, (path, kind) in parameter_classes().items():
+        text += f"\n## `{name}`\n\n{first_line(class_node(path, kind))}\n\n"
+        rows3 = [
+            (code(field.name), code(resolved(field.default)), sentence(field.meaning))
+            for field in class_fields(path, kind)
+        ]
+        text += table(("parameter", "default", "meaning"), rows3)
+        if name == "ranker_params":
+            text += "\n" + rankers_text()
+        if name == "gate_params":
+            text += "\nFor these, `reco promote --gate NAME=VALUE` does the same.\n"
+    return text
+
+
+def resolved(default: str) -> str:
+    """Return a default as a value: `Quotas.tower` is looked up, a factory shows the constant it copies."""
+    if match := re.fullmatch(r"([A-Z]\w+)\.(\w+)", default):
+        for path in modules():
+            if any(isinstance(node, ast.ClassDef) and node.name == match[1] for node in tree(path).body):
+                return next(f.default for f in class_fields(path, match[1]) if f.name == match[2])
+    if match := re.fullmatch(r"lambda: \w+\((\w+)\)", default):
+        return match[1]
+    return "{}" if default == "dict" else default
+
+
+def pipeline_arguments() -> list[tuple[str, str]]:
+    """Return (name, default) of each argument of the training pipeline that is not a group."""
+    [function] = [
+        node
+        for node in ast.walk(tree(ROOT / "pipelines" / "training.py"))
+        if isinstance(node, ast.FunctionDef) and node.name == "training"
+    ]
+    names = [argument.arg for argument in function.args.args]
+    defaults = [None] * (len(names) - len(function.args.defaults)) + [*function.args.defaults]
+    return [
+        (name, "" if default is None else ast.unparse(default).strip("'"))
+        for name, default in zip(names, defaults, strict=True)
+        if not name.endswith("_params")
+    ]
+
+
+def parameter_classes() -> dict[str, tuple[Path, str]]:
+    """Return each group of parameters with the file and the name of its dataclass."""
+    places = dict(import_module("pipelines.run.arguments").PARAMS)
+    found = {}
+    for name, place in places.items():
+        module, _, kind = place.partition(":")
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        if kind == "read_ranker_params":
+            path, kind = next(
+                (path, "RankerParams")
+                for path in sorted((ROOT / "components" / "ranker").glob("*.py"))
+                if any(
+                    isinstance(node, ast.ClassDef) and node.name == "RankerParams" for node in tree(path).body
+                )
+            )
+        found[name] = (path, kind)
+    return found
+
+
+def rankers_text() -> str:
+    """Return which rankers take these parameters, and the size of each."""
+    rows = []
+    for path in sorted((ROOT / "components" / "models").glob("*.py")):
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                for method in node.body:
+                    if (
+                        isinstance(method, ast.FunctionDef)
+                        and method.name == "__init__"
+                        and method.args.defaults
+                    ):
+                        arguments = method.args.args[-len(method.args.defaults) :]
+                        sizes = ", ".join(
+                            f"`{argument.arg}={ast.unparse(default)}`"
+                            for argument, default in zip(arguments, method.args.defaults, strict=True)
+                        )
+                        rows.append((code(path.stem), sizes))
+    return (
+        "Each ranker has its own group: `--param ranker_params.dlrm.epochs=1`. `size` holds the "
+        "arguments of its class:\n\n" + table(("file in `components/models`", "`size`"), rows)
+    )

@@ -1,0 +1,99 @@
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from serving.metrics import REGISTRY
+from serving.settings import Settings
+from tests.docs import figures, reference
+from tests.docs.generate import fill, stale
+from tests.docs.source import ROOT, class_fields, class_of_every_error, constant
+
+
+def test_the_generated_pages_are_fresh() -> None:
+    pages = [path.relative_to(ROOT).as_posix() for path in stale()]
+    assert not pages, "run `python -m tests.docs.generate`"
+
+
+def test_a_section_is_replaced_and_the_rest_stays() -> None:
+    page = "before\n<!-- generated: a -->\nold\n<!-- end of a -->\nafter\n"
+    once = fill(page, {"a": lambda: "new \\1\n"})
+    assert once == "before\n<!-- generated: a -->\n\nnew \\1\n\n<!-- end of a -->\nafter\n"
+    assert fill(once, {"a": lambda: "new \\1\n"}) == once
+    with pytest.raises(ValueError, match="no section 'b'"):
+        fill(page, {"b": str})
+
+
+def test_fields_carry_the_comment_beside_or_above_them(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        "class Size:\n"
+        '    """Doc."""\n\n'
+        "    plain: int\n"
+        "    beside: int = 1_000  # in bytes\n"
+        "    # Two lines\n"
+        "    # of reasons.\n"
+        "    above: str = 'x'\n"
+        "    made: dict = field(default_factory=dict)  # a map\n",
+        encoding="utf-8",
+    )
+    found = [(field.name, field.default, field.meaning) for field in class_fields(module, "Size")]
+    assert found == [
+        ("plain", "", ""),
+        ("beside", "1000", "in bytes"),
+        ("above", "'x'", "Two lines of reasons."),
+        ("made", "dict", "a map"),
+    ]
+
+
+def test_every_error_with_an_exit_code_is_listed() -> None:
+    by_name = {name: constant(node, "exit_code") for name, node, _ in class_of_every_error()}
+    assert by_name["NoChampion"] == 2
+    assert by_name["GateFailed"] == 1
+    page = reference.command_errors()
+    assert not [name for name, number in by_name.items() if number and f"`{name}`" not in page]
+
+
+def test_every_option_of_a_command_is_listed() -> None:
+    page = reference.commands_page()
+    for path, command in reference.commands(reference.program()):
+        section = page.split(f"## `reco {' '.join(path)}`\n")[1].split("\n## ")[0]
+        for option in command.params:
+            if isinstance(option, click.Option) and option.name not in {"home", "output", "debug"}:
+                assert option.hidden or f"`{option.opts[-1]}`" in section, (path, option.opts)
+
+
+def test_every_metric_of_ours_is_listed() -> None:
+    page = reference.metrics_page()
+    names = {family.name for family in REGISTRY.collect() if family.name.startswith("reco_")}
+    assert len(names) > 10
+    assert not [name for name in names if f"`{name}" not in page]
+
+
+def test_a_secret_is_never_shown_as_a_default() -> None:
+    rows = reference.settings_rows(Settings, {})
+    assert not [row for row in rows if re.search("password|key", row[0], re.IGNORECASE) and row[1]]
+
+
+@pytest.mark.parametrize(
+    ("default", "expected"),
+    [
+        (None, ""),
+        (True, "on"),
+        (False, "off"),
+        (50.0, "50"),
+        (0.5, "0.5"),
+        ("", ""),
+        (Path(".reco"), ".reco"),
+    ],
+)
+def test_a_default_is_written_as_people_write_it(default: object, expected: str) -> None:
+    assert reference.shown(default) == expected
+
+
+def test_a_missed_goal_is_counted_as_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = figures.measured
+    load = {**real("load"), "goals": [{"reached": True}, {"reached": False}, {"reached": None}]}
+    monkeypatch.setattr(figures, "measured", lambda name: load if name == "load" else real(name))
+    assert "| load goals reached | 1 of 3 |" in figures.headline()

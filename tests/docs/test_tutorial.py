@@ -1,0 +1,52 @@
+"""The commands of docs/tutorial.md -> do they run, in this order, with the answers that the page promises?"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.source import ROOT
+
+PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+PROGRAM = "from tests.docs.reference import program; program()()"
+
+
+def shell_lines() -> list[str]:
+    """Every command of the page's shell blocks, in order."""
+    blocks = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
+    return [" ".join(line.split()) for line in blocks.replace("\\\n", " ").splitlines()]
+
+
+def test_the_page_uses_one_home_and_known_targets() -> None:
+    lines = shell_lines()
+    assert len(lines) >= 7
+    for line in lines:
+        assert line.startswith(("make ", ".venv/bin/reco --home .reco/tutorial ")), line
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
+    printed = {}
+    for line in dict.fromkeys(shell_lines()):  # the page trains twice, with another feature the second time
+        if line.startswith("make "):
+            continue
+        words = line.replace(".reco/tutorial", str(tmp_path)).split()[1:]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM, *words],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=1_800,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr[-3_000:]}"
+        printed[words[2]] = done.stdout
+    first, *_ = re.findall(r"^1 +(\S+)", printed["recommend"], re.MULTILINE)
+    assert f"The first item is `{first}`" in " ".join(PAGE.split())
+    assert "rung full" in printed["recommend"]
+    assert "item-046" in printed["why"]
+    assert "promote-bundle" in printed["runs"]
