@@ -300,7 +300,7 @@ def _rules_file(context: Context, file: Path | None) -> Path:
     path = file or context.settings().rules_path
     if not path.is_file():
         raise click.UsageError(
-            f"there is no {path}: name a file; the README's section Rules has one to begin with"
+            f"there is no {path}: name a file; docs/how-to/own-rules.md has one to begin with"
         )
     return path
 

@@ -11,8 +11,8 @@
       - name: recall 17
         items: [995242]
 
-`SECTIONS` says what there is, the README what it means. Text is taken as it stands, so that the item 007
-stays 007; what YAML could do beyond lists and names (aliases, tags, several documents) is refused.
+`SECTIONS` lists the kinds, docs/how-to/own-rules.md explains them. Text is taken as it is, so that the item
+007 stays 007; what YAML could do beyond lists and names (aliases, tags, several documents) is refused.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Some pages are generated whole. In others only the sections between two comments
 is written; the exit code is 1 if a page is stale.
 """
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +34,11 @@ def fill(text: str, sections: dict[str, Callable[[], str]]) -> str:
     """Return a page with each section between its comments as the code says it now."""
     for name, section in sections.items():
         start, end = f"<!-- generated: {name} -->\n", f"<!-- end of {name} -->\n"
-        pattern = re.compile(rf"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
-        if not pattern.search(text):
+        before, found_start, rest = text.partition(start)
+        _, found_end, after = rest.partition(end)
+        if not (found_start and found_end):
             raise ValueError(f"no section {name!r}: expected {start.strip()} and {end.strip()}")
-        content = f"{start}\n{section()}\n{end}"
-        text = pattern.sub(lambda _, content=content: content, text)
+        text = f"{before}{start}\n{section()}\n{end}{after}"
     return text
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from feature_repo.stream.kafka import KafkaSettings
+from pipelines.bench.report import table as markdown_table
 from serving.settings import Settings
 from tests.docs.source import (
     ROOT,
@@ -31,10 +32,9 @@ from tests.docs.source import (
 HEAD = "<!-- Written by `python -m tests.docs.generate`: change the code, not this page. -->\n\n"
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    lines = [header, ("---",) * len(header), *rows]
-    return "".join(f"| {' | '.join(cell(text) for text in line)} |\n" for line in lines)
+    return "\n".join(markdown_table(header, [[cell(text) for text in row] for row in rows])) + "\n"
 
 
 def cell(text: str) -> str:

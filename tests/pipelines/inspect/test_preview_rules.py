@@ -71,7 +71,7 @@ def test_without_a_champion_words_are_not_looked_up(tmp_path: Path) -> None:
 
 def test_no_file_and_one_that_is_none(tmp_path: Path) -> None:
     assert reco(tmp_path, "check").exit_code == 2
-    assert "the README's section Rules" in reco(tmp_path, "check").output
+    assert "docs/how-to/own-rules.md" in reco(tmp_path, "check").output
     assert reco(tmp_path, "check", str(tmp_path / "nothing")).exit_code == 2
     file = tmp_path / "rules.yaml"
     with file.open("wb") as stream:
