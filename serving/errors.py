@@ -2,6 +2,7 @@
 
 RecommendError
  ├─ InvalidRequest        the caller must fix the request: 422, or INVALID_ARGUMENT over gRPC
+ │   └─ NotJson           the body cannot be decoded: 400
  ├─ FeaturesUnavailable   answered from defaults, degraded
  │   ├─ FeaturesLate      the same, but the request had too little time for the store to be at fault
  │   └─ RowInvalid        the same, but only this user's row is at fault, not the store
@@ -27,6 +28,10 @@ class RecommendError(Exception):
 
 class InvalidRequest(RecommendError):
     """The request breaks its contract; the message names the field, never the value."""
+
+
+class NotJson(InvalidRequest):
+    """The body is no JSON document."""
 
 
 class FeaturesUnavailable(RecommendError):

@@ -1,15 +1,23 @@
-"""CONTRACT request, recommendation, response: what the checkout sends and what it gets back."""
+"""CONTRACT request, recommendation, response: what the checkout sends and what it gets back.
+
+The types check each request and describe both directions in OpenAPI. Every protocol goes through
+`RequestBody`: our route and V1 decode it from bytes; V2, gRPC and files convert decoded values. A message
+names the place that is wrong and the expected type, never the value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
-from feature_repo.ids import is_id
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, NotJson
 
 MAX_BASKET = 500  # lines; a longer basket is refused
 MAX_K = 100  # items in one answer; a larger k is cut to this
@@ -36,7 +44,24 @@ REASONS = (
     "predict_error",  # likewise, in ranking
     "postprocess_error",  # likewise, in making the list
 )
-FIELDS = frozenset({"request_id", "user_id", "basket", "store_id", "at", "k", "profile"})
+
+Id = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_ID_LENGTH,
+        description="Printable characters, as in the data",
+        # Neither line ends nor control characters: `str.isprintable`, which JSON Schema cannot express.
+        extra_json_schema={"format": "printable"},
+    ),
+]
+_IDS = ("user_id", "store_id", "request_id")
+# In JSON 7.0 is a whole number, and 1e300 is one, too. Both decode as a float.
+_Whole = Annotated[float, Meta(ge=0, multiple_of=1)]
+_NOT_JSON = "the body is not JSON (UTF-8, finite numbers, moderate nesting)"
+_UNKNOWN = "Object contains unknown field"  # msgspec's message goes on with the name, which we never repeat
+_INSTANCE = re.compile(r" - at `\$\.instances\[\d{1,2}\]`$")
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,180 +77,210 @@ class Request:
     profile: str = DEFAULT_PROFILE  # how candidates are found
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """One item of the answer: its purchase probability, the source that found it, and why it is here.
+class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One question from the checkout, as it is sent."""
 
-    Price, promotion (discount as a share of the price) and coupon are those of the request's time and
-    store, None where nothing is known.
-    """
+    basket: Annotated[
+        list[Id],
+        Meta(max_length=MAX_BASKET, description="Items of the basket, oldest first; may be empty"),
+    ]
+    user_id: Annotated[Id | None, Meta(description="Absent: an unknown shopper")] = None
+    store_id: Id | None = None
+    at: Annotated[
+        Annotated[str, Meta(extra_json_schema={"format": "date-time"})] | None,
+        Meta(description="ISO 8601, UTC unless it names an offset; absent: now"),
+    ] = None
+    k: Annotated[_Whole, Meta(description=f"Items wanted; more than {MAX_K} is {MAX_K}")] = DEFAULT_K
+    profile: Annotated[str | None, Meta(description="How candidates are found; absent: default")] = None
+    request_id: Annotated[Id | None, Meta(description="Absent: the server makes one")] = None
 
-    item_id: str
-    score: float
-    source: str
-    reason: str
-    price: float | None = None
-    promotion: float | None = None
+    def __post_init__(self) -> None:
+        if not "".join(self.basket).isprintable():
+            raise ValueError("basket ids must have printable characters only")
+        for name in _IDS:
+            value = getattr(self, name)
+            if value is not None and not value.isprintable():
+                raise ValueError(f"{name} must have printable characters only")
+
+    def to_request(self, now: float, default_id: str, profiles: Collection[str]) -> Request:
+        """Return the request, with defaults in the place of absent fields.
+
+        Args:
+            now: the time used when `at` is absent, seconds since the epoch.
+            default_id: the id used when `request_id` is absent.
+            profiles: names that `profile` may have.
+
+        Raises:
+            InvalidRequest: naming the field and what was expected, never the value.
+        """
+        profile = DEFAULT_PROFILE if self.profile is None else self.profile
+        if profile not in profiles:
+            raise InvalidRequest(f"profile must be one of {', '.join(profiles)}")
+        return Request(
+            basket=tuple(dict.fromkeys(self.basket)),
+            # Rounded to what the log can hold, so that a replay asks for the same moment.
+            at=round(now * 1e6) / 1e6 if self.at is None else _timestamp(self.at),
+            user_id=self.user_id,
+            store_id=self.store_id,
+            k=int(min(self.k, MAX_K)),
+            request_id=self.request_id or default_id,
+            profile=profile,
+        )
+
+
+class Instances(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The body of KServe's V1 protocol: several requests."""
+
+    instances: Annotated[list[RequestBody], Meta(max_length=MAX_INSTANCES)]
+
+    def to_requests(self, now: float, default_id: str, profiles: Collection[str]) -> list[Request]:
+        """Return the requests; each after the first has its number behind the default id.
+
+        Raises:
+            InvalidRequest: as `RequestBody.to_request`, with the number of the request.
+        """
+        requests = []
+        for number, body in enumerate(self.instances):
+            numbered_id = f"{default_id}-{number}"[-MAX_ID_LENGTH:] if number else default_id
+            try:
+                requests.append(body.to_request(now, numbered_id, profiles))
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{error} - at `$.instances[{number}]`") from error
+        return requests
+
+
+class Recommendation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """One recommended item; unknown terms are absent."""
+
+    item_id: Id
+    score: Annotated[float, Meta(ge=0, le=1, description="Probability of a purchase")]
+    source: Annotated[str, Meta(description="The candidate source")]
+    reason: Annotated[str, Meta(description="Why the item is recommended, for people")]
+    price: Annotated[
+        Annotated[float, Meta(ge=0)] | None, Meta(description="At the request's time and store")
+    ] = None
+    promotion: Annotated[float | None, Meta(description="Discount as a share of the price")] = None
     coupon: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the item as plain JSON types, without what is not known."""
-        item: dict[str, Any] = {
-            "item_id": self.item_id,
-            "score": round(self.score, 6),
-            "source": self.source,
-            "reason": self.reason,
-        }
-        if self.price is not None:
-            item["price"] = self.price
-        if self.promotion is not None:
-            item["promotion"] = self.promotion
-        if self.coupon is not None:
-            item["coupon"] = self.coupon
-        return item
+        """Return the item as plain JSON types, without unknown terms."""
+        return _rounded(msgspec.to_builtins(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """The answer: items best first, the bundle that gave it, and which of RUNGS it came from.
+class Response(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer: items best first, and how it came about."""
 
-    `degraded` is true where the answer is less than it should be; `degraded_reason` then is one of REASONS.
-    It is NOTHING_LEFT where an empty answer is the right one.
-    """
-
-    request_id: str
-    items: tuple[Recommendation, ...]
-    bundle_id: str
-    rung: str = "full"
-    degraded: bool = False
-    degraded_reason: str | None = None
-    stage_ms: dict[str, float] = field(default_factory=dict)
+    request_id: Id
+    items: Annotated[tuple[Recommendation, ...], Meta(max_length=MAX_K)]
+    bundle_id: Annotated[str, Meta(description="The released model that answered")]
+    rung: Annotated[
+        str,
+        Meta(
+            description="Of the ladder: all candidates ranked, fewer of them, a cached list, "
+            "best sellers of the store, of the chain, nothing",
+            extra_json_schema={"enum": list(RUNGS)},
+        ),
+    ] = "full"
+    degraded: Annotated[bool, Meta(description="Something was missing or late")] = False
+    degraded_reason: Annotated[
+        Annotated[str, Meta(extra_json_schema={"enum": list(REASONS)})] | None,
+        Meta(description=f"Why the answer is degraded, or, with {NOTHING_LEFT}, why it is empty and is not"),
+    ] = None
+    stage_ms: Annotated[
+        dict[str, Annotated[float, Meta(ge=0)]], Meta(description="Milliseconds by stage")
+    ] = msgspec.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the response as plain JSON types."""
-        return {
-            "request_id": self.request_id,
-            "items": [item.to_dict() for item in self.items],
-            "bundle_id": self.bundle_id,
-            "degraded": self.degraded,
-            "degraded_reason": self.degraded_reason,
-            "rung": self.rung,
-            "stage_ms": {stage: round(ms, 3) for stage, ms in self.stage_ms.items()},
-        }
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        plain["items"] = [_rounded(item) for item in plain["items"]]
+        plain["stage_ms"] = {stage: round(ms, 3) for stage, ms in plain["stage_ms"].items()}
+        return plain
+
+
+class Predictions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer of KServe's V1 protocol: one response per request."""
+
+    predictions: Annotated[list[Response], Meta(max_length=MAX_INSTANCES)]
+
+
+def _rounded(item: dict[str, Any]) -> dict[str, Any]:
+    item["score"] = round(item["score"], 6)
+    return item
+
+
+_DECODERS = {kind: msgspec.json.Decoder(kind).decode for kind in (RequestBody, Instances)}
+
+
+def read_body(body: bytes, kind: type[Body]) -> Body:
+    """Decode a `RequestBody` or `Instances` from bytes and check it.
+
+    Raises:
+        NotJson: the bytes are no JSON document.
+        InvalidRequest: naming the place and the expected type, never the value.
+    """
+    try:
+        return _DECODERS[kind](body)  # type: ignore[index, return-value]
+    except msgspec.ValidationError as error:
+        check_json(body)  # the decoder stops at the first wrong type: the rest may not be JSON
+        raise _refusal(error, kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise NotJson(_NOT_JSON) from None
+
+
+def check_json(body: bytes) -> None:
+    """Check that bytes are one JSON document.
+
+    Raises:
+        NotJson: they are not.
+    """
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise NotJson(_NOT_JSON) from None
 
 
 def parse_request(
-    raw: object, *, now: float, default_id: str, profiles: Collection[str] = (DEFAULT_PROFILE,)
+    document: object, *, now: float, default_id: str, profiles: Collection[str] = (DEFAULT_PROFILE,)
 ) -> Request:
-    """Check one decoded JSON request line and return it as a `Request`.
-
-    Args:
-        raw: the decoded JSON value.
-        now: the time used when `at` is absent, seconds since the epoch.
-        default_id: the id used when `request_id` is absent.
-        profiles: names that `profile` may have.
+    """Check a decoded JSON object and return its request; arguments as in `RequestBody.to_request`.
 
     Raises:
-        InvalidRequest: naming the field and what was expected, never the value.
+        InvalidRequest: naming the place and what was expected, never the value.
     """
-    if not isinstance(raw, Mapping):
-        raise InvalidRequest("a request is a JSON object")
-    if not raw.keys() <= FIELDS:
-        unknown = len(raw.keys() - FIELDS)
-        raise InvalidRequest(f"{unknown} unknown field(s); a request has {', '.join(sorted(FIELDS))}")
-    if "basket" not in raw:
-        raise InvalidRequest("basket is missing: a list of item ids, which may be empty")
-    basket = raw["basket"]
-    if not isinstance(basket, list) or not all(isinstance(item, str) for item in basket):
-        raise InvalidRequest("basket must be a list of item ids (strings)")
-    if len(basket) > MAX_BASKET:
-        raise InvalidRequest(f"basket has {len(basket)} lines, at most {MAX_BASKET} are allowed")
-    for item in basket:
-        _check_id("basket", item)
-    k = raw.get("k", DEFAULT_K)
-    if isinstance(k, float) and k.is_integer():  # in JSON 7.0 is whole, and so is what is read as 1e300
-        k = int(k)
-    if not isinstance(k, int) or isinstance(k, bool):
-        raise InvalidRequest("k must be a whole number")
-    if k < 0:
-        raise InvalidRequest("k must be 0 or more")
-    return Request(
-        basket=tuple(dict.fromkeys(basket)),
-        at=_time(raw.get("at"), now),
-        user_id=_optional_id(raw, "user_id"),
-        store_id=_optional_id(raw, "store_id"),
-        k=min(k, MAX_K),
-        request_id=_optional_id(raw, "request_id") or default_id,
-        profile=_profile(raw.get("profile"), profiles),
-    )
+    return _convert(document, RequestBody).to_request(now, default_id, profiles)
 
 
 def parse_instances(
-    document: object, now: float, default_id: str, profiles: Collection[str] = (DEFAULT_PROFILE,)
+    document: object, *, now: float, default_id: str, profiles: Collection[str] = (DEFAULT_PROFILE,)
 ) -> list[Request]:
-    """Check a decoded V1 body, {"instances": [request, ...]}, and return its requests.
-
-    Args:
-        document: the decoded JSON value.
-        now: as in `parse_request`.
-        default_id: likewise, for the first request; later ones get their number behind it.
-        profiles: as in `parse_request`.
+    """Check a decoded V1 body and return its requests; arguments as in `RequestBody.to_request`.
 
     Raises:
-        InvalidRequest: naming the request, the field and what was expected, never the value.
+        InvalidRequest: as `parse_request`, with the number of the request.
     """
-    if not isinstance(document, Mapping) or set(document) != {"instances"}:
-        raise InvalidRequest(_NOT_INSTANCES)
-    raws = document["instances"]
-    if not isinstance(raws, list):
-        raise InvalidRequest(_NOT_INSTANCES)
-    if len(raws) > MAX_INSTANCES:
-        raise InvalidRequest(f"instances has {len(raws)} requests, at most {MAX_INSTANCES} are allowed")
-    if len(raws) == 1:
-        return [parse_request(raws[0], now=now, default_id=default_id, profiles=profiles)]
-    requests = []
-    for number, raw in enumerate(raws):
-        try:
-            own_id = f"{default_id}-{number}"[-MAX_ID_LENGTH:] if number else default_id
-            requests.append(parse_request(raw, now=now, default_id=own_id, profiles=profiles))
-        except InvalidRequest as error:
-            raise InvalidRequest(f"instances[{number}]: {error}") from error
-    return requests
+    return _convert(document, Instances).to_requests(now, default_id, profiles)
 
 
-_NOT_INSTANCES = 'the body must be {"instances": [request, ...]} and nothing else'
-
-
-def _optional_id(raw: Mapping[str, Any], name: str) -> str | None:
-    value = raw.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{name} must be a string")
-    _check_id(name, value)
-    return value
-
-
-def _profile(value: object, known: Collection[str]) -> str:
-    if value is None:
-        return DEFAULT_PROFILE
-    if not isinstance(value, str) or value not in known:
-        raise InvalidRequest(f"profile must be one of {', '.join(known)}")
-    return value
-
-
-def _check_id(name: str, value: str) -> None:
-    if not is_id(value):
-        raise InvalidRequest(f"{name} ids are 1 to {MAX_ID_LENGTH} printable characters")
-
-
-def _time(value: object, now: float) -> float:
-    if value is None:
-        return round(now * 1e6) / 1e6  # what the log can hold, so that a replay asks for the same moment
-    if not isinstance(value, str):
-        raise InvalidRequest("at must be an ISO 8601 time, for example 2017-12-05T18:30:00Z")
+def _convert(document: object, kind: type[Body]) -> Body:
     try:
-        parsed = datetime.fromisoformat(value)
-    except ValueError as error:
-        raise InvalidRequest("at must be an ISO 8601 time, for example 2017-12-05T18:30:00Z") from error
-    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(error, kind) from None
+
+
+def _refusal(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> InvalidRequest:
+    message = str(error)
+    if message.startswith(_UNKNOWN):
+        place = _INSTANCE.search(message)
+        fields = (RequestBody if place else kind).__struct_fields__
+        message = f"{_UNKNOWN}; expected {', '.join(fields)}{place[0] if place else ''}"
+    return InvalidRequest(message)
+
+
+def _timestamp(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest("at must be an ISO 8601 time, for example 2017-12-05T18:30:00Z") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

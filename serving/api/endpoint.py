@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
-import orjson
+import msgspec
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -30,10 +30,9 @@ from kserve.protocol.grpc.servicer import InferenceServicer
 from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 
-from serving.api.body_limits import Limits
 from serving.api.connections import FIRST_S, Waits, room_for
 from serving.api.grpc_service import RecommendationsService, read_metadata
-from serving.api.http_routes import routes
+from serving.api.http_routes import Limits, routes
 from serving.api.http_server import SHY_S, http_server
 from serving.api.openapi import openapi
 from serving.api.predictor import Predictor
@@ -231,7 +230,7 @@ def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings
 
     async def openapi_json() -> Response:
         document = openapi(settings, checkout.recommender.bundle.profiles)
-        return Response(orjson.dumps(document), media_type="application/json")
+        return Response(msgspec.json.encode(document), media_type="application/json")
 
     app.add_api_route("/openapi.json", openapi_json)
     app.add_api_route("/", dataplane.live)
@@ -256,10 +255,10 @@ def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings
 
 
 class _Json(JSONResponse):
-    """A response written by orjson."""
+    """A response written by msgspec."""
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
+        return msgspec.json.encode(content)
 
 
 class _DataPlane(DataPlane):

@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any, cast
 
-import orjson
+import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from serving.api.body_limits import App, Receive, Send, refuse
 from serving.api.connections import (
     FIRST_S,
     MARGIN_S,
@@ -32,7 +31,7 @@ from serving.api.connections import (
     SWEEP_S,
     Waits,
 )
-from serving.api.http_routes import ARRIVED, GONE, TASK, UNREAD, Scope
+from serving.api.http_routes import ARRIVED, GONE, TASK, UNREAD, App, Receive, Scope, Send, refuse
 from serving.api.problems import MEDIA_TYPE, problem
 from serving.metrics import count_rejected
 
@@ -254,7 +253,7 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def _hang_up(self, status: int, reason: str, detail: str) -> None:
         count_rejected(reason)
-        body = orjson.dumps(problem(status, detail))
+        body = msgspec.json.encode(problem(status, detail))
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: {MEDIA_TYPE}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

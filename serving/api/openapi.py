@@ -1,7 +1,7 @@
-"""Limits and fields of the request path -> the OpenAPI 3.1 document of GET /openapi.json.
+"""Types and limits of the request path -> the OpenAPI 3.1 document of GET /openapi.json.
 
-The tests hold it against the endpoint: what it allows is accepted, what it forbids is refused, and real
-answers and refusals are as it says.
+The schemas come from the types that decode requests and write answers. The tests compare the document with
+the endpoint: allowed requests are accepted, others are refused, real answers and refusals match.
 """
 
 from __future__ import annotations
@@ -10,21 +10,13 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
-from feature_repo.ids import MAX_ID_LENGTH
+import msgspec
+
 from serving.api.connections import MAX_HEAD_BYTES
 from serving.api.http_routes import PREDICT, RECOMMENDATIONS
-from serving.api.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
+from serving.api.problems import MEDIA_TYPE, Problem, problem
 from serving.checkout.call_headers import PRIORITIES
-from serving.schemas import (
-    DEFAULT_K,
-    DEFAULT_PROFILE,
-    MAX_BASKET,
-    MAX_INSTANCES,
-    MAX_K,
-    NOTHING_LEFT,
-    REASONS,
-    RUNGS,
-)
+from serving.schemas import DEFAULT_PROFILE, Instances, Predictions, Recommendation, RequestBody, Response
 from serving.settings import Settings
 
 _REQUEST = {
@@ -54,6 +46,8 @@ _RESPONSE = {
     "rung": "full",
     "stage_ms": {"features": 0.9, "retrieval": 0.7, "ranking": 0.6, "reranking": 0.2, "total": 2.4},
 }
+_BODIES = (RequestBody, Instances, Response, Predictions, Problem)
+_REFERENCE = "#/components/schemas/{name}"
 _METRICS = {
     "/metrics": {
         "get": {
@@ -80,7 +74,7 @@ def openapi(settings: Settings, profiles: Iterable[str] = (DEFAULT_PROFILE,)) ->
                 "post": _operation(
                     "recommend",
                     "Ask for recommendations",
-                    "Request",
+                    "RequestBody",
                     _REQUEST,
                     "Response",
                     _RESPONSE,
@@ -181,120 +175,18 @@ def _refusal(status: int, description: str, detail: str) -> dict[str, Any]:
 
 
 def _ref(schema: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{schema}"}
+    return {"$ref": _REFERENCE.format(name=schema)}
 
 
 def _schemas(profiles: Iterable[str]) -> dict[str, Any]:
-    optional_id = {"anyOf": [_ref("Id"), {"type": "null"}]}
-    return {
-        "Id": {
-            "type": "string",
-            "format": "printable",  # no line ends and no control characters: what Python calls printable
-            "description": "Printable characters, as in the data",
-            "minLength": 1,
-            "maxLength": MAX_ID_LENGTH,
-        },
-        "Request": _object(
-            {
-                "basket": {
-                    "type": "array",
-                    "items": _ref("Id"),
-                    "maxItems": MAX_BASKET,
-                    "description": "Items of the basket, oldest first; may be empty",
-                },
-                "user_id": {**optional_id, "description": "Absent: nothing is known of the shopper"},
-                "store_id": optional_id,
-                "at": {
-                    "type": ["string", "null"],
-                    "format": "date-time",
-                    "description": "ISO 8601, UTC unless it names an offset; absent: now",
-                },
-                "k": {
-                    "type": "integer",
-                    "minimum": 0,
-                    "default": DEFAULT_K,
-                    "description": f"Items wanted; more than {MAX_K} is {MAX_K}",
-                },
-                "profile": {
-                    "enum": [*profiles, None],
-                    "description": "How candidates are found; absent: default",
-                },
-                "request_id": {**optional_id, "description": "Absent: one is made"},
-            },
-            required=["basket"],
-        ),
-        "Instances": _object(
-            {"instances": {"type": "array", "items": _ref("Request"), "maxItems": MAX_INSTANCES}},
-            required=["instances"],
-        ),
-        "Recommendation": _object(
-            {
-                "item_id": _ref("Id"),
-                "score": {
-                    "type": "number",
-                    "minimum": 0,
-                    "maximum": 1,
-                    "description": "Chance of a purchase",
-                },
-                "source": {"type": "string", "description": "What found it"},
-                "reason": {"type": "string", "description": "Why it is here, for people"},
-                "price": {"type": "number", "minimum": 0},
-                "promotion": {"type": "number", "description": "Discount as a share of the price"},
-                "coupon": {"type": "string"},
-            },
-            required=["item_id", "score", "source", "reason"],
-        ),
-        "Response": _object(
-            {
-                "request_id": _ref("Id"),
-                "items": {"type": "array", "items": _ref("Recommendation"), "maxItems": MAX_K},
-                "bundle_id": {"type": "string", "description": "The released model that answered"},
-                "degraded": {"type": "boolean", "description": "Something was missing or late"},
-                "degraded_reason": {
-                    "enum": [*REASONS, None],
-                    "description": f"Why it is degraded, or, with {NOTHING_LEFT}, why it is empty and is not",
-                },
-                "rung": {
-                    "enum": list(RUNGS),
-                    "description": "Of the ladder: all candidates ranked, fewer of them, a kept list, "
-                    "best sellers of the store, of the chain, nothing",
-                },
-                "stage_ms": {
-                    "type": "object",
-                    "additionalProperties": {"type": "number", "minimum": 0},
-                    "description": "Milliseconds by stage",
-                },
-            },
-            required=["request_id", "items", "bundle_id", "degraded", "degraded_reason", "rung", "stage_ms"],
-        ),
-        "Predictions": _object(
-            {"predictions": {"type": "array", "items": _ref("Response"), "maxItems": MAX_INSTANCES}},
-            required=["predictions"],
-        ),
-        "Problem": {
-            **_object(
-                {
-                    "type": {"const": "about:blank"},
-                    "title": {"type": "string"},
-                    "status": {"type": "integer", "minimum": 400, "maximum": 599},
-                    "detail": {"type": "string", "maxLength": MAX_DETAIL_LENGTH},
-                    "error": {
-                        "type": "string",
-                        "maxLength": MAX_DETAIL_LENGTH,
-                        "description": "The detail, where clients of KServe's V1 and V2 look for it",
-                    },
-                },
-                required=["type", "title", "status", "detail", "error"],
-            ),
-            "description": "RFC 9457; never repeats what was sent",
-        },
-    }
-
-
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
+    """Return the schemas of the types that read requests and write answers, by the types' names."""
+    _, schemas = msgspec.json.schema_components(_BODIES, ref_template=_REFERENCE)
+    request, response, item = (schemas[kind.__name__] for kind in (RequestBody, Response, Recommendation))
+    request["properties"]["profile"]["enum"] = [*profiles, None]  # the bundle's
+    request["properties"]["k"]["type"] = "integer"  # decoded as a float, because 7.0 is an integer in JSON
+    response["required"] = list(response["properties"])  # defaults are written, too
+    for name, schema in item["properties"].items():
+        if name not in item["required"]:  # unknown terms are left out, never null
+            item["properties"][name] = {**schema.pop("anyOf")[0], **schema}
+            del item["properties"][name]["default"]
+    return schemas

@@ -10,11 +10,10 @@ import base64
 import json
 from typing import Any
 
-import orjson
+import msgspec
 
 from serving.answer.recommender import Recommender
-from serving.api.body_limits import App
-from serving.api.http_routes import PREDICT, RECOMMENDATIONS
+from serving.api.http_routes import PREDICT, RECOMMENDATIONS, App
 from serving.checkout.checkout import Checkout
 from serving.errors import BundleInvalid
 from serving.schemas import parse_request
@@ -43,7 +42,7 @@ async def rehearse(app: App, checkout: Checkout) -> int:
                 (PREDICT, {"instances": [request]}),
                 (V2, {"inputs": _tensors(request)}),
             ):
-                status, body = await _post(app, path, orjson.dumps(document))
+                status, body = await _post(app, path, msgspec.json.encode(document))
                 if status != 200 or b'"degraded":false' not in body:
                     raise BundleInvalid(
                         f"bundle {bundle.bundle_id} answers golden request {parsed.request_id} over {path} "

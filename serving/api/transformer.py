@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
+import msgspec
 from kserve import InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
@@ -76,7 +76,9 @@ class Transformer(Model):
             await self._checkout.enter(call)
             profiles = self._checkout.recommender.bundle.profiles
             if envelope is None:
-                requests = parse_instances(payload, time.time(), call.request_id, profiles)
+                requests = parse_instances(
+                    payload, now=time.time(), default_id=call.request_id, profiles=profiles
+                )
             else:
                 raw = _from_tensors(envelope)
                 requests = [
@@ -165,6 +167,6 @@ def _to_tensors(envelope: InferRequest, model: str, response: Response) -> Infer
         "rung": response.rung,
         "degraded": response.degraded,
         "degraded_reason": response.degraded_reason or "",
-        "stage_ms": orjson.dumps(response.to_dict()["stage_ms"]).decode(),
+        "stage_ms": msgspec.json.encode(response.to_dict()["stage_ms"]).decode(),
     }
     return respond(envelope, model, response.request_id, _columns(response.items), parameters)

@@ -1,11 +1,26 @@
 """What a request may look like, and what is said about one that may not."""
 
+import json
+import math
 from typing import Any
 
+import msgspec
 import pytest
 
-from serving.errors import InvalidRequest
-from serving.schemas import MAX_BASKET, MAX_K, Recommendation, Request, parse_request
+from serving.errors import InvalidRequest, NotJson
+from serving.schemas import (
+    MAX_BASKET,
+    MAX_K,
+    Instances,
+    Recommendation,
+    Request,
+    RequestBody,
+    Response,
+    check_json,
+    parse_instances,
+    parse_request,
+    read_body,
+)
 
 
 def parse(raw: object) -> Request:
@@ -46,35 +61,90 @@ def test_a_huge_k_is_cut() -> None:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        ([], "JSON object"),
-        ({}, "basket is missing"),
-        ({"basket": "abc"}, "basket must be a list"),
-        ({"basket": [1]}, "basket must be a list of item ids"),
-        ({"basket": [""]}, "basket ids are 1 to 128"),
-        ({"basket": ["a" * 129]}, "basket ids are 1 to 128"),
-        ({"basket": ["a\x00b"]}, "printable"),
-        ({"basket": ["x"] * (MAX_BASKET + 1)}, "at most 500"),
-        ({"basket": [], "k": -1}, "k must be 0 or more"),
-        ({"basket": [], "k": 1.5}, "k must be a whole number"),
-        ({"basket": [], "k": True}, "k must be a whole number"),
-        ({"basket": [], "user_id": 12}, "user_id must be a string"),
-        ({"basket": [], "at": 12}, "ISO 8601"),
-        ({"basket": [], "at": "yesterday"}, "ISO 8601"),
-        ({"basket": [], "bascet": []}, "1 unknown field"),
+        ([], r"Expected `object`, got `array`"),
+        ({}, r"missing required field `basket`"),
+        ({"basket": "abc"}, r"Expected `array`, got `str` - at `\$.basket`"),
+        ({"basket": [1]}, r"Expected `str`, got `int` - at `\$.basket\[0\]`"),
+        ({"basket": [""]}, r"`str` of length >= 1 - at `\$.basket\[0\]`"),
+        ({"basket": ["a", "a" * 129]}, r"`str` of length <= 128 - at `\$.basket\[1\]`"),
+        ({"basket": ["a\x00b"]}, "basket ids must have printable characters only"),
+        ({"basket": ["\ud800"]}, "basket ids must have printable characters only"),
+        ({"basket": [], "user_id": "a\nb"}, "user_id must have printable characters only"),
+        ({"basket": ["x"] * (MAX_BASKET + 1)}, r"length <= 500 - at `\$.basket`"),
+        ({"basket": [], "k": -1}, r"Expected `float` >= 0.0 - at `\$.k`"),
+        ({"basket": [], "k": 1.5}, r"multiple of 1.0 - at `\$.k`"),
+        ({"basket": [], "k": math.nan}, r"at `\$.k`"),
+        ({"basket": [], "k": math.inf}, r"at `\$.k`"),
+        ({"basket": [], "k": True}, r"Expected `float`, got `bool` - at `\$.k`"),
+        ({"basket": [], "k": None}, r"Expected `float`, got `null` - at `\$.k`"),
+        ({"basket": [], "user_id": 12}, r"Expected `str \| null`, got `int` - at `\$.user_id`"),
+        ({"basket": [], "at": 12}, r"Expected `str \| null`, got `int` - at `\$.at`"),
+        ({"basket": [], "at": "yesterday"}, "at must be an ISO 8601 time"),
+        ({"basket": [], "bascet": []}, "unknown field; expected basket, user_id"),
         ({"basket": [], "profile": "premium"}, "profile must be one of default$"),
-        ({"basket": [], "profile": 7}, "profile must be one of default$"),
+        ({"basket": [], "profile": 7}, r"Expected `str \| null`, got `int` - at `\$.profile`"),
     ],
 )
 def test_a_broken_request_names_the_field(raw: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         parse(raw)
+    instances = {"instances": [{"basket": []}, raw]}
+    with pytest.raises(InvalidRequest, match=r" at `\$\.instances\[1\]"):
+        parse_instances(instances, now=0.0, default_id="r")
 
 
-@pytest.mark.parametrize("field", ["user_id", "store_id", "request_id", "at", "profile"])
-def test_what_was_sent_is_never_echoed(field: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        parse({"basket": [], field: "canary\n<script>"})
-    assert "canary" not in str(caught.value)
+def test_bytes_are_checked_like_the_document_in_them() -> None:
+    text = b'{"request_id": "r1", "basket": ["a"], "at": "2017-12-05T18:30:00Z", "k": 7.0}'
+    given = read_body(text, RequestBody).to_request(0.0, "x", ["default"])
+    assert given == parse(json.loads(text)) == Request(("a",), 1_512_498_600.0, k=7, request_id="r1")
+    with pytest.raises(InvalidRequest, match=r"at `\$.instances\[1\].k`$"):
+        read_body(b'{"instances": [{"basket": []}, {"basket": [], "k": -1}]}', Instances)
+    with pytest.raises(InvalidRequest, match=r"unknown field; expected instances$"):
+        read_body(b'{"instances": [], "x": 1}', Instances)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            b"",
+            b"{",
+            b"nonsense",
+            b"\xff\xfe",
+            b'{"k": NaN}',
+            b'{"basket": ["\\ud800"]}',
+            b'{"basket": ["\xff"]}',
+        ),
+        *(b'{"basket": 5, nonsense', b'{"basket": [], "k": 1e400}', b'{"basket": []} x', b"[" * 100_000),
+    ],
+)
+def test_bytes_that_are_no_json_are_told_from_a_wrong_document(text: bytes) -> None:
+    with pytest.raises(NotJson, match=r"^the body is not JSON"):
+        read_body(text, RequestBody)
+    with pytest.raises(NotJson):
+        check_json(text)
+
+
+CANARY = "canary\n<script>"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *({"basket": [], field: CANARY} for field in ("user_id", "store_id", "request_id", "at", "profile")),
+        *(
+            {"basket": [], CANARY: 1},
+            {"basket": [], "x` - at `$.instances[5].canary`": 1},
+            {"basket": [CANARY]},
+        ),
+        *({"basket": [], 1: CANARY}, {"basket": CANARY}, {"basket": [], "k": CANARY}, CANARY),
+    ],
+)
+def test_a_message_never_repeats_a_value_or_an_unknown_name(document: Any) -> None:
+    for parsed in (parse, lambda raw: parse_instances({"instances": [raw]}, now=0.0, default_id="r")):
+        with pytest.raises(InvalidRequest) as caught:
+            parsed(document)
+        assert "canary" not in str(caught.value)
 
 
 def test_an_item_tells_its_terms_only_where_they_are_known() -> None:
@@ -82,3 +152,15 @@ def test_an_item_tells_its_terms_only_where_they_are_known() -> None:
     assert Recommendation("a", 0.5, "popular", "popular now").to_dict() == plain
     offered = Recommendation("a", 0.5, "popular", "popular now", 0.0, 0.25, "SAVE")
     assert offered.to_dict() == {**plain, "price": 0.0, "promotion": 0.25, "coupon": "SAVE"}
+
+
+def test_a_response_has_the_fields_of_its_type() -> None:
+    item = Recommendation("a", 0.123456789, "popular", "popular now")
+    response = Response("r1", (item,), "b1", stage_ms={"total": 1.23456})
+    plain = response.to_dict()
+    assert list(plain) == list(Response.__struct_fields__)
+    assert plain["items"][0]["score"] == 0.123457
+    assert plain["stage_ms"] == {"total": 1.235}
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.convert({**plain, "other": 1}, Response)
+    assert msgspec.convert(plain, Response).to_dict() == plain

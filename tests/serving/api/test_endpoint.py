@@ -715,3 +715,18 @@ def test_nobody_is_let_in_before_the_rehearsal_and_what_belongs_to_the_loop_ends
         finally:
             gc.unfreeze()
     assert steps == ["rehearsed", "ready", "ended"]
+
+
+@pytest.mark.slow  # importing kserve takes seconds
+def test_kserve_has_each_internal_that_is_used() -> None:
+    from kserve import ModelServer
+    from kserve.protocol.dataplane import DataPlane
+    from kserve.protocol.grpc.servicer import InferenceServicer
+
+    assert callable(ModelServer._register_and_check_atleast_one_model_is_ready)
+    used = set(ModelServer.__init__.__code__.co_names)
+    assert {"registered_models", "model_repository_extension", "timeout_keep_alive", "grace_period"} <= used
+    for name in ("ModelInfer", "RepositoryModelLoad", "RepositoryModelUnload"):
+        assert callable(getattr(InferenceServicer, name)), name
+    assert callable(DataPlane.ready)
+    assert callable(DataPlane.live)

@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from msgspec import structs
 
 from serving.answer.recommender import Recommender, open_recommender
 from serving.api.grpc_service import RecommendationsService
@@ -59,7 +59,7 @@ def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
 
     answer = served(Checkout(recommender, 1e9), ask)
     asked = Request(("1000005", "1000031"), AT, "u1", "store-2", 7, "r1")
-    expected = replace(recommender.recommend(asked), stage_ms={}).to_dict()
+    expected = structs.replace(recommender.recommend(asked), stage_ms={}).to_dict()
     found = {
         "request_id": answer.request_id,
         "bundle_id": answer.bundle_id,

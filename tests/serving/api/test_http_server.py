@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import resource
@@ -11,12 +12,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+import uvicorn
 from prometheus_client import REGISTRY
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from serving.api.body_limits import Limits
 from serving.api.connections import MAX_HEAD_BYTES, MAX_HEADERS, Waits
+from serving.api.http_routes import Limits
 from serving.api.http_server import NO_FILES_S, http_server
 from serving.api.problems import problem
+from serving.schemas import check_json
 from serving.settings import Settings
 
 ARRIVAL_S, BODY_LIMIT = 0.3, 4_096
@@ -38,11 +43,12 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def echo(scope: Any, document: object) -> bytes:
-    return json.dumps(document).encode()
+async def echo(scope: Any, body: bytes) -> bytes:
+    check_json(body)
+    return json.dumps(json.loads(body)).encode()
 
 
-async def broken(scope: Any, document: object) -> bytes:
+async def broken(scope: Any, body: bytes) -> bytes:
     raise ZeroDivisionError
 
 
@@ -417,3 +423,43 @@ def test_where_no_file_is_left_those_who_come_wait_and_the_others_are_answered(
             later.connect(address)
 
         served(scenario)
+
+
+USED = (
+    *("connections", "cycle", "flow", "headers", "pipeline", "scope", "server_state", "timeout_keep_alive"),
+    *("transport", "url", "config", "app"),
+)
+OVERRIDDEN = (
+    *("connection_lost", "connection_made", "data_received", "on_headers_complete", "on_message_begin"),
+    *("on_message_complete", "on_response_complete", "pause_writing", "resume_writing", "send_400_response"),
+)
+
+
+def test_uvicorn_has_each_internal_that_is_used() -> None:
+    """Part of no public interface: a new minor version of uvicorn may rename any of them."""
+    config = uvicorn.Config(app, ws="none", lifespan="off", http=HttpToolsProtocol)
+    assert callable(config.get_loop_factory)
+    config.load()
+    assert config.http_protocol_class is HttpToolsProtocol
+    assert config.loaded_app is not None
+    server = uvicorn.Server(config)
+    assert server.server_state.connections == set()
+    for name in ("startup", "shutdown", "on_tick", "capture_signals", "serve"):
+        assert callable(getattr(server, name)), name
+    for name in ("started", "should_exit", "force_exit"):
+        assert getattr(server, name) is False, name
+
+    async def made() -> HttpToolsProtocol:
+        protocol = HttpToolsProtocol(config=config, server_state=server.server_state, app_state={})
+        protocol.on_message_begin()
+        return protocol
+
+    protocol = asyncio.run(made())
+    for name in OVERRIDDEN:
+        assert callable(getattr(HttpToolsProtocol, name)), name
+    for name in USED:
+        assert hasattr(protocol, name), name
+    assert "scope" in inspect.signature(RequestResponseCycle).parameters
+    assert "response_complete" in RequestResponseCycle.__init__.__code__.co_names
+    assert "write_paused" in FlowControl.__init__.__code__.co_names
+    assert callable(FlowControl.pause_reading)

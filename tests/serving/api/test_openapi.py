@@ -16,7 +16,7 @@ from serving.answer import recommender
 from serving.api.openapi import openapi
 from serving.checkout import checkout
 from serving.errors import InvalidRequest, RankingFailed, UserOverLimit
-from serving.schemas import MAX_BASKET, NOTHING_LEFT, REASONS, parse_request
+from serving.schemas import MAX_BASKET, NOTHING_LEFT, REASONS, Recommendation, Response, parse_request
 from serving.settings import Settings
 from serving.stores import freshness
 
@@ -39,10 +39,7 @@ def dictionaries(node: object) -> Iterator[dict[str, Any]]:
 def test_the_document_is_json_and_its_references_lead_somewhere() -> None:
     assert json.loads(json.dumps(DOCUMENT, allow_nan=False)) == DOCUMENT
     named = {node["$ref"] for node in dictionaries(DOCUMENT) if "$ref" in node}
-    assert {name.rpartition("/")[2] for name in named} == set(SCHEMAS) - {"Request", "Recommendation"} | {
-        "Request",
-        "Recommendation",
-    }
+    assert {name.rpartition("/")[2] for name in named} == set(SCHEMAS)
     for name, schema in SCHEMAS.items():
         jsonschema.Draft202012Validator.check_schema(schema)
         assert validator(name)
@@ -89,7 +86,7 @@ def test_what_the_document_allows_is_accepted_and_what_it_forbids_is_refused(raw
         accepted = True
     except InvalidRequest:
         accepted = False
-    assert accepted == (validator("Request").is_valid(raw) and not unprintable)
+    assert accepted == (validator("RequestBody").is_valid(raw) and not unprintable)
 
 
 AT = "2017-12-05T18:30:00Z"
@@ -107,7 +104,7 @@ ASKED: list[tuple[object, int]] = [
 @pytest.mark.slow
 def test_real_answers_and_refusals_are_as_the_document_says(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
-    assert document["components"]["schemas"]["Request"]["properties"]["profile"]["enum"] == [
+    assert document["components"]["schemas"]["RequestBody"]["properties"]["profile"]["enum"] == [
         "default",
         "premium",
         None,
@@ -129,9 +126,21 @@ def test_real_answers_and_refusals_are_as_the_document_says(client: httpx.Client
 def test_the_document_names_every_rung_and_reason() -> None:
     response = SCHEMAS["Response"]["properties"]
     assert response["rung"]["enum"] == ["full", "fewer", "cached", "segment", "popular", "empty"]
-    assert set(response["degraded_reason"]["enum"]) == {*REASONS, None}
+    reason, none = response["degraded_reason"]["anyOf"]
+    assert (set(reason["enum"]), none) == (set(REASONS), {"type": "null"})
     kinds: list[type[RankingFailed]] = [RankingFailed, *RankingFailed.__subclasses__(), UserOverLimit]
     told = {kind.reason for kind in kinds} | {NOTHING_LEFT}
     for module in (checkout, recommender, freshness):
         told |= set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', inspect.getsource(module))) & set(REASONS)
     assert told == set(REASONS)
+
+
+def test_an_answer_has_all_its_fields_and_no_unknown_term_is_null() -> None:
+    item = {"item_id": "a", "score": 0.5, "source": "popular", "reason": "popular now"}
+    response = Response("r1", (Recommendation(**item),), "b1").to_dict()  # type: ignore[arg-type]
+    assert validator("Response").is_valid(response)
+    for name in response:
+        assert not validator("Response").is_valid({k: v for k, v in response.items() if k != name}), name
+    for name in ("price", "promotion", "coupon"):
+        assert not validator("Recommendation").is_valid({**item, name: None}), name
+    assert not validator("Recommendation").is_valid({**item, "other": 1})

@@ -9,8 +9,7 @@ import orjson
 import pytest
 
 from serving.answer.recommender import Recommender, open_recommender
-from serving.api.body_limits import Limits
-from serving.api.http_routes import PREDICT, RECOMMENDATIONS, routes
+from serving.api.http_routes import PREDICT, RECOMMENDATIONS, Limits, routes
 from serving.api.rehearsal import V2, rehearse
 from serving.checkout.checkout import Checkout, Turn
 from serving.errors import BundleInvalid
@@ -36,8 +35,8 @@ def test_each_golden_request_is_asked_over_each_route(recommender: Recommender) 
         await send({"type": "http.response.body", "body": b'{"degraded":false}'})
 
     def watched(path: str) -> Any:
-        async def route(scope: Any, document: Any) -> bytes:
-            answer = await routes(checkout)[path](scope, document)
+        async def route(scope: Any, body: bytes) -> bytes:
+            answer = await routes(checkout)[path](scope, body)
             response = orjson.loads(answer)
             asked.append((path, response.get("predictions", [response])[0]["items"]))
             return answer

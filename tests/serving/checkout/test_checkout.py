@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Recommender, open_recommender
@@ -55,7 +56,7 @@ def ask(
 
 def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
     answer, expected = ask(recommender), recommender.recommend(REQUEST)
-    assert replace(answer, stage_ms={}) == replace(expected, stage_ms={})
+    assert structs.replace(answer, stage_ms={}) == structs.replace(expected, stage_ms={})
     assert answer.rung == "full"
 
 
@@ -458,7 +459,9 @@ def test_with_time_for_some_candidates_these_are_ranked_as_if_they_were_all(reco
 def test_with_time_for_all_the_answer_is_what_it_always_was(recommender: Recommender) -> None:
     checkout = experienced(Checkout(recommender, 1e6), 1.0, 10.0, 1.0)
     answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
-    assert replace(answer, stage_ms={}) == replace(recommender.recommend(REQUEST), stage_ms={})
+    assert structs.replace(answer, stage_ms={}) == structs.replace(
+        recommender.recommend(REQUEST), stage_ms={}
+    )
 
 
 @pytest.mark.parametrize("slow", ["retrieval_s", "ranking_s", "reranking_s"])
