@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feature_repo.kernels.compiled import DAY_S as DAY_S
-from feature_repo.kernels.compiled import is_orderly, repeats, summarise
+from feature_repo.kernels.history import DAY_S as DAY_S
+from feature_repo.kernels.history import is_orderly, repeats, summarise
 
 DECAY_DAYS = (15.0, 60.0, 120.0)  # the second is half of the third, the first a quarter of the second
 SESSION_GAP_S = 30 * 60.0  # a session ends after so long without an event

@@ -13,19 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from feature_repo import transforms as t
-from feature_repo.kernels import compiled as kernels
-from feature_repo.kernels.compiled import begin_rows, categories, put_columns, tower_rows, within
+from feature_repo.kernels.candidates import tower_rows
+from feature_repo.kernels.pairs import FEATURES, PairFeature
+from feature_repo.kernels.rows import begin_rows, categories, put_columns, within
+from feature_repo.queries import LATELY, Query, Rows, TableFeature
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import (
-    Feature,
-    ItemFeature,
-    PairFeature,
-    Query,
-    Rows,
-    TableFeature,
-    User,
-    UserFeature,
-)
+from feature_repo.transforms import Feature, ItemFeature, UserFeature
+from feature_repo.users import User
 
 # One line per feature. Those of a user and of an item are also fields of the Feast views.
 USER: tuple[UserFeature, ...] = (
@@ -69,26 +63,26 @@ REQUEST: tuple[Feature, ...] = (
     t.user_item_rate,
     t.user_item_rate_since_first,
     t.user_item_rank,
-    t.user_has_item,
-    t.user_type_decayed_120d,
-    t.user_type_decayed_15d,
-    t.user_type_items,
-    t.user_type_share,
-    t.user_category_decayed_120d,
-    t.user_department_share,
-    t.user_private_ratio,
-    t.user_item_clicks_1h,
-    t.user_item_impressions_7d,
-    t.user_item_last_rank,
-    t.session_same_type,
-    t.basket_size,
-    t.basket_value,
-    t.basket_known_ratio,
-    t.basket_same_type,
-    t.basket_same_category,
-    t.basket_same_department,
-    t.basket_type_lift_mean,
-    t.basket_type_lift_max,
+    PairFeature.user_has_item,
+    PairFeature.user_type_decayed_120d,
+    PairFeature.user_type_decayed_15d,
+    PairFeature.user_type_items,
+    PairFeature.user_type_share,
+    PairFeature.user_category_decayed_120d,
+    PairFeature.user_department_share,
+    PairFeature.user_private_ratio,
+    PairFeature.user_item_clicks_1h,
+    PairFeature.user_item_impressions_7d,
+    PairFeature.user_item_last_rank,
+    PairFeature.session_same_type,
+    PairFeature.basket_size,
+    PairFeature.basket_value,
+    PairFeature.basket_known_ratio,
+    PairFeature.basket_same_type,
+    PairFeature.basket_same_category,
+    PairFeature.basket_same_department,
+    PairFeature.basket_type_lift_mean,
+    PairFeature.basket_type_lift_max,
     t.together_sum,
     t.together_mean,
     t.together_max,
@@ -96,11 +90,11 @@ REQUEST: tuple[Feature, ...] = (
     t.together_cosine_max,
     t.together_lift_max,
     t.together_links,
-    t.together_max_if_bought,
-    t.together_times_decayed,
-    t.history_together_sum,
-    t.price_to_user_ratio,
-    t.price_to_basket_ratio,
+    PairFeature.together_max_if_bought,
+    PairFeature.together_times_decayed,
+    PairFeature.history_together_sum,
+    PairFeature.price_to_user_ratio,
+    PairFeature.price_to_basket_ratio,
 )
 DENSE_NAMES: tuple[str, ...] = tuple(feature.__name__ for feature in (*USER, *ITEM, *REQUEST))
 LIMIT = 1e9  # no feature of a sane shop is larger
@@ -120,12 +114,12 @@ def user_values(user: User) -> np.ndarray:
 
 def item_values(statistics: Statistics) -> np.ndarray:
     """Return the features of every item of the catalogue, (n, len(ITEM)) float32, computed once."""
-    cached: np.ndarray | None = statistics.__dict__.get("_item_values")
-    if cached is None:
-        with np.errstate(over="ignore"):
-            columns = [feature(statistics).astype(np.float32) for feature in ITEM]
-        cached = statistics.__dict__["_item_values"] = np.column_stack(columns)
-    return cached
+    return statistics.once(_item_values)
+
+
+def _item_values(statistics: Statistics) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.column_stack([feature(statistics).astype(np.float32) for feature in ITEM])
 
 
 def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -157,16 +151,16 @@ def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:
 
 _OWN = len(USER) + len(ITEM)
 _TABLES = tuple(_tables())
-_PAIRS = np.full(kernels.PAIRS, -1)  # the column of each row of `Rows.pairs`
+_PAIRS = np.full(FEATURES, -1)  # the column of each row of `Rows.pairs`
 for _column, _feature in enumerate(REQUEST, _OWN):
     if isinstance(_feature, PairFeature):
-        _PAIRS[_feature.row] = _column
+        _PAIRS[_feature] = _column
 _OTHERS = tuple(
     (column, feature)
     for column, feature in enumerate(REQUEST, _OWN)
     if not isinstance(feature, TableFeature | PairFeature)
 )
-HISTORY_LENGTH = t.LATELY  # history items the query tower sees, most bought lately first
+HISTORY_LENGTH = LATELY  # history items the query tower sees, most bought lately first
 BASKET_LENGTH = 40  # basket items it sees, the last ones
 
 

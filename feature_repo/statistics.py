@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from feature_repo.kernels.compiled import codes_of, find, index_ids
+from feature_repo.kernels.candidates import find
+from feature_repo.kernels.ids import codes_of, index_ids
+from feature_repo.kernels.pairs import Catalogue
 
 NO_ITEM = -1
 NEW_ITEMS = "new_items.txt"  # how many there are; no file, none
@@ -68,6 +70,46 @@ class Statistics:
         """Store id -> row of `store_popular`."""
         return {store: row for row, store in enumerate(self.store_ids.tolist())}
 
+    @cached_property
+    def link_weights(self) -> np.ndarray:
+        """Factors of a link's count, (n, 6) float32: three factors of its source, three of its partner."""
+        count = np.maximum(self.basket_count, 1).astype(np.float32)
+        total = np.float32(self.total_baskets)
+        rows = [count**-0.7, count**-0.5, 1 / count, count**-0.3, count**-0.5, total / count]
+        return np.stack(rows, axis=1).astype(np.float32)
+
+    @cached_property
+    def log_price(self) -> np.ndarray:
+        """The logarithm of each item's price plus a half, (n,) float64."""
+        with np.errstate(invalid="ignore", divide="ignore"):  # an invalid price stays in its own row
+            return np.log(self.price + np.float64(0.5))
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        """The arrays that candidates are compared by.
+
+        (n, 3) type, category and department, 0 unknown; (3,) how many codes each of them has; (n,) price;
+        (n,) `log_price`; (n,) 1 for the shop's own brand; (T, T) bits of `type_lift`; (n, K) `neighbours`;
+        (n, K) `together_count`; (n, 6) `link_weights`.
+        """
+        return (
+            self.categorical,
+            self.level_sizes,
+            self.price,
+            self.log_price,
+            self.is_private,
+            self.type_lift.view(np.uint16),
+            self.neighbours,
+            self.together_count,
+            self.link_weights,
+        )
+
+    def once(self, make: Callable[[Statistics], np.ndarray]) -> np.ndarray:
+        """Return what a function makes of the statistics; it is called once."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
+
     @property
     def known_items(self) -> int:
         """How many items the models know; new ones stand behind them."""
@@ -109,6 +151,10 @@ class Statistics:
                 f"item {self.item_ids[code]!r} has the hash of another one: expected ids that differ"
             )
         return slots
+
+    @cached_property
+    def _made(self) -> dict[Callable[[Statistics], np.ndarray], np.ndarray]:
+        return {}
 
     @cached_property
     def _idle_marks(self) -> list[np.ndarray]:

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feature_repo.aggregates import UserEvents, no_events
+from feature_repo.queries import Rows
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.stream.archive import EVENTS, read_archive, rows_of
-from feature_repo.transforms import Rows
 from serving.prediction_log import feature_names, feature_rows, read_log
 from serving.release.bundle import Bundle, load_bundle
 from serving.settings import Settings

@@ -21,7 +21,7 @@ from feature_repo.aggregates import DAY_S, KINDS, make_events, pack, unpack
 from feature_repo.schema import DENSE_NAMES, USER, model_inputs, schema_hash
 from feature_repo.snapshots import USER_COLUMNS, USER_VIEW, user_table
 from feature_repo.statistics import read_statistics
-from feature_repo.transforms import Rows
+from feature_repo.queries import Rows
 from serving.stages.retrieval import build_query
 
 NAME, at = "user_items_per_basket_90d", 1_718_000_000.0
@@ -62,7 +62,8 @@ from components.release.publish_features import publish_features
 from feature_repo.aggregates import unpack
 from feature_repo.events import write_dataset
 from feature_repo.toy_shop import toy_dataset
-from feature_repo.transforms import User, user_items_per_basket_90d
+from feature_repo.transforms import user_items_per_basket_90d
+from feature_repo.users import User
 from serving.stores.online_features import open_store
 
 root, cut = Path(sys.argv[1]), "2024-06-10T00:00:00Z"

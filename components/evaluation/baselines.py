@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from feature_repo.transforms import Query
+from feature_repo.queries import Query
 from serving.stages.item_index import FaissTower
 
 # A baseline takes the query, the best sellers of its store (or None) and the two-tower search, and

@@ -33,7 +33,7 @@ from feature_repo.aggregates import UserEvents, no_events, pack
 from feature_repo.events import Dataset, merge_lines, read_dataset
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_vocabulary
-from feature_repo.transforms import Window
+from feature_repo.users import EventWindow
 from serving.answer.recommender import Prepared, Recommender
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle, seal_bundle
@@ -289,7 +289,7 @@ def _nanmeans(rows: list[tuple[float, float, float]]) -> list[float]:
 def _segments(tally: Tally, tasks: list[Task]) -> dict[str, dict[str, float]]:
     values = np.array(tally.rows)
     visible = np.array([len(task.visible) for task in tasks])
-    baskets = np.array([Window(task.history).baskets for task in tasks])
+    baskets = np.array([EventWindow(task.history).baskets for task in tasks])
     masks = {
         "basket 3 items or fewer": visible <= 3,
         "basket 4-6 items": (visible >= 4) & (visible <= 6),

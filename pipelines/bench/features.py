@@ -38,7 +38,7 @@ from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, wit
 from feature_repo.stream.kafka import VARIABLES, KafkaSettings, client_config, create_topics
 from feature_repo.stream.outbox import Outbox
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
-from feature_repo.transforms import User
+from feature_repo.users import User
 from monitoring.skew import SETTLED_S, replay
 from pipelines.bench.frozen_store import frozen_under_load, local_server
 from pipelines.bench.join import bench_join

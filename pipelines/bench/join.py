@@ -49,7 +49,7 @@ def join_ours(source: Path, target: Path) -> dict[str, float]:
     from components.data.build_examples import replay
     from components.data.fit_statistics import purchases_of
     from feature_repo.schema import USER, user_values
-    from feature_repo.transforms import User
+    from feature_repo.users import User
 
     before = _peak_mib()
     purchases = purchases_of(pd.read_parquet(source))

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 
 from feature_repo.aggregates import DAY_S, UserEvents, no_events, unpack
+from feature_repo.queries import Query, Rows, strongest_partners
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
-from feature_repo.transforms import Query, Rows, User, strongest_partners
+from feature_repo.users import User
 from serving.cache.answer_cache import HOUR_S, AnswerCache, AnswerKey, answer_key
 from serving.cache.ranked import KEPT, Ranked, best_of
 from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable

@@ -11,7 +11,7 @@ import numpy as np
 from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
-from feature_repo.kernels.compiled import within
+from feature_repo.kernels.rows import within
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES, LIMIT
 from serving.checkout.checkout import Checkout
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feature_repo.kernels.compiled import best, best_rows
-from feature_repo.transforms import Query
+from feature_repo.kernels.candidates import best, best_rows
+from feature_repo.queries import Query
 from serving.shop.rules import NO_PLAN, Plan
 from serving.stages.reranking import NEW, NO_RARITY, NO_SLOTS, POOL, REPEAT, rare_pool
 from serving.stages.retrieval import Candidates

@@ -11,8 +11,8 @@ from typing import Any
 import faiss
 import numpy as np
 
+from feature_repo.queries import Query
 from feature_repo.schema import tower_inputs
-from feature_repo.transforms import Query
 
 _faiss: Any = faiss  # its stubs know neither keyword parameters nor arrays where C++ takes pointers
 # A corrupt index may claim huge arrays and long loops. Those of a valid one have at most twice as many bytes

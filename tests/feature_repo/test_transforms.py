@@ -8,9 +8,12 @@ import pytest
 
 from feature_repo import transforms as t
 from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserEvents, no_events
+from feature_repo.kernels.pairs import PairFeature
+from feature_repo.queries import Query, Rows
 from feature_repo.schema import DENSE_NAMES, ITEM, REQUEST, USER, model_inputs, tower_inputs
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import HOUR_S, MINUTE_S, Feature, Query, Rows, User, bought_together
+from feature_repo.transforms import Feature
+from feature_repo.users import HOUR_S, MINUTE_S, User
 
 NOW = 1_511_740_800
 BREAD, BUTTER, JAM, MILK, TEA = range(5)
@@ -22,46 +25,6 @@ MakeRow = Callable[..., UserEvents]
 def listed(feature: Feature, rows: Rows) -> list[float]:
     """Return what a feature gives each candidate; it may give one number for all."""
     return np.broadcast_to(feature(rows), len(rows.candidates)).tolist()
-
-
-@pytest.fixture
-def statistics() -> Statistics:
-    """Bread and butter share 4 baskets, bread and jam 2, milk and tea none."""
-    n = 5
-    neighbours = np.full((n, 2), -1, np.int32)
-    together = np.zeros((n, 2), np.float32)
-    neighbours[BREAD], together[BREAD] = [BUTTER, JAM], [4, 2]
-    neighbours[BUTTER, 0], together[BUTTER, 0] = BREAD, 4
-    neighbours[JAM, 0], together[JAM, 0] = BREAD, 2
-    return Statistics(
-        item_ids=np.array(["bread", "butter", "jam", "milk", "tea"]),
-        categorical=np.array([[1, 1, 1], [2, 2, 1], [2, 2, 1], [3, 3, 2], [4, 4, 2]], np.int32),
-        is_private=np.array([0, 1, 0, 0, 1], np.float32),
-        price=np.array([2, 3, 4, 1, 5], np.float32),
-        discount_ratio=np.zeros(n, np.float32),
-        purchases_4w=np.array([8, 4, 2, 6, 1], np.float32),
-        purchases_13w=np.full(n, 13, np.float32),
-        basket_count=np.array([16, 4, 4, 9, 1], np.float32),
-        buyer_count=np.full(n, 3, np.float32),
-        repeat_ratio=np.full(n, 0.5, np.float32),
-        interval_days=np.full(n, 7, np.float32),
-        age_days=np.full(n, 100, np.float32),
-        neighbours=neighbours,
-        together_count=together,
-        type_lift=np.zeros((5, 5), np.float16),
-        popular=np.array([BREAD, MILK, BUTTER, JAM, TEA], np.int32),
-        store_ids=np.empty(0, "U1"),
-        store_popular=np.empty((0, 5), np.int32),
-        total_baskets=np.array(20.0),
-    )
-
-
-@pytest.fixture
-def rows(statistics: Statistics, row_of: MakeRow) -> Rows:
-    """A shopper who bought milk 30 and 10 days ago and tea 10 days ago has bread in the basket."""
-    row = row_of([(NOW - 30 * DAY_S, [MILK], 1.0, 0.0), (NOW - 10 * DAY_S, [MILK, TEA], 6.0, 2.0)])
-    query = Query(statistics, float(NOW), np.array([BREAD]), 1, User(row, NOW))
-    return Rows(query, np.array([BUTTER, JAM, MILK, TEA]))
 
 
 def test_user_item_features(rows: Rows) -> None:
@@ -101,23 +64,25 @@ def test_item_features(statistics: Statistics) -> None:
 def test_the_kind_of_an_item(rows: Rows) -> None:
     """Milk and tea are each the only item of their type and category, and together their department."""
     milk, tea = np.exp(-30 / 120) + np.exp(-10 / 120), np.exp(-10 / 120)
-    assert listed(t.user_has_item, rows) == [0, 0, 1, 1]
-    assert listed(t.user_type_decayed_120d, rows) == pytest.approx([0, 0, milk, tea])
-    assert listed(t.user_category_decayed_120d, rows) == pytest.approx([0, 0, milk, tea])
+    assert listed(PairFeature.user_has_item, rows) == [0, 0, 1, 1]
+    assert listed(PairFeature.user_type_decayed_120d, rows) == pytest.approx([0, 0, milk, tea])
+    assert listed(PairFeature.user_category_decayed_120d, rows) == pytest.approx([0, 0, milk, tea])
     recently = np.exp(-10 / 15)
-    assert listed(t.user_type_decayed_15d, rows) == pytest.approx([0, 0, np.exp(-2) + recently, recently])
-    assert listed(t.user_type_items, rows) == [0, 0, 1, 1]
-    assert listed(t.user_type_share, rows) == [0, 0, 1, 1]
-    assert listed(t.user_department_share, rows) == pytest.approx([0, 0, 1, 1])
-    assert listed(t.user_private_ratio, rows) == pytest.approx([tea / (milk + tea)] * 4)
+    assert listed(PairFeature.user_type_decayed_15d, rows) == pytest.approx(
+        [0, 0, np.exp(-2) + recently, recently]
+    )
+    assert listed(PairFeature.user_type_items, rows) == [0, 0, 1, 1]
+    assert listed(PairFeature.user_type_share, rows) == [0, 0, 1, 1]
+    assert listed(PairFeature.user_department_share, rows) == pytest.approx([0, 0, 1, 1])
+    assert listed(PairFeature.user_private_ratio, rows) == pytest.approx([tea / (milk + tea)] * 4)
 
 
 def test_the_price_of_an_item(rows: Rows) -> None:
     spend = t.user_spend_per_line(rows.query.user)
     against = [np.log((price + 0.5) / (spend + 0.5)) for price in (3, 4, 1, 5)]
-    assert listed(t.price_to_user_ratio, rows) == pytest.approx(against, rel=1e-6)
+    assert listed(PairFeature.price_to_user_ratio, rows) == pytest.approx(against, rel=1e-6)
     against = [np.log((price + 0.5) / 2.5) for price in (3, 4, 1, 5)]
-    assert listed(t.price_to_basket_ratio, rows) == pytest.approx(against, rel=1e-6)
+    assert listed(PairFeature.price_to_basket_ratio, rows) == pytest.approx(against, rel=1e-6)
 
 
 def test_the_basket_and_kinds_of_items(statistics: Statistics) -> None:
@@ -127,11 +92,11 @@ def test_the_basket_and_kinds_of_items(statistics: Statistics) -> None:
     known = replace(statistics, type_lift=lift)
     query = Query(known, float(NOW), np.array([JAM, MILK]), 2, User(no_events(np.int64), NOW))
     rows = Rows(query, np.array([BUTTER, BREAD]))
-    assert listed(t.basket_same_type, rows) == [1, 0]
-    assert listed(t.basket_same_category, rows) == [1, 0]
-    assert listed(t.basket_same_department, rows) == [0.5, 0.5]
-    assert listed(t.basket_type_lift_mean, rows) == [1, -0.5]
-    assert listed(t.basket_type_lift_max, rows) == [1.5, 0]
+    assert listed(PairFeature.basket_same_type, rows) == [1, 0]
+    assert listed(PairFeature.basket_same_category, rows) == [1, 0]
+    assert listed(PairFeature.basket_same_department, rows) == [0.5, 0.5]
+    assert listed(PairFeature.basket_type_lift_mean, rows) == [1, -0.5]
+    assert listed(PairFeature.basket_type_lift_max, rows) == [1.5, 0]
 
 
 def test_what_was_bought_and_goes_with_the_basket(statistics: Statistics, row_of: MakeRow) -> None:
@@ -139,33 +104,25 @@ def test_what_was_bought_and_goes_with_the_basket(statistics: Statistics, row_of
     row = row_of([(NOW - 12 * DAY_S, [BREAD, BUTTER], 5.0, 0.0)])
     with_bread = Query(statistics, float(NOW), np.array([BREAD]), 1, User(row, NOW))
     rows = Rows(with_bread, np.array([BUTTER, JAM]))
-    assert listed(t.together_max_if_bought, rows) == pytest.approx([strength, 0])
+    assert listed(PairFeature.together_max_if_bought, rows) == pytest.approx([strength, 0])
     both = strength * np.log1p(np.exp(-12 / 120))
-    assert listed(t.together_times_decayed, rows) == pytest.approx([both, 0])
+    assert listed(PairFeature.together_times_decayed, rows) == pytest.approx([both, 0])
     lately = np.log1p(np.exp(-12 / 60))
     jam = 2 / (16**0.7 * 4**0.3)
-    assert listed(t.history_together_sum, rows) == pytest.approx([lately * strength, lately * jam])
+    assert listed(PairFeature.history_together_sum, rows) == pytest.approx([lately * strength, lately * jam])
 
 
 def test_basket_features(rows: Rows) -> None:
-    assert listed(t.basket_size, rows) == [1] * 4
-    assert listed(t.basket_value, rows) == [2] * 4
-    assert listed(t.basket_known_ratio, rows) == [0] * 4
-    np.testing.assert_allclose(t.basket_same_department(rows), [1, 1, 0, 0])
+    assert listed(PairFeature.basket_size, rows) == [1] * 4
+    assert listed(PairFeature.basket_value, rows) == [2] * 4
+    assert listed(PairFeature.basket_known_ratio, rows) == [0] * 4
+    np.testing.assert_allclose(PairFeature.basket_same_department(rows), [1, 1, 0, 0])
     np.testing.assert_allclose(
         t.together_sum(rows), [4 / (16**0.7 * 4**0.3), 2 / (16**0.7 * 4**0.3), 0, 0], rtol=1e-6
     )
     np.testing.assert_allclose(t.together_cosine_max(rows), [0.5, 0.25, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(t.together_lift_max(rows), [4 * 20 / 64, 2 * 20 / 64, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(t.together_links(rows), [1, 1, 0, 0])
-
-
-def test_partners_of_several_items_add_up(statistics: Statistics) -> None:
-    partners = bought_together(statistics, np.array([BUTTER, JAM]))
-    assert partners.codes.tolist() == [BREAD]
-    np.testing.assert_allclose(partners.sums[0], [4 / (4**0.7 * 16**0.3) + 2 / (4**0.7 * 16**0.3)], rtol=1e-6)
-    np.testing.assert_allclose(partners.largest[0], [4 / (4**0.7 * 16**0.3)], rtol=1e-6)
-    assert partners.links.tolist() == [2]
 
 
 def test_a_stranger_with_an_empty_basket_has_finite_features(statistics: Statistics) -> None:
@@ -176,13 +133,6 @@ def test_a_stranger_with_an_empty_basket_has_finite_features(statistics: Statist
     assert categorical[:, 0].tolist() == [1, 2, 3, 4, 5]
     assert categorical[:, 1:].tolist() == statistics.categorical.tolist()
     assert not tower_inputs(query)["history"].any()
-
-
-def test_one_candidate_alone_has_the_same_features_as_among_others(rows: Rows) -> None:
-    together, _ = model_inputs(rows)
-    for position, code in enumerate(rows.candidates):
-        alone, _ = model_inputs(Rows(rows.query, np.array([code])))
-        np.testing.assert_array_equal(alone[0], together[position])
 
 
 def test_absurd_numbers_are_stopped_per_row(rows: Rows) -> None:
@@ -215,13 +165,6 @@ def test_tower_inputs_are_shifted_and_padded(rows: Rows) -> None:
 
 def user(row: UserEvents) -> User:
     return User(row, float(NOW))
-
-
-def test_a_user_knows_nothing_of_the_moment_itself_or_later(row_of: MakeRow) -> None:
-    row = row_of([(NOW + after, [MILK], 1.0, 0.0) for after in (-1e-6, 0, 1e-6)], [(NOW, TEA, CLICK)])
-    assert len(user(row).events) == 1
-    assert t.user_basket_count(user(row)) == 1
-    assert t.user_clicks_10m(user(row)) == 0
 
 
 @pytest.mark.parametrize(
@@ -337,8 +280,8 @@ def test_what_the_shop_shows_is_no_act_of_the_user(statistics: Statistics, row_o
     row = row_of([(NOW - 40 * MINUTE_S, [MILK], 2.0, 0.0)], [*shown, (NOW - 60, BUTTER, CLICK)])
     assert t.session_events(user(row)) == 1
     assert t.session_minutes(user(row)) == 1
-    assert t.user_item_last_rank(seen(statistics, row, BUTTER, MILK, TEA)).tolist() == [0, 1, 10]
-    assert listed(t.user_item_impressions_7d, seen(statistics, row, BUTTER, MILK, TEA)) == [0, 0, 1]
+    assert PairFeature.user_item_last_rank(seen(statistics, row, BUTTER, MILK, TEA)).tolist() == [0, 1, 10]
+    assert listed(PairFeature.user_item_impressions_7d, seen(statistics, row, BUTTER, MILK, TEA)) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("ago", "events"), [(30 * MINUTE_S, 1), (30 * MINUTE_S + 1e-5, 0)])
@@ -352,25 +295,6 @@ def test_a_session_of_an_hour_ago_counts_when_it_is_asked_for_then(row_of: MakeR
     row = row_of([], [(NOW - HOUR_S - second, TEA, CLICK) for second in range(9)])
     assert t.session_events(user(row)) == 0
     assert t.session_events(User(row, NOW - HOUR_S - 4)) == 4, "strictly before"
-
-
-def test_a_very_long_session_is_counted_to_its_end(row_of: MakeRow) -> None:
-    row = row_of([(NOW - second, [TEA], 1.0, 0.0) for second in range(1, 1_201)])
-    assert t.session_events(user(row)) == 1_200
-    assert t.session_minutes(user(row)) == 20
-
-
-def test_what_was_scanned_twice_is_one_line(row_of: MakeRow) -> None:
-    """In one moment and basket; of another basket, or seen in between, it is another matter."""
-    row = row_of(
-        [(NOW - 60, [TEA, TEA, MILK], 6.0, 3.0), (NOW - 60, [TEA], 1.0, 0.0)], [(NOW - 60, TEA, IMPRESSION)]
-    )
-    twice = user(row)
-    assert (twice.totals.lines, twice.totals.baskets, twice.totals.session_lines) == (3, 2, 3)
-    assert twice.totals.spend == pytest.approx(float(row.paid.sum()))
-    assert twice.history.count.tolist() == [1, 2], "of milk and tea"
-    assert twice.totals.spend == twice.totals.spend_7d
-    assert len(twice.session) == 3
 
 
 # ---------------------------------------------------------------------- what the user looked at, per item
@@ -393,8 +317,8 @@ def test_clicks_and_impressions_of_a_candidate(statistics: Statistics, row_of: M
         ],
     )
     rows = seen(statistics, row, BREAD, JAM, TEA, MILK)
-    assert listed(t.user_item_clicks_1h, rows) == [0, 0, 2, 0]
-    assert listed(t.user_item_impressions_7d, rows) == [0, 3, 0, 0]
+    assert listed(PairFeature.user_item_clicks_1h, rows) == [0, 0, 2, 0]
+    assert listed(PairFeature.user_item_impressions_7d, rows) == [0, 3, 0, 0]
 
 
 def test_the_rank_among_the_last_items(statistics: Statistics, row_of: MakeRow) -> None:
@@ -404,7 +328,7 @@ def test_the_rank_among_the_last_items(statistics: Statistics, row_of: MakeRow) 
         [(NOW - 50, MILK, CLICK), (NOW - 30, UNKNOWN, CLICK), (NOW - 20, TEA, CLICK)],
     )
     rows = seen(statistics, row, BREAD, BUTTER, MILK, TEA)
-    assert t.user_item_last_rank(rows).tolist() == [2, 10, 3, 0]
+    assert PairFeature.user_item_last_rank(rows).tolist() == [2, 10, 3, 0]
 
 
 def test_only_ten_items_have_a_rank(statistics: Statistics, row_of: MakeRow) -> None:
@@ -420,7 +344,7 @@ def test_only_ten_items_have_a_rank(statistics: Statistics, row_of: MakeRow) -> 
     )
     row = row_of([], [(NOW - (12 - code) * MINUTE_S, code, CLICK) for code in range(12)])
     rows = seen(wide, row, *range(n))
-    assert t.user_item_last_rank(rows).tolist() == [10, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 10, 10]
+    assert PairFeature.user_item_last_rank(rows).tolist() == [10, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 10, 10]
 
 
 def test_candidates_of_the_types_of_the_session(statistics: Statistics, row_of: MakeRow) -> None:
@@ -430,17 +354,17 @@ def test_candidates_of_the_types_of_the_session(statistics: Statistics, row_of: 
         [(NOW - 500, JAM, CLICK), (NOW - 400, UNKNOWN, CLICK), (NOW - 300, TEA, CLICK)],
     )
     rows = seen(statistics, row, BREAD, BUTTER, JAM, MILK, TEA)
-    assert listed(t.session_same_type, rows) == [0, 2, 2, 0, 1]
+    assert listed(PairFeature.session_same_type, rows) == [0, 2, 2, 0, 1]
     categorical = statistics.categorical.copy()
     categorical[[BREAD, BUTTER], 0] = 0  # of unknown type: nothing is like them
     rows = seen(replace(statistics, categorical=categorical), row, BREAD, BUTTER, JAM)
-    assert listed(t.session_same_type, rows) == [0, 0, 1]
+    assert listed(PairFeature.session_same_type, rows) == [0, 0, 1]
 
 
 def test_a_user_who_saw_nothing_has_no_rank_and_no_clicks(statistics: Statistics, row_of: MakeRow) -> None:
     for row in (no_events(np.int64), row_of([], [(NOW - 60, UNKNOWN, CLICK)])):
         rows = seen(statistics, row, BREAD, TEA)
-        assert t.user_item_last_rank(rows).tolist() == [10, 10]
-        assert listed(t.user_item_clicks_1h, rows) == [0, 0]
-        assert listed(t.user_item_impressions_7d, rows) == [0, 0]
-        assert listed(t.session_same_type, rows) == [0, 0]
+        assert PairFeature.user_item_last_rank(rows).tolist() == [10, 10]
+        assert listed(PairFeature.user_item_clicks_1h, rows) == [0, 0]
+        assert listed(PairFeature.user_item_impressions_7d, rows) == [0, 0]
+        assert listed(PairFeature.session_same_type, rows) == [0, 0]

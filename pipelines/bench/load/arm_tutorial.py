@@ -24,9 +24,9 @@ from kserve import Model
 
 from components.data.feast_store import feature_store, quiet_feast
 from feature_repo.aggregates import no_events, unpack
+from feature_repo.queries import Rows
 from feature_repo.schema import ITEM, USER, model_inputs
 from feature_repo.snapshots import HISTORY, ITEM_VIEW, USER_VIEW
-from feature_repo.transforms import Rows
 from pipelines.bench.load.arm_variants import eager, serve_stock
 from pipelines.bench.load.measured_server import started
 from serving.release.bundle import load_bundle

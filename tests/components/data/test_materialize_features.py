@@ -21,7 +21,7 @@ from feature_repo.schema import ITEM, USER, item_values
 from feature_repo.snapshots import HISTORY, ITEM_VIEW, USER_VIEW
 from feature_repo.statistics import read_statistics
 from feature_repo.stream.archive import ARCHIVE_SCHEMA, BASE, EVENTS, lines_of, read_archive, write_segment
-from feature_repo.transforms import User
+from feature_repo.users import User
 
 WEEK_S = 7 * 86_400
 START = 1_700_000_000

@@ -13,8 +13,8 @@ from components.data.examples import ContractViolation
 from components.models.two_tower import TwoTower
 from components.retriever.extend_index import cold_vectors, extend_index, read_new_items
 from components.retriever.train_retriever import load_retriever
+from feature_repo.queries import Rows
 from feature_repo.schema import model_inputs
-from feature_repo.transforms import Rows
 from serving.answer.recommender import Recommender, open_recommender
 from serving.release.bundle import load_bundle, read_manifest
 from serving.schemas import Request

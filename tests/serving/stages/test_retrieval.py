@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, no_events
+from feature_repo.queries import Query
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import Query
 from serving.stages.retrieval import SOURCES, Candidates, Quotas, build_query, retrieve, thin
 
 NOW = 1_511_740_800

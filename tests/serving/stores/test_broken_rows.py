@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from feature_repo.aggregates import UserEvents, make_events, pack, unpack
+from feature_repo.queries import Rows
 from feature_repo.schema import LIMIT, model_inputs
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import Rows
 from serving.answer.recommender import Recommender
 from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Checkout, Turn

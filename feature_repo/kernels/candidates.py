@@ -1,0 +1,213 @@
+"""Sources and scores -> the candidates of a request, compiled by numba."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feature_repo.kernels.compiled import compiled
+
+
+@compiled
+def choose(
+    basket: np.ndarray,
+    barred: np.ndarray,
+    bought: np.ndarray,
+    favourites: np.ndarray,
+    partners: np.ndarray,
+    strengths: np.ndarray,
+    most_partners: int,
+    near: np.ndarray,
+    store: np.ndarray,
+    popular: np.ndarray,
+    most: int,
+    marks: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return distinct codes of five sources, each after the one before, and the number of each one's source.
+
+    Args:
+        basket: codes that are left out.
+        barred: likewise.
+        bought: (h,) codes of the history, the source 0.
+        favourites: places in it, those that come first.
+        partners: (t,) codes of the basket's partners, the source 1.
+        strengths: (t,) of which the largest come first.
+        most_partners: how many of them come at most.
+        near: codes, the source 2.
+        store: codes, the source 3.
+        popular: codes, the source 4.
+        most: how many to return at most.
+        marks: as in `link`.
+
+    Returns:
+        Codes, (n,) int64, and sources, (n,) int8.
+    """
+    codes, sources = np.empty(most, np.int64), np.empty(most, np.int8)
+    for code in basket:
+        marks[code] = 1
+    for code in barred:
+        marks[code] = 1
+    found = _take(bought[favourites], 0, codes, sources, 0, marks)
+    found = _take(partners[best(strengths, most_partners)], 1, codes, sources, found, marks)
+    found = _take(near, 2, codes, sources, found, marks)
+    found = _take(store, 3, codes, sources, found, marks)
+    found = _take(popular, 4, codes, sources, found, marks)
+    for code in basket:
+        marks[code] = 0
+    for code in barred:
+        marks[code] = 0
+    for code in codes[:found]:
+        marks[code] = 0
+    return codes[:found], sources[:found]
+
+
+@compiled
+def _take(
+    wanted: np.ndarray, source: int, codes: np.ndarray, sources: np.ndarray, found: int, marks: np.ndarray
+) -> int:
+    """Put codes that are not marked behind those that were found, while there is room; return how many."""
+    for code in wanted:
+        if found == len(codes):
+            break
+        if marks[code] == 0:
+            marks[code] = 1
+            codes[found], sources[found] = code, source
+            found += 1
+    return found
+
+
+@compiled
+def tower_rows(
+    items: np.ndarray,
+    decayed: np.ndarray,
+    last_at: np.ndarray,
+    lately: np.ndarray,
+    bought: np.ndarray,
+    known: int,
+    basket: np.ndarray,
+    weights: np.ndarray,
+    last: np.ndarray,
+) -> None:
+    """Write what the query tower reads of one request; codes are shifted by one, and 0 for an item beyond.
+
+    Args:
+        items: (h,) codes of the history.
+        decayed: (h,) its decayed counts.
+        last_at: (h,) when each was bought last.
+        lately: (r,) places in it; no more than there is room for.
+        bought: (1, length) zeros, written to: their items, the latest first.
+        known: how many items the tower knows.
+        basket: (m,) codes.
+        weights: (1, length) zeros, written to: the logarithms of one plus their counts.
+        last: (1, length) zeros, written to: the basket's last items.
+    """
+    for at, number in enumerate(np.argsort(-last_at[lately], kind="mergesort")):
+        place = lately[number]
+        if items[place] < known:
+            bought[0, at] = items[place] + 1
+            weights[0, at] = np.log1p(decayed[place])
+    first = max(len(basket) - last.shape[1], 0)
+    for at in range(first, len(basket)):
+        last[0, at - first] = basket[at] + 1 if basket[at] < known else 0
+
+
+@compiled
+def best(values: np.ndarray, k: int) -> np.ndarray:
+    """Return the places of the k largest values, the largest first, of equal ones the earlier; NaN is least.
+
+    A heap of the k best so far, the least on top; sorted in the end.
+
+    Args:
+        values: (n,) floats.
+        k: how many places to return at most.
+    """
+    most = min(k, len(values))
+    places, kept = np.empty(most, np.int64), np.empty(most)
+    for place in range(len(values)):
+        value = values[place] if values[place] == values[place] else -np.inf
+        if place < most:
+            at = place
+            while at > 0 and value <= kept[(at - 1) // 2]:  # of equal ones the later is the lesser
+                places[at], kept[at] = places[(at - 1) // 2], kept[(at - 1) // 2]
+                at = (at - 1) // 2
+            places[at], kept[at] = place, value
+        elif most > 0 and value > kept[0]:
+            _sink(places, kept, place, value, most)
+    for end in range(most - 1, 0, -1):
+        place, value = places[end], kept[end]
+        places[end], kept[end] = places[0], kept[0]
+        _sink(places, kept, place, value, end)
+    return places
+
+
+@compiled
+def _sink(places: np.ndarray, kept: np.ndarray, place: int, value: float, size: int) -> None:
+    """Put an entry in place of a heap's top, and let it sink to where it belongs."""
+    at = 0
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        other = child + 1
+        if other < size and (
+            kept[other] < kept[child] or (kept[other] == kept[child] and places[other] > places[child])
+        ):
+            child = other
+        if value < kept[child] or (value == kept[child] and place > places[child]):
+            break
+        places[at], kept[at] = places[child], kept[child]
+        at = child
+    places[at], kept[at] = place, value
+
+
+@compiled
+def best_rows(
+    places: np.ndarray,
+    scores: np.ndarray,
+    codes: np.ndarray,
+    sources: np.ndarray,
+    bought: np.ndarray,
+    count: np.ndarray,
+    last_at: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return what is kept of some candidates.
+
+    Args:
+        places: (m,) of the candidates to keep, in their order.
+        scores: (n,) float32 of the candidates.
+        codes: (n,) of the candidates.
+        sources: (n,) int8 of the candidates.
+        bought: (h,) codes of the history, sorted.
+        count: (h,) how often each was bought.
+        last_at: (h,) when last.
+
+    Returns:
+        Codes, (m,) int32; scores, (m,) float32; sources, (m,) int8; and of those in the history how often,
+        (m,) uint16, and when last they were bought, (m,) float64, 0 of the others.
+    """
+    found = len(places)
+    own, shown = np.empty(found, np.int32), np.empty(found, np.float32)
+    source, times, at = np.empty(found, np.int8), np.zeros(found, np.uint16), np.zeros(found)
+    for number, place in enumerate(places):
+        own[number], shown[number], source[number] = codes[place], scores[place], sources[place]
+        item = np.searchsorted(bought, codes[place])
+        if item < len(bought) and bought[item] == codes[place]:
+            times[number] = min(count[item], 65_535)
+            at[number] = last_at[item]
+    return own, shown, source, times, at
+
+
+@compiled
+def find(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """Return where each wanted code stands among distinct codes, int64; -1 where it does not, or is below 0.
+
+    Args:
+        codes: (m,) codes of the catalogue.
+        wanted: (n,) such codes, or numbers below 0.
+        marks: as in `link`.
+    """
+    places = np.empty(len(wanted), np.int64)
+    for at in range(len(codes)):
+        marks[codes[at]] = at + 1
+    for at in range(len(wanted)):
+        places[at] = marks[wanted[at]] - 1 if wanted[at] >= 0 else -1
+    for code in codes:
+        marks[code] = 0
+    return places

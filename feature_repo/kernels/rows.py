@@ -1,0 +1,86 @@
+"""Features of a request -> the columns of the ranker's input, compiled by numba."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feature_repo.kernels.compiled import compiled
+
+
+@compiled
+def fill_rows(rows: np.ndarray, first: int, table: np.ndarray, places: np.ndarray) -> None:
+    """Write into columns of rows, from `first` on, what a table holds at their places, -1 being its last.
+
+    Args:
+        rows: (n, columns), written to.
+        first: the first column.
+        table: (k, m), one row for each of k columns.
+        places: (n,) columns of the table.
+    """
+    for row in range(len(places)):
+        place = places[row]
+        for column in range(table.shape[0]):
+            rows[row, first + column] = table[column, place]
+
+
+@compiled
+def categories(codes: np.ndarray, known: int, levels: np.ndarray) -> np.ndarray:
+    """Return codes as the models take them, (n, 1 + levels) int64: shifted by one, and 0 for an item beyond.
+
+    Args:
+        codes: (n,) codes of the catalogue.
+        known: how many items the models know.
+        levels: (levels, n) what comes behind.
+    """
+    rows = np.empty((len(codes), 1 + levels.shape[0]), np.int64)
+    for row in range(len(codes)):
+        rows[row, 0] = codes[row] + 1 if codes[row] < known else 0
+        for level in range(levels.shape[0]):
+            rows[row, 1 + level] = levels[level, row]
+    return rows
+
+
+@compiled
+def begin_rows(rows: np.ndarray, shared: np.ndarray, table: np.ndarray, places: np.ndarray) -> None:
+    """Write into the first columns of rows what all share, and behind it what a table holds at their places.
+
+    Args:
+        rows: (n, columns), written to.
+        shared: (s,).
+        table: (m, k).
+        places: (n,) rows of the table.
+    """
+    for row in range(len(places)):
+        place = places[row]
+        for column in range(len(shared)):
+            rows[row, column] = shared[column]
+        for column in range(table.shape[1]):
+            rows[row, len(shared) + column] = table[place, column]
+
+
+@compiled
+def within(rows: np.ndarray, limit: float) -> bool:
+    """Say whether all numbers of (n, columns) float32 are between -limit and limit; NaN is not."""
+    # Without its sign a float's bits are an integer that grows with it, and NaN is above all: that is done
+    # for many at once.
+    most = np.uint32(0)
+    for bits in rows.view(np.uint32).ravel():
+        most = max(most, bits & np.uint32(0x7FFFFFFF))
+    largest = np.empty(1, np.uint32)
+    largest[0] = most
+    return bool(largest.view(np.float32)[0] <= limit)
+
+
+@compiled
+def put_columns(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> None:
+    """Write some columns of rows, row by row: column by column each would go through all of the memory.
+
+    Args:
+        rows: (n, columns), written to.
+        columns: (k,) numbers of the columns; what has one below 0 is left out.
+        values: (k, n).
+    """
+    for row in range(len(rows)):
+        for number in range(len(columns)):
+            if columns[number] >= 0:
+                rows[row, columns[number]] = values[number, row]

@@ -1,0 +1,199 @@
+"""A user, a basket, a moment and candidates -> `Query` and `Rows`, the arguments of request features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserHistory
+from feature_repo.kernels.candidates import best
+from feature_repo.kernels.history import rhythms
+from feature_repo.kernels.pairs import compare
+from feature_repo.kernels.partners import link, strongest_links
+from feature_repo.kernels.rows import fill_rows
+from feature_repo.statistics import Statistics
+from feature_repo.users import HOUR_S, User
+
+LATELY = 64  # history items that count as bought lately
+RECENT_ITEMS = 30  # those of them whose partners are looked up
+_NO_CODES = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Items bought together with a set of items: one entry per partner, in the order in which they come.
+
+    A link from an item v of the set to a partner i has three strengths, all of the baskets with both:
+    count / (n_v^0.7 n_i^0.3), count / sqrt(n_v n_i) and count N / (n_v n_i).
+    """
+
+    codes: np.ndarray  # (t,) int64
+    sums: np.ndarray  # (3, t) float32, the strengths added up over the set
+    largest: np.ndarray  # (3, t) float32, the largest ones
+    links: np.ndarray  # (t,) how many of the set have this partner
+
+
+def bought_together(statistics: Statistics, items: np.ndarray) -> Together:
+    """Return the partners of items, (b,) int64 codes."""
+    tables = statistics.neighbours, statistics.together_count, statistics.link_weights
+    return Together(*statistics.marked(link, items, *tables))
+
+
+def strongest_partners(statistics: Statistics, items: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return for each distinct code the item most bought together with it, (n,); NO_ITEM without one."""
+    tables = statistics.neighbours, statistics.together_count, statistics.link_weights
+    strongest: np.ndarray = statistics.marked(strongest_links, codes, items, *tables)
+    return strongest
+
+
+@dataclass
+class Query:
+    """One request before it has candidates: user, basket and time."""
+
+    statistics: Statistics
+    at: float
+    basket: np.ndarray  # (m,) int64 codes of the basket items the catalogue knows
+    basket_size: int  # lines of the basket, known or not
+    user: User
+
+    @cached_property
+    def history(self) -> UserHistory:
+        """The items of the catalogue that the user bought; `items` are sorted codes."""
+        history = self.user.history
+        places = np.flatnonzero(history.items >= 0)
+        if len(places) == len(history.items):
+            return history
+        return replace(
+            history,
+            items=history.items.take(places),
+            count=history.count.take(places),
+            decayed=history.decayed.take(places, axis=1),
+            first_at=history.first_at.take(places),
+            last_at=history.last_at.take(places),
+        )
+
+    @property
+    def says_something(self) -> bool:
+        """Whether the catalogue holds any item of basket or history."""
+        return len(self.basket) > 0 or len(self.history.items) > 0
+
+    @cached_property
+    def together(self) -> Together:
+        """Partners of the basket."""
+        return bought_together(self.statistics, self.basket)
+
+    def with_partners(self, places: np.ndarray) -> Query:
+        """Return the same request with only these entries of `together`."""
+        partners, query = self.together, copy(self)
+        query.together = Together(
+            partners.codes.take(places),
+            partners.sums.take(places, axis=1),
+            partners.largest.take(places, axis=1),
+            partners.links.take(places),
+        )
+        return query
+
+    @cached_property
+    def lately(self) -> np.ndarray:
+        """Places of LATELY items of the history, by 60-day decayed count, the largest first."""
+        return best(self.history.decayed[1], LATELY)
+
+    @cached_property
+    def favourites(self) -> np.ndarray:
+        """Places in the history, by 120-day decayed count, the largest first, (h,)."""
+        return np.argsort(-self.history.decayed[2], kind="stable")
+
+    @cached_property
+    def rhythms(self) -> np.ndarray:
+        """Recency and interval in days, their ratio, and purchases per 30 days, of the history, (4, h)."""
+        bought, usual = self.history, self.statistics.interval_days
+        values: np.ndarray = rhythms(
+            bought.count, bought.first_at, bought.last_at, bought.items, usual, self.at
+        )
+        return values
+
+
+class Rows:
+    """One row per candidate: the query, the candidate codes, and the features of both together."""
+
+    def __init__(self, query: Query, candidates: np.ndarray) -> None:
+        """Compare the request with its candidates, (n,) distinct int64 codes of the catalogue."""
+        self.query = query
+        self.statistics = statistics = query.statistics
+        self.candidates = candidates
+        user, history, together = query.user, query.history, query.together
+        history_places, together_places, self.levels, self.pairs = statistics.marked(
+            compare,
+            candidates,
+            query.basket,
+            query.basket_size,
+            user.spend_per_line,
+            (history.items, history.decayed, query.lately[:RECENT_ITEMS]),
+            (together.codes, together.sums, together.largest),
+            (
+                user.last_items,
+                user.session.codes() if user.totals.session_lines else _NO_CODES,
+                user.window(HOUR_S, CLICK).events.codes() if user.totals.clicks else _NO_CODES,
+                user.window(7 * DAY_S, IMPRESSION).events.codes() if user.totals.impressions else _NO_CODES,
+            ),
+            statistics.catalogue,
+        )
+        self._of = {"history": query, "together": query}
+        if len(together.codes) > len(candidates):  # a large basket: few of its partners are candidates
+            linked = np.flatnonzero(together_places >= 0)
+            self._of["together"] = query.with_partners(together_places[linked])
+            together_places[linked] = np.arange(len(linked))
+        # The place of each candidate in a table; -1 is the table's last row, of candidates that it lacks.
+        self.places: dict[str, np.ndarray] = {"history": history_places, "together": together_places}
+        self._columns: dict[TableFeature, np.ndarray] = {}
+
+    def fill(self, dense: np.ndarray, first: int, features: Sequence[TableFeature]) -> None:
+        """Write features of one table into columns of `dense`, (n, columns) float32, from `first` on.
+
+        Each is computed once per entry of the table; one look-up fills all columns.
+        """
+        query = self._of[features[0].table]
+        entries = [feature.of(query) for feature in features]
+        table = np.empty((len(features), len(entries[0]) + 1), np.float32)
+        for row, values in enumerate(entries):
+            table[row, :-1] = values
+        table[:, -1] = [feature.missing for feature in features]
+        fill_rows(dense, first, table, self.places[features[0].table])
+        for column, feature in enumerate(features, first):
+            self._columns[feature] = dense[:, column]
+
+    def column(self, feature: TableFeature) -> np.ndarray:
+        """Return one feature of a table for each candidate, (n,) float32."""
+        if feature not in self._columns:
+            self.fill(np.empty((len(self.candidates), 1), np.float32), 0, [feature])
+        return self._columns[feature]
+
+
+class TableFeature:
+    """A feature of what a table of the request holds; called with `Rows` it gives each candidate's, (n,)."""
+
+    def __init__(self, of: Callable[[Query], np.ndarray], table: str, missing: float) -> None:
+        """Name the feature after its function; `missing` is the value of candidates outside the table."""
+        self.of, self.table, self.missing = of, table, missing
+        self.__name__, self.__doc__ = of.__name__, of.__doc__
+
+    def __call__(self, rows: Rows) -> np.ndarray:
+        """Return the feature for each candidate."""
+        return rows.column(self)
+
+
+def of_history(missing: float = 0.0) -> Callable[[Callable[[Query], np.ndarray]], TableFeature]:
+    """Mark a function that returns one float per item of `Query.history`; other candidates get `missing`."""
+    return lambda of: TableFeature(of, "history", missing)
+
+
+def of_together(of: Callable[[Query], np.ndarray]) -> TableFeature:
+    """Mark a function that returns one float per partner in `Query.together`; other candidates get 0.
+
+    Each float must come from its own partner's entry: the function may see some of the partners only.
+    """
+    return TableFeature(of, "together", 0.0)

@@ -1,0 +1,55 @@
+"""A shop of five items, and one request."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from feature_repo.aggregates import DAY_S, UserEvents
+from feature_repo.queries import Query, Rows
+from feature_repo.statistics import Statistics
+from feature_repo.users import User
+
+NOW = 1_511_740_800
+BREAD, BUTTER, JAM, MILK, TEA = range(5)
+UNKNOWN = -1  # an item that the catalogue lacks
+
+
+@pytest.fixture
+def statistics() -> Statistics:
+    """Bread and butter share 4 baskets, bread and jam 2, milk and tea none."""
+    n = 5
+    neighbours = np.full((n, 2), -1, np.int32)
+    together = np.zeros((n, 2), np.float32)
+    neighbours[BREAD], together[BREAD] = [BUTTER, JAM], [4, 2]
+    neighbours[BUTTER, 0], together[BUTTER, 0] = BREAD, 4
+    neighbours[JAM, 0], together[JAM, 0] = BREAD, 2
+    return Statistics(
+        item_ids=np.array(["bread", "butter", "jam", "milk", "tea"]),
+        categorical=np.array([[1, 1, 1], [2, 2, 1], [2, 2, 1], [3, 3, 2], [4, 4, 2]], np.int32),
+        is_private=np.array([0, 1, 0, 0, 1], np.float32),
+        price=np.array([2, 3, 4, 1, 5], np.float32),
+        discount_ratio=np.zeros(n, np.float32),
+        purchases_4w=np.array([8, 4, 2, 6, 1], np.float32),
+        purchases_13w=np.full(n, 13, np.float32),
+        basket_count=np.array([16, 4, 4, 9, 1], np.float32),
+        buyer_count=np.full(n, 3, np.float32),
+        repeat_ratio=np.full(n, 0.5, np.float32),
+        interval_days=np.full(n, 7, np.float32),
+        age_days=np.full(n, 100, np.float32),
+        neighbours=neighbours,
+        together_count=together,
+        type_lift=np.zeros((5, 5), np.float16),
+        popular=np.array([BREAD, MILK, BUTTER, JAM, TEA], np.int32),
+        store_ids=np.empty(0, "U1"),
+        store_popular=np.empty((0, 5), np.int32),
+        total_baskets=np.array(20.0),
+    )
+
+
+@pytest.fixture
+def rows(statistics: Statistics, row_of: Callable[..., UserEvents]) -> Rows:
+    """A shopper who bought milk 30 and 10 days ago and tea 10 days ago has bread in the basket."""
+    row = row_of([(NOW - 30 * DAY_S, [MILK], 1.0, 0.0), (NOW - 10 * DAY_S, [MILK, TEA], 6.0, 2.0)])
+    query = Query(statistics, float(NOW), np.array([BREAD]), 1, User(row, NOW))
+    return Rows(query, np.array([BUTTER, JAM, MILK, TEA]))
