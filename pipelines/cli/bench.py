@@ -85,46 +85,34 @@ def bench_latency(context: Context, seconds: float, requests: IO[bytes] | None, 
 @click.option(
     "--arm", "arms", multiple=True, help="Measure this one beside ours; may be repeated.  [default: all]"
 )
-@click.option(
-    "--mixed", is_flag=True, help="Replay the questions of the baskets after the cut, in their order."
-)
 @click.option("--goal-ms", type=float, default=50.0, show_default=True, help="p99 that a capacity must keep.")
 @click.option("--endurance", is_flag=True, help="Ask ours 60,000 requests, too, and watch its memory.")
 @click.option(
     "--quick", is_flag=True, help="Seconds instead of half an hour: to see that it works, not to quote."
 )
-@click.option("--data", default="", help="With --mixed: the data set.  [default: the newest run's]")
 @results_folder("bench")
 @common_options
 def bench_load(
     context: Context,
     arms: tuple[str, ...],
-    mixed: bool,
     goal_ms: float,
     endurance: bool,
     quick: bool,
-    data: str,
     out: Path,
 ) -> None:
     """Measure capacity, tail and cost beside other servers.
 
-    Against our endpoint without each of its parts, plain FastAPI, the tutorials' stack, and a server that
-    only burns time. Ours also under a crowd of prefetches, a swap and a canary. With a Redis of its own;
-    about half an hour.
+    Each runs beside our endpoint: KServe's own server, Feast's SDK as the store, the ranker as exported,
+    plain FastAPI with PyTorch, and a server that only burns time. Ours also under a crowd of prefetches, a
+    swap and a canary. With a Redis of its own; about half an hour.
     """
-    from components.data.fit_statistics import purchases_of
-    from feature_repo.events import read_dataset
-    from pipelines.bench.load.measure import QUICK, replayed_requests
+    from pipelines.bench.load.measure import QUICK
     from pipelines.bench.load.measure import bench_load as measure
     from pipelines.bench.load.report import load_table
     from pipelines.inspect.ask import evaluation_requests
 
     champion = read_champion(context.home)
-    if mixed:
-        events = read_dataset(_dataset(context, data)).events
-        requests = replayed_requests(purchases_of(events), champion.cut, 100_000)
-    else:
-        requests = evaluation_requests(champion.bundle(context.home), 2_000)
+    requests = evaluation_requests(champion.bundle(context.home), 2_000)
     result = measure(
         context.home,
         champion,
@@ -135,7 +123,6 @@ def bench_load(
         goal_ms,
         endurance,
         context.settings().deadline_ms,  # the only setting of this shell: the arms run as they ship
-        mixed,
     )
     context.answer(result, load_table(result))
 

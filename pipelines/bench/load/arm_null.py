@@ -1,7 +1,7 @@
-"""A number of milliseconds -> a server that does nothing but burn them: the floor of machine and client.
+"""A number of milliseconds -> a server that only burns them: the floor of machine and client.
 
-It runs the same uvicorn as the endpoint. Whatever tail its answers have comes from the machine, from the
-client and from requests that arrive together; no recommender can be better than that at the same work.
+It runs the same uvicorn as the endpoint. The tail of its answers comes from the machine, from the client
+and from requests that arrive together: no recommender can be better at the same work.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def serve_app(app: Any) -> None:
 
 
 def say_ready(http: str, grpc: str = "") -> None:
-    """Write the line that whoever started this server waits for."""
+    """Write the ready line, which the starter of this server waits for."""
     sys.stderr.write(json.dumps({"event": "ready", "http": http, "grpc": grpc}) + "\n")
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""What to change -> our endpoint without one of its parts, on its own port: what that part is worth.
+"""A change -> our endpoint with one other part, on its own port: the worth of that part.
 
 `python -m pipelines.bench.load.arm_variants JSON`, the JSON being the fields of `Variant`. `serving.server`
 itself runs, with another part in its `Wiring`: logs, metrics and all other costs are the same. Plain FastAPI
@@ -27,10 +27,9 @@ from fastapi import Body, FastAPI, Response
 from components.data.feast_store import feature_store, quiet_feast
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.snapshots import HISTORY, USER_VIEW
-from pipelines.bench.load.arm_null import say_ready, serve_app
+from pipelines.bench.load.arm_null import serve_app
 from serving import server
 from serving.answer.recommender import Recommender, open_bundle, open_recommender
-from serving.api.endpoint import Endpoint
 from serving.checkout.checkout import Checkout
 from serving.prediction_log import PredictionLog
 from serving.release.bundle import Bundle, open_session
@@ -40,24 +39,23 @@ from serving.shop.fact_store import open_fact_store
 from serving.stores.online_features import OnlineStore, UserRow, open_store
 from serving.wiring import SWITCH_S, Wiring, wire
 
-DOORS = ("endpoint", "kserve", "fastapi")
+SERVERS = ("endpoint", "kserve", "fastapi")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The endpoint, but for what is said here."""
+    """The endpoint with these changes."""
 
     bundle: str
-    door: str = "endpoint"  # one of DOORS: ours, KServe's stock server, plain FastAPI
-    feast_home: str = ""  # read users' rows through Feast's SDK, whose registry is there
-    weights: str = ""  # rank with this ranker's torch weights, eager, FP32
-    graph: str = ""  # rank with this ranker's graph as it lies there
-    freezes: bool = True  # what was loaded is kept out of garbage collections
+    server: str = "endpoint"  # one of SERVERS: ours, KServe's stock server, plain FastAPI
+    feast_home: str = ""  # Feast's registry: users' rows are read through its SDK
+    weights: str = ""  # a ranker whose torch weights rank, eager, FP32
+    graph: str = ""  # a ranker whose graph ranks as exported
 
     def __post_init__(self) -> None:
-        """Refuse a door that nobody built."""
-        if self.door not in DOORS:
-            raise ValueError(f"no door {self.door!r}: choose one of {', '.join(DOORS)}")
+        """Refuse an unknown server."""
+        if self.server not in SERVERS:
+            raise ValueError(f"no server {self.server!r}: choose one of {', '.join(SERVERS)}")
         if self.weights and self.graph:
             raise ValueError("a variant ranks with weights or with a graph: give one of them")
 
@@ -73,9 +71,9 @@ class FeastRows:
 
     def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know; Feast keeps no deadline."""
-        found = self._feast.get_online_features([f"{USER_VIEW}:{HISTORY}"], [{"user_id": user_id}])
-        history = found.to_dict()[HISTORY][0]
-        # The SDK tells no time of the row: it counts as fresh.
+        rows = self._feast.get_online_features([f"{USER_VIEW}:{HISTORY}"], [{"user_id": user_id}])
+        history = rows.to_dict()[HISTORY][0]
+        # The SDK returns no time of the row: it counts as fresh.
         return UserRow(history, time.time()) if history else None
 
     def close(self) -> None:
@@ -95,11 +93,11 @@ class EagerSession:
         return [self._rank(inputs["dense"], inputs["categorical"])]
 
 
-class StockDoor:
+class StockServer:
     """KServe's own server in the place of `serving.api.endpoint.Endpoint`; it follows no home."""
 
     def __init__(self, settings: Settings, http_socket: socket.socket) -> None:
-        """Let go of the socket: KServe's server binds one itself."""
+        """Close the socket: KServe's server binds its own."""
         http_socket.close()
 
     def start(self, checkout: Checkout, on_ready: Callable[[str, str], None], at_end: object) -> None:
@@ -107,7 +105,7 @@ class StockDoor:
         from serving.api.predictor import Predictor
         from serving.api.transformer import Transformer
 
-        serve_stock([Transformer(checkout), Predictor(checkout)], on_ready=on_ready)
+        serve_stock([Transformer(checkout), Predictor(checkout)], on_ready)
 
     def on_loop(self, act: Callable[[], None]) -> None:
         """Refuse: a bench never swaps the bundle."""
@@ -117,13 +115,11 @@ class StockDoor:
 def wire_variant(variant: Variant, settings: Settings) -> Wiring:
     """Return the parts that ship, but for the one that the variant changes."""
     wiring = replace(wire(settings), open_bundle=opener(variant))
-    if variant.door == "kserve":
-        wiring = replace(wiring, door=StockDoor)
+    if variant.server == "kserve":
+        wiring = replace(wiring, door=StockServer)
     if variant.feast_home:
         rows = FeastRows(Path(variant.feast_home), settings.online_store_url, wiring.store)
         wiring = replace(wiring, store=rows)
-    if not variant.freezes:
-        wiring = replace(wiring, door=partial(Endpoint, freeze=lambda: None))
     return wiring
 
 
@@ -144,8 +140,8 @@ def opener(variant: Variant) -> Callable[[Path], Bundle]:
 
 
 def serve_variant(variant: Variant) -> int:
-    """Serve until SIGTERM; return what the process exits with."""
-    if variant.door == "fastapi":
+    """Serve until SIGTERM; return the exit code of the process."""
+    if variant.server == "fastapi":
         serve_fastapi(variant, Settings.from_env())
         return 0
     return server.main(["--bundle", variant.bundle], partial(wire_variant, variant))
@@ -167,22 +163,17 @@ def serve_fastapi(variant: Variant, settings: Settings) -> None:
         recommender.facts.close()
 
 
-def serve_stock(
-    models: list[Any], predictor: str = "", on_ready: Callable[[str, str], None] = say_ready
-) -> None:
+def serve_stock(models: list[Any], on_ready: Callable[[str, str], None]) -> None:
     """Serve models in KServe's own server as it comes, with its logs, until SIGTERM.
 
     Args:
         models: ready to answer.
-        predictor: address of the predictor that a transformer asks over REST V1, if there is one.
         on_ready: called with the HTTP and the gRPC address once it takes connections.
     """
     from kserve import ModelServer
-    from kserve.predictor_config import PredictorConfig
 
     http, grpc = free_port(), free_port()
-    config = PredictorConfig(predictor) if predictor else None
-    server = ModelServer(http_port=http, grpc_port=grpc, predictor_config=config)
+    server = ModelServer(http_port=http, grpc_port=grpc)
     addresses = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
     threading.Thread(target=_announce, args=(http, addresses, on_ready), daemon=True).start()
     server.start(models)
@@ -201,20 +192,20 @@ def _announce(port: int, addresses: tuple[str, str], on_ready: Callable[[str, st
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now: KServe's server cannot choose one itself."""
+    """Return a port that is free now: KServe's server cannot choose one itself."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 def fastapi_app(recommender: Recommender) -> Any:
-    """Return what a good engineer writes in an hour: FastAPI, its own checks, our recommender behind."""
+    """Return the application of an hour's work: FastAPI, its checks, our recommender behind."""
     app = FastAPI()
 
     @app.post("/v1/models/checkout:predict")
     async def predict(instances: Annotated[list[dict[str, Any]], Body(embed=True)]) -> Response:
         now = time.time()
-        asked = [parse_request(raw, now=now, default_id="") for raw in instances]
-        answers = [recommender.recommend(request).to_dict() for request in asked]
+        requests = [parse_request(raw, now=now, default_id="") for raw in instances]
+        answers = [recommender.recommend(request).to_dict() for request in requests]
         return Response(orjson.dumps({"predictions": answers}), media_type="application/json")
 
     gc.collect()
@@ -223,10 +214,10 @@ def fastapi_app(recommender: Recommender) -> Any:
 
 
 def eager(ranker: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return what scores rows with a ranker's torch weights, in FP32 and one thread, nothing compiled.
+    """Return a function that scores rows with a ranker's torch weights: FP32, one thread, not compiled.
 
     Raises:
-        ContractViolation: there is no ranker of torch's there.
+        ContractViolation: the folder holds no ranker with torch weights.
     """
     import torch
 

@@ -1,22 +1,22 @@
-"""What a server does at one rate after another -> its capacity: the knee of latency over rate."""
+"""Probes of a server at one rate after another -> its capacity: the knee of latency over rate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 GOAL_MS = 50.0
-ANSWERED = 0.99  # of what was due, answered in the run
-DEGRADED = 0.01  # of the answers may say that they are less than they should be: those are cheap
+ANSWERED = 0.99  # of the due requests, answered in the run
+DEGRADED = 0.01  # of the answers, at most: degraded ones are cheap
 PRECISION = 0.05  # between the highest rate that held and the lowest that did not
-LOWEST, HIGHEST = 0.25, 1e5  # requests per second, between which a knee is looked for
+LOWEST, HIGHEST = 0.25, 1e5  # requests per second: the bounds of the search
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a server did at one rate."""
+    """The figures of a server at one rate."""
 
     rate: float  # requests per second that were due
     answered_ratio: float
@@ -36,7 +36,7 @@ class Probe:
         return cls(rate, answered, failed, ms["p50"], p99, degraded)
 
     def holds(self, goal_ms: float) -> bool:
-        """Return whether all was well: p99 within the goal, nothing failed, enough answered in full."""
+        """Return whether p99 is within the goal, nothing failed, and enough was answered in full."""
         return (
             self.p99_ms is not None
             and self.p99_ms <= goal_ms
@@ -47,7 +47,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Knee:
+class Capacity:
     """The highest rate that held, 0 if none did, and every probe on the way there."""
 
     rate: float
@@ -59,14 +59,14 @@ class Knee:
         return asdict(self)
 
 
-def knee_search(
+def search_capacity(
     start: float, goal_ms: float = GOAL_MS, precision: float = PRECISION
-) -> Generator[float, Probe, Knee]:
-    """Yield the rate to ask next, take what came of it, return the knee.
+) -> Generator[float, Probe, Capacity]:
+    """Yield the next rate, take its probe, return the knee.
 
     Doubling until a rate does not hold, then bisection on a log scale. A rate that holds while doubling is
-    taken at its word; near the edge each is asked twice, and a third time if the two disagree. As it waits
-    between two rates, many searches can take turns on one machine.
+    probed once. Near the edge each rate is probed twice, and a third time if the two disagree. As a generator
+    it waits between two rates, so that two searches can take turns on one machine.
 
     Args:
         start: requests per second to begin with.
@@ -94,16 +94,4 @@ def knee_search(
         else:
             high = rate
         rate = math.sqrt(low * high) if low and high < math.inf else low * 2 or high / 2
-    return Knee(low, goal_ms, tuple(probes))
-
-
-def find_knee(probe: Callable[[float], Probe], start: float, goal_ms: float = GOAL_MS) -> Knee:
-    """Search one server alone."""
-    search = knee_search(start, goal_ms)
-    rate = next(search)
-    while True:
-        try:
-            rate = search.send(probe(rate))
-        except StopIteration as found:
-            knee: Knee = found.value
-            return knee
+    return Capacity(low, goal_ms, tuple(probes))

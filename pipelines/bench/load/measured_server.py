@@ -1,10 +1,9 @@
-"""A command -> a server that is ready, and what its processes have used: for benchmarks, on Linux."""
+"""A command -> a server that is ready, with the processor time and memory of its processes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import orjson
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 START_S = 600.0  # two servers import for half a minute; on a busy machine for minutes
@@ -23,25 +23,25 @@ _BEGINS = b'{"event": "'
 
 
 class Events:
-    """The lines {"event": KIND, ...} of a file that grows; each look reads what came since the one before.
+    """The lines {"event": KIND, ...} of a file that grows; each look reads the lines since the last look.
 
-    An endpoint says something about each request: who read it from the beginning, again and again, would take
-    a processor from what is measured.
+    An endpoint logs each request: to read the file from its beginning at each look would take processor time
+    from the measured server.
     """
 
-    def __init__(self, said: Path) -> None:
-        self._said, self._read = said, 0
-        self._found: list[dict[str, Any]] = []
+    def __init__(self, output: Path) -> None:
+        self._output, self._read = output, 0
+        self._events: list[dict[str, Any]] = []
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """Return those of a kind that were written so far; a line that is not ended yet is left for later."""
-        with self._said.open("rb") as file:
+        """Return those of a kind that were written so far; an unfinished line is left for the next look."""
+        with self._output.open("rb") as file:
             file.seek(self._read)
             new = file.read()
         new = new[: new.rfind(b"\n") + 1]
         self._read += len(new)
-        self._found += [orjson.loads(line) for line in new.splitlines() if line.startswith(_BEGINS)]
-        return [event for event in self._found if event["event"] == kind]
+        self._events += [orjson.loads(line) for line in new.splitlines() if line.startswith(_BEGINS)]
+        return [event for event in self._events if event["event"] == kind]
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,25 @@ class MeasuredServer:
 
     process: subprocess.Popen[bytes]
     ready: dict[str, Any]  # its ready line
-    said: Events = field(default_factory=lambda: Events(Path(os.devnull)))
+    output: Events = field(default_factory=lambda: Events(Path(os.devnull)))
 
     def cpu_ms(self) -> float:
-        """Return the processor time that all its processes have used so far."""
-        return sum(_cpu_ms(pid) for pid in processes_of(self.process.pid))
+        """Return the processor time of all its processes so far, ended children included."""
+        return sum(_cpu_s(process) for process in processes_of(self.process.pid)) * 1e3
 
     def memory_mb(self) -> dict[str, float]:
-        """Return resident memory, and proportional memory, where a page that is shared counts in parts."""
-        found = {"rss": 0.0, "pss": 0.0}
-        for pid in processes_of(self.process.pid):
-            with contextlib.suppress(OSError):
-                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                    name = line.partition(":")[0].lower()
-                    if name in found:
-                        found[name] += int(line.split()[1]) / 1024
-        return found
+        """Return resident memory, and proportional memory, where a shared page counts in parts."""
+        total = {"rss": 0.0, "pss": 0.0}
+        for process in processes_of(self.process.pid):
+            with contextlib.suppress(psutil.Error):
+                memory = process.memory_full_info()
+                total["rss"] += memory.rss / 2**20
+                total["pss"] += memory.pss / 2**20
+        return total
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Return the lines {"event": KIND, ...} that it has written so far."""
-        return self.said.of(kind)
+        """Return the lines {"event": KIND, ...} of its output so far."""
+        return self.output.of(kind)
 
     def samples(self, metric: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric in its /metrics now, by those of its labels in their order.
@@ -90,53 +89,49 @@ class MeasuredServer:
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str], environment: Mapping[str, str], said: Path, start_s: float = START_S
+    command: Sequence[str], environment: Mapping[str, str], output: Path, start_s: float = START_S
 ) -> Iterator[MeasuredServer]:
-    """Start a server and wait for its ready line; it ends with the block, and so does what it started.
+    """Start a server and wait for its ready line; it ends with the block, together with its children.
 
     Args:
-        command: what to run; it writes a line {"event": "ready", "http": ADDRESS, ...} to stderr.
-        environment: the whole of it.
-        said: file that gets what it writes.
+        command: it writes a line {"event": "ready", "http": ADDRESS, ...} to stderr.
+        environment: all its variables.
+        output: file that gets its output.
         start_s: how long it may take.
 
     Raises:
-        RuntimeError: it did not become ready; the message holds what it said.
+        RuntimeError: it did not become ready; the message holds its output.
     """
-    with said.open("wb") as out:
+    with output.open("wb") as out:
         process = subprocess.Popen(command, env=dict(environment), stdout=out, stderr=out)
     try:
-        events = _wait_ready(process, said, start_s)
+        events = _wait_ready(process, output, start_s)
         yield MeasuredServer(process, events.of("ready")[0], events)
     finally:
         _stop(process)
 
 
-def processes_of(pid: int) -> list[int]:
-    """Return a process and all that descend from it, those that run now."""
-    parents: dict[int, int] = {}
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parents[int(place.name)] = int(_stat(int(place.name))[1])
-    found = [pid]
-    for known in found:
-        found += [child for child, parent in parents.items() if parent == known]
-    return found
+def processes_of(pid: int) -> list[psutil.Process]:
+    """Return a process and all its descendants that run now."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    return []
 
 
-def _wait_ready(process: subprocess.Popen[bytes], said: Path, start_s: float) -> Events:
-    events = Events(said)
+def _wait_ready(process: subprocess.Popen[bytes], output: Path, start_s: float) -> Events:
+    events = Events(output)
     until = time.monotonic() + start_s
     while process.poll() is None and time.monotonic() < until:
         if events.of("ready"):
             return events
         time.sleep(0.05)
-    text = said.read_text(errors="replace").strip()[-2_000:]
-    raise RuntimeError(f"the server did not start: {text or 'it said nothing'}")
+    text = output.read_text(errors="replace").strip()[-2_000:]
+    raise RuntimeError(f"the server did not start: {text or 'it output nothing'}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server as its operator would; what does not go, or was left behind, is killed."""
+    """Terminate the server as an operator would; kill it if it does not end, and kill its children."""
     family = processes_of(process.pid)
     process.terminate()
     try:
@@ -144,18 +139,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for pid in family[1:]:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    for child in family[1:]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name: state, parent, ..."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _cpu_ms(pid: int) -> float:
-    """Return a process's own time, and that of children that ended."""
-    with contextlib.suppress(OSError):
-        return sum(map(int, _stat(pid)[11:15])) * 1e3 / os.sysconf("SC_CLK_TCK")
+def _cpu_s(process: psutil.Process) -> float:
+    """Return a process's own seconds of processor time, and those of its children that ended."""
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system + times.children_user + times.children_system)
     return 0.0

@@ -1,4 +1,4 @@
-"""What the load bench measured -> Markdown that begins with what a manager reads, and one picture."""
+"""The figures of the load bench -> Markdown that begins with a manager's sentence, and one picture."""
 
 from __future__ import annotations
 
@@ -8,126 +8,107 @@ from typing import Any
 
 import numpy as np
 
-OURS, NULL = "ours", "null"
-TUTORIALS = ("unoptimised", "unoptimised-user-row")
-# Where an arm is says nothing of how fast it is.
-_PLACES = {"RECO_HOME", "RECO_HOST", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL"}
-_COLOURS = {OURS: "tab:blue", NULL: "black", "fastapi": "tab:green", "unoptimised": "tab:red"}
-CUT = 4.0  # times as long as ours: there a bar is cut, so that ours can be read beside it
+from pipelines.bench.load.arms import NULL, OURS, UNOPTIMISED
+from pipelines.bench.report import MISSING, fixed, machine_line, percent, picture, short, table
+
+# The address of an arm says nothing about its speed.
+_ADDRESSES = {"RECO_HOME", "RECO_HOST", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL"}
+_COLOURS = {OURS: "tab:blue", NULL: "black", UNOPTIMISED: "tab:red"}
 _NEXT_COLOURS = ("tab:orange", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan", "tab:gray")
+CUT = 4.0  # times as long as ours: a longer bar is cut, so that ours can be read beside it
 
 
 def load_table(result: Mapping[str, Any]) -> str:
     """Return the result of `bench_load` as Markdown."""
-    lines = [
-        f"# Load report of bundle {result['bundle_id']}",
-        "",
-        _verdict(result),
-        "",
-        *_summary(result),
-        "",
-        *_goals(result),
-        "",
-        *_preface(result),
-        "",
-        *_compared(result),
-        "",
+    parts = [
+        [f"# Load report of bundle {result['bundle_id']}"],
+        [_verdict(result)],
+        _summary(result),
+        goal_table(result["goals"]),
+        [_preface(result)],
+        _compared(result),
         *_stages(result),
-        "",
-        *_start(result),
-        "",
-        *_under_load(result),
-        "",
-        *_rounds(result),
-        "",
-        *_lengths(result["basket_length"]),
-        "",
-        *_payloads(result["payloads"]),
-        "",
-        *_priority(result.get("priority"), result["goal_ms"]),
-        *_swap(result.get("swap")),
-        *_canary(result.get("canary")),
-        *_endurance(result.get("endurance")),
-        *_knees(result),
+        _start(result),
+        _under_load(result),
+        _lengths(result["basket_length"]),
+        _payloads(result["payloads"]),
+        _priority(result.get("priority"), result["goal_ms"]),
+        _swap(result.get("swap")),
+        _canary(result.get("canary")),
+        _endurance(result.get("endurance")),
+        _probes(result),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
-    """Return what a manager reads: ours beside the tutorials' stack, in one sentence."""
+    """Return a manager's sentence: ours beside the unoptimised stack."""
     ours, within = result["arms"][OURS], f"p99 <= {result['goal_ms']:g} ms"
-    others = [name for name in TUTORIALS if name in result["arms"]]
-    fast = f"An answer takes `{OURS}` {_ms(ours['alone']['p50_ms'])} ms (p50)"
+    fast = f"An answer takes `{OURS}` {short(ours['alone']['p50_ms'])} ms (p50)"
     many = f"at {within} one process gives {_rate(ours['capacity']['rate'])} answers a second"
-    if not others:
-        return f"{fast}, and {many}; the tutorials' stack was not measured beside it."
-    p50s, capacities = [], []
-    for name in others:
-        arm = result["arms"][name]
-        theirs, rate = arm["alone"]["p50_ms"], arm["capacity"]["rate"]
-        times = _times(arm["ratio"]["p50_ms"]["median"]) if "p50_ms" in arm["ratio"] else "–"
-        p50s.append(f"where `{name}` takes {times} x as long ({_ms(theirs)} ms)")
-        over = _times(ours["capacity"]["rate"] / rate) if rate else ""
-        none = f"where `{name}` holds no rate"
-        capacities.append(f"{over} x as many as `{name}` ({_rate(rate)})" if rate else none)
-    return f"{fast}, {' and '.join(p50s)}; {many}, {' and '.join(capacities)}."
+    arm = result["arms"].get(UNOPTIMISED)
+    if arm is None:
+        return f"{fast}, and {many}; `{UNOPTIMISED}` was not measured beside it."
+    times = _times(arm["ratio"]["p50_ms"]["median"]) if "p50_ms" in arm["ratio"] else MISSING
+    rate = arm["capacity"]["rate"]
+    over = f"where `{UNOPTIMISED}` holds no rate"
+    if rate:
+        over = f"{_times(ours['capacity']['rate'] / rate)} x as many as `{UNOPTIMISED}` ({_rate(rate)})"
+    return (
+        f"{fast}, where `{UNOPTIMISED}` takes {times} x as long ({short(arm['alone']['p50_ms'])} ms); "
+        f"{many}, {over}."
+    )
 
 
-def _goals(result: Mapping[str, Any]) -> list[str]:
-    lines = ["| goal | wanted | measured | reached |", "|---|---|---|---|"]
-    for goal in result["goals"]:
-        reached = {True: "yes", False: "no", None: "not measured"}[goal["reached"]]
-        measured = "–" if goal["measured"] is None else _ms(goal["measured"]) + goal["unit"]
+def goal_table(goals: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the table of goals with their figures, for the load report and for drills."""
+    rows = []
+    for goal in goals:
+        measured = short(goal["measured"]) + (goal["unit"] if goal["measured"] is not None else "")
         if goal["measured"] is None and goal["reached"]:
             measured = "the other holds no rate"
-        lines.append(f"| {goal['name']} | {goal['goal']} | {measured} | {reached} |")
-    return lines
+        reached = {True: "yes", False: "no", None: "not measured"}[goal["reached"]]
+        rows.append([goal["name"], goal["goal"], measured, reached])
+    return table(["goal", "wanted", "measured", "reached"], rows)
 
 
-def _preface(result: Mapping[str, Any]) -> list[str]:
-    machine, effort = result["machine"], result["effort"]
-    asked = f"{result['requests']:,} different requests"
-    if (mixed := result["mixed"]) is not None:
-        asked = (
-            f"{result['requests']:,} questions of growing baskets after the cut in their order, "
-            f"{mixed['anonymous']:.0%} of the shoppers anonymous, {mixed['again']:.0%} asked again"
-        )
+def _preface(result: Mapping[str, Any]) -> str:
+    effort = result["effort"]
     before, after = result["load_average_before"][0], result["load_average_after"][0]
-    return [
-        f"{machine['cpu']}, {machine['cores']} cores, servers, Redis and client on the same ones; "
-        f"load average {before:.2f} before, {after:.2f} after; Python {result['software']['python']}; commit "
-        f"{result['commit']}; {result['measured_at']}. {asked}, "
+    return (
+        f"{machine_line(result)}, servers, Redis and client on the same ones; "
+        f"load average {before:.2f} before, {after:.2f} after; Python {result['software']['python']}; "
+        f"{result['measured_at']}. {result['requests']:,} different requests, "
         f"at most {result['candidates']} candidates ranked for each, "
-        f"{result['online_store']['users']:,} shoppers' rows; {effort['rounds']} rounds of "
-        f"{effort['alone_s']:g} s an arm, the arms taking turns. Medians over rounds."
-    ]
+        f"{result['online_store']['users']:,} shoppers' rows. Each arm runs beside ours alone; "
+        f"{effort['rounds']} rounds of {effort['alone_s']:g} s in turns. Medians over rounds, for ours over "
+        "all pairs."
+    )
 
 
 def _summary(result: Mapping[str, Any]) -> list[str]:
-    goal = result["goal_ms"]
-    lines = [
-        f"| arm | p50 ms | p99 ms | capacity, answers/s at p99 <= {goal:g} ms | CPU ms an answer "
-        "| $ a million | Wh a million | memory MB (RSS / PSS) | against ours: p50, CPU, capacity |",
-        "|" + "---|" * 9,
-    ]
+    head = ["arm", "p50 ms", "p99 ms", f"capacity, answers/s at p99 <= {result['goal_ms']:g} ms"]
+    head += ["CPU ms an answer", "$ a million", "Wh a million", "memory MB (RSS / PSS)"]
+    rows = []
     for name, arm in result["arms"].items():
         alone, memory = arm["alone"], arm["memory_mb"]
-        cells = [
-            f"**{name}**" if name == OURS else name,
-            _ms(alone["p50_ms"]),
-            _ms(alone["p99_ms"]),
-            _rate(arm["capacity"]["rate"]),
-            f"{arm['cpu_ms']:.2f}",
-            f"{arm['dollars_a_million']:.3f}",
-            f"{arm['wh_a_million']:.1f}",
-            f"{memory['rss']:.0f} / {memory['pss']:.0f}",
-            _against(arm.get("ratio")),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += [f"| {name} | skipped: {why} |" + " |" * 7 for name, why in result["skipped"].items()]
+        rows.append(
+            [
+                f"**{name}**" if name == OURS else name,
+                short(alone["p50_ms"]),
+                short(alone["p99_ms"]),
+                _rate(arm["capacity"]["rate"]),
+                fixed(arm["cpu_ms"]),
+                fixed(arm["dollars_a_million"], 3),
+                fixed(arm["wh_a_million"], 1),
+                f"{memory['rss']:.0f} / {memory['pss']:.0f}",
+                _against(arm.get("ratio")),
+            ]
+        )
+    rows += [[name, f"skipped: {why}", *[""] * 7] for name, why in result["skipped"].items()]
     constants = result["constants"]
     return [
-        *lines,
+        *table([*head, "against ours: p50, CPU, capacity"], rows),
         "",
         "p50 and p99: one request at a time, from the first byte sent to the last received. CPU: all "
         "processes of the server, without Redis and client. $ = CPU ms x 1000 s / 3600 x "
@@ -139,96 +120,90 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
 def _against(ratio: Mapping[str, Any] | None) -> str:
     if ratio is None:
         return ""
-    named = [ratio.get("p50_ms"), ratio.get("cpu_ms")]
-    cells = [f"{one['median']:.2f}x [{one['min']:.2f}, {one['max']:.2f}]" if one else "–" for one in named]
-    capacity = f"{ratio['capacity']:.2f}x" if ratio["capacity"] is not None else "–"
-    return ", ".join([*cells, capacity])
+    spreads = [ratio.get("p50_ms"), ratio.get("cpu_ms")]
+    cells = [f"{s['median']:.2f}x [{s['min']:.2f}, {s['max']:.2f}]" if s else MISSING for s in spreads]
+    return ", ".join([*cells, fixed(ratio["capacity"], 2, "x")])
 
 
 def _compared(result: Mapping[str, Any]) -> list[str]:
-    lines = ["What each arm is:", ""]
+    lines = ["The arms:", ""]
     for name, arm in result["arms"].items():
-        own = [f"{key}={value}" for key, value in arm["settings"].items() if key not in _PLACES]
-        lines.append(f"- {name}: {arm['what']}" + (f" ({', '.join(own)})" if own else ""))
+        changed = [f"{key}={value}" for key, value in arm["settings"].items() if key not in _ADDRESSES]
+        lines.append(f"- {name}: {arm['what']}" + (f" ({', '.join(changed)})" if changed else ""))
     return lines
 
 
-def _stages(result: Mapping[str, Any]) -> list[str]:
-    lines = []
-    floor = result["floor"]
+def _stages(result: Mapping[str, Any]) -> list[list[str]]:
+    parts = []
     for name, arm in result["arms"].items():
-        stages = arm["stages"]
-        if stages is None:
+        if arm["stages"] is None:
             continue
-        shown = f"## Where the time goes: {name}"
-        lines += [shown, "", "| stage | mean ms | share | p50 | p99 |", "|" + "---|" * 5]
-        lines += [
-            f"| {stage} | {row['mean']:.3f} | {row['share']:.1%} | {_ms(row['p50'])} | {_ms(row['p99'])} |"
-            for stage, row in stages.items()
+        rows = [
+            [stage, fixed(row["mean"], 3), percent(row["share"], 1), short(row["p50"]), short(row["p99"])]
+            for stage, row in arm["stages"].items()
         ]
-        lines.append("")
+        head = ["stage", "mean ms", "share", "p50", "p99"]
+        lines = [f"## Where the time goes: {name}", "", *table(head, rows)]
         if name == OURS and (choosing := arm["choosing"]):
             lines += [
-                f"Retrieval, ranking and re-ranking of an answer together: p50 {_ms(choosing['p50'])} ms, "
-                f"p99 {_ms(choosing['p99'])} ms.",
                 "",
+                f"Retrieval, ranking and re-ranking of an answer together: p50 {short(choosing['p50'])} ms, "
+                f"p99 {short(choosing['p99'])} ms.",
             ]
-    if floor:
-        lines.append(
+        parts.append(lines)
+    if floor := result["floor"]:
+        text = (
             f"Means add up to the client's. Of `unexplained`, a bare HTTP answer of the null server takes "
             f"{floor['mean_ms']:.3f} ms (network, client, uvicorn); the rest is JSON, checks and KServe."
         )
-    return lines
+        parts.append([text])
+    return parts
 
 
 def _start(result: Mapping[str, Any]) -> list[str]:
-    lines = [
+    rows = []
+    for name, arm in result["arms"].items():
+        first = short(arm["first_ms"]) + (" (degraded)" if arm["first_degraded"] else "")
+        warm = arm["alone"]
+        rows.append([name, fixed(arm["ready_s"], 1), first, short(warm["p50_ms"]), short(warm["p99_ms"])])
+    head = ["arm", "ready after s", "first answer ms", "warm p50 ms", "warm p99 ms"]
+    return [
         "## From start to the first answer",
         "",
-        "| arm | ready after s | first answer ms | warm p50 ms | warm p99 ms |",
-        "|" + "---|" * 5,
-    ]
-    for name, arm in result["arms"].items():
-        first = _ms(arm["first_ms"]) + (" (degraded)" if arm["first_degraded"] else "")
-        alone = arm["alone"]
-        cells = [name, f"{arm['ready_s']:.1f}", first, _ms(alone["p50_ms"]), _ms(alone["p99_ms"])]
-        lines.append("| " + " | ".join(cells) + " |")
-    return [
-        *lines,
+        *table(head, rows),
         "",
-        "Ready: from the start of the process to its ready line. The first answer is that to one request "
-        "before which nobody asked anything; to connect is part of it. Warm: one at a time, as above.",
+        "Ready: from the start of the process to its ready line. The first answer is that to the first "
+        "request of all, connecting included. Warm: one at a time, as above.",
     ]
 
 
 def _under_load(result: Mapping[str, Any]) -> list[str]:
-    lines = [
-        "## At half of each capacity, and at three times it",
-        "",
-        "| arm | half: answers/s | p50 ms | p99 | p99.9 | CPU ms | failed, refused, degraded "
-        "| 3 x capacity: in full and in time, of the capacity | degraded, in time | refused | failed |",
-        "|" + "---|" * 11,
-    ]
+    head = ["arm", "half: answers/s", "p50 ms", "p99", "p99.9", "CPU ms", "failed, refused, degraded"]
+    head += ["3 x capacity: in full and in time, of the capacity", "degraded, in time", "refused", "failed"]
+    rows = []
     for name, arm in result["arms"].items():
         if "half" not in arm:
-            lines.append(f"| {name} | held no rate |" + " |" * 9)
+            rows.append([name, "held no rate", *[""] * 9])
             continue
         half, over = arm["half"], arm["overload"]
-        cells = [
-            name,
-            f"{half['rate']:,.1f}",
-            *(_ms(half["ms"][p]) for p in ("p50", "p99", "p99_9")),
-            f"{half['cpu_ms']:.2f}",
-            f"{half['failed'] + half['unanswered']}, {half['refused']}, {half['degraded']} "
-            f"of {half['requests']}",
-            _percent(over["goodput_ratio"]),
-            _percent(over["degraded_ratio"]),
-            f"{over['refused']} of {over['requests']}",
-            str(over["failed"] + over["unanswered"]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        lost = half["failed"] + half["unanswered"]
+        rows.append(
+            [
+                name,
+                fixed(half["rate"], 1),
+                *(short(half["ms"][p]) for p in ("p50", "p99", "p99_9")),
+                fixed(half["cpu_ms"]),
+                f"{lost}, {half['refused']}, {half['degraded']} of {half['requests']}",
+                percent(over["goodput_ratio"]),
+                percent(over["degraded_ratio"]),
+                f"{over['refused']} of {over['requests']}",
+                str(over["failed"] + over["unanswered"]),
+            ]
+        )
     return [
-        *lines,
+        "## At half of each capacity, and at three times it",
+        "",
+        *table(head, rows),
         "",
         "Open loop: requests come at the times of a Poisson process, and a latency counts from when its "
         "request was due. The tail of `null` is that of machine and client at the same processor time: set "
@@ -237,225 +212,171 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _rounds(result: Mapping[str, Any]) -> list[str]:
-    """Tell how often each arm was asked the same again, and what one that keeps answers had of it."""
-    arms = {name: arm for name, arm in result["arms"].items() if arm["laps"] is not None}
-    told = ", ".join(f"{name} {arm['laps']:.1f}" for name, arm in arms.items())
-    lines = ["## How often the list of requests was gone round", "", f"{told}."]
-    for name, arm in arms.items():
-        if cache := arm.get("cache"):
-            looks = sum(count for kind, count in cache["lookups"].items() if kind.startswith("process "))
-            lines.append(
-                f"`{name}` had {_percent(cache['hit_ratio'])} of {looks:,} answers already while its "
-                f"capacity was looked for; {cache['laps']:.1f} times round at its end."
-            )
-    wrapped = ", ".join(f"`{name}`" for name, arm in arms.items() if arm["laps"] > 1)
-    if result["mixed"] is not None and wrapped:
-        lines.append(
-            f"The replay was too short for {wrapped}: what was asked in the first round was asked again, so "
-            "that kept answers are found more often than in a shop."
-        )
-    return lines
-
-
-def _lengths(found: Mapping[str, Any]) -> list[str]:
-    growth = found["growth"]
-    last = list(found["ms"])[-1]
-    told = " and ".join(f"{p} {growth[p]:.2f}x" for p in ("p50", "p99") if growth[p])
+def _lengths(figures: Mapping[str, Any]) -> list[str]:
+    growth = figures["growth"]
+    grown = " and ".join(f"{p} {growth[p]:.2f}x" for p in ("p50", "p99") if growth[p])
+    rows = [[length, short(row["p50"]), short(row["p99"])] for length, row in figures["ms"].items()]
     return [
         "## Length of the basket (ours, one at a time)",
         "",
-        "| items | p50 ms | p99 ms |",
-        "|---|---|---|",
-        *(f"| {length} | {_ms(row['p50'])} | {_ms(row['p99'])} |" for length, row in found["ms"].items()),
+        *table(["items", "p50 ms", "p99 ms"], rows),
         "",
-        f"From 1 item to {last}: {told or 'too few samples to say'}.",
+        f"From 1 item to {list(figures['ms'])[-1]}: {grown or 'too few samples to say'}.",
     ]
 
 
-def _payloads(found: Mapping[str, Any]) -> list[str]:
-    first = next(iter(found.values()))
+def _payloads(figures: Mapping[str, Any]) -> list[str]:
+    first = next(iter(figures.values()))["ms"]["p50"]
     rows = []
-    for name, row in found.items():
-        answer, p50 = row["answer_bytes"], row["ms"]["p50"]
-        slower = f"{p50 / first['ms']['p50']:.2f}x" if p50 and first["ms"]["p50"] else "–"
-        size = f"{answer:,.0f}" if answer else "–"
-        rows.append(
-            f"| {name} | {row['request_bytes']:,.0f} | {size} | {_ms(p50)} | {_ms(row['ms']['p99'])} "
-            f"| {slower} | {row['failed']} |"
-        )
+    for name, row in figures.items():
+        p50 = row["ms"]["p50"]
+        ratio = fixed(p50 / first if p50 and first else None, 2, "x")
+        sizes = [fixed(row[size], 0) for size in ("request_bytes", "answer_bytes")]
+        rows.append([name, *sizes, short(p50), short(row["ms"]["p99"]), ratio, row["failed"]])
+    head = ["protocol", "request bytes", "answer bytes", "p50 ms", "p99 ms", "p50 of the first", "failed"]
     return [
         "## The same question in each protocol (ours, one at a time, in turns)",
         "",
-        "| protocol | request bytes | answer bytes | p50 ms | p99 ms | p50 of the first | failed |",
-        "|" + "---|" * 7,
-        *rows,
+        *table(head, rows),
         "",
         "Bytes are those of bodies and messages, without HTTP's heads. The gRPC client is Python's. "
-        "Binary tensors over REST have no row: they are refused on purpose (400), so that whatever comes "
-        "over REST is one JSON document, checked before anything reads it; who wants bytes has gRPC.",
+        "Binary tensors over REST have no row: they are refused on purpose (400), so that all input over "
+        "REST is one JSON document that is checked first; clients that want bytes have gRPC.",
     ]
 
 
-def _priority(found: Mapping[str, Any] | None, goal_ms: float) -> list[str]:
-    if found is None:
+def _priority(figures: Mapping[str, Any] | None, goal_ms: float) -> list[str]:
+    if figures is None:
         return []
     rows = []
     for name in ("checkout", "prefetch"):
-        kind = found[name]
+        kind = figures[name]
+        ratios = [percent(kind[ratio], 1) for ratio in ("good_ratio", "full_ratio")]
         lost = kind["refused"] + kind["failed"] + kind["unanswered"]
-        rows.append(
-            f"| {name} | {kind['requests']:,} | {_percent(kind['good_ratio'], 1)} "
-            f"| {_percent(kind['full_ratio'], 1)} | {kind['shed']:,} | {kind['late']:,} | {lost} |"
-        )
-    shed, recovery = found["shed"], found["recovery"]
-    back_s, half = recovery["back_s"], _ms(recovery["half_p99_ms"])
-    told = f"not within {recovery['watched_s']} s" if back_s is None else f"in second {back_s}"
-    told = told if recovery["second_p99_ms"] else "in a time that so few requests do not tell"
-    each = ", ".join(_ms(ms) for ms in recovery["second_p99_ms"].values())
+        rows.append([name, f"{kind['requests']:,}", *ratios, f"{kind['shed']:,}", f"{kind['late']:,}", lost])
+    shed, recovery = figures["shed"], figures["recovery"]
+    back_s, half = recovery["back_s"], short(recovery["half_p99_ms"])
+    back = f"not within {recovery['watched_s']} s" if back_s is None else f"in second {back_s}"
+    back = back if recovery["second_p99_ms"] else "at a time that so few requests do not show"
+    each = ", ".join(short(ms) for ms in recovery["second_p99_ms"].values())
+    head = [f"of {figures['rate']:,.0f} requests/s for {figures['seconds']:g} s", "requests"]
+    head += [f"in full within {goal_ms:g} ms", "in full", "best sellers at once", "late", "lost"]
     return [
         "## Three times the capacity, most of it prefetches (ours)",
         "",
-        f"| of {found['rate']:,.0f} requests/s for {found['seconds']:g} s | requests "
-        f"| in full within {goal_ms:g} ms | in full | best sellers at once | late | lost |",
-        "|" + "---|" * 7,
-        *rows,
+        *table(head, rows),
         "",
         f"Checkouts are nine tenths of the capacity. Of {shed['requests']:,} that were answered "
-        f"`overloaded`, p50 {_ms(shed['ms']['p50'])} ms, p99 {_ms(shed['ms']['p99'])} ms. "
-        f"Asked half of the capacity right after it, p99 was back within 1.5 x of what it was before "
-        f"({half} ms) {told}; second by second: {each or '–'} ms.",
-        "",
+        f"`overloaded`, p50 {short(shed['ms']['p50'])} ms, p99 {short(shed['ms']['p99'])} ms. "
+        f"At half of the capacity right after it, p99 was back within 1.5 x of its value before "
+        f"({half} ms) {back}; second by second: {each or MISSING} ms.",
     ]
 
 
-def _swap(found: Mapping[str, Any] | None) -> list[str]:
-    if found is None:
+def _swap(figures: Mapping[str, Any] | None) -> list[str]:
+    if figures is None:
         return []
     rows = [
-        f"| {name} | {row['requests']:,} | {_ms(row['p50_ms'])} | {_ms(row['p99_ms'])} | {row['failed']} "
-        f"| {row['degraded']} | {row['late']} |"
-        for name, row in found["phases"].items()
+        [name, f"{row['requests']:,}", short(row["p50_ms"]), short(row["p99_ms"])]
+        + [row[count] for count in ("failed", "degraded", "late")]
+        for name, row in figures["phases"].items()
     ]
-    took = ", ".join("not in time" if took_s is None else f"{took_s:.1f} s" for took_s in found["swap_s"])
+    took = ", ".join("not in time" if took_s is None else f"{took_s:.1f} s" for took_s in figures["swap_s"])
     return [
         "## The champion is swapped twice at half of the capacity (ours)",
         "",
-        "| of the swaps | requests | p50 ms | p99 ms | failed | degraded | late |",
-        "|" + "---|" * 7,
-        *rows,
+        *table(["of the swaps", "requests", "p50 ms", "p99 ms", "failed", "degraded", "late"], rows),
         "",
-        f"At {found['rate']:,.0f} requests/s. During: from the pointer's move until a second after the other "
-        f"bundle took over ({took}): p99 against before {_ratio(found['p99_ratio'])}.",
-        "",
+        f"At {figures['rate']:,.0f} requests/s. During: from the pointer's move until a second after the "
+        f"other bundle took over ({took}): p99 against before {fixed(figures['p99_ratio'], 2, 'x')}.",
     ]
 
 
-def _canary(found: Mapping[str, Any] | None) -> list[str]:
-    if found is None:
+def _canary(figures: Mapping[str, Any] | None) -> list[str]:
+    if figures is None:
         return []
+    names = ("without_p99_ms", "with_p99_ms")
     rows = [
-        f"| {number} | {_ms(one['without_p99_ms'])} | {_ms(one['with_p99_ms'])} | {_ratio(one['ratio'])} "
-        f"| {one['failed']}, {one['degraded']}, {one['late']} of {one['requests']:,} |"
-        for number, one in enumerate(found["rounds"], 1)
+        [
+            number,
+            *(short(one[name]) for name in names),
+            fixed(one["ratio"], 2, "x"),
+            f"{one['failed']}, {one['degraded']}, {one['late']} of {one['requests']:,}",
+        ]
+        for number, one in enumerate(figures["rounds"], 1)
     ]
-    medians = [_ms(found[name]) for name in ("without_p99_ms", "with_p99_ms")]
+    rows.append(["median", *(short(figures[name]) for name in names), fixed(figures["ratio"], 2, "x"), ""])
+    head = ["round", "p99 of stable alone, ms", "with the canary", "ratio", "failed, degraded, late with it"]
     return [
         "## A canary beside stable (ours twice on this machine)",
         "",
-        "| round | p99 of stable alone, ms | with the canary | ratio | failed, degraded, late with it |",
-        "|" + "---|" * 5,
-        *rows,
-        f"| median | {' | '.join(medians)} | {_ratio(found['ratio'])} | |",
+        *table(head, rows),
         "",
-        f"Stable at {found['rate']:,.0f} requests/s, half of its capacity; the canary at "
-        f"{found['canary_rate']:,.1f}, with a p99 of {_ms(found['canary_p99_ms'])} ms.",
-        "",
+        f"Stable at {figures['rate']:,.0f} requests/s, half of its capacity; the canary at "
+        f"{figures['canary_rate']:,.1f}, with a p99 of {short(figures['canary_p99_ms'])} ms.",
     ]
 
 
-def _endurance(found: Mapping[str, Any] | None) -> list[str]:
-    if found is None:
+def _endurance(figures: Mapping[str, Any] | None) -> list[str]:
+    if figures is None:
         return []
     return [
         "## Endurance (ours)",
         "",
-        f"{found['requests']:,} requests without a pause, {found['failed']} failed. After the first quarter "
-        f"memory grew by {found['mb_after_warm_up']:.1f} MB, {found['mb_per_1000_requests']:.3f} MB a "
-        f"thousand requests; {found['rss_mb'][0][1]:.0f} MB at the start, {found['rss_mb'][-1][1]:.0f} at "
-        "the end.",
-        "",
+        f"{figures['requests']:,} requests without a pause, {figures['failed']} failed. After the first "
+        f"quarter memory grew by {figures['mb_after_warm_up']:.1f} MB, "
+        f"{figures['mb_per_1000_requests']:.3f} MB a thousand requests; {figures['rss_mb'][0][1]:.0f} MB at "
+        f"the start, {figures['rss_mb'][-1][1]:.0f} at the end.",
     ]
 
 
-def _knees(result: Mapping[str, Any]) -> list[str]:
-    lines = ["## On the way to each knee", "", "| arm | answers/s: p99 ms |", "|---|---|"]
+def _probes(result: Mapping[str, Any]) -> list[str]:
+    rows = []
     for name, arm in result["arms"].items():
-        told = ", ".join(f"{rate:,.4g}: {p99:.1f}" for rate, p99 in _curve(arm))
-        lines.append(f"| {name} | {told} |")
-    idle = sum(arm["idle_cpu_ratio"] for arm in result["arms"].values())
-    return [*lines, "", f"While nobody was asked, all servers together used {idle:.1%} of a core."]
+        rows.append([name, ", ".join(f"{rate:,.4g}: {p99:.1f}" for rate, p99 in _curve(arm))])
+    return ["## On the way to each capacity", "", *table(["arm", "answers/s: p99 ms"], rows)]
 
 
 def _curve(arm: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return rate and p99 of each rate that was asked, the median where it was asked more than once."""
-    asked: dict[float, list[float]] = {}
+    """Return rate and p99 of each probed rate, the median where there are several probes."""
+    probes: dict[float, list[float]] = {}
     for probe in arm["capacity"]["probes"]:
         if probe["p99_ms"] is not None:
-            asked.setdefault(probe["rate"], []).append(probe["p99_ms"])
-    return [(rate, float(np.median(asked[rate]))) for rate in sorted(asked)]
+            probes.setdefault(probe["rate"], []).append(probe["p99_ms"])
+    return [(rate, float(np.median(probes[rate]))) for rate in sorted(probes)]
 
 
 def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 10 else _ms(rate)
+    return f"{rate:,.0f}" if rate >= 10 else short(rate)
 
 
 def _times(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
-def _percent(ratio: float | None, digits: int = 0) -> str:
-    return "–" if ratio is None else f"{ratio:.{digits}%}"
-
-
-def _ratio(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.2f}x"
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
-
-
 def draw_load(result: Mapping[str, Any], file: Path) -> None:
-    """Draw a picture: p99 over the rate for each arm, and where the time goes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5.5), width_ratios=(3, 2))
-    colours = iter(_NEXT_COLOURS * 3)
-    for name, arm in result["arms"].items():
-        if curve := _curve(arm):
-            rates, p99 = zip(*curve, strict=True)
-            style = ":" if name == NULL else "-"
-            colour = _COLOURS.get(name) or next(colours)
-            left.plot(rates, p99, style, marker="o", markersize=3, color=colour, label=name)
-    left.axhline(result["goal_ms"], color="grey", linewidth=0.8)
-    left.set(xscale="log", yscale="log", xlabel="requests a second, open loop", ylabel="p99, milliseconds")
-    left.legend(fontsize=8)
-    draw_stages(right, {name: arm["stages"] for name, arm in result["arms"].items() if arm["stages"]})
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
+    """Draw p99 over the rate for each arm, and the share of each stage."""
+    with picture(file, (13, 5.5), ncols=2, width_ratios=(3, 2)) as (figure, [[left, right]]):
+        colours = iter(_NEXT_COLOURS * 3)
+        for name, arm in result["arms"].items():
+            if curve := _curve(arm):
+                rates, p99 = zip(*curve, strict=True)
+                style = ":" if name == NULL else "-"
+                colour = _COLOURS.get(name) or next(colours)
+                left.plot(rates, p99, style, marker="o", markersize=3, color=colour, label=name)
+        left.axhline(result["goal_ms"], color="grey", linewidth=0.8)
+        left.set(
+            xscale="log", yscale="log", xlabel="requests a second, open loop", ylabel="p99, milliseconds"
+        )
+        left.legend(fontsize=8)
+        draw_stages(right, {name: arm["stages"] for name, arm in result["arms"].items() if arm["stages"]})
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
+        figure.tight_layout()
 
 
 def draw_stages(axes: Any, stages: Mapping[str, Mapping[str, Any]]) -> None:
-    """Stack the means of each arm's stages; a bar that is too long for the others to be seen is cut."""
+    """Stack the means of each arm's stages; a bar that would hide the others is cut."""
     names = list(stages)
     totals = {name: float(rows["client"]["mean"]) for name, rows in stages.items()}
     end = min(max(totals.values(), default=1.0), CUT * totals.get(OURS, np.inf))
@@ -473,8 +394,8 @@ def draw_stages(axes: Any, stages: Mapping[str, Mapping[str, Any]]) -> None:
         is_cut = totals[name] > end
         if is_cut:
             axes.plot([0.91 * end, 0.93 * end], [row + 0.45, row - 0.45], color="white", linewidth=4)
-        told = f" {_ms(totals[name])} ms" + (", cut" if is_cut else "")
-        axes.text(left[row], row, told, va="center", fontsize=8, weight="bold" if is_cut else "normal")
+        text = f" {short(totals[name])} ms" + (", cut" if is_cut else "")
+        axes.text(left[row], row, text, va="center", fontsize=8, weight="bold" if is_cut else "normal")
     axes.set_xlim(0, 1.3 * end)  # room for the numbers
     axes.invert_yaxis()
     axes.set(xlabel="mean milliseconds, one request at a time")

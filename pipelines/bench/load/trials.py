@@ -1,8 +1,7 @@
-"""Ours under prefetches, under a swap of bundles and beside a canary -> what the checkouts noticed of each.
+"""Ours alone: long baskets, prefetches, a swap of bundles, a canary, endurance -> the figures of each trial.
 
-Parts of the load report that no other arm takes part in: `pipelines.bench.load.measure` gives them a way to
-ask
-and the capacity that was found, and `pipelines.bench.load.goals` judges what they return.
+`pipelines.bench.load.measure` gives each trial a function that sends requests, and the measured capacity.
+`pipelines.bench.load.goals` judges the figures.
 """
 
 from __future__ import annotations
@@ -18,44 +17,50 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from components.home import Champion, write_champion
-from pipelines.bench.load.arms import OURS, Scene, choose_arms
-from pipelines.bench.load.generator import Load, percentiles
+from pipelines.bench.load.arms import OURS, LoadSetup, choose_arms
+from pipelines.bench.load.generator import Load, LoadGenerator
 from pipelines.bench.load.measured_server import MeasuredServer, started
+from pipelines.bench.report import percentiles
 from serving.release.bundle import load_bundle, read_manifest, seal_bundle
 
-OVERLOAD, CHECKOUTS = 3.0, 0.9  # times the capacity: all requests, and those of them where somebody waits
-OVERLOAD_CONNECTIONS = 512  # so that the crowd stands at the server's door, not at the client's
-FEWEST = 20  # requests of which a share can be told
+OVERLOAD, CHECKOUTS = 3.0, 0.9  # times the capacity: all requests, and the checkouts among them
+OVERLOAD_CONNECTIONS = 512  # so that the requests wait at the server, not at the client
+FEWEST = 20  # requests; a share of fewer means nothing
 RECOVERED = 1.5  # times the p99 at half of the capacity
 FLIPS = (0.25, 0.6)  # of the time of a run, when the pointer moves
 SETTLING_S = 1.0  # after a bundle took over, its swap is still under way
-LOOK_S = 0.1  # how often to look whether one did
-AHEAD_S = 0.5  # a canary is asked before and after those who are measured beside it
+LOOK_S = 0.1  # between two looks for the event
+LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)  # items in a basket
+BASKETS = 200  # different ones of a length
+AHEAD_S = 0.5  # a canary gets requests before and after the measured ones of stable
 CANARY = 0.1  # of the rate of stable
 
-Ask = Callable[..., Load]  # seconds, rate, and what else a Plan has -> what became of the requests
+Send = Callable[..., Load]  # seconds, rate, and other fields of a Plan -> the outcome of the requests
 Flip = Callable[[], float | None]  # moves the pointer; returns when the other bundle answered, None: not yet
 
 
 def overload_by_priority(
-    ask: Ask, capacity: float, goal_ms: float, seconds: float, half_s: float
+    send: Send, capacity: float, goal_ms: float, seconds: float, half_s: float
 ) -> dict[str, Any]:
-    """Ask three times the capacity, of which the checkouts are nine tenths of it and the rest prefetches.
+    """Send three times the capacity: checkouts for nine tenths of it, the rest prefetches.
 
     Args:
-        ask: ours.
+        send: to ours.
         capacity: requests a second.
         goal_ms: an answer in time.
         seconds: of the overload.
         half_s: at half of the capacity, before and right after it.
     """
-    before = ask(half_s, capacity / 2, seed=400)
+    before = send(half_s, capacity / 2, seed=400)
     share = 1 - CHECKOUTS / OVERLOAD
-    load = ask(seconds, OVERLOAD * capacity, seed=401, connections=OVERLOAD_CONNECTIONS, prefetch_ratio=share)
-    after = ask(half_s, capacity / 2, seed=402, warm_up=0)  # a warm-up would be the recovery
-    half_p99_ms = p99(before.client_ms)
+    load = send(
+        seconds, OVERLOAD * capacity, seed=401, connections=OVERLOAD_CONNECTIONS, prefetch_ratio=share
+    )
+    after = send(half_s, capacity / 2, seed=402, warm_up=0)  # a warm-up would be the recovery
+    half_p99_ms = tail_ms(before.client_ms)
     each_s = seconds_p99(after, after.began_s - load.began_s - float(load.due_s[-1]), capacity / 2)
     back = (second for second, ms in each_s.items() if ms <= RECOVERED * half_p99_ms)
     return {
@@ -89,31 +94,94 @@ def seconds_p99(load: Load, since_s: float, rate: float) -> dict[int, float]:
     """Return the p99 of each second after something ended; a second of few requests is left out.
 
     Args:
-        load: what was asked then.
+        load: the requests after that.
         since_s: from that end to the first moment of the load.
-        rate: of which half must have been asked within a second for it to count.
+        rate: a second counts with half as many requests.
     """
     numbers = np.floor(since_s + load.due_s).astype(int) + 1
     seconds, counts = np.unique(numbers, return_counts=True)
     return {
-        int(second): p99(load.client_ms[numbers == second])
+        int(second): tail_ms(load.client_ms[numbers == second])
         for second, count in zip(seconds, counts, strict=True)
         if count >= rate / 2
     }
 
 
-def p99(ms: np.ndarray) -> float:
-    """Return the 99th percentile, of few values the largest; infinite if there is none."""
-    return float(np.percentile(ms, 99, method="higher")) if len(ms) else float("inf")
+def tail_ms(ms: np.ndarray) -> float:
+    """Return the 99th percentile, of few values the largest; infinite without values."""
+    found = percentiles(ms)
+    tail = found["max"] if found["p99"] is None else found["p99"]
+    return float("inf") if tail is None else tail
+
+
+def basket_lengths(
+    send: Callable[[str], Load],
+    generator: LoadGenerator,
+    bundle: Path,
+    requests: Sequence[Mapping[str, Any]],
+    rounds: int,
+) -> dict[str, Any]:
+    """Send baskets of each of `LENGTHS`, popular items more often, by the shoppers of the requests.
+
+    Args:
+        send: sends a file of bodies for some time, one request after the other.
+        generator: keeps the bodies.
+        bundle: whose items are in the baskets.
+        requests: request lines.
+        rounds: of all lengths.
+    """
+    statistics = load_bundle(bundle).statistics
+    sold = np.asarray(statistics.basket_count, np.float64)
+    rng = np.random.default_rng(0)
+    files = {}
+    for length in (length for length in LENGTHS if length <= len(sold) // 2):
+        bodies = []
+        for request in requests[:BASKETS]:
+            codes = rng.choice(len(sold), length, replace=False, p=sold / sold.sum())
+            basket = statistics.item_ids[codes].tolist()
+            bodies.append(orjson.dumps({"instances": [{**request, "basket": basket}]}))
+        files[length] = generator.bodies(bodies)
+    took: dict[int, list[np.ndarray]] = {length: [] for length in files}
+    for _ in range(rounds):
+        for length, file in files.items():
+            load = send(file)
+            took[length].append(load.client_ms[load.answered])
+    rows = {str(length): percentiles(np.concatenate(ms)) for length, ms in took.items()}
+    first, *_, last = rows.values()
+    growth = {
+        name: (last[name] or 0.0) / (first[name] or np.inf) if last[name] and first[name] else None
+        for name in ("p50", "p99")
+    }
+    return {"ms": rows, "growth": growth}
+
+
+def memory_growth(send: Send, server: MeasuredServer, requests: int, steps: int = 20) -> dict[str, Any]:
+    """Send requests without a pause, four at a time; return memory and its slope after the first quarter."""
+    each = max(requests // steps, 1)
+    points = [(0, server.memory_mb()["rss"])]
+    failed = 0
+    for _ in range(steps):
+        load = send(3_600.0, requests=each, connections=4, warm_up=0, patience_s=60.0)
+        failed += int((~load.answered).sum())
+        points.append((points[-1][0] + len(load.status), server.memory_mb()["rss"]))
+    counts, rss = np.array(points[steps // 4 :], np.float64).T
+    slope = float(np.polyfit(counts, rss, 1)[0])
+    return {
+        "requests": points[-1][0],
+        "failed": failed,
+        "rss_mb": points,
+        "mb_per_1000_requests": slope * 1e3,
+        "mb_after_warm_up": float(rss[-1] - rss[0]),
+    }
 
 
 def swap_under_load(
-    ask: Ask, rate: float, goal_ms: float, seconds: float, flips: Sequence[Flip]
+    send: Send, rate: float, goal_ms: float, seconds: float, flips: Sequence[Flip]
 ) -> dict[str, Any]:
-    """Ask an endpoint at a rate while its champion is another one, and then again the first.
+    """Send requests at a rate while the champion is replaced by another bundle, and then by the first.
 
     Args:
-        ask: the endpoint that follows it; it has been asked before, or what is cold would hide in `before`.
+        send: to the endpoint that follows it; it must be warm, or the cold start would hide in `before`.
         rate: requests a second.
         goal_ms: an answer in time.
         seconds: altogether.
@@ -132,15 +200,15 @@ def swap_under_load(
     with ThreadPoolExecutor(1) as thread:
         flipping = thread.submit(flip_in_turn, time.monotonic())
         try:
-            load = ask(seconds, rate, seed=500)
+            load = send(seconds, rate, seed=500)
         finally:
             ended.set()
         flipping.result()
-    return {"rate": rate, "seconds": seconds, **_noticed(load, swaps, goal_ms)}
+    return {"rate": rate, "seconds": seconds, **_swap_figures(load, swaps, goal_ms)}
 
 
-def _noticed(load: Load, swaps: Sequence[dict[str, float | None]], goal_ms: float) -> dict[str, Any]:
-    """Tell apart what was due before the first flip, during any swap, and else."""
+def _swap_figures(load: Load, swaps: Sequence[dict[str, float | None]], goal_ms: float) -> dict[str, Any]:
+    """Separate the requests due before the first flip, those during any swap, and the rest."""
     due = load.began_s + load.due_s
     during = np.zeros(len(due), bool)
     windows = []
@@ -175,31 +243,31 @@ def _phase(load: Load, goal_ms: float) -> dict[str, Any]:
 
 
 def _counts(summary: Mapping[str, Any]) -> dict[str, int]:
-    """Return what became of requests; one that was never answered has failed."""
+    """Return counts of outcomes; an unanswered request has failed."""
     failed = summary["failed"] + summary["unanswered"]
     return {**{name: summary[name] for name in ("requests", "degraded", "late")}, "failed": failed}
 
 
 @contextlib.contextmanager
-def following(scene: Scene, home: Path) -> Iterator[tuple[MeasuredServer, list[Flip]]]:
+def following(setup: LoadSetup, home: Path) -> Iterator[tuple[MeasuredServer, list[Flip]]]:
     """Start ours so that it follows a home; yield it and two flips: to another bundle, and back.
 
-    The other bundle holds the same files: its manifest says what it was made for, so that its id is its own.
+    The other bundle holds the same files: its manifest names another purpose, so that its id differs.
 
     Args:
-        scene: whose bundle and settings it has.
+        setup: of the bundle and the settings.
         home: an empty folder; the bundle is copied there.
     """
-    champions = [released(scene.bundle, home, made_for) for made_for in ("", "a swap under load")]
+    champions = [released(setup.bundle, home, made_for) for made_for in ("", "a swap under load")]
     write_champion(home, champions[0])
     [ours] = [arm for arm in choose_arms([OURS]) if arm.name == OURS]
     command = [sys.executable, "-m", "serving.server", "--home", str(home)]
-    with started(command, ours.settings(scene, home).to_env(), home / "server.log") as server:
+    with started(command, ours.settings(setup, home).to_env(), home / "server.log") as server:
         yield server, [_flip(server, home, champion) for champion in reversed(champions)]
 
 
 def released(bundle: Path, home: Path, made_for: str) -> Champion:
-    """Copy a bundle under a home, as a promotion does; made for something, it is another one."""
+    """Copy a bundle under a home, as a promotion does; with a purpose it gets another id."""
     part = home / "bundles" / ".part"
     shutil.copytree(bundle, part)
     manifest = read_manifest(part)
@@ -228,19 +296,19 @@ def _flip(server: MeasuredServer, home: Path, champion: Champion, wait_s: float 
 
 
 def beside_a_canary(
-    stable: Ask, canary: Ask, rate: float, goal_ms: float, seconds: float, rounds: int
+    stable: Send, canary: Send, rate: float, goal_ms: float, seconds: float, rounds: int
 ) -> dict[str, Any]:
-    """Ask stable at a rate, with and without a canary that is asked a tenth of it at the same time.
+    """Send requests to stable, with and without a canary that gets a tenth of the rate at the same time.
 
     Args:
-        stable: ours.
-        canary: another of ours on the same machine, asked by another generator.
+        stable: to ours.
+        canary: to another of ours on the same machine, by another generator.
         rate: requests a second.
         goal_ms: an answer in time.
         seconds: each time.
         rounds: of both, in turn; which comes first changes.
     """
-    canary(seconds, CANARY * rate, seed=600)  # it was not asked so far
+    canary(seconds, CANARY * rate, seed=600)  # a warm-up
     found: list[dict[str, Any]] = []
     canary_ms: list[np.ndarray] = []
     for number in range(rounds):
@@ -248,7 +316,7 @@ def beside_a_canary(
         for kind in ("without", "with") if number % 2 == 0 else ("with", "without"):
             with contextlib.ExitStack() as stack:
                 if kind == "with":
-                    beside = stack.enter_context(_asked_beside(canary, seconds, rate, number))
+                    beside = stack.enter_context(_sent_beside(canary, seconds, rate, number))
                 loads[kind] = stable(seconds, rate, seed=610 + number)  # the same times in both
             if kind == "with":
                 canary_ms.append(beside[0].client_ms)
@@ -266,7 +334,7 @@ def beside_a_canary(
     for name in ("without_p99_ms", "with_p99_ms", "ratio"):
         values = [one[name] for one in found]
         medians[name] = None if None in values else float(np.median(values))
-    canary_p99_ms = p99(np.concatenate(canary_ms))
+    canary_p99_ms = tail_ms(np.concatenate(canary_ms))
     return {
         "rate": rate,
         "canary_rate": CANARY * rate,
@@ -277,8 +345,8 @@ def beside_a_canary(
 
 
 @contextlib.contextmanager
-def _asked_beside(canary: Ask, seconds: float, rate: float, seed: int) -> Iterator[list[Load]]:
-    """Ask the canary while the block runs, from a little before it; its load is there after the block."""
+def _sent_beside(canary: Send, seconds: float, rate: float, seed: int) -> Iterator[list[Load]]:
+    """Send requests to the canary from shortly before the block on; its load is there after the block."""
     loads: list[Load] = []
     with ThreadPoolExecutor(1) as thread:
         asking = thread.submit(canary, seconds + 2 * AHEAD_S, CANARY * rate, seed=620 + seed)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipelines.bench.load.arm_variants import (
-    StockDoor,
+    StockServer,
     Variant,
     eager,
     fastapi_app,
@@ -32,20 +32,18 @@ from serving.wiring import Wiring, wire
 
 # The arm -> the variant's fields, and the parts of the wiring that differ from those that ship.
 LEFT_OUT: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "kserve-stock": ({"door": "kserve"}, {"door"}),
+    "kserve-stock": ({"server": "kserve"}, {"door"}),
     "onnx-fp32": ({"graph": "pruned"}, {"open_bundle"}),
-    "unpruned": ({"graph": "student"}, {"open_bundle"}),
     "eager": ({"weights": "pruned"}, {"open_bundle"}),
     "feast-sdk": ({"feast_home": "feast"}, {"store"}),
-    "no-gc-freeze": ({"freezes": False}, {"door"}),
     "ours": ({}, set()),
 }
 OWN = {"log", "freshness", "open_facts", "observers", "cleanup"}  # opened anew by each `wire`
 
 
-def test_a_door_that_nobody_built_is_refused() -> None:
-    with pytest.raises(ValueError, match="no door 'triton': choose one of endpoint, kserve, fastapi"):
-        Variant("bundle", door="triton")
+def test_an_unknown_server_is_refused() -> None:
+    with pytest.raises(ValueError, match="no server 'triton': choose one of endpoint, kserve, fastapi"):
+        Variant("bundle", server="triton")
 
 
 def test_a_variant_has_one_ranker() -> None:
@@ -76,12 +74,12 @@ def test_a_variant_is_served_by_the_server_itself(monkeypatch: pytest.MonkeyPatc
         return 3
 
     monkeypatch.setattr(server, "main", main)
-    assert serve_variant(Variant("bundle", door="kserve")) == 3
+    assert serve_variant(Variant("bundle", server="kserve")) == 3
     [(arguments, wire_it)] = calls
     assert arguments == ["--bundle", "bundle"]
     wiring = wire_it(Settings(home=tmp_path, log=False, request_log=False))
     with wiring.cleanup:
-        assert wiring.door is StockDoor
+        assert wiring.door is StockServer
 
 
 @pytest.mark.slow

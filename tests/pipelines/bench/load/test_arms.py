@@ -1,4 +1,4 @@
-"""Which servers there are, and which of them can be started here."""
+"""The arms: their names, commands and environments, and the reasons why one is skipped."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,9 @@ from pipelines.bench.load.arms import (
     ARMS,
     NULL,
     OURS,
+    UNOPTIMISED,
     Arm,
-    Scene,
+    LoadSetup,
     choose_arms,
     differing,
     fill_store,
@@ -30,11 +31,11 @@ SHELL = {
 }
 
 
-def scene(student: str = "", mixed: bool = False, pruned: str = "") -> Scene:
+def setup(student: str = "", pruned: str = "") -> LoadSetup:
     settings = Settings(deadline_ms=70.0, store_url="redis://127.0.0.1:1/0")
     rankers = {"student": student, "pruned": pruned}
     paths = {name: Path(path) if path else None for name, path in rankers.items()}
-    return Scene(Path("bundle"), settings, Path("feast"), mixed=mixed, **paths)
+    return LoadSetup(Path("bundle"), settings, Path("feast"), **paths)
 
 
 def arm(name: str) -> Arm:
@@ -42,7 +43,7 @@ def arm(name: str) -> Arm:
 
 
 def test_ours_is_always_among_them() -> None:
-    assert [one.name for one in choose_arms(["fastapi", NULL])] == [OURS, "fastapi", NULL]
+    assert [one.name for one in choose_arms([NULL, "feast-sdk"])] == [OURS, "feast-sdk", NULL]
     assert choose_arms([]) == ARMS
     with pytest.raises(ValueError, match="no arm 'triton': choose among ours"):
         choose_arms(["triton"])
@@ -50,19 +51,11 @@ def test_ours_is_always_among_them() -> None:
 
 def test_an_arm_says_why_it_is_missing() -> None:
     later = Arm("later", "", lambda _: [], {"RECO_FROM_THE_FUTURE": "1", "RECO_DEADLINE_MS": "50"})
-    assert later.missing(scene()) == "this version has no RECO_FROM_THE_FUTURE"
-    for name in ("unpruned", "fastapi-torch", "unoptimised", "unoptimised-user-row"):
-        assert "keeps what distill-ranker made" in arm(name).missing(scene(pruned="pruned"))
-        assert arm(name).missing(scene("student")) == ""
-    for name in ("eager", "onnx-fp32"):
-        assert "keeps what prune-ranker made" in arm(name).missing(scene("student"))
-        assert arm(name).missing(scene(pruned="pruned")) == ""
-
-
-def test_answers_are_kept_only_where_the_requests_are_those_of_a_shop() -> None:
-    assert "all hits after the first round" in arm("answer-cache").missing(scene())
-    assert arm("answer-cache").missing(scene(mixed=True)) == ""
-    assert [one.name for one in ARMS if one.keeps_answers] == ["answer-cache"]
+    assert later.missing(setup()) == "this version has no RECO_FROM_THE_FUTURE"
+    assert "keeps what distill-ranker made" in arm(UNOPTIMISED).missing(setup(pruned="pruned"))
+    assert arm(UNOPTIMISED).missing(setup("student")) == ""
+    assert "keeps what prune-ranker made" in arm("onnx-fp32").missing(setup("student"))
+    assert arm("onnx-fp32").missing(setup(pruned="pruned")) == ""
 
 
 def test_nothing_of_the_callers_shell_reaches_an_arm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,7 +64,7 @@ def test_nothing_of_the_callers_shell_reaches_an_arm(monkeypatch: pytest.MonkeyP
     places = {"RECO_HOME": str(tmp_path), "RECO_HTTP_PORT": "0", "RECO_GRPC_PORT": "0"}
     given = {**places, "RECO_STORE_URL": "redis://127.0.0.1:1/0", "RECO_DEADLINE_MS": "70.0"}
     for one in ARMS:
-        settings = one.settings(scene(), tmp_path)
+        settings = one.settings(setup(), tmp_path)
         environment = settings.to_env()
         assert not set(FEASTS_OWN) & set(environment), "servers would share their counters"
         assert Settings.from_env(environment) == settings
@@ -84,50 +77,34 @@ def test_nothing_of_the_callers_shell_reaches_an_arm(monkeypatch: pytest.MonkeyP
             assert environment[name] == Settings().to_env()[name], one.name
 
 
-def test_each_part_of_ours_that_is_left_out_is_one_part() -> None:
-    """All else is what `serving.server` is: its settings but for logs, and its own code but for one name."""
-    assert arm("no-logs").environment == {"RECO_REQUEST_LOG": "off", "RECO_LOG": "off"}
-    assert arm("no-logs").command(scene()) == arm(OURS).command(scene())
+def test_a_variant_has_the_settings_of_ours() -> None:
     # KServe writes a log of its own; all other variants write the same line for each request as ours.
     assert arm("kserve-stock").environment == {"RECO_REQUEST_LOG": "off"}
-    for name in ("eager", "onnx-fp32", "unpruned", "feast-sdk", "no-gc-freeze"):
-        assert arm(name).environment == {}
-    for name in ("fastapi", "unoptimised"):
-        assert "request log" in arm(name).what
+    assert not any(one.environment for one in ARMS if one.name != "kserve-stock")
+    assert "request log" in arm(UNOPTIMISED).what
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "fields"),
     [
+        ("kserve-stock", {"server": "kserve"}),
+        ("feast-sdk", {"feast_home": "feast"}),
         ("onnx-fp32", {"graph": "pruned"}),  # without quantisation and compilation
-        ("unpruned", {"graph": "student"}),  # and without pruning
-        ("eager", {"weights": "pruned"}),  # onnx-fp32 in another engine
-        ("fastapi-torch", {"door": "fastapi", "weights": "student"}),
+        (UNOPTIMISED, {"server": "fastapi", "weights": "student"}),
     ],
 )
-def test_each_step_on_the_way_to_the_served_ranker_stands_alone(name: str, given: dict[str, str]) -> None:
-    document = json.loads(arm(name).command(scene("student", pruned="pruned"))[3])
-    assert document == {"bundle": "bundle", **given}
+def test_a_variant_changes_one_part(name: str, fields: dict[str, str]) -> None:
+    command = arm(name).command(setup("student", pruned="pruned"))
+    assert command[2] == "pipelines.bench.load.arm_variants"
+    assert json.loads(command[3]) == {"bundle": "bundle", **fields}
+    assert bool(arm(name).needs) == bool({"graph", "weights"} & set(fields))
 
 
-def test_who_serves_the_student_as_it_was_before_pruning_says_so() -> None:
-    for one in ARMS:
-        if one.needs == "student":
-            assert "student" in one.what, one.name
-
-
-def test_each_arm_is_one_command_with_the_scene_in_it() -> None:
-    for one in ARMS:
-        command = one.command(scene("student", pruned="pruned"))
-        assert all(isinstance(word, str) for word in command)
-        if command[2].startswith("pipelines.load_arms_") and len(command) > 3:
-            given = json.loads(command[3])
-            assert given["bundle"] == "bundle"
-            assert given.get("student") in (None, "student")
-            assert {given.get("graph"), given.get("weights")} <= {None, "student", "pruned"}
-            assert bool(one.needs) == any(given.get(name) for name in ("student", "graph", "weights"))
-            assert given.get("feast_home") in (None, "feast")
-    assert len({one.name for one in ARMS}) == len(ARMS)
+def test_six_arms_have_names_and_commands_of_their_own() -> None:
+    commands = [tuple(one.command(setup("student", pruned="pruned"))) for one in ARMS]
+    assert len({one.name for one in ARMS}) == len(set(commands)) == len(ARMS) == 6
+    assert all(isinstance(word, str) for command in commands for word in command)
+    assert all("student" in one.what for one in ARMS if one.needs == "student")
 
 
 @pytest.mark.parametrize("step", ["distill-ranker", "prune-ranker"])

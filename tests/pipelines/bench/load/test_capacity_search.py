@@ -1,5 +1,7 @@
 """A server whose capacity is known -> the search finds it."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,28 +12,40 @@ from pipelines.bench.load.capacity_search import (
     HIGHEST,
     LOWEST,
     PRECISION,
+    Capacity,
     Probe,
-    find_knee,
-    knee_search,
+    search_capacity,
 )
 
 
 def queue(capacity: float, rate: float) -> Probe:
-    """A server that meets the goal up to its capacity and not a request beyond."""
+    """Return the probe of a server that meets the goal up to its capacity and no further."""
     return Probe(rate, 1.0, 0, 1.0, 10.0 if rate <= capacity else 80.0)
+
+
+def search(probe: Callable[[float], Probe], start: float) -> Capacity:
+    """Search the capacity of one server alone."""
+    searching = search_capacity(start)
+    rate = next(searching)
+    while True:
+        try:
+            rate = searching.send(probe(rate))
+        except StopIteration as end:
+            capacity: Capacity = end.value
+            return capacity
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.floats(1.0, 1e4), st.floats(0.1, 1e4))
 def test_the_knee_is_found_from_wherever_one_begins(capacity: float, start: float) -> None:
-    knee = find_knee(lambda rate: queue(capacity, rate), start)
-    assert capacity / (1 + PRECISION) <= knee.rate <= capacity
-    assert knee.rate in [probe.rate for probe in knee.probes]
+    found = search(lambda rate: queue(capacity, rate), start)
+    assert capacity / (1 + PRECISION) <= found.rate <= capacity
+    assert found.rate in [probe.rate for probe in found.probes]
 
 
 def test_each_rate_near_the_edge_is_asked_twice_and_doubling_once() -> None:
-    knee = find_knee(lambda rate: queue(100.0, rate), 10.0)
-    asked = [probe.rate for probe in knee.probes]
+    found = search(lambda rate: queue(100.0, rate), 10.0)
+    asked = [probe.rate for probe in found.probes]
     assert asked[:6] == [10.0, 20.0, 40.0, 80.0, 160.0, 160.0]
     assert all(asked.count(rate) == 2 for rate in asked[4:])
 
@@ -43,7 +57,7 @@ def test_one_unlucky_run_does_not_decide() -> None:
         calls.append(rate)
         return queue(0.0 if len(calls) % 4 == 0 else 1_000.0, rate)
 
-    assert 1_000.0 / (1 + PRECISION) <= find_knee(noisy, 100.0).rate <= 1_000.0
+    assert 1_000.0 / (1 + PRECISION) <= search(noisy, 100.0).rate <= 1_000.0
 
 
 @pytest.mark.parametrize(
@@ -57,13 +71,13 @@ def test_what_does_not_hold(broken: dict[str, float | None]) -> None:
 
 
 def test_a_server_that_never_holds_has_no_knee_and_one_without_end_ends() -> None:
-    assert find_knee(lambda rate: queue(0.0, rate), 100.0).rate == 0.0
-    assert find_knee(lambda rate: queue(np.inf, rate), 100.0).rate > HIGHEST / 2
-    assert all(probe.rate >= LOWEST for probe in find_knee(lambda rate: queue(0.0, rate), 100.0).probes)
+    assert search(lambda rate: queue(0.0, rate), 100.0).rate == 0.0
+    assert search(lambda rate: queue(np.inf, rate), 100.0).rate > HIGHEST / 2
+    assert all(probe.rate >= LOWEST for probe in search(lambda rate: queue(0.0, rate), 100.0).probes)
 
 
 def test_searches_take_turns() -> None:
-    searches = {capacity: knee_search(10.0) for capacity in (50.0, 400.0)}
+    searches = {capacity: search_capacity(10.0) for capacity in (50.0, 400.0)}
     rates = {capacity: next(search) for capacity, search in searches.items()}
     found = {}
     while searches:

@@ -17,17 +17,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipelines.bench.load.connections import OK, UNANSWERED
 from pipelines.bench.load.generator import (
-    OK,
-    PERCENTILES,
-    UNANSWERED,
     Load,
     Plan,
     carry_out,
     load_generator,
     open_loop,
-    percentiles,
 )
+from pipelines.bench.report import PERCENTILES, percentiles
 
 Answer = Callable[[bytes], Awaitable[tuple[int, bytes]]]  # a body -> status and body
 HeadAnswer = Callable[[bytes, bytes], Awaitable[tuple[int, bytes]]]  # a body and its head, in lower case

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipelines.bench.load.measured_server import Events, MeasuredServer, processes_of, started
@@ -34,9 +35,9 @@ def test_a_server_is_measured_with_its_children_and_ends_with_them(tmp_path: Pat
         assert 0 < memory["pss"] <= memory["rss"]
     assert server.process.returncode is not None
     until = time.monotonic() + 60  # a signal is on its way for a moment
-    while any(_state(pid) != "Z" for pid in family) and time.monotonic() < until:
+    while any(_is_alive(process) for process in family) and time.monotonic() < until:
         time.sleep(0.01)
-    assert {_state(pid) for pid in family} == {"Z"}
+    assert not any(_is_alive(process) for process in family)
 
 
 @pytest.mark.slow
@@ -104,9 +105,8 @@ def test_what_was_looked_at_once_is_not_read_again(tmp_path: Path) -> None:
     assert len(events.of("bundle")) == 1
 
 
-def _state(pid: int) -> str:
-    """Return what a process does; Z when there is nothing left of it but its number."""
+def _is_alive(process: psutil.Process) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -10,24 +10,25 @@ import numpy as np
 import pytest
 
 from components.home import read_champion
-from pipelines.bench.load.arms import Scene
-from pipelines.bench.load.generator import OK, UNANSWERED, Load
+from pipelines.bench.load.arms import LoadSetup
+from pipelines.bench.load.connections import OK, UNANSWERED
+from pipelines.bench.load.generator import Load
 from pipelines.bench.load.trials import (
     OVERLOAD_CONNECTIONS,
-    Ask,
+    Send,
     beside_a_canary,
     following,
     overload_by_priority,
-    p99,
     seconds_p99,
     swap_under_load,
+    tail_ms,
 )
 from serving.release.bundle import read_manifest
 from serving.settings import Settings
 
 
 def load_of(ms: Any, due_s: Any, began_s: float = 0.0, **more: Any) -> Load:
-    """What became of so many requests, all answered in full but for what is given."""
+    """Return the load of so many requests, all answered in full but for the given fields."""
     count = len(due_s)
     none = np.zeros(count, bool)
     status = np.full(count, OK)
@@ -35,8 +36,8 @@ def load_of(ms: Any, due_s: Any, began_s: float = 0.0, **more: Any) -> Load:
     return replace(load, **{"prefetch": none, "shed": none, "began_s": began_s, **more})
 
 
-def one_after_the_other(*loads: Load) -> tuple[Ask, list[dict[str, Any]]]:
-    """Return who answers with these loads in turn, and what it was asked."""
+def one_after_the_other(*loads: Load) -> tuple[Send, list[dict[str, Any]]]:
+    """Return a function that returns these loads in turn, and its calls."""
     left, asked = iter(loads), []
 
     def ask(seconds: float, rate: float, **plan: Any) -> Load:
@@ -94,8 +95,8 @@ def test_the_second_is_told_in_which_the_tail_is_back(until: float, back_s: int 
 def test_seconds_are_counted_from_the_end_and_those_of_few_requests_are_left_out() -> None:
     load = load_of([1.0] * 10 + [2.0] * 10 + [3.0] * 4, np.arange(24) / 10)
     assert seconds_p99(load, 2.0, 10.0) == {3: 1.0, 4: 2.0}
-    assert p99(np.array([3.0, 9.0])) == 9.0
-    assert p99(np.array([])) == np.inf
+    assert tail_ms(np.array([3.0, 9.0])) == 9.0
+    assert tail_ms(np.array([])) == np.inf
 
 
 def test_a_swap_is_told_by_what_was_due_while_it_was_under_way() -> None:
@@ -177,9 +178,9 @@ def test_stable_is_compared_with_itself_round_by_round() -> None:
 
 @pytest.mark.slow
 def test_a_flip_waits_until_the_other_bundle_answers(toy_line: Path, tmp_path: Path) -> None:
-    scene = Scene(toy_line / "evaluated", Settings(store_url="", deadline_ms=60_000.0), tmp_path, None)
+    setup = LoadSetup(toy_line / "evaluated", Settings(store_url="", deadline_ms=60_000.0), tmp_path)
     (tmp_path / "home").mkdir()
-    with following(scene, tmp_path / "home") as (server, flips):
+    with following(setup, tmp_path / "home") as (server, flips):
         first = read_champion(tmp_path / "home").bundle_id
         assert server.ready["bundle_id"] == first == read_manifest(toy_line / "evaluated")["bundle_id"]
         took_over = [flip() for flip in flips]

@@ -1,0 +1,139 @@
+"""The runs of one arm -> its row of the load report, and its ratios to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from components.release.model_card import dollars_a_million, watt_hours
+from pipelines.bench.load.generator import UNANSWERED
+from pipelines.bench.load.trials import FEWEST
+from pipelines.bench.report import percentiles
+
+if TYPE_CHECKING:
+    from pipelines.bench.load.measure import ArmRun
+
+CHOOSING = ("retrieval", "ranking", "reranking")  # the stages that choose the list
+COUNTS = ("requests", "answered", "failed", "refused", "unanswered", "degraded", "late")
+Answers = Sequence[Mapping[str, float]]  # of each answer the stages' milliseconds, and `client_ms`
+
+
+def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
+    """Return the figures of an arm over its runs: ours has one in each pair, all others have one."""
+    first = runs[0]
+    rounds = [row for run in runs for row in run.rounds]
+    answers = [answer for run in runs for answer in run.answers]
+    cpu_ms = _median([row["cpu_ms"] for row in rounds]) or 0.0
+    capacities = [run.capacity for run in runs if run.capacity is not None]
+    row = {
+        "what": first.arm.what,
+        "settings": first.settings,
+        "ready_s": _median([run.ready_s for run in runs]),
+        "first_ms": _median([run.first_ms for run in runs]),
+        "first_degraded": any(run.first_degraded for run in runs),
+        "memory_mb": {name: _median([run.memory_mb[name] for run in runs]) for name in first.memory_mb},
+        "alone": {
+            **{
+                f"{name}_ms": _median([one[f"{name}_ms"] for one in rounds])
+                for name in ("p50", "p99", "mean")
+            },
+            "rounds": rounds,
+        },
+        "cpu_ms": cpu_ms,
+        "dollars_a_million": dollars_a_million(cpu_ms),
+        "wh_a_million": watt_hours(cpu_ms / 1e3 * 1e6),
+        "request_bytes": first.request_bytes,
+        "answer_bytes": _median([one["answer_bytes"] for one in rounds]),
+        "stages": stages_of(answers),
+        "choosing": choosing_of(answers),
+        "capacity": {
+            "rate": _median([capacity.rate for capacity in capacities]) or 0.0,
+            "goal_ms": goal_ms,
+            "rates": [capacity.rate for capacity in capacities],
+            "probes": [probe for capacity in capacities for probe in capacity.to_dict()["probes"]],
+        },
+    }
+    if any(run.half for run in runs):
+        row["half"] = _half(runs, goal_ms)
+        row["overload"] = _overload(runs, goal_ms)
+    return row
+
+
+def _half(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
+    loads = [load for run in runs for load in run.half]
+    # Refused and failed requests are fast and would flatter; an unanswered one waited to the end.
+    waits = [load.client_ms[load.answered | (load.status == UNANSWERED)] for load in loads]
+    summaries = [load.summary(goal_ms) for load in loads]
+    return {
+        "rate": _median([run.rate / 2 for run in runs if run.half]),
+        "ms": percentiles(np.concatenate(waits)),
+        "cpu_ms": _median([cpu_ms for run in runs for cpu_ms in run.half_cpu_ms]),
+        **{name: sum(summary[name] for summary in summaries) for name in COUNTS},
+        "generator_late_ms": percentiles(np.concatenate([load.late_ms for load in loads])),
+    }
+
+
+def _overload(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
+    """Return the shares of the capacity that still come in time and in full at three times the capacity.
+
+    Answers of a fallback that come in time are shown beside: a capacity is one of full answers.
+    """
+    loads = [(run.rate, run.overload.summary(goal_ms)) for run in runs if run.overload is not None]
+    enough = [(rate, summary) for rate, summary in loads if summary["requests"] >= FEWEST]
+    return {
+        "goodput_ratio": _median([summary["good_per_s"] / rate for rate, summary in enough]),
+        "degraded_ratio": _median([summary["degraded_in_time_per_s"] / rate for rate, summary in enough]),
+        **{name: sum(summary[name] for _, summary in loads) for name in COUNTS},
+    }
+
+
+def ratios(run: ArmRun, ours: ArmRun) -> dict[str, Any]:
+    """Return an arm's figures over those of ours in the same pair, round by round."""
+    pairs = list(zip(run.rounds, ours.rounds, strict=True))
+    found: dict[str, Any] = {}
+    for name in ("p50_ms", "p99_ms", "cpu_ms"):
+        if all(theirs[name] and own[name] for theirs, own in pairs):
+            values = [theirs[name] / own[name] for theirs, own in pairs]
+            found[name] = {"median": float(np.median(values)), "min": min(values), "max": max(values)}
+    found["capacity"] = run.rate / ours.rate if ours.rate else None
+    return found
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    existing = [value for value in values if value is not None]
+    return float(np.median(existing)) if existing else None
+
+
+def stages_of(answers: Answers) -> dict[str, dict[str, float | None]] | None:
+    """Return the part of the client's time in each stage; means add up with `unexplained`, the rest.
+
+    An answer spent no time in a stage that it does not name: a fallback has others than the full path.
+    """
+    timed = [answer for answer in answers if "total" in answer]
+    if not timed:
+        return None
+    every = dict.fromkeys(name for answer in timed for name in answer)  # in the order they first appear
+    names = [name for name in every if name not in ("client_ms", "total")]
+    rows = {name: np.array([answer.get(name, 0.0) for answer in timed]) for name in names}
+    client = np.array([answer["client_ms"] for answer in timed])
+    rows["unexplained"] = client - np.sum(list(rows.values()), axis=0)
+    rows["client"] = client
+    shares = {name: float(values.mean() / client.mean()) for name, values in rows.items()}
+    return {name: {**percentiles(values), "share": shares[name]} for name, values in rows.items()}
+
+
+def choosing_of(answers: Answers) -> dict[str, float | None] | None:
+    """Return the time of the stages that choose the list, added up answer by answer.
+
+    An answer without one of them was late there, or broke: it counts with all that the client waited.
+    """
+    took = [
+        sum(answer[name] for name in CHOOSING)
+        if all(name in answer for name in CHOOSING)
+        else answer["client_ms"]
+        for answer in answers
+        if "total" in answer
+    ]
+    return percentiles(np.array(took)) if took else None
