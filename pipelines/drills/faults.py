@@ -12,7 +12,6 @@ import os
 import resource
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -31,8 +30,9 @@ import orjson
 from feature_repo.aggregates import DAY_S, pack, unpack
 from feature_repo.snapshots import USER_TTL_DAYS
 from pipelines.bench.load.arms import PREDICT
-from pipelines.bench.load.generator import Load, Plan, percentiles
+from pipelines.bench.load.generator import Load, Plan
 from pipelines.bench.load.measured_server import processes_of
+from pipelines.bench.report import percentiles
 from pipelines.drills.system import (
     ESTABLISHED,
     LISTENS,
@@ -253,8 +253,7 @@ def worker_killed(system: System, notes: Notes) -> Iterator[None]:
         return sockets_at(port, LISTENS)  # each process opens gRPC's port for itself when it is ready
 
     all_of_them = ready()
-    child = processes_of(system.server.process.pid)[1]
-    os.kill(child, signal.SIGKILL)
+    processes_of(system.server.process.pid)[1].kill()
     gone_s = wait_for(lambda: ready() < all_of_them, "a killed process is gone")
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(wait_for, lambda: ready() == all_of_them, "a killed process is back")
@@ -287,7 +286,7 @@ def disk_full(system: System, notes: Notes) -> Iterator[None]:
     A limit of its processes (RLIMIT_FSIZE) takes no rights and reaches nobody else. Writes fail as on a full
     disk, with another number of the error (EFBIG, not ENOSPC): our code does not tell the two apart.
     """
-    family = processes_of(system.server.process.pid)
+    family = [process.pid for process in processes_of(system.server.process.pid)]
     before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in family}
     dropped = system.sample(RECORDS, "dropped")
     for pid, (_, hard) in before.items():

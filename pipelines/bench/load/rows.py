@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from components.release.model_card import dollars_a_million, watt_hours
-from pipelines.bench.load.generator import UNANSWERED
+from pipelines.bench.load.connections import UNANSWERED
 from pipelines.bench.load.trials import FEWEST
 from pipelines.bench.report import percentiles
 

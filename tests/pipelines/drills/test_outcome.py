@@ -8,7 +8,8 @@ import numpy as np
 import orjson
 import pytest
 
-from pipelines.bench.load.generator import OK, UNANSWERED, Load
+from pipelines.bench.load.connections import OK, UNANSWERED
+from pipelines.bench.load.generator import Load
 from pipelines.drills.outcome import (
     CLIENT,
     RAW,
