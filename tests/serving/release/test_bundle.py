@@ -114,6 +114,12 @@ def test_an_index_of_another_size_is_refused_though_its_hash_is_right(bundle: Pa
         load_bundle(bundle)
 
 
+def test_a_bundle_with_the_warming_requests_of_former_versions_loads(bundle: Path) -> None:
+    (bundle / "warming.jsonl").write_text('{"basket": ["1000005"]}\n')
+    reseal(bundle)
+    assert "warming.jsonl" in load_bundle(bundle).manifest["files"]
+
+
 def test_a_distance_index_is_refused(bundle: Path) -> None:
     index = faiss.IndexFlatL2(64)
     index.add(np.zeros((80, 64), np.float32))
