@@ -1,4 +1,4 @@
-"""A bundle and the weeks after its cut -> gains, cost and time of re-ranking.
+"""A bundle and the weeks after its cut -> gains and cost of re-ranking.
 
 Four figures stand beside NDCG@10: the share of the catalogue that is ever shown, the share of new
 manufacturers, how rare the shown items are, and how many types a list holds. Each has its weight, and each
@@ -7,11 +7,8 @@ weight its price. The weights are chosen on the baskets of half of the shoppers 
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
-import tempfile
-import time
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,19 +23,13 @@ from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.metrics import DISCOUNT, Bootstrap
 from components.evaluation.protocol import Task, read_tasks
 from feature_repo.events import Dataset, read_dataset
-from feature_repo.facts import Fact
 from feature_repo.statistics import Statistics
-from pipelines.bench.report import fixed, machine_line, percentiles, picture, table, write_report
-from serving.answer.recommender import Prepared, Recommender
+from pipelines.bench.report import machine_line, picture, table, write_report
+from serving.answer.recommender import Recommender
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import DEFAULT_K
-from serving.shop.fact_store import MemoryFactStore
-from serving.shop.facts import LiveFacts
-from serving.shop.rules import Catalogue, Rules
-from serving.shop.rules_file import read_rules
 from serving.stages.reranking import (
     NO_RARITY,
-    POOL,
     exposure_weights,
     item_rarity,
     of_new_manufacturers,
@@ -50,8 +41,6 @@ log = logging.getLogger(__name__)
 
 GOALS = {"coverage": 0.2, "new_manufacturers": 0.3}  # by how much they are to grow
 MOST_LOST = 0.01  # of NDCG@10, at most
-RULED_ITEMS = 10_000
-TIMED, REPEATS = 100, 30  # requests, and how often each
 EXPOSURES = (0.25, 0.5, 1.0, 2.0, 4.0)
 PENALTIES = (0.95, 0.9, 0.85, 0.8, 0.7)
 NOVELTIES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)
@@ -114,7 +103,7 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     """
     data = read_dataset(dataset)
     loaded = with_manufacturers(load_bundle(bundle), data.items)
-    lists, prepared = read_lists(loaded, data)
+    lists = read_lists(loaded, data)
     half = np.array([zlib.crc32(task.user_id.encode()) % 2 == 0 for task in lists.tasks])
     if half.all() or not half.any():
         raise ValueError(
@@ -143,8 +132,6 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
             name: [compared(judged_on, weights, off) for weights in curve] for name, curve in curves().items()
         },
         "frontier": [compared(judged_on, weights, off) for weights in frontier(points)],
-        "ms": timings(loaded, chosen, prepared),
-        "load_s": load_times(loaded),
     }
     results = write_report(out_dir, "rerank", figures, rerank_table)
     draw(results, out_dir / "rerank.png")
@@ -161,17 +148,14 @@ def with_manufacturers(bundle: Bundle, items: pd.DataFrame) -> Bundle:
     return replace(bundle, statistics=replace(statistics, manufacturer=codes[1:].astype(np.int32)))
 
 
-def read_lists(bundle: Bundle, data: Dataset) -> tuple[ScoredLists, list[Prepared]]:
-    """Return the lists of the baskets that `evaluate_bundle` asks, and the first requests as ranked."""
+def read_lists(bundle: Bundle, data: Dataset) -> ScoredLists:
+    """Return the lists of the baskets that `evaluate_bundle` asks."""
     start = pd.Timestamp(bundle.manifest["cut"])
     tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
     store = MemoryStore()
     recommender = Recommender(bundle, store)
-    kept: list[Prepared] = []
     bounds, columns = [0], []
     for task, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K):
-        if len(kept) < TIMED:
-            kept.append(prepared)
         codes = prepared.candidates.codes
         scores = recommender.rank(prepared.dense, prepared.categorical)
         new = np.isin(codes, task.hidden[~task.bought_before])
@@ -180,7 +164,7 @@ def read_lists(bundle: Bundle, data: Dataset) -> tuple[ScoredLists, list[Prepare
         if len(columns) % 2_000 == 0:
             log.info("%d of %d baskets ranked", len(columns), len(tasks))
     joined = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return ScoredLists(bundle.statistics, tasks, np.array(bounds), *joined), kept
+    return ScoredLists(bundle.statistics, tasks, np.array(bounds), *joined)
 
 
 def curves() -> dict[str, list[RerankWeights]]:
@@ -288,128 +272,11 @@ def frontier(points: dict[RerankWeights, Judgement]) -> list[RerankWeights]:
     return kept
 
 
-def timings(bundle: Bundle, weights: RerankWeights, prepared: Sequence[Prepared]) -> dict[str, Any]:
-    """Return p50 and p99 of re-ranking in full, with the filter of minimums, in milliseconds.
-
-    With all weights and rules for RULED_ITEMS items, and with none.
-    """
-    settings = replace(bundle.settings, **vars(weights))
-    full = Recommender(
-        replace(bundle, settings=settings), MemoryStore(), facts=_known_facts(bundle, prepared)
-    )
-    with tempfile.TemporaryDirectory() as scratch:
-        full.facts.rules = _loaded(Path(scratch), bundle, rules_of_lists(bundle))
-    plain = replace(bundle.settings, **vars(RerankWeights()))
-    without = Recommender(replace(bundle, settings=plain), MemoryStore())
-    return {
-        "candidates": int(np.median([len(one.candidates.codes) for one in prepared])),
-        "with_rules_and_weights": _milliseconds(full, prepared),
-        "without": _milliseconds(without, prepared),
-    }
-
-
-def _known_facts(bundle: Bundle, prepared: Sequence[Prepared]) -> LiveFacts:
-    """Return facts of each candidate that pass every minimum."""
-    codes = np.unique(np.concatenate([one.candidates.codes for one in prepared]))
-    known = (("stock", 100.0), ("price", 2.0), ("cost", 1.0))
-    store = MemoryFactStore()
-    store.write(
-        [
-            Fact(f"{kind} {item}", kind, item, value, 0.0)
-            for kind, value in known
-            for item in bundle.statistics.item_ids[codes].tolist()
-        ]
-    )
-    facts = LiveFacts(bundle.statistics, store)
-    facts.close()  # the facts read so far stay
-    return facts
-
-
-def _milliseconds(recommender: Recommender, prepared: Sequence[Prepared]) -> dict[str, float | None]:
-    asked = []
-    for one in prepared:
-        plan = recommender.facts.rules.plan(one.request.at, one.request.store_id)
-        known = replace(one.known, plan=plan)
-        asked.append((replace(one, known=known), recommender.rank(one.dense, one.categorical)))
-    took = []
-    gc.collect()
-    gc.disable()
-    try:
-        for repeat in range(REPEATS + 1):
-            for one, scores in asked:
-                began = time.perf_counter()
-                if one.known.plan.minimums:
-                    recommender.below_minimum(one.candidates.codes, one.request, one.known.plan)
-                best = recommender.best(one, scores, max(POOL * one.request.k, 1))
-                recommender.present(one.request, one.known, best)
-                if repeat:  # the first time warms
-                    took.append((time.perf_counter() - began) * 1e3)
-    finally:
-        gc.enable()
-    return percentiles(took)
-
-
-def rules_of_lists(bundle: Bundle) -> str:
-    """Return a file of a few rules with long lists, RULED_ITEMS items in all where the catalogue has them."""
-    items = bundle.statistics.item_ids[:RULED_ITEMS].tolist()
-    pins = items[:3]
-    parts = [items[3:][number::3] for number in range(3)]
-    lines = ["pin:"]
-    for slot, item in zip((2, 5, 9), pins, strict=False):
-        lines += [f"  - name: campaign {slot}", f"    item: '{item}'", f"    slot: {slot}"]
-    for section, head, part in zip(
-        ("boost", "bury", "ban"), ("factor: 2", "factor: 0.5", ""), parts, strict=True
-    ):
-        lines += [f"{section}:", f"  - name: {section} of many", f"    {head}", "    items:"]
-        lines += [f"      - '{item}'" for item in part]
-    lines += ["minimum_stock:", "  - {name: enough, units: 5}"]
-    lines += ["minimum_margin:", "  - {name: earns, share: 0.05}"]
-    lines += ["slots:", "  - {name: something new, repeat: [1, 3], new: [4, 8]}"]
-    return "\n".join(line for line in lines if line.strip()) + "\n"
-
-
-def rules_of_one(bundle: Bundle) -> str:
-    """Return a file of RULED_ITEMS rules with one item each, or as many as the catalogue has."""
-    lines = ["boost:"]
-    for number, item in enumerate(bundle.statistics.item_ids[:RULED_ITEMS].tolist()):
-        lines += [
-            f"  - name: campaign {number}",
-            "    factor: 1.5",
-            f"    items: ['{item}']",
-            "    until: 2999-01-01",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def load_times(bundle: Bundle) -> dict[str, float]:
-    """Return the seconds from a file to rules that a request can ask, for both files."""
-    found = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, text in (("few_rules", rules_of_lists(bundle)), ("a_rule_for_each", rules_of_one(bundle))):
-            took = []
-            for _ in range(3):
-                began = time.perf_counter()
-                _loaded(Path(scratch), bundle, text).plan(time.time(), None)
-                took.append(time.perf_counter() - began)
-            found[name] = round(max(took), 3)
-    return found
-
-
-def _loaded(folder: Path, bundle: Bundle, text: str) -> Rules:
-    file = folder / "rules.yaml"
-    file.write_text(text)
-    return Catalogue(bundle.statistics, bundle.vocabulary).bind(read_rules(file)[0])[0]
-
-
 def rerank_table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
-    ms, load = results["ms"], results["load_s"]
     chosen = results["chosen"]
     gained = chosen["gains"]
     low, high = chosen["ndcg_interval"]
-    kinds = {f"all weights, rules for {RULED_ITEMS:,} items": "with_rules_and_weights", "neither": "without"}
-    head = f"re-ranking of {ms['candidates']} candidates to ten items, in full"
-    took = [[name, fixed(ms[kind]["p50"], 3), fixed(ms[kind]["p99"], 3)] for name, kind in kinds.items()]
     lines = [
         f"RerankWeights chosen on the first {results['chosen_on']} test baskets, judged on the "
         f"{results['judged_on']} behind them; {results['items']} items, "
@@ -437,11 +304,6 @@ def rerank_table(results: dict[str, Any]) -> str:
         "Combinations that no other beats in both NDCG@10 and coverage:",
         "",
         *_metrics_table(_points(results["frontier"])),
-        "",
-        *table([head, "p50 ms", "p99 ms"], took),
-        "",
-        f"Rules for {RULED_ITEMS:,} items are loaded in {load['few_rules']:.2f} s as a few lists, in "
-        f"{load['a_rule_for_each']:.2f} s as a rule for each.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -289,6 +289,7 @@ DRILLS = (
         (
             Goal("bundles that answered", ">=", 2, "", goals.bundles),
             Goal("until the bundle answers", "<=", 10, " s", goals.most("swap_s")),
+            Goal("p99 against the healthy one", "<=", 2, " x", goals.times_healthy("another one")),
             Goal("degraded", "<=", 1, " %", goals.degraded),
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,11 +31,10 @@ from pipelines.bench.frozen_store import store_program
 from pipelines.bench.load.arms import VIEWS, fill_store
 from pipelines.bench.load.generator import LoadGenerator
 from pipelines.bench.load.measured_server import MeasuredServer, started
-from pipelines.bench.load.trials import released
 from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
 from serving.release.best_sellers import write_best_sellers
-from serving.release.bundle import load_bundle
+from serving.release.bundle import load_bundle, read_manifest, seal_bundle
 from serving.settings import Settings
 from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
 
@@ -307,6 +307,21 @@ def open_ground(
             yield Ground(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, launch)
     finally:
         store.close()
+
+
+def released(bundle: Path, home: Path, made_for: str) -> Champion:
+    """Copy a bundle under a home, as a promotion does; with a purpose it gets another id."""
+    part = home / "bundles" / ".part"
+    shutil.copytree(bundle, part)
+    manifest = read_manifest(part)
+    if made_for:
+        settings = load_bundle(part).settings
+        made_from = {**manifest["made_from"], "made_for": made_for}
+        bundle_id = seal_bundle(part, cut=manifest["cut"], settings=settings, made_from=made_from)
+    else:
+        bundle_id = manifest["bundle_id"]
+    part.rename(home / "bundles" / bundle_id)
+    return Champion(bundle_id, "1", "checkout", f"bundles/{bundle_id}", manifest["cut"], "")
 
 
 def two_crowds(

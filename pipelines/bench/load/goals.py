@@ -71,11 +71,6 @@ def _goals(result: Result) -> Iterator[Goal]:
     goodput = _percent("arms", OURS, "overload", "goodput_ratio")
     yield Goal("full answers in time at three times the capacity", ">=", 90, " %", goodput)
     yield from _of_half_and_start()
-    checkouts = "checkouts in full and in time at three times the capacity, the rest of it prefetches"
-    yield Goal(checkouts, ">=", 99, " %", _percent("priority", "checkout", "good_ratio"))
-    yield Goal("until p99 is back after that", "<=", 5, " s", _recovery)
-    yield Goal("failed while two bundles are swapped", "<=", 0, "", _failed_in_swap)
-    yield Goal("p99 while a bundle is swapped, against before", "<=", 2, " x", part_of("swap", "p99_ratio"))
     yield Goal("p99 beside a canary, against without", "<=", 1.25, " x", part_of("canary", "ratio"))
     if "endurance" in result:
         yield Goal(f"growth of memory in {ENDURED:,} requests", "<=", 5, " MiB", _memory)
@@ -135,18 +130,6 @@ def _percent(*path: str) -> Read:
         return None if ratio is None else 100 * ratio
 
     return read
-
-
-def _recovery(result: Result) -> float | None:
-    recovery = result.get("priority", {}).get("recovery")
-    if not (recovery and recovery["second_p99_ms"]):
-        return None
-    back_s: float | None = recovery["back_s"]
-    return float("inf") if back_s is None else back_s
-
-
-def _failed_in_swap(result: Result) -> float | None:
-    return part_of("swap", "failed")(result) if result.get("swap", {}).get("swapped") else None
 
 
 def _memory(result: Result) -> float | None:

@@ -52,10 +52,7 @@ from pipelines.bench.load.trials import (
     OVERLOAD_CONNECTIONS,
     basket_lengths,
     beside_a_canary,
-    following,
     memory_growth,
-    overload_by_priority,
-    swap_under_load,
 )
 from pipelines.bench.report import write_report
 from serving.release.bundle import read_manifest
@@ -80,8 +77,6 @@ class LoadEffort:
     half_s: float = 6.0  # at half of the capacity, a round
     overload_s: float = 6.0
     lengths_s: float = 1.0  # a length and round
-    priority_s: float = 30.0  # of an overload that is mostly prefetches
-    swap_s: float = 16.0  # with two swaps of the champion
     endurance: int = 60_000  # requests
 
 
@@ -93,8 +88,6 @@ QUICK = LoadEffort(
     half_s=0.5,
     overload_s=0.5,
     lengths_s=0.2,
-    priority_s=0.5,
-    swap_s=6.0,
     endurance=400,
 )
 
@@ -383,9 +376,9 @@ def long_enough(seconds: float, rate: float) -> float:
 
 
 def measure_ours(bench: LoadBench, arm: Arm, capacity: float, endurance: bool) -> dict[str, Any]:
-    """Measure ours alone: long baskets, protocols, overload by priority, a swap, a canary, memory.
+    """Measure ours alone: long baskets, protocols, a canary, memory.
 
-    Without a capacity there is no rate for the trials under load.
+    Without a capacity there is no rate for the canary.
     """
     effort, half = bench.effort, capacity / 2
     with bench.running(arm) as ours:
@@ -402,16 +395,6 @@ def measure_ours(bench: LoadBench, arm: Arm, capacity: float, endurance: bool) -
             ready = ours.server.ready
             return compare_protocols(bench.generator, ready, bench.requests, effort.alone_s, effort.rounds)
 
-        def priority() -> dict[str, Any]:
-            return overload_by_priority(send, capacity, bench.goal_ms, effort.priority_s, effort.half_s)
-
-        def swap() -> dict[str, Any]:
-            folder = Path(tempfile.mkdtemp(dir=bench.scratch))
-            with following(bench.setup, folder) as (server, flips):
-                follower = partial(bench.send, replace(ours, server=server))
-                follower(effort.half_s, half)  # a cold start would hide the cost of a swap
-                return swap_under_load(follower, half, bench.goal_ms, effort.swap_s, flips)
-
         def canary() -> dict[str, Any]:
             second = replace(arm, name="canary")
             with bench.running(second) as other, load_generator() as generator:
@@ -425,7 +408,7 @@ def measure_ours(bench: LoadBench, arm: Arm, capacity: float, endurance: bool) -
 
         trials: dict[str, Callable[[], Any]] = {"basket_length": lengths, "payloads": protocols}
         if capacity:
-            trials |= {"priority": priority, "swap": swap, "canary": canary}
+            trials["canary"] = canary
         if endurance:
             trials["endurance"] = partial(memory_growth, send, ours.server, effort.endurance)
         figures = {}

@@ -15,7 +15,6 @@ from pipelines.bench.report import MISSING, fixed, machine_line, percent, pictur
 _ADDRESSES = {"RECO_HOME", "RECO_HOST", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL"}
 _COLOURS = {OURS: "tab:blue", NULL: "black", UNOPTIMISED: "tab:red"}
 _NEXT_COLOURS = ("tab:orange", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan", "tab:gray")
-CUT = 4.0  # times as long as ours: a longer bar is cut, so that ours can be read beside it
 
 
 def load_table(result: Mapping[str, Any]) -> str:
@@ -32,8 +31,6 @@ def load_table(result: Mapping[str, Any]) -> str:
         _under_load(result),
         _lengths(result["basket_length"]),
         _payloads(result["payloads"]),
-        _priority(result.get("priority"), result["goal_ms"]),
-        _swap(result.get("swap")),
         _canary(result.get("canary")),
         _endurance(result.get("endurance")),
         _probes(result),
@@ -245,53 +242,6 @@ def _payloads(figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _priority(figures: Mapping[str, Any] | None, goal_ms: float) -> list[str]:
-    if figures is None:
-        return []
-    rows = []
-    for name in ("checkout", "prefetch"):
-        kind = figures[name]
-        ratios = [percent(kind[ratio], 1) for ratio in ("good_ratio", "full_ratio")]
-        lost = kind["refused"] + kind["failed"] + kind["unanswered"]
-        rows.append([name, f"{kind['requests']:,}", *ratios, f"{kind['shed']:,}", f"{kind['late']:,}", lost])
-    shed, recovery = figures["shed"], figures["recovery"]
-    back_s, half = recovery["back_s"], short(recovery["half_p99_ms"])
-    back = f"not within {recovery['watched_s']} s" if back_s is None else f"in second {back_s}"
-    back = back if recovery["second_p99_ms"] else "at a time that so few requests do not show"
-    each = ", ".join(short(ms) for ms in recovery["second_p99_ms"].values())
-    head = [f"of {figures['rate']:,.0f} requests/s for {figures['seconds']:g} s", "requests"]
-    head += [f"in full within {goal_ms:g} ms", "in full", "best sellers at once", "late", "lost"]
-    return [
-        "## Three times the capacity, most of it prefetches (ours)",
-        "",
-        *table(head, rows),
-        "",
-        f"Checkouts are nine tenths of the capacity. Of {shed['requests']:,} that were answered "
-        f"`overloaded`, p50 {short(shed['ms']['p50'])} ms, p99 {short(shed['ms']['p99'])} ms. "
-        f"At half of the capacity right after it, p99 was back within 1.5 x of its value before "
-        f"({half} ms) {back}; second by second: {each or MISSING} ms.",
-    ]
-
-
-def _swap(figures: Mapping[str, Any] | None) -> list[str]:
-    if figures is None:
-        return []
-    rows = [
-        [name, f"{row['requests']:,}", short(row["p50_ms"]), short(row["p99_ms"])]
-        + [row[count] for count in ("failed", "degraded", "late")]
-        for name, row in figures["phases"].items()
-    ]
-    took = ", ".join("not in time" if took_s is None else f"{took_s:.1f} s" for took_s in figures["swap_s"])
-    return [
-        "## The champion is swapped twice at half of the capacity (ours)",
-        "",
-        *table(["of the swaps", "requests", "p50 ms", "p99 ms", "failed", "degraded", "late"], rows),
-        "",
-        f"At {figures['rate']:,.0f} requests/s. During: from the pointer's move until a second after the "
-        f"other bundle took over ({took}): p99 against before {fixed(figures['p99_ratio'], 2, 'x')}.",
-    ]
-
-
 def _canary(figures: Mapping[str, Any] | None) -> list[str]:
     if figures is None:
         return []
@@ -355,48 +305,17 @@ def _times(ratio: float) -> str:
 
 
 def draw_load(result: Mapping[str, Any], file: Path) -> None:
-    """Draw p99 over the rate for each arm, and the share of each stage."""
-    with picture(file, (13, 5.5), ncols=2, width_ratios=(3, 2)) as (figure, [[left, right]]):
+    """Draw p99 over the rate for each arm."""
+    with picture(file, (9, 5.5)) as (figure, [[axes]]):
         colours = iter(_NEXT_COLOURS * 3)
         for name, arm in result["arms"].items():
             if curve := _curve(arm):
                 rates, p99 = zip(*curve, strict=True)
                 style = ":" if name == NULL else "-"
                 colour = _COLOURS.get(name) or next(colours)
-                left.plot(rates, p99, style, marker="o", markersize=3, color=colour, label=name)
-        left.axhline(result["goal_ms"], color="grey", linewidth=0.8)
-        left.set(
-            xscale="log", yscale="log", xlabel="requests a second, open loop", ylabel="p99, milliseconds"
-        )
-        left.legend(fontsize=8)
-        draw_stages(right, {name: arm["stages"] for name, arm in result["arms"].items() if arm["stages"]})
-        for axes in (left, right):
-            axes.grid(alpha=0.3)
+                axes.plot(rates, p99, style, marker="o", markersize=3, color=colour, label=name)
+        axes.axhline(result["goal_ms"], color="grey", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xlabel="requests a second, open loop", ylabel="p99 ms")
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
         figure.tight_layout()
-
-
-def draw_stages(axes: Any, stages: Mapping[str, Mapping[str, Any]]) -> None:
-    """Stack the means of each arm's stages; a bar that would hide the others is cut."""
-    names = list(stages)
-    totals = {name: float(rows["client"]["mean"]) for name, rows in stages.items()}
-    end = min(max(totals.values(), default=1.0), CUT * totals.get(OURS, np.inf))
-    left = np.zeros(len(names))
-    kinds: Iterable[str] = dict.fromkeys(
-        stage for rows in stages.values() for stage in rows if stage != "client"
-    )
-    for kind in sorted(kinds, key=lambda stage: stage == "unexplained"):
-        means = np.array([stages[name].get(kind, {"mean": 0.0})["mean"] for name in names])
-        colour = "lightgrey" if kind == "unexplained" else None
-        shown = np.clip(left + np.maximum(means, 0), None, end) - left
-        axes.barh(names, shown, left=left, label=kind, color=colour)
-        left += shown
-    for row, name in enumerate(names):
-        is_cut = totals[name] > end
-        if is_cut:
-            axes.plot([0.91 * end, 0.93 * end], [row + 0.45, row - 0.45], color="white", linewidth=4)
-        text = f" {short(totals[name])} ms" + (", cut" if is_cut else "")
-        axes.text(left[row], row, text, va="center", fontsize=8, weight="bold" if is_cut else "normal")
-    axes.set_xlim(0, 1.3 * end)  # room for the numbers
-    axes.invert_yaxis()
-    axes.set(xlabel="mean milliseconds, one request at a time")
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False)

@@ -15,19 +15,15 @@ from feature_repo.events import read_dataset
 from feature_repo.statistics import Statistics, read_statistics
 from pipelines.bench.rerank import (
     METRICS,
-    RULED_ITEMS,
     RerankWeights,
     ScoredLists,
     bench_rerank,
     choose,
     frontier,
     judge,
-    rules_of_lists,
-    rules_of_one,
     with_manufacturers,
 )
 from serving.release.bundle import load_bundle
-from serving.shop.rules_file import parse_rules
 
 
 def task(hidden: list[int], before: list[bool]) -> Task:
@@ -122,27 +118,12 @@ def test_an_old_bundle_takes_the_manufacturers_of_the_data_set(toy_line: Path) -
 
 
 @pytest.mark.slow
-def test_the_rules_that_are_timed_are_rules(toy_line: Path) -> None:
-    bundle = load_bundle(toy_line / "evaluated")
-    items = len(bundle.statistics.item_ids)
-    assert items < RULED_ITEMS
-    rules, problems = parse_rules(rules_of_lists(bundle))
-    assert not problems
-    assert sum(len(rule.chosen.get("items", rule.item and [1])) for rule in rules) == items
-    rules, problems = parse_rules(rules_of_one(bundle))
-    assert (len(rules), problems) == (items, [])
-
-
-@pytest.mark.slow
 def test_files_and_what_they_say(toy_line: Path, tmp_path: Path) -> None:
     results = bench_rerank(toy_line / "evaluated", toy_line / "dataset", tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rerank.json", "rerank.md", "rerank.png"]
     assert json.loads((tmp_path / "rerank.json").read_text())["judged_on"] == results["judged_on"] > 0
     assert all(len(curve) >= 5 for curve in results["alone"].values())
     assert results["frontier"][0]["metrics"].keys() == set(METRICS)
-    ms = results["ms"]
-    assert 0 < ms["with_rules_and_weights"]["p50"] <= ms["with_rules_and_weights"]["p99"]
-    assert set(results["load_s"]) == {"few_rules", "a_rule_for_each"}
     table = (tmp_path / "rerank.md").read_text()
     assert "| **chosen** |" in table
     assert "| as the bundle serves |" in table

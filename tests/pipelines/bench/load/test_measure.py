@@ -234,7 +234,7 @@ def test_all_arms_are_measured_and_written(
 
 
 @pytest.mark.slow
-def test_ours_alone_is_tried_with_prefetches_a_swap_and_a_canary(toy_line: Path, tmp_path: Path) -> None:
+def test_ours_alone_is_tried_beside_a_canary(toy_line: Path, tmp_path: Path) -> None:
     home, bundle = tmp_path / "home", toy_line / "evaluated"
     shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
     champion = Champion("b", "1", "m", str(bundle), "", "")
@@ -242,16 +242,10 @@ def test_ours_alone_is_tried_with_prefetches_a_swap_and_a_canary(toy_line: Path,
     out, late_ms = tmp_path / "out", 60_000.0  # no real goal: this machine may be busy
     result = bench_load(home, champion, lines, out, [OURS], QUICK, goal_ms=late_ms, deadline_ms=late_ms)
     capacity = result["arms"][OURS]["capacity"]["rate"]
-    found = result["priority"]
-    assert found["rate"] == pytest.approx(3 * capacity)
-    assert found["checkout"]["requests"] + found["prefetch"]["requests"] == max(int(1.5 * capacity), 1)
-    swap, canary = result["swap"], result["canary"]
-    assert (swap["rate"], canary["rate"]) == (capacity / 2, capacity / 2)
-    assert swap["swap_s"], "the pointer moved"
-    assert sum(phase["requests"] for phase in swap["phases"].values()) == swap["requests"]
+    canary = result["canary"]
+    assert canary["rate"] == capacity / 2
     assert canary["canary_rate"] == pytest.approx(canary["rate"] / 10)
     assert len(canary["rounds"]) == 1
-    written, told = json.loads((out / "load.json").read_bytes()), (out / "load.md").read_text()
-    assert {"priority", "swap", "canary"} <= set(written)
-    for heading in ("most of it prefetches", "swapped twice", "A canary beside stable"):
-        assert heading in told
+    written, page = json.loads((out / "load.json").read_bytes()), (out / "load.md").read_text()
+    assert "canary" in written
+    assert "A canary beside stable" in page
