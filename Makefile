@@ -32,6 +32,7 @@ check: $(READY) ## format, lint, types, layers, workflows, prose, docs, fast tes
 	$(BIN)/lint-imports
 	$(BIN)/actionlint
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,idea}.yml
 	$(BIN)/python -m tests.prose.prose
 	$(BIN)/python -W ignore -m tests.docs.generate --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

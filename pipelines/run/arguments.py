@@ -18,6 +18,7 @@ PARAMS = {
     "student_params": "components.ranker.distill_ranker:StudentParams",
     "prune_params": "components.compression.prune_ranker:PruneParams",
     "quantize_params": "components.compression.quantize_ranker:QuantizeParams",
+    "index_params": "components.retriever.choose_index:IndexParams",
     "compile_params": "components.compression.compile_ranker:CompileParams",
     "bundle_params": "components.release.assemble_bundle:BundleParams",
     "gate_params": "components.release.gate:GateParams",

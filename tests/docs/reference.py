@@ -206,7 +206,7 @@ def comments_of(kind: type) -> list[Field]:
 
 def sentence(text: str) -> str:
     """Return a meaning with a capital letter at the start, unless it starts with a name or with code."""
-    head = text.split(" ", 1)[0].rstrip(",:;")
+    head = text.split(" ", 1)[0].rstrip(",;")
     return text[:1].upper() + text[1:] if head.isalpha() and head.islower() else text
 
 
@@ -331,12 +331,18 @@ def rejected() -> str:
 
 
 def command_errors() -> str:
-    """Return every error class that carries an exit code."""
-    rows = []
+    """Return every error class that carries an exit code, and those that the command maps to one."""
+    mapped: dict[str, int] = getattr(import_module("pipelines.cli.shell"), "EXIT_CODES", {})
+    rows, seen = [], set()
     for name, node, path in class_of_every_error():
         number = constant(node, "exit_code")
+        number = mapped.get(name) if number is None else number
         if isinstance(number, int):
             rows.append((str(number), code(name), first_line(node), code(path.relative_to(ROOT).as_posix())))
+            seen.add(name)
+    rows += [
+        (str(number), code(name), "", "a library") for name, number in mapped.items() if name not in seen
+    ]
     return table(("exit code", "error", "meaning", "file"), sorted(rows))
 
 

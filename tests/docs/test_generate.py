@@ -71,6 +71,13 @@ def test_every_metric_of_ours_is_listed() -> None:
     assert not [name for name in names if f"`{name}" not in page]
 
 
+def test_every_group_of_parameters_is_listed() -> None:
+    page = reference.parameters_page()
+    groups = re.findall(r"(\w+_params): dict", (ROOT / "pipelines/training.py").read_text(encoding="utf-8"))
+    assert len(groups) >= 10
+    assert [group for group in groups if f"## `{group}`" not in page] == []
+
+
 def test_a_secret_is_never_shown_as_a_default() -> None:
     rows = reference.settings_rows(Settings, {})
     assert not [row for row in rows if re.search("password|key", row[0], re.IGNORECASE) and row[1]]
