@@ -18,8 +18,9 @@ from feature_repo.events import EVENT_SCHEMA
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from pipelines.drills.catalogue import DRILLS, Drill
 from pipelines.drills.report import drill_rows
-from serving.errors import RankingFailed
-from serving.schemas import FIELDS, MAX_BASKET, MAX_K, REASONS, RUNGS, Response, parse_request
+from serving.api.problems import problem
+from serving.errors import InvalidRequest, RankingFailed
+from serving.schemas import MAX_BASKET, MAX_K, REASONS, RUNGS, RequestBody, Response, parse_request
 from serving.settings import Settings, variable
 from serving.shop.rules_file import SECTIONS, SELECTORS, parse_rules
 from tests.docs.reference import commands, program
@@ -168,13 +169,20 @@ def test_no_page_names_a_metric_that_is_gone() -> None:
 def test_the_request_is_in_the_reference() -> None:
     page = text_of("reference/request.md")
     request, response = page.split("## Response")
-    assert set(re.findall(r"^\| `(\w+)` \|", request, re.MULTILINE)) == FIELDS
+    assert set(re.findall(r"^\| `(\w+)` \|", request, re.MULTILINE)) == set(RequestBody.__struct_fields__)
     fields = {
         name for names in re.findall(r"^\| (`.*?) \|", response, re.MULTILINE) for name in names.split(", ")
     }
-    assert {f"`{name}`" for name in Response("", (), "").to_dict()} <= fields
+    assert {f"`{name}`" for name in Response.__struct_fields__} <= fields
     assert f"at most {MAX_BASKET}" in request
     assert f"0 to {MAX_K}" in request
+
+
+def test_the_refusal_of_the_reference_is_one() -> None:
+    [example] = re.findall(r"```json\n(.*?)```", text_of("reference/errors.md"), re.DOTALL)
+    with pytest.raises(InvalidRequest) as refused:
+        parse_request({"basket": [], "k": -1}, now=0.0, default_id="")
+    assert json.loads(example) == problem(422, str(refused.value))
 
 
 def test_each_rung_and_each_reason_is_explained() -> None:
