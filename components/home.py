@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from feature_repo.atomic_files import write_file
+from feature_repo.errors import CONFLICT, USAGE, RecoError
 
 
-class NoChampion(Exception):
+class NoChampion(RecoError):
     """Nothing was promoted under this home yet, or its pointer cannot be read."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
-class Conflict(Exception):
+class Conflict(RecoError):
     """Somebody else is changing the same thing; try again when they are done."""
 
-    exit_code = 4
+    exit_code = CONFLICT
 
 
 @dataclass(frozen=True)

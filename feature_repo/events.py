@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feature_repo.atomic_files import write_file
+from feature_repo.errors import RecoError
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
 from feature_repo.spelling import did_you_mean
 
@@ -55,7 +56,7 @@ _FILES = {
 }
 
 
-class EventsInvalid(ValueError):
+class EventsInvalid(RecoError, ValueError):
     """Events that can't be used: the message says what was found, what was expected and how to mend it."""
 
 

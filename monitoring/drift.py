@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from feature_repo.errors import RecoError
 from feature_repo.events import Dataset, read_dataset
 from monitoring.psi import Draws, encode, is_number, missing_share
 from monitoring.reports import evidently_psi, write_report
@@ -38,10 +39,8 @@ log = logging.getLogger(__name__)
 LEAST_UNITS = 200  # baskets or requests on each side; below, chance alone moves anything
 
 
-class DriftFound(Exception):
+class DriftFound(RecoError):
     """A watched window has drifted or its columns changed; the message says which and how far."""
-
-    exit_code = 1
 
 
 def check_drift(

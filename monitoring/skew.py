@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feature_repo.aggregates import UserEvents, no_events
+from feature_repo.errors import RecoError
 from feature_repo.queries import Rows
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.stream.archive import EVENTS, read_archive, rows_of
@@ -33,10 +34,8 @@ SCORE_TOLERANCE = 1e-6
 SETTLED_S = 10.0  # the stream archives what it folded within seconds; younger answers are left for next time
 
 
-class SkewFound(Exception):
+class SkewFound(RecoError):
     """The model served with other features, or other scores, than the archive gives."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True)

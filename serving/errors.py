@@ -21,13 +21,17 @@ RecommendError
  └─ PointerInvalid        likewise: nothing says which bundle is the champion
 """
 
+from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 
-class RecommendError(Exception):
+
+class RecommendError(RecoError):
     """Base of the errors below."""
 
 
 class InvalidRequest(RecommendError):
     """The request breaks its contract; the message names the field, never the value."""
+
+    exit_code = USAGE
 
 
 class NotJson(InvalidRequest):
@@ -36,6 +40,8 @@ class NotJson(InvalidRequest):
 
 class FeaturesUnavailable(RecommendError):
     """The online store did not give the user's row in time."""
+
+    exit_code = UNREACHABLE
 
 
 class FeaturesLate(FeaturesUnavailable):
@@ -48,6 +54,8 @@ class RowInvalid(FeaturesUnavailable):
 
 class FactsUnavailable(RecommendError):
     """The store of facts could not be read or written."""
+
+    exit_code = UNREACHABLE
 
 
 class RankingFailed(RecommendError):
@@ -112,3 +120,5 @@ class BundleInvalid(RecommendError):
 
 class PointerInvalid(RecommendError):
     """A home names no champion, or names it in a way that cannot be read."""
+
+    exit_code = USAGE

@@ -28,6 +28,7 @@ from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from feature_repo.errors import RecoError
 from serving.metrics import REQUEST_LOG_DROPPED, shown
 from serving.settings import Settings
 
@@ -37,7 +38,7 @@ SAY_S = 1.0  # a line to stderr is waited for no longer
 _log = logging.getLogger(__name__)
 
 
-class NoneStarts(RuntimeError):
+class NoneStarts(RecoError, RuntimeError):
     """No process of the endpoint could start; says why, in a child's own words, and with its exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:

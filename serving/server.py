@@ -23,24 +23,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.errors import BundleInvalid, PointerInvalid
+from feature_repo.errors import CONFLICT, RecoError
 from serving.metrics import shown
 from serving.observe.stderr_log import log_to
-from serving.processes import NoneStarts, Processes, say, write_line
+from serving.processes import Processes, say, write_line
 from serving.release.updates import read_pointer
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
 
 if TYPE_CHECKING:
     from serving.wiring import Wiring
 
-EXIT_CHECK, EXIT_USAGE, EXIT_CONFLICT = 1, 2, 4
 _log = logging.getLogger(__name__)
 
 Wire = Callable[[Settings], "Wiring"]
 
 
-class PortTaken(OSError):
+class PortTaken(RecoError, OSError):
     """Another process listens where this one should."""
+
+    exit_code = CONFLICT
 
 
 def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire: Wire | None = None) -> None:
@@ -135,21 +136,12 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
 
 
 def _exit_code(run: Callable[[], None], say_why: Callable[[int, Exception], None]) -> int:
-    code: int
-    why: Exception
     try:
         run()
-        return 0
-    except (SettingInvalid, PointerInvalid) as error:
-        code, why = EXIT_USAGE, error
-    except BundleInvalid as error:
-        code, why = EXIT_CHECK, error
-    except PortTaken as error:
-        code, why = EXIT_CONFLICT, error
-    except NoneStarts as error:
-        code, why = error.exit_code, error
-    say_why(code, why)
-    return code
+    except RecoError as error:
+        say_why(error.exit_code, error)
+        return error.exit_code
+    return 0
 
 
 def _be_a_child(bundle: Path, home: Path | None, control_file: int, http_file: int) -> int:

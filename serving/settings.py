@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from serving.redis.address import is_redis_url, parse_redis_url, with_password
 
@@ -21,8 +22,10 @@ PREFIX = "RECO_"
 FEASTS_OWN = ("PROMETHEUS_MULTIPROC_DIR", "PROMETHEUS_MULTIPROCESS_DIR")
 
 
-class SettingInvalid(ValueError):
+class SettingInvalid(RecoError, ValueError):
     """A variable of the environment has a value that its setting cannot take."""
+
+    exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from components.home import write_json
+from feature_repo.errors import RecoError
 from feature_repo.schema import schema_hash
 
 
-class ContractViolation(Exception):
+class ContractViolation(RecoError):
     """An artefact on disk differs from the form that its reader expects."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from components.data.examples import RankerExamples
+from feature_repo.errors import RecoError
 from feature_repo.schema import DENSE_NAMES
 
 TOLERANCES = Path(__file__).with_name("tolerances.toml")
@@ -42,10 +43,8 @@ STEPS = ("train_ranker", "distill_ranker", "prune_ranker", "quantize_ranker", "c
 EXPORTS = ("distill_ranker", "prune_ranker")  # make new weights, whose graph is proven within
 
 
-class ParityFailed(Exception):
+class ParityFailed(RecoError):
     """A ranker is too far from the one it was made from."""
-
-    exit_code = 1
 
 
 def certify(

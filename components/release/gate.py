@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from feature_repo.errors import RecoError
+
 HEADLINE = "ndcg_at_10"
 
 
@@ -34,10 +36,8 @@ class GateParams:
                 raise TypeError(f"GateParams.{name} is {value!r}, expected 0 (ask for nothing) or more")
 
 
-class GateFailed(Exception):
+class GateFailed(RecoError):
     """A challenger is not good enough; nothing was changed."""
-
-    exit_code = 1
 
     def __init__(self, metric: str, got: float | None, need: float, reason: str, more: int = 0) -> None:
         """Set the measured value (None: missing), the needed value, and the reason."""

@@ -25,6 +25,7 @@ from components.parameters import read_params
 from components.release.gate import GateParams, compare, enforce
 from components.release.register_bundle import read_evaluation
 from components.release.registry import CHALLENGER, CHAMPION, Promotion, Registry, RegistryRefused, Version
+from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import is_name
 from serving.errors import BundleInvalid
 from serving.release.bundle import read_manifest, verify_files
@@ -32,10 +33,10 @@ from serving.release.bundle import read_manifest, verify_files
 log = logging.getLogger(__name__)
 
 
-class NothingToCompare(Exception):
+class NothingToCompare(RecoError):
     """Champion and challenger cannot be measured on the same baskets with the data given."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 def promote_bundle(

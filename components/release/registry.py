@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 from feature_repo.ids import is_name, is_path
 
 if TYPE_CHECKING:
@@ -42,16 +43,16 @@ MLFLOW_ENVIRONMENT = {
 }
 
 
-class RegistryRefused(ValueError):
+class RegistryRefused(RecoError, ValueError):
     """A tracking URI, model name or version that this registry does not take."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
-class RegistryUnreachable(Exception):
+class RegistryUnreachable(RecoError):
     """The registry does not answer; nothing was changed, and the same call may be made again."""
 
-    exit_code = 3
+    exit_code = UNREACHABLE
 
 
 @dataclass(frozen=True)

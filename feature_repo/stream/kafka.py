@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from feature_repo.errors import USAGE, RecoError
+
 SECURITY = {
     "plaintext": "PLAINTEXT",
     "tls": "SSL",
@@ -23,10 +25,10 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 REACH_S = 5.0  # how long a broker may take to answer before it counts as away
 
 
-class KafkaSettingInvalid(ValueError):
+class KafkaSettingInvalid(RecoError, ValueError):
     """A RECO_KAFKA_ variable, or a topic's or group's name, has a value that cannot work."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from feature_repo.errors import CONFLICT, RecoError
 from feature_repo.stream.kafka import KafkaSettings, client_config
 
 MAX_BYTES = 64 << 20
@@ -39,10 +40,10 @@ Record = tuple[str, bytes, bytes]  # topic, key, value
 _log = logging.getLogger(__name__)
 
 
-class OutboxInUse(RuntimeError):
+class OutboxInUse(RecoError, RuntimeError):
     """Another process sends from the same directory."""
 
-    exit_code = 4
+    exit_code = CONFLICT
 
 
 class Outbox:

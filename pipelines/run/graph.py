@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from feature_repo.errors import CONFLICT, RecoError
+
 Spec = dict[str, Any]  # PipelineSpec as JSON
 
 
@@ -25,10 +27,10 @@ class Outputs:
     artifacts: Mapping[str, Path] = field(default_factory=dict)
 
 
-class WiringChanged(Exception):
+class WiringChanged(RecoError):
     """A step needs what no earlier step of this run gave: the pipeline is not the one that was run."""
 
-    exit_code = 4
+    exit_code = CONFLICT
 
 
 def read_spec(pipeline: Any) -> Spec:

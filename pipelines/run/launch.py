@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from components.home import Conflict, NoChampion, read_champion, read_running
+from feature_repo.errors import USAGE, RecoError
 from feature_repo.spelling import closest
 from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
 from pipelines.run.progress import duration
@@ -24,10 +25,10 @@ NO_RUN = (
 )
 
 
-class NoRegistry(Exception):
+class NoRegistry(RecoError):
     """There is no model registry at the given address."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 # ------------------------------------------------------------------------------------------- checks

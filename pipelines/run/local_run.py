@@ -22,8 +22,10 @@ from types import FrameType
 from typing import IO, Any
 
 from components.home import locked
+from feature_repo.errors import RecoError
 from feature_repo.spelling import closest
 from pipelines.run.arguments import ArgumentsInvalid
+from pipelines.run.exit_codes import exit_code_of_step
 from pipelines.run.graph import Outputs, Spec, downstream, load_component, step_alone, step_names
 from pipelines.run.progress import Progress, StepProgress
 from pipelines.run.runs import Run, StepState, drop_artifacts, new_run, usual_seconds
@@ -32,23 +34,9 @@ ROOT = Path(__file__).parents[2]
 KEPT_RUNS = 3  # a run on Complete Journey leaves 1.7 GB
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 TRACEBACK = "Traceback (most recent call last):"
-# What a step's error means to whoever called `reco`; all others are 1.
-EXIT_CODES = {
-    "ArgumentsInvalid": 2,
-    "NoChampion": 2,
-    "NothingToCompare": 2,
-    "RegistryRefused": 2,
-    # Python's own and, without its module, redis.exceptions': the online store is away.
-    "ConnectionError": 3,
-    "ConnectionRefusedError": 3,
-    "ConnectionResetError": 3,
-    "TimeoutError": 3,
-    "RegistryUnreachable": 3,
-    "Conflict": 4,
-}
 
 
-class StepFailed(Exception):
+class StepFailed(RecoError):
     """A step of the run raised, or died."""
 
     def __init__(self, run: Run, step: str, cause: str, exit_code: int) -> None:
@@ -155,10 +143,11 @@ def _run_step(run: Run, spec: Spec, name: str, told: StepProgress) -> None:
     run.peak_memory_mib = max(run.peak_memory_mib, memory)
     if outputs is None:
         state.status = "failed"
-        state.error = log.cause()
+        cause = log.cause()
+        state.error = re.sub(r"^[\w.]*\.(?=\w)", "", cause)
         told.failed()
         run.save()
-        raise StepFailed(run, name, state.error, exit_code_of(state.error))
+        raise StepFailed(run, name, state.error, exit_code_of_step(cause))
     _keep(run, state, outputs)
     told.done(state.parameters)
 
@@ -228,7 +217,7 @@ class _Log(io.TextIOBase):
         return len(text)
 
     def cause(self) -> str:
-        """Return the step's own error: the last line or lines of its last traceback."""
+        """Return the step's error, its class with the module: the end of its last traceback."""
         # kfp.local indents what the step says by four spaces.
         said = [line.removeprefix("    ") for line in self.lines]
         starts = [number for number, line in enumerate(said) if line == TRACEBACK]
@@ -243,12 +232,7 @@ class _Log(io.TextIOBase):
             if not line.strip() or " - ERROR - Task" in line:
                 break
             cause.append(line)
-        return re.sub(r"^[\w.]*\.(?=\w)", "", "\n".join(cause))
-
-
-def exit_code_of(cause: str) -> int:
-    """Return the exit code that a step's error stands for."""
-    return EXIT_CODES.get(cause.partition(":")[0], 1)
+        return "\n".join(cause)
 
 
 def code_hash() -> str:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from components.home import write_json
+from feature_repo.errors import USAGE, RecoError
 from pipelines.run.graph import Outputs
 
 
-class RunUnknown(Exception):
+class RunUnknown(RecoError):
     """No run of that name under this home."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 @dataclass

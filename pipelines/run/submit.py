@@ -17,22 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from feature_repo.atomic_files import replaced
+from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 
 API = "/apis/v2beta1"
 CONNECT_TIMEOUT_S = 10.0
 ENDED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 
 
-class ApiRefused(Exception):
+class ApiRefused(RecoError):
     """The pipelines API answers, but does not do what was asked."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
-class ApiUnreachable(Exception):
+class ApiUnreachable(RecoError):
     """Nothing that speaks the pipelines API answers at this address."""
 
-    exit_code = 3
+    exit_code = UNREACHABLE
 
 
 @dataclass(frozen=True)

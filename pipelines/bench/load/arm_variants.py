@@ -28,6 +28,7 @@ from components.data.feast_store import feature_store, quiet_feast
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.snapshots import HISTORY, USER_VIEW
 from pipelines.bench.load.arm_null import serve_app
+from pipelines.live.ports import free_port
 from serving import server
 from serving.answer.recommender import Recommender, open_bundle, open_recommender
 from serving.checkout.checkout import Checkout
@@ -172,7 +173,7 @@ def serve_stock(models: list[Any], on_ready: Callable[[str, str], None]) -> None
     """
     from kserve import ModelServer
 
-    http, grpc = free_port(), free_port()
+    http, grpc = free_port(), free_port()  # KServe's server cannot choose them itself
     server = ModelServer(http_port=http, grpc_port=grpc)
     addresses = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
     threading.Thread(target=_announce, args=(http, addresses, on_ready), daemon=True).start()
@@ -189,12 +190,6 @@ def _announce(port: int, addresses: tuple[str, str], on_ready: Callable[[str, st
         else:
             on_ready(*addresses)
             return
-
-
-def free_port() -> int:
-    """Return a port that is free now: KServe's server cannot choose one itself."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def fastapi_app(recommender: Recommender) -> Any:

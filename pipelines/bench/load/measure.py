@@ -25,7 +25,6 @@ import orjson
 
 from components.home import Champion
 from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE
-from pipelines.bench.frozen_store import local_server
 from pipelines.bench.latency import first_answer
 from pipelines.bench.load.arms import (
     NULL,
@@ -55,6 +54,7 @@ from pipelines.bench.load.trials import (
     memory_growth,
 )
 from pipelines.bench.report import write_report
+from pipelines.live.local_redis import local_server
 from serving.release.bundle import read_manifest
 from serving.settings import Settings
 

@@ -1,6 +1,7 @@
 import pytest
 
-from pipelines.bench.frozen_store import frozen_under_load, local_server
+from pipelines.bench.frozen_store import frozen_under_load
+from pipelines.live.local_redis import local_server
 
 
 @pytest.mark.slow

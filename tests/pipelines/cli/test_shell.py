@@ -7,16 +7,7 @@ import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
-from components.home import (
-    Conflict,
-    NoChampion,
-)
-from components.release.gate import GateFailed
-from components.release.registry import RegistryUnreachable
-from feature_repo.events import EventsInvalid
-from pipelines.cli.shell import exit_code, main
-from serving.errors import BundleInvalid, InvalidRequest
-from serving.settings import SettingInvalid
+from pipelines.cli.shell import main
 from tests.pipelines.cli.conftest import reco
 
 
@@ -55,28 +46,6 @@ def test_each_command_takes_the_common_options(name: str) -> None:
     said = CliRunner().invoke(main, [name, "--help"]).output
     if not isinstance(main.commands[name], click.Group):
         assert {"--home", "--output", "--debug"} <= set(said.split())
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (GateFailed("ndcg_at_10", 0.1, 0.2, "floor"), 1),
-        (BundleInvalid("x"), 1),
-        (EventsInvalid("x"), 1),
-        (NoChampion("x"), 2),
-        (SettingInvalid("x"), 2),
-        (InvalidRequest("x"), 2),
-        (ValueError("x"), 2),
-        (RegistryUnreachable("x"), 3),
-        (PermissionError("x"), 3),
-        (Conflict("x"), 4),
-        (ZeroDivisionError("x"), None),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
-)
-def test_each_error_has_its_exit_code(error: Exception, code: int | None) -> None:
-    """0 done, 1 a check said no, 2 wrong usage, 3 something is unreachable, 4 conflict; None: a bug."""
-    assert exit_code(error) == code
 
 
 @pytest.mark.parametrize(

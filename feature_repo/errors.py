@@ -1,0 +1,12 @@
+"""The base of errors that people can act on, and the exit code of each kind.
+
+0 done, 1 a check failed, 2 wrong usage, 3 a service cannot be reached, 4 another process is in the way.
+"""
+
+CHECK_FAILED, USAGE, UNREACHABLE, CONFLICT = 1, 2, 3, 4
+
+
+class RecoError(Exception):
+    """An expected error: a command prints its message, without a traceback, and ends with its exit code."""
+
+    exit_code: int = CHECK_FAILED
