@@ -40,16 +40,16 @@ class Ranked:
 
     def without(self, barred: np.ndarray) -> Ranked:
         """Return the list without codes that must not be shown: not whole, best sellers would fill it up."""
-        kept = ~np.isin(self.codes, barred)
-        if kept.all():
+        stays = ~np.isin(self.codes, barred)
+        if stays.all():
             return self
         return Ranked(
-            self.codes[kept],
-            self.scores[kept],
-            self.source[kept],
-            self.times[kept],
-            self.last_at[kept],
-            best=int(np.count_nonzero(kept[: self.best])),
+            self.codes[stays],
+            self.scores[stays],
+            self.source[stays],
+            self.times[stays],
+            self.last_at[stays],
+            best=int(np.count_nonzero(stays[: self.best])),
             whole=False,
         )
 

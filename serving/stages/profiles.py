@@ -33,10 +33,10 @@ class ItemFilter:
     def allowed(self, statistics: Statistics) -> np.ndarray:
         """Return which items pass, (n,) bool; an item whose value is unknown does not."""
         values = np.asarray(getattr(statistics, self.column), np.float64)
-        known = np.isfinite(values)
+        is_known = np.isfinite(values)
         passes = np.zeros(len(values), bool)
-        if known.any():
-            passes[known] = values[known] > np.quantile(values[known], self.above_quantile)
+        if is_known.any():
+            passes[is_known] = values[is_known] > np.quantile(values[is_known], self.above_quantile)
         return passes
 
 

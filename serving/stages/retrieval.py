@@ -99,5 +99,5 @@ def thin(candidates: Candidates, most: int) -> Candidates:
     first = np.repeat(np.cumsum(sizes) - sizes, sizes)
     place = np.empty(len(sources), np.int64)  # of each candidate within its source
     place[np.argsort(sources, kind="stable")] = np.arange(len(sources)) - first
-    kept = np.sort(np.argsort((place + 0.5) / sizes[sources], kind="stable")[:most])
-    return Candidates(candidates.codes[kept], sources[kept])
+    chosen = np.sort(np.argsort((place + 0.5) / sizes[sources], kind="stable")[:most])
+    return Candidates(candidates.codes[chosen], sources[chosen])
