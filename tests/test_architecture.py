@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -102,6 +103,12 @@ def test_each_module_has_its_test_module() -> None:
         if file not in WITHOUT_TESTS and not expected.exists():
             missing.append(expected.relative_to(ROOT).as_posix())
     assert not missing
+
+
+def test_no_folder_has_more_than_fourteen_modules() -> None:
+    """A reader finds a module by its folder; a longer list is a drawer."""
+    counts = Counter(name(path.parent) for path in MODULES if path.name not in WITHOUT_TESTS)
+    assert not {folder: count for folder, count in counts.items() if count > 14}
 
 
 def test_no_module_is_a_drawer() -> None:
