@@ -22,8 +22,9 @@ from tests.docs.source import (
     Field,
     class_fields,
     class_node,
-    class_of_every_error,
     constant,
+    exit_code,
+    expected_errors,
     first_line,
     modules,
     tree,
@@ -331,17 +332,10 @@ def rejected() -> str:
 
 
 def command_errors() -> str:
-    """Return every error class that carries an exit code, and those that the command maps to one."""
-    mapped: dict[str, int] = getattr(import_module("pipelines.cli.shell"), "EXIT_CODES", {})
-    rows, seen = [], set()
-    for name, node, path in class_of_every_error():
-        number = constant(node, "exit_code")
-        number = mapped.get(name) if number is None else number
-        if isinstance(number, int):
-            rows.append((str(number), code(name), first_line(node), code(path.relative_to(ROOT).as_posix())))
-            seen.add(name)
-    rows += [
-        (str(number), code(name), "", "a library") for name, number in mapped.items() if name not in seen
+    """Return every expected error with its exit code, meaning and file."""
+    rows = [
+        (str(exit_code(name)), code(name), first_line(node), code(path.relative_to(ROOT).as_posix()))
+        for name, node, path in expected_errors()
     ]
     return table(("exit code", "error", "meaning", "file"), sorted(rows))
 

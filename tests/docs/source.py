@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from feature_repo import errors
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 
@@ -76,37 +78,56 @@ def written(value: ast.expr) -> str:
     return ast.unparse(value)
 
 
-def class_of_every_error() -> Iterator[tuple[str, ast.ClassDef, Path]]:
-    """Yield (name, class, file) of every class whose bases end at an exception."""
-    classes = {
+@cache
+def classes() -> dict[str, tuple[ast.ClassDef, Path]]:
+    """Return every class of the five packages by its name, which is unique."""
+    return {
         node.name: (node, path)
         for path in modules()
         for node in ast.walk(tree(path))
         if isinstance(node, ast.ClassDef)
     }
 
-    def is_error(name: str) -> bool:
-        if name not in classes:
-            return name.endswith(("Error", "Exception"))
-        return any(is_error(ast.unparse(base).split(".")[-1]) for base in classes[name][0].bases)
 
-    for name, (node, path) in sorted(classes.items()):
-        if is_error(name):
+def bases(name: str) -> list[str]:
+    """Return the names of a class's bases; none for a class of a library."""
+    node = classes()[name][0] if name in classes() else None
+    return [ast.unparse(base).split(".")[-1] for base in node.bases] if node else []
+
+
+def expected_errors() -> Iterator[tuple[str, ast.ClassDef, Path]]:
+    """Yield (name, class, file) of every class that derives from `RecoError`."""
+
+    def is_expected(name: str) -> bool:
+        return name == "RecoError" or any(is_expected(base) for base in bases(name))
+
+    for name, (node, path) in sorted(classes().items()):
+        if name != "RecoError" and is_expected(name):
             yield name, node, path
 
 
+def exit_code(name: str) -> int | None:
+    """Return the exit code that a class sets or inherits."""
+    if name not in classes():
+        return None
+    value = constant(classes()[name][0], "exit_code")
+    if isinstance(value, int):
+        return value
+    return next((code for code in map(exit_code, bases(name)) if code is not None), None)
+
+
 def constant(node: ast.ClassDef, name: str) -> object:
-    """Return the constant that a class body assigns to `name`; None if it does not."""
+    """Return the constant that a class body assigns to `name`, or None; a name is looked up in the errors."""
     for statement in node.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if isinstance(statement, ast.Assign):
+            targets: list[ast.expr] = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        else:
+            continue
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            value = statement.value  # type: ignore[attr-defined]
+            value = statement.value
+            if isinstance(value, ast.Name):
+                return getattr(errors, value.id, None)
             return value.value if isinstance(value, ast.Constant) else None
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and statement.target.id == name
-            and isinstance(statement.value, ast.Constant)
-        ):
-            return statement.value.value
     return None
