@@ -49,7 +49,7 @@ fuzz: $(READY) ## 4,000 spoilt bundles against the loader, 2,000 made-up request
 serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
 	$(BIN)/reco serve
 
-demo: $(READY) ## the whole line on a toy shop in a few minutes: train, answer, drift, retrain
+demo: $(READY) ## the whole line on a toy shop in about ten minutes: train, answer, drift, retrain
 	$(BIN)/reco --home $(DEMO_HOME) run --data toy --fast
 	$(BIN)/reco --home $(DEMO_HOME) recommend --at 2024-06-12T10:00:00Z -k 3 \
 	    --user user-004 --basket item-016,item-026,item-064,item-000,item-004
