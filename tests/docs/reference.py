@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import inspect
 import json
 import re
 import tomllib
@@ -202,7 +203,7 @@ def settings_rows(kind: type, variables: dict[str, str]) -> list[tuple[str, str,
 
 def comments_of(kind: type) -> list[Field]:
     """Return the fields of a class with the comments of its source."""
-    return class_fields(ROOT / f"{kind.__module__.replace('.', '/')}.py", kind.__name__)
+    return class_fields(Path(inspect.getsourcefile(kind) or ""), kind.__name__)
 
 
 def sentence(text: str) -> str:

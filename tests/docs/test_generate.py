@@ -4,6 +4,7 @@ from pathlib import Path
 import click
 import pytest
 from prometheus_client import REGISTRY
+from pydantic import BaseModel, Field, SecretStr
 
 from serving.errors import RecommendError
 from serving.settings import Settings
@@ -84,6 +85,20 @@ def test_every_group_of_parameters_is_listed() -> None:
 def test_a_secret_is_never_shown_as_a_default() -> None:
     rows = reference.settings_rows(Settings, {})
     assert not [row for row in rows if re.search("password|key", row[0], re.IGNORECASE) and row[1]]
+
+
+class Described(BaseModel):
+    first: int = Field(1, description="of two")
+    second: float = 5.0  # a comment
+    secret: SecretStr = SecretStr("")
+
+
+def test_settings_of_a_model_have_its_descriptions() -> None:
+    assert reference.settings_rows(Described, {"first": "OTHER_FIRST"}) == [
+        ("`OTHER_FIRST`", "`1`", "Of two"),
+        ("`RECO_SECOND`", "`5`", "A comment"),
+        ("`RECO_SECRET`", "", ""),
+    ]
 
 
 @pytest.mark.parametrize(
