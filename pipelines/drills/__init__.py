@@ -1,1 +1,1 @@
-"""A fault on the whole system -> what it cost the callers."""
+"""A fault on the whole system -> its cost for the callers."""

@@ -1,7 +1,7 @@
 """`python -m pipelines.drills.callers HOST PORT PATH` sends bodies of 80 MB until its input ends.
 
-Every other one does not say how long it is. A process of its own, which gives way to all others: what it
-costs to send so much must not count as what it costs to refuse it.
+Every other body has no announced length. It is a process of its own with the lowest priority: the cost of
+sending so much must not count as the cost of refusing it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def send_long_bodies(host: str, port: int, path: str, over: threading.Event) -> 
         number += 1
         answer = b""
         with contextlib.suppress(OSError), socket.create_connection((host, port), PATIENCE_S) as caller:
-            with contextlib.suppress(OSError):  # who is refused cannot send all
+            with contextlib.suppress(OSError):  # a refused caller cannot send all
                 caller.sendall(f"POST {path} HTTP/1.1\r\nHost: drill\r\n{how}\r\n\r\n".encode())
                 for _ in range(BODY_BYTES // len(_PIECE)):
                     caller.sendall(piece)

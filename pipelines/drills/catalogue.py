@@ -1,4 +1,4 @@
-"""The drills, by name: what breaks in the really running system, and the figures that must hold meanwhile.
+"""The drills, by name: the faults in a running system, and the figures that must hold meanwhile.
 
 A drill is its faults (`pipelines.drills.faults`) and its figures (`pipelines.drills.goals`);
 `pipelines.drills.run` carries it out. To add a drill is to add an entry here. MLflow, the Feast registry,
@@ -13,7 +13,7 @@ from typing import Any
 
 from feature_repo.spelling import closest
 from pipelines.bench.load.goals import Goal, part_of
-from pipelines.drills import faults, goals
+from pipelines.drills import crowds, faults, goals
 from pipelines.drills.faults import Break, Notes
 from pipelines.drills.outcome import CLIENT, LATE_MS
 from pipelines.drills.system import (
@@ -38,16 +38,15 @@ class Drill:
 
     name: str
     proves: str  # in a line
-    scenarios: str  # of the list of what the product must survive
     breaks: Mapping[str, Break]  # by name, in turn
     own_goals: Sequence[Goal] = ()  # beside those of every drill
     setup: Setup = STANDARD
     during_s: float = 0.0  # of each fault, at least: some show late
-    in_front: bool = False  # the client asks through the proxy before the endpoint
-    raw_suffers: bool = False  # see `common_goals`
-    late_ms: float = LATE_MS  # likewise
-    recovery_s: float = goals.RECOVERY_S  # likewise
-    prepare: Callable[[System, Notes], None] | None = None  # called before anybody asks
+    in_front: bool = False  # the client connects through the proxy before the endpoint
+    raw_suffers: bool = False  # this and the next two: see `common_goals`
+    late_ms: float = LATE_MS
+    recovery_s: float = goals.RECOVERY_S
+    prepare: Callable[[System, Notes], None] | None = None  # called before the first request
     note: Callable[[System, Notes], None] | None = None  # called before the first fault and at the end
 
     def goals(self) -> Iterator[Goal]:
@@ -56,12 +55,11 @@ class Drill:
         yield from self.own_goals
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what it is, as plain JSON types."""
+        """Return it as plain JSON types."""
         figures = [{"name": goal.name, "wanted": goal.wanted} for goal in self.goals()]
         return {
             "name": self.name,
             "proves": self.proves,
-            "scenarios": self.scenarios,
             "faults": list(self.breaks),
             "figures": figures,
         }
@@ -71,7 +69,6 @@ DRILLS = (
     Drill(
         "store-killed",
         "without the online store answers come in time and say so; it is found again when it is back",
-        "S05, S09",
         {"killed": faults.store_killed},
         (
             *goals.store_goals("killed"),
@@ -82,7 +79,6 @@ DRILLS = (
     Drill(
         "store-frozen",
         "a store that hangs holds nobody: no request waits for it, new ones do not even ask",
-        "S06",
         {"frozen": faults.store_frozen},
         (
             *goals.store_goals("frozen"),
@@ -92,7 +88,6 @@ DRILLS = (
     Drill(
         "store-slow",
         "a slow store costs its features, not the answer; one slow reply in fifty costs one answer in fifty",
-        "S07",
         {
             "one in 50 after 200 ms": faults.store_late_now_and_then(faults.ONE_IN, faults.MIDDLING_S),
             "each after 20 ms": faults.store_late(faults.LATE_S),
@@ -113,7 +108,6 @@ DRILLS = (
     Drill(
         "half-answers",
         "replies that are cut, drip or are reset are no replies, and nothing of them is left behind",
-        "S08",
         {
             "cut": faults.answers_cut(faults.HALF_A_REPLY),
             "dripping": faults.answers_drip(*faults.DRIP),
@@ -128,7 +122,6 @@ DRILLS = (
     Drill(
         "ranker-killed",
         "without the ranker that it asks the endpoint offers best sellers, and ranks again when it is back",
-        "S02",
         {"killed": faults.ranker_killed},
         (
             Goal("until every answer says so", "<=", 1, " s", goals.of_fault("killed", "told_s")),
@@ -141,7 +134,6 @@ DRILLS = (
     Drill(
         "worker-killed",
         "one of two processes dies: the client asks the other one, and a new one comes",
-        "S01, S03",
         {"first": faults.worker_killed, "second": faults.worker_killed},
         (
             Goal("degraded, through the client", "<=", 1, " %", goals.client_share("degraded")),
@@ -155,7 +147,6 @@ DRILLS = (
     Drill(
         "corrupt-bundle",
         "a champion with a changed byte or half a file is refused; the one before answers as if nothing were",
-        "S40, S45",
         {
             "a byte changed": faults.broken_champion(faults.flip_a_byte),
             "half an index": faults.broken_champion(faults.cut_in_half),
@@ -169,7 +160,6 @@ DRILLS = (
     Drill(
         "stale-features",
         "a stream that is silent, or rows that are too old, are told in each answer",
-        "S37",
         {"stream silent": faults.stream_silent, "rows too old": faults.rows_of_long_ago},
         (
             Goal(
@@ -193,8 +183,7 @@ DRILLS = (
     Drill(
         "cold-herd",
         "however many ask for a list that nobody has, it is made once",
-        "S11",
-        {"for one list": faults.herd_for_one, "for many lists": faults.herd_for_many},
+        {"for one list": crowds.herd_for_one, "for many lists": crowds.herd_for_many},
         (
             Goal("computed, all asking for one list", "<=", 1, "", goals.note("one_list", "computed_most")),
             Goal(
@@ -206,13 +195,12 @@ DRILLS = (
             Goal("p99 of the herd", "<=", 100, " ms", goals.note("one_list", "p99_ms")),
         ),
         KEEPS_ANSWERS,
-        prepare=faults.note_refusals,
+        prepare=crowds.note_refusals,
     ),
     Drill(
         "overload",
         "three times what it can, in prefetches: those are refused, checkouts are served",
-        "S14",
-        {"3 x": faults.overload},
+        {"3 x": crowds.overload},
         (
             Goal("checkouts served by the endpoint in time", ">=", 99, " %", goals.served),
             Goal(
@@ -225,13 +213,12 @@ DRILLS = (
             Goal("whole answers, of what it can", ">=", 90, " %", goals.goodput),
             Goal("until a prefetch is refused, p50", "<=", 5, " ms", goals.note("shed_p50_ms")),
         ),
-        prepare=faults.note_capacity,
+        prepare=crowds.note_capacity,
     ),
     Drill(
         "greedy-shopper",
         "one shopper who asks as often as all others together gets less, and takes nothing from them",
-        "S22",
-        {"half of all": faults.one_asks_for_all},
+        {"half of all": crowds.one_asks_for_all},
         (
             Goal("p99 against the healthy one", "<=", 1.2, " x", goals.times_healthy("half of all")),
             Goal("degraded, of the others", "<=", 1, " %", goals.share("degraded", "half of all")),
@@ -243,7 +230,6 @@ DRILLS = (
     Drill(
         "processors-taken",
         "where others take the processors, answers are less, and come in time",
-        "S16",
         {"two for each": faults.processors_taken},
         (Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),),
         late_ms=30.0,
@@ -251,7 +237,6 @@ DRILLS = (
     Drill(
         "poisoned-row",
         "rows of nonsense hurt nobody but their owners, and those get a list, too",
-        "S33, S34",
         {"a sixth of each kind": faults.rows_poisoned},
         (
             Goal("change of another shopper's score", "<=", 1e-6, "", goals.score_moved),
@@ -262,11 +247,10 @@ DRILLS = (
     Drill(
         "slow-clients",
         "a crowd that sends half a request, nothing or far too much is cut off and holds up nobody",
-        "S31, S32",
         {
-            "half a body": faults.slow_callers(faults.half_a_body, "half"),
-            "nothing": faults.slow_callers(lambda system: b"", "idle"),
-            "80 MB": faults.long_bodies,
+            "half a body": crowds.slow_callers(crowds.half_a_body, "half"),
+            "nothing": crowds.slow_callers(lambda system: b"", "idle"),
+            "80 MB": crowds.long_bodies,
         },
         (
             *(
@@ -284,7 +268,6 @@ DRILLS = (
     Drill(
         "bundle-swap",
         "another bundle takes over, and the first one again, between two requests",
-        "S45, S46",
         {"another one": faults.another_champion(1), "the first again": faults.another_champion(0)},
         (
             Goal("bundles that answered", ">=", 2, "", goals.bundles),
@@ -297,7 +280,6 @@ DRILLS = (
     Drill(
         "disk-full",
         "a full disk costs records of the log, which are counted, and no answer; then it writes again",
-        "S19",
         {"full": faults.disk_full},
         (
             Goal("degraded", "<=", 1, " %", goals.degraded),
@@ -310,7 +292,6 @@ DRILLS = (
     Drill(
         "clock-jump",
         "a clock that jumps moves no deadline and spoils no kept answer; features that look old are told",
-        "S20",
         {
             "an hour back": faults.clock_off(-HOUR_S),
             "an hour on": faults.clock_off(HOUR_S),
@@ -333,11 +314,10 @@ DRILLS = (
     Drill(
         "service-gone",
         "without any endpoint the client answers from its best sellers, in time, and raises nothing",
-        "S04",
         {
-            "refused": faults.service_refuses,
-            "silent": faults.service_silent,
-            "no such name": faults.name_gone,
+            "refused": crowds.service_refuses,
+            "silent": crowds.service_silent,
+            "no such name": crowds.name_gone,
         },
         (
             Goal("slowest answer", "<=", 100, " ms", part_of("during", CLIENT, "max_ms")),
@@ -355,7 +335,7 @@ def choose_drills(names: Sequence[str]) -> tuple[Drill, ...]:
     """Return the drills of these names, in their own order; `all` are all.
 
     Raises:
-        ValueError: there is none of a name.
+        ValueError: there is no drill of a name.
     """
     known = [drill.name for drill in DRILLS]
     for name in names:

@@ -1,10 +1,10 @@
 """A number of seconds in a file -> an endpoint whose clock is off by so much.
 
-To set the machine's clock takes rights that a drill should not have, and would reach everybody on it. So the
-endpoint starts through this module, `python -m pipelines.drills.clock FILE OPTIONS`, which adds the number to
-what `time.time` says: that is what all our code reads the date from. C libraries keep the true date;
-`time.monotonic` and `perf_counter`, by which deadlines and the lives of kept answers are counted, do not jump
-on a real machine either.
+To set the machine's clock takes rights that a drill should not have, and would reach all processes on it. So
+the endpoint starts through this module, `python -m pipelines.drills.clock FILE OPTIONS`. It adds the number
+to the result of `time.time`: all our code reads the date from that. C libraries keep the true date.
+`time.monotonic` and `perf_counter`, which time deadlines and cached answers, do not jump on a real machine
+either.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Clock:
     """The clock of an endpoint that is started with `command`."""
 
     def __init__(self, file: Path) -> None:
-        """Take the file that says how far off it is; it begins right."""
+        """Write a file with the offset, 0 at first."""
         self._file = file
         file.write_bytes(_OFFSET.pack(0.0))
         with file.open("r+b") as opened:
@@ -51,7 +51,7 @@ def main() -> int:
         return true_time() + _OFFSET.unpack_from(offset)[0]
 
     time.time = shifted
-    # Not before: what it imports may keep the function.
+    # Not before: an imported module may keep the function.
     from serving.server import main as serve
 
     return serve(sys.argv[2:])

@@ -1,4 +1,4 @@
-"""A TCP proxy that spoils what a server answers, steered by the attributes of a Python object."""
+"""A TCP proxy that spoils the answers of a server, steered by the attributes of a Python object."""
 
 import contextlib
 import socket

@@ -1,7 +1,7 @@
-"""A running system -> the same with one thing broken, until a block ends; each fault is one function.
+"""A running system -> the same with one part broken, until a block ends; each fault is one function.
 
-A fault notes what only it can see (`Notes`): how long a worker was away, what was refused. It is over when
-its block has ended: when what it killed is ready again, what it froze runs on, what it wrote is as before.
+A fault notes the figures that only it can see (`Notes`), such as the time without a worker. It is over when
+its block has ended: a killed part is ready again, a frozen one runs on, written data is as before.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import contextlib
 import itertools
 import os
 import resource
-import select
 import shutil
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,57 +22,41 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
+import psutil
 
 from feature_repo.aggregates import DAY_S, pack, unpack
 from feature_repo.snapshots import USER_TTL_DAYS
-from pipelines.bench.load.arms import PREDICT
-from pipelines.bench.load.generator import Load, Plan
 from pipelines.bench.load.measured_server import processes_of
-from pipelines.bench.report import percentiles
 from pipelines.drills.system import (
-    ESTABLISHED,
-    LISTENS,
     System,
     address_of,
-    bodies_of,
     bytes_proto,
     files_of,
-    sockets_at,
+    sockets_of,
     time_proto,
     wait_for,
 )
-from serving.schemas import MAX_BASKET
 from serving.stores.feast_layout import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
 
-Notes = dict[str, Any]  # what a fault saw; plain JSON types
+Notes = dict[str, Any]  # the figures of a fault; plain JSON types
 Break = Callable[[System, Notes], contextlib.AbstractContextManager[None]]
 
 REFUSED = "reco_bundle_updates_total"
 RESPONSES = "reco_responses_total"
 RANKER_CALLS = "reco_ranker_calls_total"
-FAILED_CALLS = (("failed",), ("late",), ("mismatch",))  # others were not made at all
+FAILED_CALLS = (("failed",), ("late",), ("mismatch",))  # other calls were not made
 RECORDS = "reco_log_records_total"
 SLOW_S, MIDDLING_S, LATE_S = 5.0, 0.2, 0.02  # of the store's answers
 ONE_IN = 50  # answers of the store that is slow now and then
 HALF_A_REPLY = 7  # bytes
 DRIP = (1, 0.01)  # a byte each 10 ms
 RESET_EVERY_S = 0.2
-CUT_S = 6.0  # how long slow callers watch whether they are cut off
 SPINS_PER_CORE = 2  # processes that take the processors away
-OVERLOAD, CONNECTIONS = 3.0, 512
-SATURATING, CAPACITY_S = 6, 2.0  # connections, and seconds, that find out how much the endpoint can
-LONGEST_S = 120.0  # of what is told to stop
-PATIENCE_S = 0.5
-WARM_UP = 3  # requests at once before those that count: so few that the client's breaker stays closed
-
-
-# --------------------------------------------------------------------------------------------- store
 
 
 @contextlib.contextmanager
 def store_killed(system: System, notes: Notes) -> Iterator[None]:
-    """Kill the store, and start it again with what it had saved."""
+    """Kill the store, and start it again with its saved data."""
     system.store.kill()
     try:
         yield
@@ -85,7 +66,7 @@ def store_killed(system: System, notes: Notes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def store_frozen(system: System, notes: Notes) -> Iterator[None]:
-    """Stop the store where it is (SIGSTOP): connections stand, new ones are taken, nothing is answered."""
+    """Stop the store (SIGSTOP): connections stay, new ones are accepted, nothing is answered."""
     system.store.freeze()
     try:
         yield
@@ -94,23 +75,23 @@ def store_frozen(system: System, notes: Notes) -> Iterator[None]:
 
 
 def store_late(latency_s: float) -> Break:
-    """Return what delays each piece of the store's answers."""
+    """Return a fault that delays each piece of the store's answers."""
     return _spoiled(latency_s=lambda: latency_s)
 
 
 def store_late_now_and_then(one_in: int, latency_s: float) -> Break:
-    """Return what delays one in so many answers of the store."""
+    """Return a fault that delays one in so many answers of the store."""
     numbers = itertools.count(1)
     return _spoiled(latency_s=lambda: 0.0 if next(numbers) % one_in else latency_s)
 
 
 def answers_cut(after_bytes: int) -> Break:
-    """Return what closes each connection to the store after so many bytes of its first answer."""
+    """Return a fault that closes each connection to the store after so many bytes of its first answer."""
     return _spoiled(limit_bytes=after_bytes)
 
 
 def answers_drip(size: int, pause_s: float) -> Break:
-    """Return what lets the store's answers come in pieces."""
+    """Return a fault that lets the store's answers come in pieces."""
     return _spoiled(drip=(size, pause_s))
 
 
@@ -153,16 +134,14 @@ def _repeating(act: Callable[[], None], every_s: float) -> Iterator[None]:
 
 def note_files(system: System, notes: Notes) -> None:
     """Note how many files the endpoint has open, connections of its callers not counted."""
-    callers = sockets_at(system.address[1], ESTABLISHED)
-    notes.setdefault("files", []).append(files_of(system.server.process.pid) - callers)
-
-
-# --------------------------------------------------------------------------------------------- rows
+    pid = system.server.process.pid
+    callers = sockets_of(pid, system.address[1], psutil.CONN_ESTABLISHED)
+    notes.setdefault("files", []).append(files_of(pid) - callers)
 
 
 @contextlib.contextmanager
 def stream_silent(system: System, notes: Notes) -> Iterator[None]:
-    """Let the stream's heartbeat stand still."""
+    """Stop the stream's heartbeat."""
     assert system.pulse is not None
     system.pulse.silent = True
     try:
@@ -173,29 +152,29 @@ def stream_silent(system: System, notes: Notes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rows_of_long_ago(system: System, notes: Notes) -> Iterator[None]:
-    """Let the rows of the client's shoppers say that they are older than a row may be."""
+    """Make the rows of the client's shoppers older than a row may be."""
 
     def aged(row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
         return {WRITTEN_FIELD: time_proto(time.time() - 20 * USER_TTL_DAYS * DAY_S)}
 
-    with _rewritten(system, system.ground.asked, aged):
+    with _rewritten(system, system.testbed.asked, aged):
         yield
 
 
 @contextlib.contextmanager
 def rows_poisoned(system: System, notes: Notes) -> Iterator[None]:
-    """Write rows that no stream would write for those who ask without the client, each kind in turn."""
-    with _rewritten(system, system.ground.raw, poisoned):
+    """Write rows that no stream would write for the shoppers of the raw stream, each kind in turn."""
+    with _rewritten(system, system.testbed.raw, poisoned):
         yield
 
 
 def poisoned(row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
-    """Return what stands in a user's row instead, the kinds of poison taking turns."""
+    """Return the poisoned fields of a user's row, the kinds of poison in turn."""
     packed = bytes_value(row[HISTORY_FIELD])
     kinds: Sequence[Callable[[], bytes]] = (
         lambda: bytes_proto(packed[: len(packed) // 2]),
         lambda: b"\xff" * 40,  # no value of Feast's
-        lambda: bytes_proto(b"\x63\x00" + packed[2:]),  # of a format that nobody knows
+        lambda: bytes_proto(b"\x63\x00" + packed[2:]),  # of an unknown format
         lambda: bytes_proto(_with_money(packed, np.nan)),
         lambda: bytes_proto(_with_money(packed, np.inf)),
         lambda: bytes_proto(_with_money(packed, 1e30)),
@@ -215,7 +194,7 @@ def _rewritten(
     requests: Sequence[Mapping[str, Any]],
     write: Callable[[Mapping[bytes, bytes], int], dict[bytes, bytes]],
 ) -> Iterator[None]:
-    """Write other fields into the rows of those who ask; they get their own again."""
+    """Write other fields into the rows of the requests' shoppers, and then the original rows again."""
     users = dict.fromkeys(str(request["user_id"]) for request in requests)
     rows = {user: row for user in users if (row := system.store.row(user))}
     for number, (user, row) in enumerate(rows.items()):
@@ -225,9 +204,6 @@ def _rewritten(
     finally:
         for user, row in rows.items():
             system.store.write(user, row)
-
-
-# --------------------------------------------------------------------------------------- processes
 
 
 @contextlib.contextmanager
@@ -250,7 +226,8 @@ def worker_killed(system: System, notes: Notes) -> Iterator[None]:
     _, port = address_of(str(system.server.ready["grpc"]))
 
     def ready() -> int:
-        return sockets_at(port, LISTENS)  # each process opens gRPC's port for itself when it is ready
+        # Each process opens gRPC's port for itself when it is ready.
+        return sockets_of(system.server.process.pid, port, psutil.CONN_LISTEN)
 
     all_of_them = ready()
     processes_of(system.server.process.pid)[1].kill()
@@ -268,7 +245,7 @@ def note_answers(system: System, notes: Notes) -> None:
 
 @contextlib.contextmanager
 def processors_taken(system: System, notes: Notes) -> Iterator[None]:
-    """Let others compute without end, more of them than there are processors."""
+    """Run endless computations, more of them than there are processors."""
     count = SPINS_PER_CORE * (os.cpu_count() or 1)
     spins = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
@@ -283,8 +260,8 @@ def processors_taken(system: System, notes: Notes) -> Iterator[None]:
 def disk_full(system: System, notes: Notes) -> Iterator[None]:
     """Let no file of the endpoint's grow any more, the log that it writes to stderr included.
 
-    A limit of its processes (RLIMIT_FSIZE) takes no rights and reaches nobody else. Writes fail as on a full
-    disk, with another number of the error (EFBIG, not ENOSPC): our code does not tell the two apart.
+    A limit of its processes (RLIMIT_FSIZE) takes no rights and reaches no other process. Writes fail as on a
+    full disk, with another error number (EFBIG, not ENOSPC): our code treats both alike.
     """
     family = [process.pid for process in processes_of(system.server.process.pid)]
     before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in family}
@@ -307,7 +284,7 @@ def note_written(system: System, notes: Notes) -> None:
 
 
 def clock_off(seconds: float) -> Break:
-    """Return what sets the endpoint's clock off by so much."""
+    """Return a fault that sets the endpoint's clock off by so much."""
 
     @contextlib.contextmanager
     def off(system: System, notes: Notes) -> Iterator[None]:
@@ -321,11 +298,8 @@ def clock_off(seconds: float) -> Break:
     return off
 
 
-# ------------------------------------------------------------------------------------------ bundles
-
-
 def another_champion(number: int) -> Break:
-    """Return what promotes one of the home's two bundles and waits until it answers."""
+    """Return a fault that promotes one of the home's two bundles and waits until it answers."""
 
     @contextlib.contextmanager
     def another(system: System, notes: Notes) -> Iterator[None]:
@@ -339,7 +313,7 @@ def another_champion(number: int) -> Break:
 
 
 def broken_champion(spoil: Callable[[Path], None]) -> Break:
-    """Return what promotes a bundle that is broken, and waits until it is refused."""
+    """Return a fault that promotes a bundle that is broken, and waits until it is refused."""
 
     @contextlib.contextmanager
     def broken(system: System, notes: Notes) -> Iterator[None]:
@@ -369,264 +343,6 @@ def flip_a_byte(bundle: Path) -> None:
 
 
 def cut_in_half(bundle: Path) -> None:
-    """Leave half of the index, as a copy that was broken off does."""
+    """Leave half of the index, like an interrupted copy."""
     file = bundle / "index.faiss"
     os.truncate(file, file.stat().st_size // 2)
-
-
-# ------------------------------------------------------------------------------------------ callers
-
-
-def note_refusals(system: System, notes: Notes) -> None:
-    """Note how long a crowd waits for the least there is to answer: no JSON is refused. Nobody else asks."""
-    notes["refusals_p99_ms"] = percentiles(_at_once(system, [b"{"]).client_ms)["p99"]
-
-
-@contextlib.contextmanager
-def herd_for_one(system: System, notes: Notes) -> Iterator[None]:
-    """Let a crowd ask at once for one list that nobody has asked for before."""
-    notes["one_list"] = _herd(system, _cold(system, 1))
-    yield
-
-
-@contextlib.contextmanager
-def herd_for_many(system: System, notes: Notes) -> Iterator[None]:
-    """Let a crowd ask at once for many lists that nobody has asked for before, two for each."""
-    notes["many_lists"] = _herd(system, _cold(system, 1 + system.effort.herd // 2)[1:])
-    yield
-
-
-def _cold(system: System, count: int) -> list[bytes]:
-    """Return questions of which nobody has asked any before."""
-    asked = itertools.cycle(system.ground.asked)
-    cold = []
-    for number in range(count):
-        one = dict(next(asked))
-        one.pop("user_id", None)  # a known shopper's list is his own: no crowd asks for it
-        # How many items of a basket nobody sells is part of the question.
-        one["basket"] = [*one["basket"], *(f"unheard-of-{line}" for line in range(number + 1))][-MAX_BASKET:]
-        cold.append(one)
-    return bodies_of(cold, wrapped=True)
-
-
-def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
-    """Ask bodies, all at once and again until there are as many as the crowd; return what came of it."""
-    load = _at_once(system, bodies)
-    computed = Counter(number % len(bodies) for number, one in enumerate(load.answers) if was_computed(one))
-    return {
-        "lists": len(bodies),
-        "asked": len(load.status),
-        "failed": int((~load.answered).sum()),
-        "whole": int((load.answered & ~load.degraded).sum()),
-        "computed_most": max(computed.values(), default=0),
-        "p99_ms": percentiles(load.client_ms)["p99"],
-    }
-
-
-def _at_once(system: System, bodies: Sequence[bytes]) -> Load:
-    herd = system.effort.herd
-    plan = Plan(
-        f"{system.server.ready['http']}{PREDICT}",
-        system.flood.bodies(bodies),
-        LONGEST_S,
-        connections=herd,
-        requests=herd,
-        warm_up=0,
-        keep=True,
-    )
-    return system.flood.run(plan)
-
-
-def was_computed(answer: bytes) -> bool:
-    """Say whether the list in an answer of V1 was computed for it: others name no ranking among their stages.
-
-    One that lacks the shopper's row is another list.
-    """
-    [found] = orjson.loads(answer or b"{}").get("predictions", [{"stage_ms": (), "degraded": False}])
-    return "ranking" in found["stage_ms"] and not found["degraded"]
-
-
-def note_capacity(system: System, notes: Notes) -> None:
-    """Note how many whole answers a second the endpoint gives at most; nobody else asks."""
-    full = system.flood.run(replace(_flood(system), connections=SATURATING))
-    notes["capacity"] = float((full.answered & ~full.degraded).sum() / CAPACITY_S)
-
-
-@contextlib.contextmanager
-def overload(system: System, notes: Notes) -> Iterator[None]:
-    """Ask three times what the endpoint can in prefetches, beside the checkouts."""
-    flood = replace(_flood(system), rate=OVERLOAD * max(notes["capacity"], 1.0), prefetch_ratio=1.0)
-    with _asking(system, flood) as asked:
-        yield
-    [load] = asked
-    refused_ms = (load.client_ms - load.late_ms)[load.shed]  # from the call: this machine sends late, too
-    notes |= {
-        "prefetches": len(load.status),
-        "shed": int(load.shed.sum()),
-        "shed_p50_ms": float(np.median(refused_ms)) if len(refused_ms) else None,
-        "not_refused_but_failed": int((~load.answered & (load.status != 429)).sum()),
-        "good_per_s": load.summary(system.ground.deadline_ms)["good_per_s"],
-    }
-
-
-def _flood(system: System) -> Plan:
-    bodies = system.flood.bodies(bodies_of(system.ground.raw, wrapped=True))
-    patience_s = PATIENCE_S + system.ground.deadline_ms / 1e3
-    plan = Plan(f"{system.server.ready['http']}{PREDICT}", bodies, CAPACITY_S, warm_up=0)
-    return replace(plan, connections=CONNECTIONS, patience_s=patience_s)
-
-
-@contextlib.contextmanager
-def _asking(system: System, plan: Plan) -> Iterator[list[Load]]:
-    """Ask beside the two that ask all the time, until the block ends; what came of it is there after it."""
-    over = system.ground.folder / f"over-{time.monotonic_ns()}"
-    found: list[Load] = []
-    with ThreadPoolExecutor(1) as thread:
-        asking = thread.submit(system.flood.run, replace(plan, seconds=LONGEST_S, stop=str(over)))
-        try:
-            yield found
-        finally:
-            over.touch()
-        found.append(asking.result())
-
-
-@contextlib.contextmanager
-def one_asks_for_all(system: System, notes: Notes) -> Iterator[None]:
-    """Let one shopper ask as often as all others together."""
-    greedy = {**system.ground.raw[0], "user_id": "greedy"}
-    rate = system.effort.client_rate + system.effort.raw_rate
-    bodies = system.flood.bodies(bodies_of([greedy], wrapped=True))
-    plan = Plan(f"{system.server.ready['http']}{PREDICT}", bodies, LONGEST_S, rate, warm_up=0, keep=True)
-    with _asking(system, plan) as asked:
-        yield
-    [load] = asked
-    whole = int((load.answered & ~load.degraded).sum())
-    notes |= {"asked": len(load.status), "failed": int((~load.answered).sum()), "whole": whole}
-
-
-def half_a_body(system: System) -> bytes:
-    """Return the beginning of a request whose rest never comes."""
-    [body] = bodies_of(system.ground.raw[:1], wrapped=False)
-    head = f"POST /v1/recommendations HTTP/1.1\r\nHost: drill\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body[: len(body) // 2]
-
-
-@contextlib.contextmanager
-def long_bodies(system: System, notes: Notes) -> Iterator[None]:
-    """Let somebody send bodies of 80 MB, one after the other."""
-    host, port = system.address
-    command = [sys.executable, "-m", "pipelines.drills.callers", host, str(port), PREDICT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
-        yield
-        said, _ = sender.communicate(b"")
-    answers = orjson.loads(said)
-    notes["long"] = {"refused": answers.pop("413", 0), "otherwise": sum(answers.values())}
-
-
-def slow_callers(said: Callable[[System], bytes], name: str) -> Break:
-    """Return what opens a crowd of connections that say something, or nothing, and then wait.
-
-    Args:
-        said: what each of them sends.
-        name: under which is noted how many were cut off, and how long the last of those waited.
-    """
-
-    @contextlib.contextmanager
-    def slow(system: System, notes: Notes) -> Iterator[None]:
-        began, crowd = time.monotonic(), []
-        with ThreadPoolExecutor(1) as thread, _many_files():
-            try:
-                for _ in range(system.effort.crowd):
-                    crowd.append(socket.create_connection(system.address, timeout=CUT_S))
-                    crowd[-1].sendall(said(system))
-                cutting = thread.submit(_cut_off, list(crowd), began)
-                yield
-                notes[name] = cutting.result()
-            finally:
-                for one in crowd:
-                    one.close()
-
-    return slow
-
-
-@contextlib.contextmanager
-def _many_files() -> Iterator[None]:
-    """Let this process open as many files as it may; those that it started before keep their own limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def _cut_off(crowd: Sequence[socket.socket], began: float) -> dict[str, Any]:
-    """Return how many of a crowd the endpoint hangs up on, and when it had done so with the last of them."""
-    left, last = set(crowd), 0.0
-    poller = select.poll()
-    by_number = {one.fileno(): one for one in crowd}
-    for number in by_number:
-        poller.register(number, select.POLLIN)
-    while left and time.monotonic() - began < CUT_S:
-        for number, _ in poller.poll(100):
-            one = by_number[number]
-            with contextlib.suppress(OSError):
-                if one.recv(65_536):
-                    continue  # a refusal; the end comes behind it
-            left.discard(one)
-            poller.unregister(number)
-            last = time.monotonic() - began
-    return {"crowd": len(crowd), "cut": len(crowd) - len(left), "last_s": last}
-
-
-# ------------------------------------------------------------------------------------------- service
-
-
-@contextlib.contextmanager
-def service_refuses(system: System, notes: Notes) -> Iterator[None]:
-    """Let nobody listen where the endpoint was, and reset who is connected."""
-    system.front.refuse()
-    system.front.reset_peer()
-    try:
-        yield
-    finally:
-        system.front.listen()
-
-
-@contextlib.contextmanager
-def service_silent(system: System, notes: Notes) -> Iterator[None]:
-    """Let connections to the endpoint stand, and new ones be taken, while nothing passes."""
-    system.front.frozen = True
-    try:
-        yield
-    finally:
-        system.front.heal()
-
-
-@contextlib.contextmanager
-def name_gone(system: System, notes: Notes) -> Iterator[None]:
-    """Let a second client ask an endpoint whose name is not known to this machine's name service."""
-    ground = system.ground
-    plan = Plan(
-        *("client+http://recommender.invalid:8080", system.flood.bodies(bodies_of(ground.asked, False))),
-        *(LONGEST_S, system.effort.client_rate),
-        warm_up=0,
-        patience_s=PATIENCE_S,
-        keep=True,
-        best_sellers=str(ground.best_sellers),
-        deadline_ms=ground.deadline_ms,
-    )
-    # Before: the first call of a process loads the client's code.
-    system.flood.run(replace(plan, rate=0.0, connections=1, requests=WARM_UP))
-    with _asking(system, plan) as asked:
-        yield
-    [load] = asked
-    took_ms = (load.client_ms - load.late_ms).tolist()
-    notes |= {
-        "nameless": {
-            "asked": len(load.status),
-            "failed": int((~load.answered).sum()),
-            "degraded": int(load.degraded.sum()),
-            "max_ms": max(took_ms, default=None),
-        }
-    }

@@ -1,4 +1,4 @@
-"""The outcome of a drill -> its figures: what holds for every drill, and what single drills ask beside it."""
+"""The outcome of a drill -> its figures: those of every drill, and those of single drills."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Outcome = Mapping[str, Any]
 
 
 def common_goals(raw_suffers: bool, late_ms: float, recovery_s: float) -> Iterator[Goal]:
-    """Yield what every drill must reach.
+    """Yield the goals of every drill.
 
     Args:
-        raw_suffers: those who ask without the client may get other answers than before.
-        late_ms: what a call may take longer than its deadline.
+        raw_suffers: the stream without the client may get other answers than before.
+        late_ms: the tolerance of a call after its deadline.
         recovery_s: how long after the end of a fault answers may be less.
     """
     labelled = (CLIENT,) if raw_suffers else (CLIENT, RAW)
@@ -33,7 +33,7 @@ def common_goals(raw_suffers: bool, late_ms: float, recovery_s: float) -> Iterat
 
 
 def store_goals(*names: str) -> Iterator[Goal]:
-    """Yield what holds while the store does not answer in time; `names` are the faults that make it so."""
+    """Yield the goals while the store does not answer in time because of the faults `names`."""
     yield Goal("longest wait of a request for the store", "<=", STORE_WAIT_MS, " ms", waited_for_store)
     for name in names:
         yield Goal(f"p99 over the healthy one, {name}", "<=", STORE_MS, " ms", over_healthy(name))
@@ -41,24 +41,24 @@ def store_goals(*names: str) -> Iterator[Goal]:
 
 
 def recovery(outcome: Outcome) -> float:
-    """Read the longest recovery; what never came back is infinite."""
-    found: float | None = outcome["recovery_s"]
-    return float("inf") if found is None else found
+    """Read the longest recovery; infinite if there was none."""
+    recovery_s: float | None = outcome["recovery_s"]
+    return float("inf") if recovery_s is None else recovery_s
 
 
 def total(streams: Iterable[str], name: str) -> Read:
-    """Return what reads a count of some streams together, from first to last."""
+    """Return a reader of a count of some streams together, from first to last."""
     streams = tuple(streams)
     return lambda outcome: float(sum(outcome["all"][stream][name] for stream in streams))
 
 
 def raw_lost(outcome: Outcome) -> float | None:
-    """Read how many of those who ask without the client got no answer."""
+    """Read how many requests without the client got no answer."""
     return part_of("all", RAW, "failed")(outcome)
 
 
 def share(name: str, fault: str) -> Read:
-    """Return what reads a count of both streams during a fault, in per cent of their requests."""
+    """Return a reader of a count of both streams during a fault, in per cent of their requests."""
 
     def read(outcome: Outcome) -> float | None:
         during = fault_of(outcome, fault)["during"]
@@ -76,7 +76,7 @@ def degraded(outcome: Outcome) -> float | None:
 
 
 def client_share(name: str) -> Read:
-    """Return what reads a count of the client's answers during all faults, in per cent."""
+    """Return a reader of a count of the client's answers during all faults, in per cent."""
 
     def read(outcome: Outcome) -> float | None:
         during = outcome["during"][CLIENT]
@@ -86,38 +86,38 @@ def client_share(name: str) -> Read:
 
 
 def not_cut(name: str) -> Read:
-    """Return what reads how many of a crowd of slow callers were not cut off."""
+    """Return a reader of how many of a crowd of slow callers were not cut off."""
     return lambda outcome: float(outcome["notes"][name]["crowd"] - outcome["notes"][name]["cut"])
 
 
 def fault_of(outcome: Outcome, name: str) -> Mapping[str, Any]:
-    """Return what was found of one fault."""
+    """Return the figures of one fault."""
     found: Mapping[str, Any] = next(row for row in outcome["faults"] if row["name"] == name)
     return found
 
 
 def of_fault(name: str, *path: str) -> Read:
-    """Return what reads a figure of one fault."""
+    """Return a reader of a figure of one fault."""
     return lambda outcome: part_of(*path)(fault_of(outcome, name))
 
 
 def note(*path: str) -> Read:
-    """Return what reads something that a fault noted."""
+    """Return a reader of something that a fault noted."""
     return part_of("notes", *path)
 
 
 def most(name: str) -> Read:
-    """Return what reads the largest of the values that a fault noted, one each time."""
+    """Return a reader of the largest of the values that a fault noted, one each time."""
     return lambda outcome: max(outcome["notes"].get(name, ()), default=None)
 
 
 def count(name: str) -> Read:
-    """Return what reads how often a fault noted a value."""
+    """Return a reader of how often a fault noted a value."""
     return lambda outcome: float(len(outcome["notes"].get(name, ())))
 
 
 def over_healthy(fault: str) -> Read:
-    """Return what reads by how many milliseconds a fault raised the client's p99."""
+    """Return a reader of the number of milliseconds a fault raised the client's p99."""
 
     def read(outcome: Outcome) -> float | None:
         before, during = _p99(outcome["before"]), _p99(fault_of(outcome, fault)["during"])
@@ -127,7 +127,7 @@ def over_healthy(fault: str) -> Read:
 
 
 def times_healthy(fault: str) -> Read:
-    """Return what reads the client's p99 during a fault, in multiples of that when nothing was broken."""
+    """Return a reader of the client's p99 during a fault, in multiples of that when nothing was broken."""
 
     def read(outcome: Outcome) -> float | None:
         healthy, during = _p99(outcome["healthy"]), _p99(fault_of(outcome, fault)["during"])
@@ -161,7 +161,7 @@ def served(outcome: Outcome) -> float | None:
 
 
 def goodput(outcome: Outcome) -> float | None:
-    """Read whole answers a second under overload, in per cent of what the endpoint can."""
+    """Read whole answers a second under overload, in per cent of the endpoint's capacity."""
     notes, during = outcome["notes"], outcome["during"]
     whole = sum(during[s]["requests"] - during[s]["failed"] - during[s]["degraded"] for s in (CLIENT, RAW))
     rate = whole / sum(row["seconds"] for row in outcome["faults"]) + (notes["good_per_s"] or 0.0)
@@ -187,6 +187,6 @@ def bundles(outcome: Outcome) -> float:
 
 
 def score_moved(outcome: Outcome) -> float | None:
-    """Read how far a score of the client's answers is from what it was before."""
+    """Read how far a score of the client's answers is from its value before."""
     found: float = outcome["during"][CLIENT]["moved"]
     return found

@@ -1,4 +1,4 @@
-"""What was asked around some faults -> counts and times before, during and after each, and its end."""
+"""The requests around some faults -> counts and times before, during and after each, and its end."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 
 from pipelines.bench.load.generator import Load
+from pipelines.bench.report import percentiles
 from serving.client.client import SOURCE
 from serving.schemas import NOTHING_LEFT
 
-CLIENT, RAW = "client", "raw"  # who asks through the project's client, and who without it
-LATE_MS = 5.0  # after the deadline: what a call may take longer
+CLIENT, RAW = "client", "raw"  # the streams through the project's client, and without it
+LATE_MS = 5.0  # after the deadline: the tolerance of a call
 WHOLE = 10  # answers in a row that say that a fault is over
 SAME_SCORE = 1e-4  # two answers to one question whose scores are so close are the same
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one request; times are the machine's monotonic clock, in seconds."""
+    """The outcome of one request; times are the machine's monotonic clock, in seconds."""
 
     question: int
     due: float
     ms: float  # from due to the answer
-    took_ms: float  # from the call to the answer: what the caller waited
+    took_ms: float  # from the call to the answer: the wait of the caller
     status_ok: bool
-    document: Mapping[str, Any]  # the response; empty where there is none
+    document: Mapping[str, Any]  # the response; empty without an answer
 
     @property
     def done(self) -> float:
@@ -38,12 +40,12 @@ class Answer:
 
     @property
     def degraded(self) -> bool:
-        """Whether it says that it is less than it should be."""
+        """Whether it says that it is degraded."""
         return self.document.get("degraded") is True
 
     @property
     def whole(self) -> bool:
-        """Whether it is an answer of the endpoint, and no less than it should be."""
+        """Whether it is an answer of the endpoint, and not degraded."""
         return self.status_ok and not self.degraded and self.document.get("rung") == "full"
 
     @property
@@ -54,7 +56,7 @@ class Answer:
 
     @property
     def labelled(self) -> bool:
-        """Whether an answer that is less says so, and why."""
+        """Whether a degraded answer says so, and why."""
         less = self.document.get("rung") != "full" or self.from_client or self.degraded
         reason = self.document.get("degraded_reason")
         return not less or reason == NOTHING_LEFT or (self.degraded and bool(reason))
@@ -70,7 +72,7 @@ class Answer:
     def features_ms(self) -> float | None:
         """How long the endpoint spent on features; on everything, where a fallback answered in the end.
 
-        An answer that never came may have waited for them until its caller gave up: all that time counts.
+        A missing answer may have waited for them until its caller gave up: all that time counts.
         """
         if self.from_client:
             return self.took_ms
@@ -89,7 +91,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Fault:
-    """When something was broken: from the order to break it until all was mended again."""
+    """The time of a fault: from the order to break a part until all was mended again."""
 
     name: str
     began: float
@@ -98,7 +100,7 @@ class Fault:
 
 
 def answers_of(load: Load, questions: int) -> list[Answer]:
-    """Return what a generator kept, bodies being asked in turn from the first."""
+    """Return the answers of a generator, whose bodies were sent in turn from the first."""
     rows = zip(
         *(load.due_s.tolist(), load.client_ms.tolist(), load.late_ms.tolist()),
         *(load.answered.tolist(), load.answers),
@@ -131,7 +133,7 @@ def outcome_of(
         faults: in the order of time, apart from each other.
         ended: when nothing more was due.
         deadline_ms: of a call of the client.
-        late_ms: what a call may take longer.
+        late_ms: the tolerance of a call after that.
 
     Returns:
         `before`, `during` and `after` all faults, `healthy`, which is before and after, and the same for each
@@ -202,19 +204,16 @@ def tally(
     expected: Mapping[int, Answer] | None = None,
     late_ms: float = LATE_MS,
 ) -> dict[str, Any]:
-    """Return counts and times of some answers; `moved` is how far scores went from those expected.
+    """Return counts and times of some answers; `moved` is the change of their scores from those expected.
 
-    Unlabelled are those that are less and do not say so. An answer that claims to be whole, and has other
-    items or scores than the same question had before anything was broken, is one of them.
+    Unlabelled are the degraded answers that do not say so. An answer that claims to be whole, with other
+    items or scores than the same question had before the fault, is one of them.
     """
     answered = [answer for answer in answers if answer.status_ok]
-    moved = [
-        answer.differs(expected[answer.question])
-        for answer in answered
-        if expected and answer.whole and answer.question in expected
-    ]
+    moved = _changes(answered, expected or {})
     on_features = [answer.features_ms for answer in answered if answer.features_ms is not None]
-    waits = sorted(answer.ms for answer in answered)
+    waits = np.array([answer.ms for answer in answered])
+    times = percentiles(waits)
     return {
         "requests": len(answers),
         "failed": len(answers) - len(answered),
@@ -224,19 +223,26 @@ def tally(
         + sum(change > SAME_SCORE for change in moved),
         "invalid": sum(not answer.valid for answer in answered),
         "from_client": sum(answer.from_client for answer in answered),
-        "reasons": dict(Counter(str(a.document["degraded_reason"]) for a in answered if a.degraded)),
-        "bundles": sorted({a.document["bundle_id"] for a in answered if a.document.get("bundle_id")}),
-        "p50_ms": _percentile(waits, 0.50),
-        "p99_ms": _percentile(waits, 0.99),
-        "max_ms": waits[-1] if waits else None,
+        **_causes(answered),
+        "p50_ms": times["p50"],
+        "p99_ms": times["max"] if times["p99"] is None else times["p99"],
+        "max_ms": times["max"],
         "features_max_ms": max(on_features, default=None),
-        # What cannot be compared at all has no distance: it is counted as unlabelled.
+        # An answer with other items has no distance: it is counted as unlabelled.
         "moved": round(max((change for change in moved if math.isfinite(change)), default=0.0), 9),
     }
 
 
-def _percentile(waits: Sequence[float], share: float) -> float | None:
-    return waits[min(math.ceil(share * len(waits)) - 1, len(waits) - 1)] if waits else None
+def _changes(answers: Iterable[Answer], expected: Mapping[int, Answer]) -> list[float]:
+    """Return how far each whole answer is from the one expected, where there is one."""
+    whole = (answer for answer in answers if answer.whole and answer.question in expected)
+    return [answer.differs(expected[answer.question]) for answer in whole]
+
+
+def _causes(answers: Sequence[Answer]) -> dict[str, Any]:
+    reasons = Counter(str(answer.document["degraded_reason"]) for answer in answers if answer.degraded)
+    bundles = {answer.document.get("bundle_id") for answer in answers}
+    return {"reasons": dict(reasons), "bundles": sorted(bundle for bundle in bundles if bundle)}
 
 
 def told_s(answers: Sequence[Answer], fault: Fault) -> float:

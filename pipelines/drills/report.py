@@ -1,4 +1,4 @@
-"""What drills found -> Markdown that begins with what passed, and a picture of each drill's latencies."""
+"""The outcomes of drills -> Markdown that begins with the verdict, and a picture of the latencies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.bench.load.report import goal_table
+from pipelines.bench.report import MISSING, fixed, picture, table
 from pipelines.drills.catalogue import Drill
 from pipelines.drills.outcome import CLIENT, RAW, Answer
-from pipelines.tables import table
+from pipelines.tables import table as text_table
 
 PHASES = ("before", "during", "after")
-HEAD = "| drill | failed | late | degraded | p50 / p99 ms before | during | after | recovery s | passed |"
+HEAD = (
+    "drill",
+    "failed",
+    "late",
+    "degraded",
+    "p50 / p99 ms before",
+    "during",
+    "after",
+    "recovery s",
+    "passed",
+)
 _COLUMNS = 4  # of the picture
 
 
@@ -23,43 +35,42 @@ def drill_table(result: Mapping[str, Any]) -> str:
         lines += [f"`{name}` was broken off: {why}", ""]
     lines += [*drill_rows(result), ""]
     for name, drill in result["drills"].items():
-        lines += [f"## {name}", "", f"Proves: {drill['proves']} ({drill['scenarios']}).", ""]
-        lines += [*_goals(drill), "", *_faults(drill), ""]
+        lines += [f"## {name}", "", f"Proves: {drill['proves']}.", ""]
+        lines += [*goal_table(drill["goals"], "{:.4g}".format), "", *_faults(drill), ""]
         if drill["notes"]:
             lines += [f"Noted beside: `{json.dumps(drill['notes'])}`", ""]
     return "\n".join(lines)
 
 
 def drill_rows(result: Mapping[str, Any]) -> list[str]:
-    """Return the table that says of each drill what callers noticed."""
-    rows = [HEAD, "|" + "---|" * (HEAD.count("|") - 1)]
+    """Return the table with the effects of each drill on callers."""
+    rows = []
     for name, drill in result["drills"].items():
-        whole, recovery = drill["all"][CLIENT], drill["recovery_s"]
-        cells = [
-            f"`{name}`",
-            str(whole["failed"]),
-            str(whole["late"]),
-            f"{drill['during'][CLIENT]['degraded']:,} of {drill['during'][CLIENT]['requests']:,}",
-            *(f"{_ms(drill[p][CLIENT]['p50_ms'])} / {_ms(drill[p][CLIENT]['p99_ms'])}" for p in PHASES),
-            "never" if recovery is None else f"{recovery:.2f}",
-            "yes" if drill["passed"] else "no",
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
+        whole, during, recovery_s = drill["all"][CLIENT], drill["during"][CLIENT], drill["recovery_s"]
+        rows.append(
+            [
+                f"`{name}`",
+                whole["failed"],
+                whole["late"],
+                f"{during['degraded']:,} of {during['requests']:,}",
+                *(_two(drill[phase][CLIENT]) for phase in PHASES),
+                "never" if recovery_s is None else f"{recovery_s:.2f}",
+                "yes" if drill["passed"] else "no",
+            ]
+        )
+    return table(HEAD, rows)
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
     drills = result["drills"]
     missed = [name for name, drill in drills.items() if not drill["passed"]]
-    asked = sum(drill["all"][CLIENT]["requests"] for drill in drills.values())
-    failed, late, unlabelled = (
-        sum(drill["all"][CLIENT][name] for drill in drills.values())
-        for name in ("failed", "late", "unlabelled")
-    )
+    calls = [drill["all"][CLIENT] for drill in drills.values()]
+    counts = (sum(call[name] for call in calls) for name in ("requests", "failed", "late", "unlabelled"))
+    requests, failed, late, unlabelled = counts
     others = f", not {', '.join(f'`{name}`' for name in missed)}" if missed else ""
     return (
-        f"{len(drills) - len(missed)} of {len(drills)} drills reach every figure{others}; of {asked:,} calls "
-        f"of the client {failed} failed, {late} came too late, and "
+        f"{len(drills) - len(missed)} of {len(drills)} drills reach every figure{others}; of {requests:,} "
+        f"calls of the client {failed} failed, {late} came too late, and "
         f"{unlabelled} were less than they should be without saying so."
     )
 
@@ -76,34 +87,22 @@ def _preface(result: Mapping[str, Any]) -> str:
     )
 
 
-def _goals(drill: Mapping[str, Any]) -> list[str]:
-    lines = ["| figure | wanted | measured | reached |", "|---|---|---|---|"]
-    for goal in drill["goals"]:
-        reached = {True: "yes", False: "no", None: "not measured"}[goal["reached"]]
-        measured = "–" if goal["measured"] is None else f"{goal['measured']:.4g}{goal['unit']}"
-        lines.append(f"| {goal['name']} | {goal['goal']} | {measured} | {reached} |")
-    return lines
-
-
 def _faults(drill: Mapping[str, Any]) -> list[str]:
-    lines = [
-        "| fault | s | who asks | requests | without an answer | degraded | why | p50 / p99 ms |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for fault in drill["faults"]:
         for stream in (CLIENT, RAW):
-            seen = fault["during"][stream]
-            why = ", ".join(f"{reason} {count}" for reason, count in sorted(seen["reasons"].items())) or "–"
-            times = f"{_ms(seen['p50_ms'])} / {_ms(seen['p99_ms'])}"
-            counts = f"{seen['requests']} | {seen['failed']} | {seen['degraded']}"
-            lines.append(
-                f"| {fault['name']} | {fault['seconds']:.1f} | {stream} | {counts} | {why} | {times} |"
+            tally = fault["during"][stream]
+            why = ", ".join(f"{reason} {count}" for reason, count in sorted(tally["reasons"].items()))
+            counts = [tally[name] for name in ("requests", "failed", "degraded")]
+            rows.append(
+                [fault["name"], fixed(fault["seconds"], 1), stream, *counts, why or MISSING, _two(tally)]
             )
-    return lines
+    head = ["fault", "s", "stream", "requests", "without an answer", "degraded", "why", "p50 / p99 ms"]
+    return table(head, rows)
 
 
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+def _two(tally: Mapping[str, Any]) -> str:
+    return f"{fixed(tally['p50_ms'], 1)} / {fixed(tally['p99_ms'], 1)}"
 
 
 def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer]], file: Path) -> None:
@@ -114,55 +113,46 @@ def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer
         answers: the client's, of each drill.
         file: the picture.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     columns = min(len(answers), _COLUMNS)
     rows = -(-len(answers) // columns)
-    figure, grid = pyplot.subplots(rows, columns, figsize=(4.2 * columns, 2.6 * rows), squeeze=False)
-    for axes in grid.flat[len(answers) :]:
-        axes.set_visible(False)
-    for axes, (name, seen) in zip(grid.flat, answers.items(), strict=False):
-        first = seen[0].due
-        for begin, end in result["drills"][name]["marks_s"]:
-            axes.axvspan(begin, end, color="tab:red", alpha=0.12, linewidth=0)
-        kinds = {
-            "whole": ("tab:blue", [a for a in seen if a.whole]),
-            "degraded": (
-                "tab:orange",
-                [a for a in seen if a.status_ok and not a.whole and not a.from_client],
-            ),
-            "the client's own": ("tab:green", [a for a in seen if a.status_ok and a.from_client]),
-            "failed": ("black", [a for a in seen if not a.status_ok]),
-        }
-        for kind, (colour, some) in kinds.items():
-            times, waits = [a.due - first for a in some], [max(a.ms, 0.1) for a in some]
-            axes.scatter(times, waits, s=4, color=colour, label=kind, linewidths=0)
-        axes.axhline(result["deadline_ms"], color="grey", linewidth=0.8)
-        axes.set(yscale="log", ylim=(0.5, 300.0), title=name)
-        axes.title.set_fontsize(10)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.supylabel("milliseconds at the client", fontsize=9)
-    figure.supxlabel("seconds; shaded: the fault", fontsize=9)
-    figure.tight_layout()
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, fontsize=8, loc="lower right", ncols=len(labels), markerscale=3, frameon=False
-    )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+    with picture(file, (4.2 * columns, 2.6 * rows), nrows=rows, ncols=columns) as (figure, grid):
+        for axes in grid.flat[len(answers) :]:
+            axes.set_visible(False)
+        for axes, (name, seen) in zip(grid.flat, answers.items(), strict=False):
+            first = seen[0].due
+            for begin, end in result["drills"][name]["marks_s"]:
+                axes.axvspan(begin, end, color="tab:red", alpha=0.12, linewidth=0)
+            kinds = {
+                "whole": ("tab:blue", [a for a in seen if a.whole]),
+                "degraded": (
+                    "tab:orange",
+                    [a for a in seen if a.status_ok and not a.whole and not a.from_client],
+                ),
+                "the client's own": ("tab:green", [a for a in seen if a.status_ok and a.from_client]),
+                "failed": ("black", [a for a in seen if not a.status_ok]),
+            }
+            for kind, (colour, some) in kinds.items():
+                times, waits = [a.due - first for a in some], [max(a.ms, 0.1) for a in some]
+                axes.scatter(times, waits, s=4, color=colour, label=kind, linewidths=0)
+            axes.axhline(result["deadline_ms"], color="grey", linewidth=0.8)
+            axes.set(yscale="log", ylim=(0.5, 300.0), title=name)
+            axes.title.set_fontsize(10)
+            axes.grid(alpha=0.3)
+        figure.supylabel("milliseconds at the client", fontsize=9)
+        figure.supxlabel("seconds; shaded: the fault", fontsize=9)
+        figure.tight_layout()
+        handles, labels = grid[0][0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, fontsize=8, loc="lower right", ncols=len(labels), markerscale=3, frameon=False
+        )
 
 
 def list_table(drills: Sequence[Drill]) -> str:
-    """Return what each drill proves and which figures it asks, for a terminal."""
+    """Return the proof and the figures of each drill, for a terminal."""
     parts = []
     for drill in drills:
-        figures = table(["figure", "wanted"], [[goal.name, goal.wanted] for goal in drill.goals()])
+        figures = text_table(["figure", "wanted"], [[goal.name, goal.wanted] for goal in drill.goals()])
         indented = "\n".join(f"    {line}" for line in figures.splitlines())
         faults = ", ".join(drill.breaks)
-        parts.append(f"{drill.name}  ({drill.scenarios})\n  {drill.proves}\n  faults: {faults}\n{indented}")
+        parts.append(f"{drill.name}\n  {drill.proves}\n  faults: {faults}\n{indented}")
     return "\n\n".join(parts)

@@ -1,9 +1,9 @@
-"""Drills and a champion -> what callers noticed: the drills carried out one after the other, and judged.
+"""Drills and a champion -> the effects on callers: the drills carried out one after the other, and judged.
 
-Two processes ask at constant rates all the time, as an open loop: `client` through the project's own client,
-as a checkout does, and `raw` straight over HTTP, where the client would hide what the endpoint did. Latencies
-count from the time a request was due; late is a call that took longer than its deadline allows. Drills that
-need the same system share one that runs on: it must be well again for the next.
+Two processes send requests at constant rates all the time, as an open loop. `client` goes through the
+project's own client, as a checkout does. `raw` goes straight over HTTP, because the client hides failures of
+the endpoint. Latencies count from the time a request was due; a call is late if it took longer than its
+deadline allows. Drills that need the same system share one: it must be healthy again for the next.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import redis
 
-from components.measurement import measured_on
-from feature_repo.atomic_files import write_file
 from pipelines.bench.load.arms import PREDICT
 from pipelines.bench.load.generator import LoadGenerator, Plan, load_generator
+from pipelines.bench.report import write_report
 from pipelines.drills.catalogue import Drill
-from pipelines.drills.faults import WARM_UP, Notes
+from pipelines.drills.crowds import WARM_UP
+from pipelines.drills.faults import Notes
 from pipelines.drills.outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
 from pipelines.drills.report import draw_drills, drill_table
 from pipelines.drills.system import (
     SERVER,
-    Effort,
+    DrillEffort,
     NotReached,
     Setup,
     System,
     bodies_of,
-    open_ground,
+    open_testbed,
     running_system,
 )
 from serving.client.client import DEADLINE_MS
@@ -45,9 +44,9 @@ from serving.release.bundle import read_manifest
 
 log = logging.getLogger(__name__)
 
-LONGEST_S = 900.0  # of a drill: it is told to stop when it has seen enough
-WELL = 10  # whole answers, one after the other: the system is well
-SETTLING_S = 30.0  # for a system to be well after the drill before
+LONGEST_S = 900.0  # of a drill: it is stopped earlier
+HEALTHY = 10  # whole answers, one after the other: the system is healthy
+SETTLING_S = 30.0  # for a system to be healthy after the previous drill
 Generators = Mapping[str, LoadGenerator]
 
 
@@ -57,11 +56,11 @@ def run_drills(
     offline_store: Path,
     requests: Sequence[Mapping[str, Any]],
     out_dir: Path,
-    effort: Effort | None = None,
+    effort: DrillEffort | None = None,
     deadline_ms: float = DEADLINE_MS,
     launch: Sequence[str] = SERVER,
 ) -> dict[str, Any]:
-    """Carry drills out and write `drills.json`, `drills.md` and `drills.png`; return what the JSON holds.
+    """Carry drills out and write `drills.json`, `drills.md` and `drills.png`; return the content of the JSON.
 
     Args:
         drills: of `choose_drills`.
@@ -71,25 +70,25 @@ def run_drills(
         out_dir: where the results go.
         effort: how long.
         deadline_ms: of a call of the client, and of the endpoint.
-        launch: what starts an endpoint; a test may start a worse one.
+        launch: starts an endpoint; a test may start a worse one.
 
     Returns:
-        What the JSON holds; `broken_off` says why a drill has no outcome: a part did not start, or did not do
-        what a fault waits for.
+        The content of the JSON; `broken_off` says why a drill has no outcome: a part did not start, or an
+        event that a fault waits for did not happen.
 
     Raises:
-        FileNotFoundError: there is no Redis to start, or no offline store.
+        FileNotFoundError: no Redis is installed, or the home has no offline store.
         NotReached: that Redis does not start.
         ValueError: the requests are of too few shoppers.
     """
-    effort, load_before = effort or Effort(), os.getloadavg()
+    effort, load_before = effort or DrillEffort(), os.getloadavg()
     found: dict[str, dict[str, Any]] = {}
     seen: dict[str, Sequence[Answer]] = {}
     broken_off: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
-        ground = stack.enter_context(
-            open_ground(bundle, offline_store, requests, folder, effort, deadline_ms, launch)
+        testbed = stack.enter_context(
+            open_testbed(bundle, offline_store, requests, folder, effort, deadline_ms, launch)
         )
         generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW, "flood")}
         groups, number = _by_setup(drills), 0
@@ -97,7 +96,9 @@ def run_drills(
             setup, group = groups.pop(0)
             drill, number = group[0], number + 1
             try:
-                with running_system(ground, setup, effort, generators["flood"], f"system-{number}") as system:
+                with running_system(
+                    testbed, setup, effort, generators["flood"], f"system-{number}"
+                ) as system:
                     for drill in group:
                         log.info("%s: %s", drill.name, drill.proves)
                         found[drill.name], seen[drill.name] = run_drill(drill, system, generators)
@@ -107,9 +108,8 @@ def run_drills(
                 broken_off[drill.name] = str(error) or type(error).__name__
                 if rest := group[group.index(drill) + 1 :]:
                     groups.insert(0, (setup, rest))
-    result = {
+    figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
-        **measured_on(),
         "load_average_before": load_before,
         "load_average_after": os.getloadavg(),
         "effort": asdict(effort),
@@ -118,15 +118,14 @@ def run_drills(
         "broken_off": broken_off,
         "passed": not broken_off and all(one["passed"] for one in found.values()),
     }
-    write_file(out_dir / "drills.json", orjson.dumps(result, option=orjson.OPT_INDENT_2))
-    write_file(out_dir / "drills.md", drill_table(result).encode())
+    result = write_report(out_dir, "drills", figures, drill_table)
     if seen:
         draw_drills(result, {name: seen[name] for name in result["drills"]}, out_dir / "drills.png")
     return result
 
 
 def missed_line(outcome: Mapping[str, Any]) -> str:
-    """Return what of a drill's figures was missed, in a line."""
+    """Return the missed figures of a drill, in a line."""
     missed = [goal for goal in outcome["goals"] if not goal["reached"]]
     told = (f"{goal['name']} {goal['measured']} (wanted {goal['goal']})" for goal in missed)
     return f"  MISSED: {'; '.join(told)}" if missed else "  passed"
@@ -148,9 +147,9 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
     """Carry one drill out; return its outcome, judged, and the client's answers.
 
     Raises:
-        NotReached: what a fault waits for did not happen.
+        NotReached: an event that a fault waits for did not happen.
     """
-    effort, ground, notes = system.effort, system.ground, Notes()
+    effort, testbed, notes = system.effort, system.testbed, Notes()
     faults: list[Fault] = []
     if drill.prepare:
         drill.prepare(system, notes)
@@ -171,9 +170,8 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
     first = streams[CLIENT][0].due
     outcome = {
         "proves": drill.proves,
-        "scenarios": drill.scenarios,
         "settings": dict(drill.setup.settings),
-        **outcome_of(streams, faults, ended, ground.deadline_ms, drill.late_ms),
+        **outcome_of(streams, faults, ended, testbed.deadline_ms, drill.late_ms),
         "notes": notes,
         "marks_s": [[fault.began - first, fault.ended - first] for fault in faults],
     }
@@ -184,28 +182,28 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
 
 @contextlib.contextmanager
 def _asked(drill: Drill, system: System, generators: Generators) -> Iterator[dict[str, list[Answer]]]:
-    """Ask until the block ends; what came of it is there after the block."""
-    ground, effort = system.ground, system.effort
+    """Send both streams until the block ends; their answers are there after the block."""
+    testbed, effort = system.testbed, system.effort
     asked_at = f"http://{system.front.address}" if drill.in_front else str(system.server.ready["http"])
-    over = ground.folder / f"over-{time.monotonic_ns()}"
+    over = testbed.folder / f"over-{time.monotonic_ns()}"
     common: dict[str, Any] = {"connections": 64, "warm_up": WARM_UP, "keep": True}
     client = Plan(
         f"client+{asked_at}",
-        generators[CLIENT].bodies(bodies_of(ground.asked, wrapped=False)),
+        generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
         *(LONGEST_S, effort.client_rate),
         **common,
-        best_sellers=str(ground.best_sellers),
-        deadline_ms=ground.deadline_ms,
+        best_sellers=str(testbed.best_sellers),
+        deadline_ms=testbed.deadline_ms,
     )
     raw = Plan(
         f"{system.server.ready['http']}{PREDICT}",
-        generators[RAW].bodies(bodies_of(ground.raw, wrapped=True)),
+        generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True)),
         *(LONGEST_S, effort.raw_rate),
         **common,
         seed=1,
     )
-    plans = {CLIENT: (client, len(ground.asked)), RAW: (raw, len(ground.raw))}
-    _await_well(generators[CLIENT], client)
+    plans = {CLIENT: (client, len(testbed.asked)), RAW: (raw, len(testbed.raw))}
+    _await_healthy(generators[CLIENT], client)
     streams: dict[str, list[Answer]] = {}
     with ThreadPoolExecutor(len(plans)) as threads:
         asking = {
@@ -220,10 +218,10 @@ def _asked(drill: Drill, system: System, generators: Generators) -> Iterator[dic
             streams[name] = answers_of(asking[name].result(), questions)
 
 
-def _await_well(generator: LoadGenerator, plan: Plan) -> None:
-    """Ask until all answers are whole, which also warms what is cold; say so if they never are."""
+def _await_healthy(generator: LoadGenerator, plan: Plan) -> None:
+    """Send requests until all answers are whole, which also warms caches; warn if they never are."""
     until = time.monotonic() + SETTLING_S
-    once = replace(plan, seconds=SETTLING_S, rate=0.0, connections=1, warm_up=0, requests=WELL)
+    once = replace(plan, seconds=SETTLING_S, rate=0.0, connections=1, warm_up=0, requests=HEALTHY)
     while time.monotonic() < until:
         answers = answers_of(generator.run(once), 1)
         if all(answer.whole for answer in answers):

@@ -1,14 +1,13 @@
-"""A champion -> the really running system that drills break: store, proxy before it, endpoint, and its load.
+"""A champion -> the running system that drills break: store, proxy before it, endpoint, and its load.
 
-Each part is a process of its own on this machine. What all drills share is the `Ground`: the bundle, a Valkey
-with the home's users, and the questions. What runs on it is a `System`, made as a `Setup` says.
+Each part is a process of its own on this machine. All drills share the `Testbed`: the bundle, a Valkey with
+the home's users, and the questions. A `System` runs on it, made as a `Setup` says.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -29,7 +29,7 @@ from feature_repo.errors import UNREACHABLE, RecoError
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.bench.load.arms import VIEWS, fill_store
 from pipelines.bench.load.generator import LoadGenerator
-from pipelines.bench.load.measured_server import MeasuredServer, started
+from pipelines.bench.load.measured_server import MeasuredServer, processes_of, started
 from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
 from pipelines.live.local_redis import store_program
@@ -40,35 +40,34 @@ from serving.settings import Settings
 from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
 
 SERVER = (sys.executable, "-m", "serving.server")
-WAIT_S = 180.0  # for what must happen, and takes long on a busy machine
-LOOK_S = 0.05  # between two looks: who looked all the time would take from what is measured
+WAIT_S = 180.0  # for an event that must happen, and may take long on a busy machine
+LOOK_S = 0.05  # between two looks: a look takes processor time from the measured system
 BEAT_S = 0.25
-ESTABLISHED, LISTENS = "01", "0A"  # states of a socket, as /proc/net/tcp writes them
-STALE_AFTER_S = 3.0  # in a system with a pulse; the default of a minute makes a long drill
-LOG_SEGMENT_S = 1.0  # so that a drill sees what was written
+STALE_AFTER_S = 3.0  # in a system with a heartbeat; the default of a minute makes a long drill
+LOG_SEGMENT_S = 1.0  # so that a drill sees the records soon
 
 
 class NotReached(RecoError, RuntimeError):
-    """A part of the system could not be started, or did not do what a drill waits for."""
+    """A part of the system did not start, or an event that a drill waits for did not happen."""
 
     exit_code = UNREACHABLE
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How long everything lasts, and how much is asked meanwhile."""
+class DrillEffort:
+    """The length of each phase, and the rates of the requests."""
 
     before_s: float = 8.0
     during_s: float = 10.0  # of each fault
     after_s: float = 6.0
     client_rate: float = 40.0  # requests a second through the project's client
     raw_rate: float = 20.0  # and without it, straight to the endpoint
-    questions: int = 40  # different ones of each of the two, asked in turn
+    questions: int = 40  # different ones of each of the two streams, sent in turn
     crowd: int = 1_000  # connections of callers that are slow
-    herd: int = 500  # who ask the same at once
+    herd: int = 500  # requests for the same list at once
 
 
-SHORT = Effort(
+SHORT = DrillEffort(
     before_s=1.2,
     during_s=2.0,
     after_s=3.2,
@@ -82,7 +81,7 @@ SHORT = Effort(
 
 @dataclass(frozen=True)
 class Setup:
-    """What a system has that the shipped defaults have not."""
+    """The differences of a system from the shipped defaults."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)  # fields of `Settings`
     remote_ranker: bool = False  # the ranker is another endpoint
@@ -98,13 +97,13 @@ CLOCKED = Setup({"stale_after_s": STALE_AFTER_S, "answer_cache": "memory:"}, clo
 
 
 class Store:
-    """A Valkey of the drills' own; what was saved is there again after a kill."""
+    """A Valkey of the drills' own; saved data is there again after a kill."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the folder of its file.
+        """Start it on the file of this folder.
 
         Raises:
-            FileNotFoundError: there is no program to start.
+            FileNotFoundError: neither Valkey nor Redis is installed.
         """
         program = store_program()
         if program is None:
@@ -115,7 +114,7 @@ class Store:
         self.port = free_port()
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         self._command = [program, *options]
-        once = Retry(NoBackoff(), 0)  # who waits for it asks again by himself
+        once = Retry(NoBackoff(), 0)  # callers retry themselves
         self.client = redis.Redis("127.0.0.1", self.port, socket_timeout=WAIT_S, retry=once)
         self.start()
 
@@ -126,7 +125,7 @@ class Store:
 
     def kill(self) -> None:
         """Kill it: nothing is saved any more."""
-        self.thaw()  # what is frozen cannot die
+        self.thaw()  # a frozen process cannot die
         self._process.kill()
         self._process.wait()
 
@@ -139,7 +138,7 @@ class Store:
         self._process.send_signal(signal.SIGCONT)
 
     def row(self, user_id: str) -> dict[bytes, bytes]:
-        """Return what is stored of a user, field by field."""
+        """Return the stored row of a user, field by field."""
         return dict(self.client.execute_command("HGETALL", _key(user_id)))
 
     def write(self, user_id: str, fields: Mapping[bytes, bytes]) -> None:
@@ -168,7 +167,7 @@ def _key(user_id: str) -> bytes:
 
 
 class Pulse:
-    """The stream's heartbeat, as `reco stream` writes it, until it is told to be silent."""
+    """The stream's heartbeat, as `reco stream` writes it, until `silent` is set."""
 
     def __init__(self, store: Store) -> None:
         """Beat at once, and go on in a thread."""
@@ -195,7 +194,7 @@ class Pulse:
 
 
 @dataclass
-class Ranker:
+class RankerProcess:
     """An endpoint that ranks for another one; it can be killed and started again in the same place."""
 
     settings: Settings
@@ -218,15 +217,15 @@ class Ranker:
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What all systems of a run share."""
+class Testbed:
+    """The parts that all systems of a run share."""
 
     bundle: Path
     store: Store
     proxy: Proxy  # between every endpoint and the store
-    folder: Path  # for what is written
+    folder: Path  # for all files
     asked: Sequence[Mapping[str, Any]]  # request lines of the client
-    raw: Sequence[Mapping[str, Any]]  # and of those that ask without it: other shoppers
+    raw: Sequence[Mapping[str, Any]]  # request lines sent without it, of other shoppers
     best_sellers: Path
     deadline_ms: float  # of a call of the client, and of the endpoint
     launch: Sequence[str] = SERVER  # what starts an endpoint; options follow
@@ -234,18 +233,18 @@ class Ground:
 
 @dataclass
 class System:
-    """An endpoint that runs on the ground, with all that a fault may touch."""
+    """An endpoint that runs on the testbed, with all parts that a fault may touch."""
 
-    ground: Ground
-    effort: Effort
+    testbed: Testbed
+    effort: DrillEffort
     home: Path  # that the endpoint follows
     server: MeasuredServer
     champions: Sequence[Champion]  # of that home: two bundles of the same files
-    flood: LoadGenerator  # beside the two that ask all the time
+    flood: LoadGenerator  # beside the two constant streams
     front: Proxy  # before the endpoint
     pulse: Pulse | None = None
     clock: Clock | None = None
-    ranker: Ranker | None = None
+    ranker: RankerProcess | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -255,38 +254,38 @@ class System:
     @property
     def store(self) -> Store:
         """The store itself."""
-        return self.ground.store
+        return self.testbed.store
 
     @property
     def proxy(self) -> Proxy:
-        """What stands before the store."""
-        return self.ground.proxy
+        """The proxy before the store."""
+        return self.testbed.proxy
 
     def champion(self, champion: Champion) -> None:
         """Point the home at another bundle."""
         write_champion(self.home, champion)
 
     def sample(self, metric: str, *labels: str) -> float:
-        """Return the value of a metric now; what was never counted is 0."""
+        """Return the value of a metric now, 0 if it was never counted."""
         return self.server.samples(metric).get(labels, 0.0)
 
 
 @contextlib.contextmanager
-def open_ground(
+def open_testbed(
     bundle: Path,
     offline_store: Path,
     requests: Sequence[Mapping[str, Any]],
     folder: Path,
-    effort: Effort,
+    effort: DrillEffort,
     deadline_ms: float,
     launch: Sequence[str] = SERVER,
-) -> Iterator[Ground]:
+) -> Iterator[Testbed]:
     """Start a store with the home's users and a proxy before it; both end with the block.
 
     Args:
         bundle: that is served.
         offline_store: of the home: whose rows fill the store.
-        requests: request lines; those of known shoppers are asked.
+        requests: request lines; those of known shoppers are sent.
         folder: an empty one.
         effort: how many questions there are.
         deadline_ms: of a call of the client, and of the endpoint.
@@ -305,7 +304,7 @@ def open_ground(
         fill_store(offline_store, folder / "feast", url, {USER_VIEW: VIEWS[USER_VIEW]})
         store.client.save()
         with Proxy(("127.0.0.1", store.port)) as proxy:
-            yield Ground(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, launch)
+            yield Testbed(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, launch)
     finally:
         store.close()
 
@@ -351,12 +350,12 @@ def two_crowds(
 
 @contextlib.contextmanager
 def running_system(
-    ground: Ground, setup: Setup, effort: Effort, flood: LoadGenerator, name: str
+    testbed: Testbed, setup: Setup, effort: DrillEffort, flood: LoadGenerator, name: str
 ) -> Iterator[System]:
-    """Start an endpoint on the ground; it ends with the block.
+    """Start an endpoint on the testbed; it ends with the block.
 
     Args:
-        ground: see `Ground`.
+        testbed: see `Testbed`.
         setup: see `Setup`.
         effort: of the drills.
         flood: see `System`.
@@ -365,38 +364,38 @@ def running_system(
     Raises:
         NotReached: it did not become ready.
     """
-    home = ground.folder / name
-    champions = [released(ground.bundle, home, made_for) for made_for in ("", "a drill")]
+    home = testbed.folder / name
+    champions = [released(testbed.bundle, home, made_for) for made_for in ("", "a drill")]
     write_champion(home, champions[0])
-    store_url = f"redis://{ground.proxy.address}/0"
-    settings = Settings(home, http_port=0, grpc_port=0, store_url=store_url, deadline_ms=ground.deadline_ms)
+    store_url = f"redis://{testbed.proxy.address}/0"
+    settings = Settings(home, http_port=0, grpc_port=0, store_url=store_url, deadline_ms=testbed.deadline_ms)
     settings = replace(settings, log_segment_s=LOG_SEGMENT_S, **setup.settings)
     with contextlib.ExitStack() as stack:
         try:
             pulse = clock = ranker = None
-            if setup.clock:  # who comes after has no stream, and must not think that one has ended
-                stack.callback(ground.store.delete, HEARTBEAT)
-                pulse = stack.enter_context(contextlib.closing(Pulse(ground.store)))
+            if setup.clock:  # the next system has no stream, and must not see the end of this one
+                stack.callback(testbed.store.delete, HEARTBEAT)
+                pulse = stack.enter_context(contextlib.closing(Pulse(testbed.store)))
                 clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
             if setup.remote_ranker:
                 own = Settings(
-                    home / "ranker", store_url="memory:", deadline_ms=ground.deadline_ms, log=False
+                    home / "ranker", store_url="memory:", deadline_ms=testbed.deadline_ms, log=False
                 )
                 own = replace(own, http_port=free_port(), grpc_port=free_port())
-                ranker = Ranker(own, home / champions[0].path, home, stack)
+                ranker = RankerProcess(own, home / champions[0].path, home, stack)
                 ranker.start()
                 settings = replace(settings, ranker_address=f"127.0.0.1:{own.grpc_port}")
-            launch = ground.launch if clock is None else clock.command()
+            launch = testbed.launch if clock is None else clock.command()
             command = [*launch, "--home", str(home)]
             server = stack.enter_context(started(command, settings.to_env(), home / "server.log"))
         except RuntimeError as error:
             raise NotReached(str(error)) from error
         front = stack.enter_context(Proxy(address_of(str(server.ready["http"]))))
-        yield System(ground, effort, home, server, champions, flood, front, pulse, clock, ranker)
+        yield System(testbed, effort, home, server, champions, flood, front, pulse, clock, ranker)
 
 
 def wait_for(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> float:
-    """Wait until something holds; return the seconds that took.
+    """Wait until a condition holds; return the seconds that took.
 
     Raises:
         NotReached: it did not happen in time.
@@ -415,16 +414,19 @@ def address_of(url: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def sockets_at(port: int, state: str) -> int:
-    """Return how many sockets of this machine have a port as their own, in a state of the kernel's table."""
-    tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
-    rows = [line.split() for file in tables if file.exists() for line in file.read_text().splitlines()[1:]]
-    return sum(row[1].endswith(f":{port:04X}") and row[3] == state for row in rows)
+def sockets_of(pid: int, port: int, status: str) -> int:
+    """Return how many sockets of a process and its children have this port and status (`psutil.CONN_*`)."""
+    count = 0
+    for process in processes_of(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            connections = process.connections("tcp")
+            count += sum(one.laddr.port == port and one.status == status for one in connections)
+    return count
 
 
 def files_of(pid: int) -> int:
     """Return how many files, sockets included, a process has open."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    return int(psutil.Process(pid).num_fds())
 
 
 def bytes_proto(value: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,11 @@ def _verdict(result: Mapping[str, Any]) -> str:
     )
 
 
-def goal_table(goals: Iterable[Mapping[str, Any]]) -> list[str]:
+def goal_table(goals: Iterable[Mapping[str, Any]], number: Callable[[float], str] = short) -> list[str]:
     """Return the table of goals with their figures, for the load report and for drills."""
     rows = []
     for goal in goals:
-        measured = short(goal["measured"]) + (goal["unit"] if goal["measured"] is not None else "")
+        measured = MISSING if goal["measured"] is None else number(goal["measured"]) + goal["unit"]
         if goal["measured"] is None and goal["reached"]:
             measured = "the other holds no rate"
         reached = {True: "yes", False: "no", None: "not measured"}[goal["reached"]]

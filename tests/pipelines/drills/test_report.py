@@ -22,7 +22,6 @@ def drill(passed: bool, recovery_s: float | None = 0.5) -> dict[str, Any]:
     goal = {"name": "until answers are whole again", "goal": "<= 3 s", "unit": " s"}
     return {
         "proves": "it goes on",
-        "scenarios": "S05",
         **{phase: {CLIENT: tally(), RAW: tally()} for phase in ("before", "after")},
         "during": during,
         "all": {CLIENT: tally(requests=3_600, late=2), RAW: tally()},
@@ -82,7 +81,7 @@ def test_each_drill_is_drawn(tmp_path: Path) -> None:
 def test_the_list_says_what_each_proves_and_asks() -> None:
     [drill] = choose_drills(["store-frozen"])
     said = list_table([drill])
-    assert said.startswith("store-frozen  (S06)\n  a store that hangs")
+    assert said.startswith("store-frozen\n  a store that hangs")
     assert "faults: frozen" in said
     assert "longest wait of a request for the store" in said
     assert "<= 15 ms" in said

@@ -158,8 +158,8 @@ def endpoint_dies(system: System, notes: Notes) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_a_drill_that_is_broken_off_leaves_the_others_their_results(toy_line: Path, tmp_path: Path) -> None:
-    broken = Drill("broken-off", "nothing", "S00", {"never": never_comes})
-    dead = Drill("dead", "nothing", "S00", {"dies": endpoint_dies})
+    broken = Drill("broken-off", "nothing", {"never": never_comes})
+    dead = Drill("dead", "nothing", {"dies": endpoint_dies})
     before, after = choose_drills(["store-killed", "disk-full"])
     result = drill_toy([before, broken, dead, after], toy_line, tmp_path)
     assert list(result["drills"]) == ["store-killed", "disk-full"]

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from feature_repo.snapshots import HEARTBEAT
 from pipelines.drills.system import (
-    ESTABLISHED,
-    LISTENS,
     NotReached,
     Pulse,
     Store,
@@ -20,7 +19,7 @@ from pipelines.drills.system import (
     bodies_of,
     bytes_proto,
     files_of,
-    sockets_at,
+    sockets_of,
     time_proto,
     two_crowds,
     wait_for,
@@ -66,15 +65,17 @@ def test_bodies_are_those_of_the_client_or_of_v1() -> None:
     assert wrapped == b'{"instances": [' + plain + b"]}"
 
 
-def test_who_listens_and_who_came_is_counted() -> None:
+def test_listening_and_accepted_sockets_are_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert sockets_at(port, LISTENS) == 1
+        assert sockets_of(os.getpid(), port, psutil.CONN_LISTEN) == 1
         with socket.create_connection(server.getsockname()):
             accepted, _ = server.accept()
-            assert sockets_at(port, ESTABLISHED) == 1, "the caller has a port of its own"
+            assert sockets_of(os.getpid(), port, psutil.CONN_ESTABLISHED) == 1, (
+                "the caller has a port of its own"
+            )
             accepted.close()
-    assert sockets_at(port, LISTENS) == 0
+    assert sockets_of(os.getpid(), port, psutil.CONN_LISTEN) == 0
 
 
 @pytest.mark.slow
