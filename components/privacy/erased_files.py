@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from feature_repo.atomic_files import replaced, write_file
 from feature_repo.events import OPTIONAL_TABLES, Dataset, EventsInvalid, read_dataset, write_dataset
+from serving.release.golden import FILE as GOLDEN
 
 TIMES = ("answered_at", "at")  # the column that says when a row came to be, the first that is there
 STALE_S = 600.0  # a temporary file this old belongs to a process that was killed
@@ -115,13 +116,13 @@ def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:
 
 def bundles(folder: Path) -> Iterator[Path]:
     """Yield the release bundles under a folder."""
-    return (file.parent for file in files(folder, "golden.jsonl"))
+    return (file.parent for file in files(folder, GOLDEN))
 
 
 def names_user(bundle: Path, user_id: str) -> int:
     """Return how many golden requests and reference answers of a bundle are of a user."""
-    asked = [json.loads(line)["request"].get("user_id") for line in _lines(bundle / "golden.jsonl")]
-    count = sum(one == user_id for one in asked)
+    users = [json.loads(line)["request"].get("user_id") for line in _lines(bundle / GOLDEN)]
+    count = sum(one == user_id for one in users)
     log = bundle / "reference_log.parquet"
     return count + (erase_rows(log, user_id, 2**62, dry_run=True) if log.is_file() else 0)
 

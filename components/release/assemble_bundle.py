@@ -6,7 +6,8 @@ import base64
 import json
 import logging
 import shutil
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from components.ranker.ranker_artefact import CERTIFICATES, ENGINES, GRAPH, read
 from feature_repo.statistics import read_statistics
 from serving.answer.recommender import answer_golden, verify_golden
 from serving.release.bundle import INDEX_REPORT, RankingSettings, load_bundle, seal_bundle
+from serving.release.golden import GoldenRequest, write_golden
 from serving.schemas import DEFAULT_PROFILE
 from serving.stages.profiles import read_profile
 from serving.stages.retrieval import Quotas
@@ -124,7 +126,7 @@ def assemble_bundle(
 
 def seal_with_golden(
     bundle: Path,
-    requests: list[dict[str, Any]],
+    requests: Sequence[GoldenRequest],
     *,
     cut: str,
     settings: RankingSettings,
@@ -135,12 +137,10 @@ def seal_with_golden(
     Raises:
         BundleInvalid: the parts do not fit together.
     """
-    (bundle / "golden.jsonl").write_text("")
+    write_golden(bundle, [])
     seal_bundle(bundle, cut=cut, settings=settings, made_from=made_from)
     loaded = load_bundle(bundle)
-    for request in requests:
-        request["expected"] = answer_golden(loaded, request["request"], request["history"])
-    (bundle / "golden.jsonl").write_text("".join(json.dumps(request) + "\n" for request in requests))
+    write_golden(bundle, [replace(golden, expected=answer_golden(loaded, golden)) for golden in requests])
     bundle_id = seal_bundle(bundle, cut=cut, settings=settings, made_from=made_from)
     asked = verify_golden(load_bundle(bundle))
     log.info("bundle %s, %d golden requests", bundle_id, asked)
@@ -185,7 +185,7 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
     )
 
 
-def _golden_requests(bundle: Path, features: Path, cut: str) -> list[dict[str, Any]]:
+def _golden_requests(bundle: Path, features: Path, cut: str) -> list[GoldenRequest]:
     """Return requests with and without a user; baskets hold best sellers, rare and unknown items."""
     statistics = read_statistics(bundle / "statistics")
     rng = np.random.default_rng(0)
@@ -198,19 +198,20 @@ def _golden_requests(bundle: Path, features: Path, cut: str) -> list[dict[str, A
     ]
     baskets += [rng.choice(items, min(4, len(items)), replace=False).tolist(), ["no such item"], []]
     stores = [None, *statistics.store_ids[:3].tolist()]
-    golden: list[dict[str, Any]] = []
+    golden: list[GoldenRequest] = []
     for number, basket in enumerate(baskets):
         users: list[tuple[str | None, bytes | None]] = [(None, None)]
         if rows:
             users.append(rows[int(chosen[number % len(chosen)])])
         for user_id, history in users:
-            request = {"request_id": f"golden-{len(golden)}", "basket": basket, "at": cut, "k": 10}
+            request_id = f"golden-{len(golden)}"
+            request: dict[str, Any] = {"request_id": request_id, "basket": basket, "at": cut, "k": 10}
             if user_id is not None:
                 request["user_id"] = user_id
             if (store := stores[number % len(stores)]) is not None:
                 request["store_id"] = store
             encoded = None if history is None else base64.b64encode(history).decode()
-            golden.append({"request": request, "history": encoded})
+            golden.append(GoldenRequest(request, encoded))
     return golden
 
 

@@ -6,7 +6,6 @@ So nothing is read from an evaluation: the gate's own process asks both, one que
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from components.measurement import measured_on
-from serving.answer.recommender import golden_question
+from serving.answer.recommender import Recommender
 from serving.release.bundle import Bundle, load_bundle
+from serving.release.golden import read_golden
 
 ROUNDS = 30  # of the 18 golden requests: 540 answers of each bundle, some seconds in all
 _WARM_UP = 2  # rounds that are not counted: first calls compile loops and touch pages
@@ -53,10 +53,8 @@ def served_latency(challenger: Path, champion: Path, rounds: int = ROUNDS) -> di
 def _questions(bundle: Bundle, examiner: Path) -> list[Callable[[], Any]]:
     """Return calls that ask a bundle each golden request of another, with its shopper's own history."""
     calls: list[Callable[[], Any]] = []
-    for line in (examiner / "golden.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        recommender, request = golden_question(bundle, record["request"], record["history"])
-        calls.append(partial(recommender.recommend, request))
+    for golden in read_golden(examiner):
+        calls.append(partial(Recommender(bundle, golden.store()).recommend, golden.parse()))
     return calls
 
 

@@ -8,7 +8,6 @@ left out, and its bias is the mean of its type's: both take purchases to learn.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from feature_repo.statistics import (
     write_statistics,
 )
 from serving.release.bundle import NEW_VECTORS, REMOVED_ITEMS, load_bundle
+from serving.release.golden import read_golden
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +79,9 @@ def extend_index(
     gone = np.union1d(loaded.removed, after.codes(list(removed)))
     if len(gone):
         np.save(extended / REMOVED_ITEMS, gone, allow_pickle=False)
-    lines = (bundle / "golden.jsonl").read_text().splitlines()
     bundle_id = seal_with_golden(
         extended,
-        [json.loads(line) for line in lines],
+        read_golden(bundle),
         cut=loaded.manifest["cut"],
         settings=loaded.settings,
         made_from={**loaded.manifest["made_from"], "parent": loaded.bundle_id},

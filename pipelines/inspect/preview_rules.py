@@ -103,5 +103,5 @@ def _gone(recommender: Recommender, rules: Rules, request: Request, item_id: str
     code = recommender.bundle.statistics.code_of[item_id]
     if name := plan.banned_because(code):
         return f"banned by {name}"
-    name = recommender.minimum_missed(code, request, plan)
+    name = recommender.facts.minimum_missed(code, request.at, request.store_id, plan)
     return f"below the minimum of {name}" if name else "makes room for others"

@@ -126,7 +126,7 @@ def _before_ranking(
         return "facts", why
     if code in recommender.bundle.profiles[request.profile].barred:
         return "profile", f"profile {request.profile} leaves it out, or it was removed from the index"
-    if name := recommender.minimum_missed(code, request, plan):
+    if name := recommender.facts.minimum_missed(code, request.at, request.store_id, plan):
         return "rules", f"below the minimum of {name}"
     if not places:
         return "retrieval", "no source knows it for this request"
@@ -188,9 +188,12 @@ def _with(recommender: Recommender, **settings: Any) -> Recommender:
 def _chosen(recommender: Recommender, prepared: Prepared, scores: np.ndarray) -> list[int]:
     """Return the codes of the list that re-ranking makes of some scores."""
     request = prepared.request
+    from serving.answer.presentation import present
+
     best = recommender.best(prepared, scores, max(POOL * request.k, 1))
-    codes: list[int] = recommender.present(request, prepared.known, best)[1].tolist()
-    return codes
+    _, codes = present(recommender.bundle, recommender.facts, request, prepared.known.plan, best)
+    chosen: list[int] = codes.tolist()
+    return chosen
 
 
 def logged_answer(log: Path, request_id: str) -> dict[str, Any]:

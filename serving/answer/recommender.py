@@ -14,45 +14,45 @@ recommender answers all requests.
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from feature_repo.aggregates import DAY_S, UserEvents, no_events, unpack
-from feature_repo.queries import Query, Rows, strongest_partners
+from feature_repo.queries import Query, Rows
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
 from feature_repo.users import User
-from serving.cache.answer_cache import HOUR_S, AnswerCache, AnswerKey, answer_key
+from serving.answer.fallback import best_sellers, stale_list
+from serving.answer.presentation import present
+from serving.cache.answer_cache import AnswerCache, AnswerKey, answer_key
 from serving.cache.ranked import KEPT, Ranked, best_of
 from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable
 from serving.prediction_log import Record, RecordSink
 from serving.release.bundle import Bundle, load_bundle
-from serving.schemas import DEFAULT_PROFILE, NOTHING_LEFT, Recommendation, Request, Response, parse_request
+from serving.release.golden import GoldenRequest, Scores, verify_answers
+from serving.schemas import NOTHING_LEFT, Request, Response
 from serving.shop.availability import AvailabilityFile
 from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
-from serving.shop.rules import NO_PLAN, Minimum, Plan, RulesFile
+from serving.shop.rules import NO_PLAN, Plan, RulesFile
 from serving.stages.ranking import rank
-from serving.stages.reranking import POOL, SlotRules, WeighedCandidates, fill_slots
+from serving.stages.reranking import POOL
 from serving.stages.retrieval import SOURCES, Candidates, retrieve, thin
 from serving.stores.freshness import Freshness
-from serving.stores.online_features import MemoryStore, OnlineStore, UserRow
+from serving.stores.online_features import OnlineStore, UserRow
 
 log = logging.getLogger(__name__)
 
 ROUNDS = 3  # of retrieval at most, where so many candidates miss a minimum that fewer than k are left
 NOTHING_HIDDEN = np.empty(0, np.int64)  # for a list that is kept: it outlives what is sold out now
 _NO_FEATURES = np.empty((0, len(DENSE_NAMES)), np.float32)
-GOLDEN_TOLERANCE = 1e-4  # of a probability: other processors round differently
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,17 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Retrieved:
+    """The candidates of a request, and the codes that must not be among them."""
+
+    candidates: Candidates
+    barred: np.ndarray  # int64
+    ended_at: float  # perf_counter
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """One request on its way: what was retrieved for it and what the ranker will see."""
+    """One request before its ranking: its candidates and their features."""
 
     request: Request
     known: Known
@@ -143,66 +152,76 @@ class Recommender:
         return profile.tower.search([asked.query], profile.quotas.tower)[0]
 
     def gather(
-        self,
-        asked: Asked,
-        near: np.ndarray,
-        hidden: np.ndarray | None = None,
-        most: Callable[[int], int] | None = None,
+        self, asked: Asked, near: np.ndarray, hidden: np.ndarray | None = None, most: int | None = None
     ) -> Prepared:
-        """Return the candidates of a request, those that `near` found among them, and their features.
+        """Retrieve candidates and compute their features; see `retrieve` and `compose`."""
+        return self.compose(asked, self.retrieve(asked, near, hidden), most)
+
+    def retrieve(self, asked: Asked, near: np.ndarray, hidden: np.ndarray | None = None) -> Retrieved:
+        """Return the candidates of a request from every source.
 
         Args:
             asked: of `ask`.
             near: of `near`.
-            hidden: codes that must not be offered; None: what holds now.
-            most: how many of as many candidates as were found there is time to rank; None: all.
+            hidden: codes that must not be offered; None: those that hold now.
         """
         request, query, statistics = asked.request, asked.query, self.bundle.statistics
-        plan = asked.known.plan
-        for_now = hidden is None
-        hidden = self._hidden(request, plan) if hidden is None else hidden
-        row = None if request.store_id is None else statistics.store_row.get(request.store_id)
+        at, store_id, plan = request.at, request.store_id, asked.known.plan
+        minimums = plan.minimums if hidden is None else ()
+        hidden = self.facts.hidden(at, store_id, plan) if hidden is None else hidden
+        row = None if store_id is None else statistics.store_row.get(store_id)
         store = None if row is None else statistics.store_popular[row]
         profile = self.bundle.profiles[request.profile]
         barred = np.concatenate([hidden, profile.barred])
         candidates = retrieve(query, store, profile.quotas, near, barred)
-        for more in reversed(range(ROUNDS if for_now and plan.minimums else 0)):
+        for more in reversed(range(ROUNDS if minimums else 0)):
             codes = np.concatenate([candidates.codes, plan.pinned])
-            low = self.below_minimum(codes, request, plan)
+            low = self.facts.below_minimum(codes, at, store_id, plan)
             barred = np.concatenate([barred, codes[low]])
-            kept = ~low[: len(candidates.codes)]
-            if not more or kept.all() or np.count_nonzero(kept) >= request.k:
-                candidates = Candidates(candidates.codes[kept], candidates.source[kept])
+            stay = ~low[: len(candidates.codes)]
+            if not more or stay.all() or np.count_nonzero(stay) >= request.k:
+                candidates = Candidates(candidates.codes[stay], candidates.source[stay])
                 break
             candidates = retrieve(query, store, profile.quotas, near, barred)
-        retrieved, found = time.perf_counter(), len(candidates.codes)
-        if most is not None and (there_is_time_for := most(found)) < found:
-            candidates = thin(candidates, there_is_time_for)
-        is_thinned = len(candidates.codes) < found
+        return Retrieved(candidates, barred, time.perf_counter())
+
+    def compose(self, asked: Asked, retrieved: Retrieved, most: int | None = None) -> Prepared:
+        """Return the features of a request's candidates.
+
+        Args:
+            asked: of `ask`.
+            retrieved: of `retrieve`.
+            most: candidates that there is time to rank; None: all. Pinned items come on top.
+        """
+        query, plan, candidates = asked.query, asked.known.plan, retrieved.candidates
+        is_thinned = most is not None and most < len(candidates.codes)
+        if is_thinned and most is not None:
+            candidates = thin(candidates, most)
         if len(plan.pins):
-            candidates = _with_pinned(candidates, plan, np.concatenate([query.basket, barred]))
+            candidates = _with_pinned(candidates, plan, np.concatenate([query.basket, retrieved.barred]))
+        begun_at = retrieved.ended_at
         dense, categorical = model_inputs(Rows(query, candidates.codes))
-        ready = time.perf_counter()
+        ready_at = time.perf_counter()
         stage_ms = {
-            "features": (asked.ready_at - asked.began + ready - retrieved) * 1e3,
-            "retrieval": (retrieved - asked.ready_at) * 1e3,
+            "features": (asked.ready_at - asked.began + ready_at - begun_at) * 1e3,
+            "retrieval": (begun_at - asked.ready_at) * 1e3,
         }
         return Prepared(
-            request,
+            asked.request,
             asked.known,
             query,
             candidates,
             dense,
             categorical,
             stage_ms,
-            retrieved,
-            ready,
-            is_thinned,
+            retrieved_at=begun_at,
+            ready_at=ready_at,
+            is_thinned=is_thinned,
         )
 
     def read(self, request: Request, by: float = math.inf) -> Known:
         """Return what the store says of the user by a moment of perf_counter, what is wrong, and rules."""
-        plan = self.facts.rules.plan(request.at, request.store_id)
+        plan = self._plan(request)
         if request.user_id is None:
             return Known(plan=plan)
         try:
@@ -232,8 +251,7 @@ class Recommender:
         stage_ms = {**prepared.stage_ms, "ranking": (ranked - prepared.ready_at) * 1e3}
         rung, reason = ("fewer", DeadlineNear.reason) if prepared.is_thinned else ("full", None)
         response, shown = self._respond(request, prepared.known, best, stage_ms, ranked, rung, reason)
-        if self._log is not None:
-            self._record(request, prepared.known, response, self._features(prepared, shown))
+        self._record(request, prepared.known, response, prepared, shown)
         return response
 
     def key(self, request: Request, known: Known) -> AnswerKey | None:
@@ -263,9 +281,7 @@ class Recommender:
         if not ranked.suffices(request.k):
             return None
         response, shown = self._respond(request, known, ranked, stage_ms, began)
-        if self._log is not None:
-            features = _NO_FEATURES if made is None else self._features(made, shown)
-            self._record(request, known, response, features)
+        self._record(request, known, response, made, shown)
         return response
 
     def warm(self, request: Request) -> None:
@@ -290,7 +306,7 @@ class Recommender:
     ) -> tuple[Response, np.ndarray]:
         """Return the answer and the codes of its items; `began` is when its last stage did."""
         reason = reason or known.degraded_reason
-        items, shown = self.present(request, known, ranked)
+        items, shown = present(self.bundle, self.facts, request, known.plan, ranked)
         stage_ms["reranking"] = (time.perf_counter() - began) * 1e3
         stage_ms["total"] = sum(stage_ms.values())
         is_empty = not items and request.k > 0
@@ -305,14 +321,22 @@ class Recommender:
         )
         return response, shown
 
-    def _features(self, prepared: Prepared, shown: np.ndarray) -> np.ndarray:
-        """Return the ranker's rows of the items that are shown."""
-        return prepared.dense[self.bundle.statistics.find(prepared.candidates.codes, shown)]
-
-    def _record(self, request: Request, known: Known, response: Response, dense: np.ndarray) -> None:
-        assert self._log is not None
+    def _record(
+        self,
+        request: Request,
+        known: Known,
+        response: Response,
+        prepared: Prepared | None = None,
+        shown: np.ndarray | None = None,
+    ) -> None:
+        """Log an answer; if it was computed, with the ranker's rows of the items that are shown."""
+        if self._log is None:
+            return
+        rows = _NO_FEATURES
+        if prepared is not None and shown is not None:
+            rows = prepared.dense[self.bundle.statistics.find(prepared.candidates.codes, shown)]
         version = None if known.events is None else known.events.version
-        self._log.append(Record(request, response, dense, time.time(), version))
+        self._log.append(Record(request, response, rows, time.time(), version))
 
     def best(self, prepared: Prepared, scores: np.ndarray, most: int = KEPT) -> Ranked:
         """Return the candidates that come into question for the list, at most so many and what rules need."""
@@ -322,39 +346,12 @@ class Recommender:
         rare = self.bundle.rarity_of(codes), self.bundle.novel
         return best_of(prepared.query, prepared.candidates, scores, most, worth, plan, *rare)
 
-    def present(
-        self, request: Request, known: Known, ranked: Ranked
-    ) -> tuple[tuple[Recommendation, ...], np.ndarray]:
-        """Return the items to show of a ranked list, with reasons and what holds now; and their codes."""
-        statistics, plan = self.bundle.statistics, known.plan
-        pins = statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins
-        pool = WeighedCandidates(
-            plan.weigh(ranked.codes, self.bundle.worth(ranked.codes, ranked.scores)),
-            statistics.categorical[ranked.codes, 0],
-            self.bundle.rarity_of(ranked.codes),
-            ranked.times > 0,
-        )
-        slots = SlotRules(pins, plan.reserved, self.bundle.novel)
-        rows, why = fill_slots(pool, slots, request.k, self.bundle.settings.type_penalty)
-        codes = ranked.codes[rows].astype(np.int64)
-        reasons = self._reasons(request, ranked, rows)
-        items = map(
-            Recommendation,
-            statistics.item_ids[codes].tolist(),
-            ranked.scores[rows].tolist(),
-            [SOURCES[source] for source in ranked.source[rows].tolist()],
-            plan.explain(reasons, codes, why) if plan.digest or why.any() else reasons,
-            *self._terms(codes, request),
-        )
-        return tuple(items), codes
-
     def last_kept(
         self, request: Request, known: Known | None, reason: str, asked_at: float
     ) -> Response | None:
-        """Answer with a list that was kept for the same question, however long ago; None if there is none.
+        """Answer with a list that was cached for the same question, whatever its age; None if there is none.
 
-        The user's own list of this hour or the one before, else that of nobody with this basket. What is sold
-        out now is taken out, prices are those of now; what is left is to be as long as what is asked for.
+        What is sold out now is taken out, and prices are those of now.
 
         Args:
             request: what is asked.
@@ -362,33 +359,29 @@ class Recommender:
             reason: why there is no better answer.
             asked_at: perf_counter since which the total counts.
         """
-        if self.answers is None:
+        if (answers := self.answers) is None:
             return None
         began = time.perf_counter()
-        plan = self.facts.rules.plan(request.at, request.store_id) if known is None else known.plan
-        nobody = Known(plan=plan)
-        known = nobody if known is None else known
-        questions = (request, known), (replace(request, at=request.at - HOUR_S), known), (request, nobody)
-        for question in questions if known.events is not None else questions[-1:]:
-            key = self.key(*question)
-            if key is None:
-                return None
-            if (kept := self.answers.get_stale(key)) is None:
-                continue
-            ranked = self._left_of(kept, request, plan)
-            if len(ranked.codes) < request.k and not ranked.whole:
-                continue
-            found = time.perf_counter()
-            stage_ms = {"cache": (found - began) * 1e3}
-            response, _ = self._respond(request, known, ranked, stage_ms, found, "cached", reason)
-            stage_ms["total"] = (time.perf_counter() - asked_at) * 1e3
-            if self._log is not None:
-                self._record(request, known, response, _NO_FEATURES)
-            return response
-        return None
+        anonymous = Known(plan=self._plan(request) if known is None else known.plan)
+        known = anonymous if known is None else known
+
+        def find(question: Request, is_own: bool) -> Ranked | None:
+            key = self.key(question, known if is_own else anonymous)
+            cached = None if key is None else answers.get_stale(key)
+            return None if cached is None else self._left_of(cached, request, anonymous.plan)
+
+        ranked = stale_list(request, known.events is not None, find)
+        if ranked is None:
+            return None
+        ready_at = time.perf_counter()
+        stage_ms = {"cache": (ready_at - began) * 1e3}
+        response, _ = self._respond(request, known, ranked, stage_ms, ready_at, "cached", reason)
+        stage_ms["total"] = (time.perf_counter() - asked_at) * 1e3
+        self._record(request, known, response)
+        return response
 
     def fallback(self, request: Request, reason: str, asked_at: float | None = None) -> Response:
-        """Answer from best sellers alone, needing neither store nor models: the last rungs of the ladder.
+        """Answer from best sellers alone, the last rungs of the ladder; this needs neither row nor models.
 
         Args:
             request: what is asked.
@@ -396,131 +389,26 @@ class Recommender:
             asked_at: perf_counter since which the total counts: what was tried before took time, too.
         """
         began = time.perf_counter()
-        asked_at = began if asked_at is None else asked_at
-        statistics = self.bundle.statistics
-        row = None if request.store_id is None else statistics.store_row.get(request.store_id)
-        ranked = statistics.popular if row is None else statistics.store_popular[row]
-        profiles = self.bundle.profiles
-        profile = profiles.get(request.profile, profiles[DEFAULT_PROFILE])  # the last rung refuses nobody
-        plan = self.facts.rules.plan(request.at, request.store_id)
-        barred = np.concatenate(
-            [statistics.codes(request.basket), self._hidden(request, plan), profile.barred]
-        )
-        codes = self._sellers(ranked, barred, request, plan)
-        source = "popular" if row is None else "store"
-        why = _POPULAR[source]
-        buyers = max(float(statistics.total_baskets), 1.0)
-        items = tuple(
-            map(
-                Recommendation,
-                statistics.item_ids[codes].tolist(),
-                (statistics.basket_count[codes] / buyers).tolist(),
-                [source] * len(codes),
-                [plan.pinned_because(code) or why for code in codes.tolist()]
-                if len(plan.pins)
-                else [why] * len(codes),
-                *self._terms(codes, request),
-            )
-        )
+        items = best_sellers(self.bundle, self.facts, request)
         ended = time.perf_counter()
-        rung = "empty" if not items else "segment" if source == "store" else "popular"
-        response = Response(
-            request.request_id,
-            items,
-            self.bundle.bundle_id,
-            rung,
-            True,
-            reason,
-            {"fallback": (ended - began) * 1e3, "total": (ended - asked_at) * 1e3},
-        )
-        if self._log is not None:
-            self._record(request, Known(), response, _NO_FEATURES)
+        since = began if asked_at is None else asked_at
+        rung = "empty" if not items else "segment" if items[0].source == "store" else "popular"
+        stage_ms = {"fallback": (ended - began) * 1e3, "total": (ended - since) * 1e3}
+        response = Response(request.request_id, items, self.bundle.bundle_id, rung, True, reason, stage_ms)
+        self._record(request, Known(), response)
         return response
 
-    def below_minimum(self, codes: np.ndarray, request: Request, plan: Plan) -> np.ndarray:
-        """Return which items are known to miss one of the plan's minimums, (n,) bool."""
-        low = np.zeros(len(codes), bool)
-        for minimum in plan.minimums:
-            low |= self._found(minimum, codes, request) < minimum.of(codes)  # never of what is not known: NaN
-        return low
+    def _plan(self, request: Request) -> Plan:
+        return self.facts.rules.plan(request.at, request.store_id)
 
-    def minimum_missed(self, code: int, request: Request, plan: Plan) -> str:
-        """Return the name of the rule whose minimum an item is known to miss, "" if it misses none."""
-        one = np.array([code], np.int64)
-        for minimum in plan.minimums:
-            if self._found(minimum, one, request)[0] < minimum.of(one)[0]:
-                return minimum.because(code)
-        return ""
-
-    def _found(self, minimum: Minimum, codes: np.ndarray, request: Request) -> np.ndarray:
-        known = self.facts.stock if minimum.kind == "minimum_stock" else self.facts.margin
-        return known(codes, request.at, request.store_id)
-
-    def _sellers(self, ranked: np.ndarray, barred: np.ndarray, request: Request, plan: Plan) -> np.ndarray:
-        """Return the k best sellers that may be shown, (k,) int64, with what is pinned in its slots."""
-        pinned = plan.pinned
-        codes = np.concatenate([pinned, ranked[~np.isin(ranked, pinned)]]) if len(pinned) else ranked
-        codes = codes[~np.isin(codes, barred)]
-        if plan.minimums:
-            codes = codes[~self.below_minimum(codes, request, plan)]
-        if not len(pinned):
-            return codes[: request.k].astype(np.int64)
-        shown = codes[~np.isin(codes, pinned)].tolist()
-        for slot, code in enumerate(plan.pins.tolist()):
-            if code in codes and slot < request.k:
-                shown.insert(slot, code)
-        return np.array(shown[: request.k], np.int64)
-
-    def _left_of(self, kept: Ranked, request: Request, plan: Plan) -> Ranked:
-        """Return what may be offered now of a list that is kept."""
-        hidden = self._hidden(request, plan)
-        if plan.minimums:
-            low = self.below_minimum(kept.codes.astype(np.int64), request, plan)
-            hidden = np.concatenate([hidden, kept.codes[low]])
-        return kept.without(hidden)
-
-    def _hidden(self, request: Request, plan: Plan) -> np.ndarray:
-        """Return codes that must not be offered by what holds now."""
-        excluded = self.facts.excluded(request.at, request.store_id)
-        return np.concatenate([excluded, plan.banned]) if len(plan.banned) else excluded
-
-    def _terms(
-        self, codes: np.ndarray, request: Request
-    ) -> tuple[list[float | None], list[float | None], list[str | None]]:
-        """Return price, promotion and coupon of each item, None where nothing is known."""
+    def _left_of(self, cached: Ranked, request: Request, plan: Plan) -> Ranked:
+        """Return what may be offered now of a cached list."""
         at, store_id = request.at, request.store_id
-        return (
-            _known(self.facts.price(codes, at, store_id)),
-            _known(self.facts.promotion(codes, at, store_id)),
-            self.facts.coupons(codes, at, request.user_id, store_id),
-        )
-
-    def _reasons(self, request: Request, ranked: Ranked, rows: np.ndarray) -> list[str]:
-        """Return why each of some rows is shown."""
-        statistics = self.bundle.statistics
-        partners = self._partners(request, ranked.codes[rows[ranked.source[rows] == _TOGETHER]])
-        reasons = []
-        for row in rows.tolist():
-            match SOURCES[ranked.source[row]]:
-                case "history":
-                    times = int(ranked.times[row])
-                    days = int(max(request.at - float(ranked.last_at[row]), 0) // DAY_S)
-                    unit = "time" if times == 1 else "times"
-                    reasons.append(f"bought {times} {unit} before, last {days} days ago")
-                case "together":
-                    partner = partners[int(ranked.codes[row])]
-                    reasons.append(f"often bought together with {statistics.item_ids[partner]}")
-                case name:
-                    reasons.append(_POPULAR[name])
-        return reasons
-
-    def _partners(self, request: Request, codes: np.ndarray) -> dict[int, int]:
-        """Return which item of the basket each of some codes is bought together with most."""
-        if not len(codes):
-            return {}
-        statistics, wanted = self.bundle.statistics, codes.astype(np.int64)
-        found = strongest_partners(statistics, statistics.codes(request.basket), wanted)
-        return dict(zip(wanted.tolist(), found.tolist(), strict=True))
+        hidden = self.facts.hidden(at, store_id, plan)
+        if plan.minimums:
+            low = self.facts.below_minimum(cached.codes.astype(np.int64), at, store_id, plan)
+            hidden = np.concatenate([hidden, cached.codes[low]])
+        return cached.without(hidden)
 
 
 def _with_pinned(candidates: Candidates, plan: Plan, taken: np.ndarray) -> Candidates:
@@ -529,19 +417,6 @@ def _with_pinned(candidates: Candidates, plan: Plan, taken: np.ndarray) -> Candi
     more = pinned[~np.isin(pinned, np.concatenate([candidates.codes, taken]))]
     source = np.full(len(more), SOURCES.index("pinned"), np.int8)
     return Candidates(np.concatenate([candidates.codes, more]), np.concatenate([candidates.source, source]))
-
-
-def _known(numbers: np.ndarray) -> list[float | None]:
-    return [None if number != number else number for number in numbers.tolist()]
-
-
-_TOGETHER = SOURCES.index("together")
-_POPULAR = {
-    "tower": "fits this basket and shopper",
-    "store": "popular in this store",
-    "popular": "popular now",
-    "pinned": "chosen by the shop",
-}
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -590,73 +465,25 @@ def open_recommender(
 
 
 def verify_golden(bundle: Bundle) -> int:
-    """Ask the golden requests and compare; return how many there were.
+    """Ask the golden requests and compare; return their number.
 
     Raises:
-        BundleInvalid: naming the request, the answer and what was expected; or they can't be read or asked.
+        BundleInvalid: see `serving.release.golden.verify_answers`.
     """
-    try:
-        return _verify_golden(bundle)
-    except BundleInvalid:
-        raise
-    except Exception as error:
-        raise BundleInvalid(
-            f"the golden requests of {bundle.path} can't be read or asked "
-            f"({error.__class__.__name__}: {str(error)[:200]}): assemble the bundle again"
-        ) from error
+    return verify_answers(bundle.path, bundle.bundle_id, partial(answer_golden, bundle))
 
 
-def _verify_golden(bundle: Bundle) -> int:
-    records = [json.loads(line) for line in (bundle.path / "golden.jsonl").read_text().splitlines()]
-    if not records:
-        raise BundleInvalid(f"{bundle.path / 'golden.jsonl'} holds no request: assemble the bundle again")
-    for record in records:
-        answer = answer_golden(bundle, record["request"], record["history"])
-        expected = record["expected"]
-        if not _same_answer(answer, expected):
-            raise BundleInvalid(
-                f"bundle {bundle.bundle_id} answers golden request {record['request']['request_id']} "
-                f"with {answer[:3]}…, recorded was {expected[:3]}…: "
-                "the models or this code are not those it was built with; serve it with that code, "
-                "or train again with `reco run`"
-            )
-    return len(records)
-
-
-def _same_answer(answer: list[tuple[str, float]], expected: list[tuple[str, float]]) -> bool:
-    """Compare two answers: the same items, but for one on the edge of the list, with the same scores.
-
-    Items whose scores are as good as equal may change places on another processor.
-    """
-    scores = dict(answer)
-    known = [(scores[item], score) for item, score in expected if item in scores]
-    if len(answer) != len(expected) or len(known) < len(expected) - 1:
-        return False
-    return all(abs(got - score) <= GOLDEN_TOLERANCE for got, score in known)
-
-
-def golden_question(
-    bundle: Bundle, request: dict[str, Any], history: str | None
-) -> tuple[Recommender, Request]:
-    """Return a recommender that knows a golden request's shopper alone, and the request."""
-    store = MemoryStore()
-    parsed = parse_request(request, now=0.0, default_id="golden")
-    if history is not None and parsed.user_id is not None:
-        store.write(parsed.user_id, UserRow(base64.b64decode(history), parsed.at))
-    return Recommender(bundle, store), parsed
-
-
-def answer_golden(bundle: Bundle, request: dict[str, Any], history: str | None) -> list[tuple[str, float]]:
-    """Return item ids and scores for one golden request; `history` is a packed row in base64, or None.
+def answer_golden(bundle: Bundle, golden: GoldenRequest) -> Scores:
+    """Return item ids and scores for one golden request.
 
     Raises:
-        BundleInvalid: the answer does without the row.
+        BundleInvalid: the answer does without the shopper's row.
     """
-    recommender, parsed = golden_question(bundle, request, history)
-    response = recommender.recommend(parsed)
+    request = golden.parse()
+    response = Recommender(bundle, golden.store()).recommend(request)
     if response.degraded:
         raise BundleInvalid(
-            f"bundle {bundle.bundle_id} answers golden request {parsed.request_id} degraded "
+            f"bundle {bundle.bundle_id} answers golden request {request.request_id} degraded "
             f"({response.degraded_reason}), expected the full path: train again with `reco run`"
         )
     return [(item.item_id, round(item.score, 6)) for item in response.items]

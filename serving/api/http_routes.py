@@ -55,7 +55,7 @@ def routes(checkout: Checkout) -> dict[str, Route]:
     async def recommend(scope: Scope, body: bytes) -> bytes:
         question = read_body(body, RequestBody)
         call = await _enter(scope, checkout)
-        profiles = checkout.recommender.bundle.profiles
+        profiles = checkout.service.recommender.bundle.profiles
         request = question.to_request(time.time(), call.request_id, profiles)
         return _encode((await checkout.answer(request, call)).to_dict())
 
@@ -63,7 +63,7 @@ def routes(checkout: Checkout) -> dict[str, Route]:
         """Answer the requests one after the other, each with the whole deadline once its turn comes."""
         instances = read_body(body, Instances)
         call = await _enter(scope, checkout)
-        profiles = checkout.recommender.bundle.profiles
+        profiles = checkout.service.recommender.bundle.profiles
         predictions = []
         requests = instances.to_requests(time.time(), call.request_id, profiles)
         # All of them now: a bundle that takes over meanwhile may lack the profiles that were checked.
@@ -81,7 +81,9 @@ async def _enter(scope: Scope, checkout: Checkout) -> Call:
     headers = {
         _HEADERS[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _HEADERS
     }
-    call = read_call(headers, scope["path"], checkout.limit_s, scope.get(ARRIVED), lambda: GONE in scope)
+    call = read_call(
+        headers, scope["path"], checkout.service.limit_s, scope.get(ARRIVED), lambda: GONE in scope
+    )
     await checkout.enter(call)
     return call
 

@@ -6,8 +6,6 @@ come from a recommender with the bundle's models, its own ranker, a store in mem
 
 from __future__ import annotations
 
-import base64
-import json
 from typing import Any
 
 import msgspec
@@ -16,8 +14,8 @@ from serving.answer.recommender import Recommender
 from serving.api.http_routes import PREDICT, RECOMMENDATIONS, App
 from serving.checkout.checkout import Checkout
 from serving.errors import BundleInvalid
-from serving.schemas import parse_request
-from serving.stores.online_features import MemoryStore, UserRow
+from serving.release.golden import read_golden
+from serving.stores.online_features import MemoryStore
 
 V2 = "/v2/models/checkout/infer"
 
@@ -29,14 +27,12 @@ async def rehearse(app: App, checkout: Checkout) -> int:
         BundleInvalid: an answer is no 200, or a degraded one.
     """
     bundle = checkout.recommender.bundle
-    records = [json.loads(line) for line in (bundle.path / "golden.jsonl").read_text().splitlines()]
+    records = read_golden(bundle.path)
     store, answers = MemoryStore(), 0
     with checkout.rehearsing(Recommender(bundle, store)):
         for record in records:
-            request = record["request"]
-            parsed = parse_request(request, now=0.0, default_id="golden")
-            if record["history"] is not None and parsed.user_id is not None:
-                store.write(parsed.user_id, UserRow(base64.b64decode(record["history"]), parsed.at))
+            request = record.request
+            record.write_row(store)
             for path, document in (
                 (RECOMMENDATIONS, request),
                 (PREDICT, {"instances": [request]}),
@@ -45,8 +41,9 @@ async def rehearse(app: App, checkout: Checkout) -> int:
                 status, body = await _post(app, path, msgspec.json.encode(document))
                 if status != 200 or b'"degraded":false' not in body:
                     raise BundleInvalid(
-                        f"bundle {bundle.bundle_id} answers golden request {parsed.request_id} over {path} "
-                        f"with {status} {body[:200]!r}, expected the full path: train again with `reco run`"
+                        f"bundle {bundle.bundle_id} answers golden request {request['request_id']} "
+                        f"over {path} with {status} {body[:200]!r}, "
+                        "expected the full path: train again with `reco run`"
                     )
                 answers += 1
     return answers

@@ -35,6 +35,7 @@ class Ranked:
     source: np.ndarray  # (m,) int8, index of SOURCES
     times: np.ndarray  # (m,) uint16, 0 where the user never did
     last_at: np.ndarray  # (m,) float64 seconds since the epoch, 0 where the user never did
+    worth: np.ndarray  # (m,) float64, the scores with all weights of bundle and rules
     best: int
     whole: bool  # these are all the candidates: none was left out
 
@@ -49,6 +50,7 @@ class Ranked:
             self.source[stays],
             self.times[stays],
             self.last_at[stays],
+            self.worth[stays],
             best=int(np.count_nonzero(stays[: self.best])),
             whole=False,
         )
@@ -60,7 +62,7 @@ class Ranked:
     @property
     def size_bytes(self) -> int:
         """What the list takes in a cache, with its key and the cache's own objects."""
-        columns = (self.codes, self.scores, self.source, self.times, self.last_at)
+        columns = (self.codes, self.scores, self.source, self.times, self.last_at, self.worth)
         return sum(column.nbytes for column in columns) + OBJECTS_BYTES
 
     def holds_probabilities(self) -> bool:
@@ -90,7 +92,7 @@ def best_of(
         rarity: see `fill_slots`.
         novel: see `fill_slots`.
     """
-    worth = scores.astype(np.float64) if worth is None else worth
+    worth = weighed = scores.astype(np.float64) if worth is None else worth
     others = []
     if len(plan.pins):
         pinned = query.statistics.find(candidates.codes, plan.pinned)
@@ -112,7 +114,7 @@ def best_of(
     columns = best_rows(
         places, scores, candidates.codes, candidates.source, history.items, history.count, history.last_at
     )
-    return Ranked(*columns, best=first, whole=len(places) >= len(candidates.codes))
+    return Ranked(*columns, weighed[places], best=first, whole=len(places) >= len(candidates.codes))
 
 
 def _of_kinds(

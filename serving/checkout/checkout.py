@@ -26,11 +26,9 @@ from serving import metrics
 from serving.answer.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, Recommender
 from serving.cache.answer_cache import AnswerKey
 from serving.cache.ranked import Ranked
-from serving.checkout.admission import Admission, prefetch_waits_s
+from serving.checkout.admission import Admission, LoopAdmission, ShopperLimits, prefetch_waits_s
 from serving.checkout.budgets import Budgets
 from serving.checkout.call_headers import PRIORITIES, Call
-from serving.checkout.loop_admission import Turnstile
-from serving.checkout.shopper_limits import UserLimits
 from serving.errors import (
     ClientGone,
     DeadlineExceeded,
@@ -95,8 +93,22 @@ def count(turn: Turn) -> None:
     metrics.count_response(response.rung, response.degraded_reason, response.stage_ms, took_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The recommender that answers, its parts, and what was learnt about them; swapped as one value."""
+
+    recommender: Recommender
+    limit_s: float  # of a request, from its arrival
+    find: Find
+    rank: Rank
+    observers: Sequence[Observer]
+    admission: Admission
+    budgets: Budgets
+    shoppers: ShopperLimits
+
+
 class Checkout:
-    """Answers requests. Whoever sets `recommender` swaps the bundle: requests on their way keep theirs."""
+    """Answers requests. Setting `recommender` swaps the bundle: requests in flight keep theirs."""
 
     def __init__(
         self,
@@ -107,7 +119,7 @@ class Checkout:
         observers: Sequence[Observer] = (count,),
         user_limit_per_s: float = 0.0,
     ) -> None:
-        """Take what answers, its time, how candidates are found and ranked, and who sees answers.
+        """Take the recommender and the parts around it.
 
         Args:
             recommender: of the champion.
@@ -115,15 +127,26 @@ class Checkout:
             rank: see `Rank`.
             find: see `Find`.
             observers: see `Observer`.
-            user_limit_per_s: see `UserLimits`.
+            user_limit_per_s: see `ShopperLimits`.
         """
-        self.recommender = recommender
-        self.limit_s = deadline_ms / 1e3
-        self._rank, self._find = rank, find
-        self._observers = observers
-        self._admission, self._budgets = Admission(self.limit_s), Budgets()
-        self._users = UserLimits(user_limit_per_s)
-        self._turnstile = Turnstile()
+        limit_s, limits = deadline_ms / 1e3, ShopperLimits(user_limit_per_s)
+        admission, budgets = Admission(limit_s), Budgets()
+        self.service = Service(recommender, limit_s, find, rank, observers, admission, budgets, limits)
+        self._entrance = LoopAdmission()
+
+    @property
+    def recommender(self) -> Recommender:
+        """The recommender that answers the next request."""
+        return self.service.recommender
+
+    @recommender.setter
+    def recommender(self, recommender: Recommender) -> None:
+        self.service = replace(self.service, recommender=recommender)
+
+    @property
+    def limit_s(self) -> float:
+        """The server's deadline of a request, in seconds from its arrival."""
+        return self.service.limit_s
 
     async def answer(self, request: Request, call: Call) -> Response:
         """Answer one request.
@@ -152,8 +175,8 @@ class Checkout:
         """
         urgent = call.priority == PRIORITIES[0]
         if not urgent:
-            self._refuse_prefetch(call, time.perf_counter(), self._turnstile.wait_s())
-        if (turn := self._turnstile.enter(urgent)) is None:
+            self._refuse_prefetch(call, time.perf_counter(), self._entrance.wait_s())
+        if (turn := self._entrance.enter(urgent)) is None:
             return
         if urgent:
             await turn
@@ -173,15 +196,15 @@ class Checkout:
         now = time.perf_counter()
         if call.priority != PRIORITIES[0]:
             self._refuse_prefetch(call, now)
-            if not self._users.allows(request.user_id, now):
+            if not self.service.shoppers.admits(request.user_id, now):
                 raise UserOverLimit("user_over_limit: too many requests of this shopper, ask later")
-        return Turn(request, call, self.recommender, now, time.thread_time())
+        return Turn(request, call, self.service.recommender, now, time.thread_time())
 
     async def wait_turn(self, turn: Turn) -> None:
         """Let others have theirs before a later request of one body, which then has its whole time anew."""
         arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
         await asyncio.sleep(0)
-        if (entry := self._turnstile.enter(urgent=True)) is not None:
+        if (entry := self._entrance.enter(urgent=True)) is not None:
             await entry
         turn.began, turn.began_s = time.perf_counter(), time.thread_time()
         turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
@@ -204,7 +227,7 @@ class Checkout:
             return
         began = time.perf_counter()
         try:
-            with self._admission.computing():
+            with self.service.admission.computing():
                 turn.prepared = await self._gather(turn)
         except RankingFailed as error:
             _log.warning("answered from a lower rung: %s", error)
@@ -224,7 +247,7 @@ class Checkout:
             return
         began = time.perf_counter()
         try:
-            with self._admission.computing():
+            with self.service.admission.computing():
                 turn.scores = await self._score(turn)
         except RankingFailed as error:
             _log.warning("answered from a lower rung: %s", error)
@@ -242,14 +265,14 @@ class Checkout:
                 assert turn.prepared is not None
                 assert turn.scores is not None
                 turn.response = turn.recommender.finish(turn.prepared, turn.scores)
-                self._admission.served(turn.began_s, time.thread_time())
+                self.service.admission.served(turn.began_s, time.thread_time())
                 now = time.perf_counter()
-                self._budgets.reranking.learn(now - began, now)
+                self.service.budgets.reranking.learn(now - began, now)
             except Exception:  # noqa: BLE001 - likewise
                 _log.exception("postprocess failed; answered from a lower rung")
                 turn.response = _step_down(turn, "postprocess_error")
         turn.stages.append(("postprocess", began, time.perf_counter()))
-        for observe in self._observers:
+        for observe in self.service.observers:
             try:
                 observe(turn)
             except Exception:  # noqa: BLE001 - likewise
@@ -258,27 +281,26 @@ class Checkout:
 
     @contextlib.contextmanager
     def rehearsing(self, recommender: Recommender) -> Iterator[None]:
-        """Answer with this recommender and its ranker, in any time, unobserved, until the block ends."""
-        kept = self.recommender, self.limit_s, self._rank, self._find, self._observers
-        learnt = self._admission, self._budgets, self._users
-        self.recommender, self.limit_s, self._observers = recommender, math.inf, ()
-        self._rank, self._find = rank_here, find_here
-        self._admission, self._budgets, self._users = Admission(math.inf), Budgets(), UserLimits(0)
+        """Answer with this recommender and its own ranker until the block ends.
+
+        Meanwhile there is no deadline, no observer, and nothing is learnt about the service that follows.
+        """
+        service = self.service
+        self.service = Checkout(recommender, math.inf, observers=()).service
         try:
             yield
         finally:
-            self.recommender, self.limit_s, self._rank, self._find, self._observers = kept
-            self._admission, self._budgets, self._users = learnt
+            self.service = service
 
     def _refuse_prefetch(self, call: Call, now: float, ahead_s: float = 0.0) -> None:
-        if not self._admission.admits(call, now, ahead_s):
+        if not self.service.admission.admits(call, now, ahead_s):
             raise Overloaded(_NO_TIME)
 
     def _refused(self, turn: Turn) -> str | None:
         """Return why nothing is computed for a turn, None if it may be."""
-        if not self._admission.admits(turn.call, turn.began):
+        if not self.service.admission.admits(turn.call, turn.began):
             return Overloaded.reason
-        if not self._users.allows(turn.request.user_id, turn.began):
+        if not self.service.shoppers.admits(turn.request.user_id, turn.began):
             return UserOverLimit.reason
         return None
 
@@ -288,19 +310,12 @@ class Checkout:
         Raises:
             DeadlineNear: the time is too short.
         """
-        budgets, deadline, fewest = self._budgets, turn.call.deadline, _fewest(turn)
+        budgets, deadline, fewest = self.service.budgets, turn.call.deadline, _fewest(turn)
         began = time.perf_counter()
         if not budgets.has_room(deadline - began, fewest):
             budgets.believe_less(began)
             raise DeadlineNear(f"{(deadline - began) * 1e3:.1f} ms are left: too few to begin")
-        self._users.spend(turn.request.user_id, began)
-
-        def most(found: int) -> int:
-            now = time.perf_counter()
-            count = budgets.most(deadline - now, found, found if whole else min(fewest, found), now)
-            if count or not found:
-                return count
-            raise DeadlineNear(f"{(deadline - now) * 1e3:.1f} ms are left: too few for {found} candidates")
+        self.service.shoppers.spend(turn.request.user_id, began)
 
         turn.asked = asked = turn.recommender.ask(
             turn.request, turn.known, deadline - budgets.after_features_s(fewest)
@@ -312,14 +327,18 @@ class Checkout:
         turn.known = asked.known
         turn.until = deadline - budgets.after_retrieval_s(fewest)
         try:
-            near = await _by(turn.until, "retrieval", self._find(turn))
+            near = await _by(turn.until, "retrieval", self.service.find(turn))
         except DeadlineExceeded:
             now = time.perf_counter()
             budgets.retrieval.learn(now - since, now)  # that it takes so long at least
             raise
-        prepared = turn.recommender.gather(asked, near, hidden, most)
-        budgets.retrieval.learn(prepared.retrieved_at - since, prepared.retrieved_at)
-        return prepared
+        retrieved = turn.recommender.retrieve(asked, near, hidden)
+        now, count = retrieved.ended_at, len(retrieved.candidates.codes)
+        most = budgets.most(deadline - now, count, count if whole else min(fewest, count), now)
+        if count and not most:
+            raise DeadlineNear(f"{(deadline - now) * 1e3:.1f} ms are left: too few for {count} candidates")
+        budgets.retrieval.learn(now - since, now)
+        return turn.recommender.compose(asked, retrieved, most)
 
     async def _score(self, turn: Turn) -> np.ndarray:
         """Return one score per candidate, (n,) float32.
@@ -332,7 +351,7 @@ class Checkout:
         assert prepared is not None
         turn.until = self._rerank_at(turn)
         try:
-            scores = await _by(turn.until, "ranking", self._rank(turn))
+            scores = await _by(turn.until, "ranking", self.service.rank(turn))
         except DeadlineExceeded:
             self._learn_ranking(prepared)  # that it takes so long at least
             raise
@@ -342,7 +361,7 @@ class Checkout:
     def _learn_ranking(self, prepared: Prepared) -> None:
         if candidates := len(prepared.dense):
             now = time.perf_counter()
-            self._budgets.ranking.learn(now - prepared.retrieved_at, now, candidates)
+            self.service.budgets.ranking.learn(now - prepared.retrieved_at, now, candidates)
 
     async def _look(self, turn: Turn, admitted: bool) -> None:
         """Answer with a cached list, or with one that is computed now for the cache.
@@ -362,10 +381,10 @@ class Checkout:
     async def _answer_from_cache(self, turn: Turn, began: float, admitted: bool) -> None:
         recommender, request, deadline = turn.recommender, turn.request, turn.call.deadline
         assert recommender.answers is not None
-        read_by = deadline - self._budgets.after_features_s(_fewest(turn))
+        read_by = deadline - self.service.budgets.after_features_s(_fewest(turn))
         turn.known = recommender.read(request, read_by)
         read = time.perf_counter()
-        self._budgets.features.learn(read - began, read)
+        self.service.budgets.features.learn(read - began, read)
         key = recommender.key(request, turn.known)
         if key is None:
             return
@@ -386,7 +405,7 @@ class Checkout:
     def _has_room_for_all(self, turn: Turn, now: float) -> bool:
         """Say whether there is time to rank all candidates, as a list for other requests needs."""
         total = turn.recommender.bundle.profiles[turn.request.profile].quotas.total
-        return self._budgets.has_room(turn.call.deadline - now, total)
+        return self.service.budgets.has_room(turn.call.deadline - now, total)
 
     async def _lead(self, leader: Turn, key: AnswerKey) -> Ranked | None:
         """Compute a list for the cache and wait for it; None if there is time for fewer candidates only.
@@ -396,7 +415,7 @@ class Checkout:
         """
         answers, until = leader.recommender.answers, self._rerank_at(leader)
         assert answers is not None
-        with self._admission.computing():
+        with self.service.admission.computing():
             try:
                 task = answers.start(key, lambda: self._compute_list(leader))
                 return await _by(until, "the list for the cache", asyncio.shield(task))
@@ -428,12 +447,12 @@ class Checkout:
         prepared = leader.prepared = await self._gather(leader, NOTHING_HIDDEN, whole=True)
         leader.scores = await self._score(leader)
         prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
-        self._admission.served(leader.began_s, time.thread_time())
+        self.service.admission.served(leader.began_s, time.thread_time())
         return leader.recommender.best(prepared, leader.scores)
 
     def _rerank_at(self, turn: Turn) -> float:
         """Return the latest moment of perf_counter at which re-ranking must begin."""
-        return turn.call.deadline - self._budgets.reranking.of()
+        return turn.call.deadline - self.service.budgets.reranking.of()
 
     def _is_late(self, turn: Turn) -> bool:
         """Say whether there is nothing to do any more: cache or lower rung has answered, now or before."""

@@ -20,7 +20,7 @@ from serving.metrics import FACT_READS, FACTS_READ_AT, RULES_BROKEN
 from serving.shop.availability import AvailabilityFile
 from serving.shop.fact_store import FactStore
 from serving.shop.fact_tables import Coupons, Numbers
-from serving.shop.rules import NO_RULES, RulesFile
+from serving.shop.rules import NO_RULES, Minimum, Plan, RulesFile
 from serving.shop.watched_file import WatchedFile
 
 POLL_S = 0.25
@@ -101,6 +101,30 @@ class LiveFacts:
             if any(code in codes for codes in self._numbers[kind].excluded(at, store_id)):
                 return why
         return ""
+
+    def hidden(self, at: float, store_id: str | None, plan: Plan) -> np.ndarray:
+        """Return the codes that must not be offered by facts or by a rule's ban, int64."""
+        excluded = self.excluded(at, store_id)
+        return np.concatenate([excluded, plan.banned]) if len(plan.banned) else excluded
+
+    def below_minimum(self, codes: np.ndarray, at: float, store_id: str | None, plan: Plan) -> np.ndarray:
+        """Return which items are known to miss one of the plan's minimums, (n,) bool."""
+        low = np.zeros(len(codes), bool)
+        for minimum in plan.minimums:
+            # An unknown stock or margin is NaN, which is not less.
+            low |= self._amount(minimum, codes, at, store_id) < minimum.of(codes)
+        return low
+
+    def minimum_missed(self, code: int, at: float, store_id: str | None, plan: Plan) -> str:
+        """Return the name of the rule whose minimum an item is known to miss, "" if it misses none."""
+        codes = np.array([code], np.int64)
+        for minimum in plan.minimums:
+            if self._amount(minimum, codes, at, store_id)[0] < minimum.of(codes)[0]:
+                return minimum.because(code)
+        return ""
+
+    def _amount(self, minimum: Minimum, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
+        return (self.stock if minimum.kind == "minimum_stock" else self.margin)(codes, at, store_id)
 
     def price(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
         """Return what one unit of each item costs, float64; NaN where nothing is said."""

@@ -32,6 +32,7 @@ from feature_repo.ids import is_id
 from serving.answer.recommender import Recommender, answer_golden, open_recommender
 from serving.errors import BundleInvalid
 from serving.release.bundle import _bundle_id, load_bundle, read_manifest, seal_bundle
+from serving.release.golden import read_golden, write_golden
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow
 
@@ -214,12 +215,10 @@ def families(toy: Path, folder: Path) -> dict[str, Path]:
         np.save(path / "removed_items.npy", np.array([3, 7], np.int64))
         settings = replace(load_bundle(toy).settings, search=search)
         cut = read_manifest(toy)["cut"]
-        golden = [json.loads(line) for line in (toy / "golden.jsonl").read_text().splitlines()]
+        golden = read_golden(toy)
         seal_bundle(path, cut=cut, settings=settings, made_from={})
         bundle = load_bundle(path)
-        for record in golden:
-            record["expected"] = answer_golden(bundle, record["request"], record["history"])
-        (path / "golden.jsonl").write_text("".join(json.dumps(record) + "\n" for record in golden))
+        write_golden(path, [replace(record, expected=answer_golden(bundle, record)) for record in golden])
         seal_bundle(path, cut=cut, settings=settings, made_from={})
         open_recommender(path, MemoryStore())
         made[description] = path

@@ -21,6 +21,7 @@ from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY
 from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
 from serving.answer.recommender import answer_golden
 from serving.release.bundle import RankingSettings, load_bundle, seal_bundle
+from serving.release.golden import GoldenRequest, write_golden
 from serving.settings import Settings
 from serving.stages.profiles import ItemFilter, Profile
 from serving.stages.retrieval import Quotas
@@ -148,15 +149,13 @@ def build_bundle(path: Path, items: int = ITEMS) -> Path:
     write_graphs(items, path)
     premium = Profile(Quotas(tower=120), items=ItemFilter("price", 0.8))
     settings = RankingSettings(Quotas(), 0.95, profiles={"premium": premium})
-    (path / "golden.jsonl").write_text("")
+    write_golden(path, [])
     (path / "certificates.json").write_text("[]")  # the registry reads them, the endpoint does not
     seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
     bundle = load_bundle(path)
     request = {"request_id": "golden-0", "basket": ["1000010"], "at": CUT.isoformat(), "k": 10}
-    expected = answer_golden(bundle, request, None)
-    (path / "golden.jsonl").write_text(
-        json.dumps({"request": request, "history": None, "expected": expected}) + "\n"
-    )
+    golden = GoldenRequest(request, None)
+    write_golden(path, [replace(golden, expected=answer_golden(bundle, golden))])
     seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
     return path
 

@@ -25,7 +25,7 @@ def test_the_slower_bundle_is_recognised(toy_line: Path, monkeypatch: pytest.Mon
                 time.sleep(0.005)
             return super().recommend(*arguments)
 
-    monkeypatch.setattr("serving.answer.recommender.Recommender", Sleepy)
+    monkeypatch.setattr("components.release.served_latency.Recommender", Sleepy)
     found = served_latency(challenger, champion, rounds=4)
     assert found["added_ms"] > 2.5  # at least half of it, whatever else this machine does
     assert found["challenger"]["bundle_id"] == slow_id

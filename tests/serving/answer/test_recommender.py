@@ -5,6 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from serving.answer.recommender import Recommender, answer_golden, open_recommen
 from serving.errors import BundleInvalid, FeaturesUnavailable
 from serving.prediction_log import PredictionLog, read_log
 from serving.release.bundle import load_bundle
+from serving.release.golden import read_golden
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow, open_store
 
@@ -164,14 +166,12 @@ def test_each_answer_leaves_one_record_with_the_features_the_ranker_saw(
 
 
 def test_golden_requests_are_asked_with_their_history(toy_line: Path) -> None:
-    lines = (toy_line / "bundle" / "golden.jsonl").read_text().splitlines()
-    known = [golden for golden in map(json.loads, lines) if golden["history"]]
+    known = [golden for golden in read_golden(toy_line / "bundle") if golden.history]
     bundle = load_bundle(toy_line / "bundle")
-    nobody = [answer_golden(bundle, golden["request"], None) for golden in known]
+    nobody = [answer_golden(bundle, replace(golden, history=None)) for golden in known]
     same = [
-        golden["expected"] == [list(one) for one in answer]
-        for golden, answer in zip(known, nobody, strict=True)
+        golden.expected == [list(one) for one in answer] for golden, answer in zip(known, nobody, strict=True)
     ]
     assert np.mean(same) < 0.5, "it makes a difference who asks"
     with pytest.raises(BundleInvalid, match=r"golden request golden-\d+ degraded \(features_invalid\)"):
-        answer_golden(bundle, known[0]["request"], base64.b64encode(b"no row").decode())
+        answer_golden(bundle, replace(known[0], history=base64.b64encode(b"no row").decode()))

@@ -251,7 +251,7 @@ def answer_when(happens: str, recommender: Recommender, request: Request, exclud
         recommender.bundle = replace(recommender.bundle, statistics=None)  # type: ignore[arg-type]
     if happens == "time is short":
         for _ in range(FIRST):
-            checkout._budgets.ranking.learn(1_000.0, math.inf, 200)  # seconds, of so many candidates
+            checkout.service.budgets.ranking.learn(1_000.0, math.inf, 200)  # seconds, of so many candidates
         return asyncio.run(checkout.answer(request, call(600.0)))
     return asyncio.run(checkout.answer(request, call(1e6)))
 

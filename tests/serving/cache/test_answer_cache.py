@@ -121,7 +121,7 @@ class Clock:
 def list_of(code: int = 1, size: int = 1, score: float = 0.5) -> Ranked:
     return Ranked(
         np.full(size, code, np.int32), np.full(size, score, np.float32), np.full(size, 4, np.int8),
-        np.zeros(size, np.uint16), np.zeros(size), size, True,
+        np.zeros(size, np.uint16), np.zeros(size), np.full(size, score), size, True,
     )  # fmt: skip
 
 

@@ -97,8 +97,8 @@ def test_a_herd_that_waits_for_one_list_is_no_queue(cached: Recommender) -> None
     async def ask() -> list[Response]:
         checkout = Checkout(cached, 1e6, rank)
         for _ in range(200):  # each answer counts as a second of work, so that 500 would be refused
-            checkout._admission.served(0.0, 1.0)
-            checkout._admission._spent_s = 0.0
+            checkout.service.admission.served(0.0, 1.0)
+            checkout.service.admission._spent_s = 0.0
         now = time.perf_counter()
         call = Call(now, now + 100, "given")
         return await asyncio.gather(*(checkout.answer(NOBODY, call) for _ in range(500)))
@@ -115,8 +115,9 @@ def test_lists_that_are_to_be_made_are_a_queue(cached: Recommender) -> None:
     async def ask() -> list[Response]:
         checkout = Checkout(cached, 100e3, Counting(wait_s=0.05))
         for _ in range(200):
-            checkout._admission.served(0.0, 21.0)  # four answers take more than the deadline has room for
-            checkout._admission._spent_s = 0.0
+            # Four answers take more time than the deadline has room for.
+            checkout.service.admission.served(0.0, 21.0)
+            checkout.service.admission._spent_s = 0.0
         now = time.perf_counter()
         call = Call(now, now + 100, "given")
         return await asyncio.gather(*(checkout.answer(request, call) for request in requests))
@@ -484,7 +485,7 @@ def test_who_has_no_time_for_all_candidates_makes_no_list_for_others(cached: Rec
     async def ask() -> tuple[Response, Response, Response]:
         checkout = Checkout(cached, 1e9, rank)
         for _ in range(FIRST):
-            checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+            checkout.service.budgets.ranking.learn(1_000.0, math.inf, 500)
         now = time.perf_counter()
         hurried, patient = Call(now, now + 200, "h"), Call(now, now + 2_000, "p")
         first = await checkout.answer(NOBODY, hurried)
@@ -502,7 +503,7 @@ def test_a_list_is_made_of_all_candidates_or_not_at_all(cached: Recommender) -> 
     rank = Counting()
     checkout = Checkout(cached, 200e3, rank)
     for _ in range(FIRST):
-        checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+        checkout.service.budgets.ranking.learn(1_000.0, math.inf, 500)
     now = time.perf_counter()
     asyncio.run(checkout.answer(NOBODY, Call(now, now + 200, "h")))
     assert len(cached.answers or ()) == 0
@@ -514,7 +515,7 @@ def test_a_herd_without_time_for_all_candidates_waits_for_the_list_all_the_same(
     async def ask() -> list[Response]:
         checkout = Checkout(cached, 1e9, rank)
         for _ in range(FIRST):
-            checkout._budgets.ranking.learn(1_000.0, math.inf, 500)
+            checkout.service.budgets.ranking.learn(1_000.0, math.inf, 500)
         now = time.perf_counter()
         calls = [Call(now, now + 2_000, "p"), *[Call(now, now + 200, "h")] * 20]
         return await asyncio.gather(*(checkout.answer(NOBODY, call) for call in calls))

@@ -24,6 +24,7 @@ def ranked_of(codes: list[int], history: bool, whole: bool) -> Ranked:
         source=np.array([0 if history else 1 + at % 4 for at in range(m)], np.int8),
         times=np.full(m, 3 if history else 0, np.uint16),
         last_at=np.full(m, 1e9 if history else 0.0),
+        worth=np.linspace(0.9, 0.1, m),
         best=m,
         whole=whole,
     )
@@ -31,7 +32,7 @@ def ranked_of(codes: list[int], history: bool, whole: bool) -> Ranked:
 
 @pytest.mark.parametrize("size", [0, 1, KEPT])
 def test_its_size_is_that_of_its_columns_and_objects(size: int) -> None:
-    assert ranked_of(list(range(size)), history=True, whole=False).size_bytes == OBJECTS_BYTES + 19 * size
+    assert ranked_of(list(range(size)), history=True, whole=False).size_bytes == OBJECTS_BYTES + 27 * size
 
 
 @pytest.mark.parametrize(

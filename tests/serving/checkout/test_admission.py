@@ -1,12 +1,39 @@
-"""Who has waited too long is not begun. Each request has 100 seconds; its turn comes at `now`."""
+"""Requests begin now, later or never: by the time they waited, by the turn of the loop, by their shopper."""
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from serving.checkout.admission import CALM_S, PATIENT, PREFETCH, STANDING_S, STRICT, Admission
+from serving.answer.recommender import Recommender, open_recommender
+from serving.checkout.admission import (
+    BURST_S,
+    CALM_S,
+    MOST_BEGUN,
+    MOST_SHOPPERS,
+    PATIENT,
+    PREFETCH,
+    SLICE_S,
+    STANDING_S,
+    STRICT,
+    Admission,
+    LoopAdmission,
+    ShopperLimits,
+)
 from serving.checkout.call_headers import Call
+from serving.checkout.checkout import Checkout
+from serving.errors import UserOverLimit
+from serving.schemas import Request
+from serving.stores.online_features import MemoryStore
+from tests.serving.checkout.virtual_time import VirtualLoop
+
+# ----------------------------------------------------------- by time; each request has 100 seconds
 
 
 def waited(seconds: float, now: float, priority: str = "checkout", given_s: float = 100.0) -> Call:
@@ -107,3 +134,237 @@ def test_answers_that_were_made_together_share_their_time() -> None:
     with computing(admission, 10):
         assert admission.admits(waited(100 * PATIENT - 11, now), now)
         assert not admission.admits(waited(100 * PATIENT - 9, now), now)
+
+
+# -------------------------------------- by turn of the event loop; steps take virtual milliseconds
+
+STEP_MS = SLICE_S * 1e3 / 4  # four first steps fill a slice
+
+
+def run(test: Callable[[VirtualLoop, LoopAdmission], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualLoop)
+        runner.run(test(loop, LoopAdmission(loop.time)))
+
+
+def test_who_comes_alone_waits_for_nobody() -> None:
+    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
+        for _ in range(3):
+            assert admission.enter(urgent=True) is None
+            loop.work(10 * STEP_MS)
+            await asyncio.sleep(0)
+        assert admission.wait_s() == 0
+
+    run(test)
+
+
+def test_a_few_that_come_together_begin_together() -> None:
+    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
+        for _ in range(4):
+            assert admission.enter(urgent=True) is None
+            loop.work(STEP_MS)
+        assert admission.enter(urgent=True) is not None
+
+    run(test)
+
+
+def test_in_a_burst_who_has_begun_goes_on_before_the_others_begin() -> None:
+    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
+        begun: list[int] = []
+        begun_at_end: list[int] = []
+
+        async def request(number: int) -> None:
+            if (turn := admission.enter(urgent=True)) is not None:
+                await turn
+            begun.append(number)
+            loop.work(STEP_MS)
+            for _ in range(3):
+                await asyncio.sleep(0)
+                loop.work(STEP_MS / 10)
+            begun_at_end.append(len(begun))
+
+        await asyncio.gather(*map(request, range(200)))
+        assert begun == list(range(200)), "each in the order in which they came"
+        # Three turns of the loop after it, with four first steps in each at most.
+        for number, at_end in enumerate(begun_at_end):
+            assert at_end - number <= 4 * 4
+
+    run(test)
+
+
+def test_a_slice_is_as_long_as_the_slowest_of_late_allow() -> None:
+    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
+        begun = 0
+
+        async def request(ms: float) -> None:
+            nonlocal begun
+            if (turn := admission.enter(urgent=True)) is not None:
+                await turn
+            begun += 1
+            loop.work(ms)
+
+        await asyncio.gather(*(request(STEP_MS / 100) for _ in range(100)))
+        slow = asyncio.gather(*(request(STEP_MS * 10) for _ in range(100)))
+        begun, counts = 0, []
+        while not slow.done():
+            await asyncio.sleep(0)
+            counts.append(begun)
+        most = max(after - before for before, after in itertools.pairwise(counts[3:]))
+        assert most <= MOST_BEGUN, "who was quick before is not taken at his word"
+        assert counts[-1] == 100
+        assert counts[-1] - counts[-20] < 40, "then one in each turn"
+
+    run(test)
+
+
+def test_those_whom_nobody_waits_for_come_after_the_others() -> None:
+    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
+        begun: list[str] = []
+
+        async def request(kind: str) -> None:
+            if (turn := admission.enter(urgent=kind == "checkout")) is not None:
+                await turn
+            begun.append(kind)
+            loop.work(5 * STEP_MS)
+
+        await asyncio.gather(*map(request, ["first", *["prefetch"] * 5, *["checkout"] * 5]))
+        assert begun == ["first", *["checkout"] * 5, *["prefetch"] * 5]
+
+    run(test)
+
+
+def test_who_has_left_takes_no_turn() -> None:
+    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
+        assert admission.enter(urgent=True) is None
+        loop.work(5 * STEP_MS)
+        waiting = [admission.enter(urgent=True) for _ in range(3)]
+        left, *stay = (one for one in waiting if one is not None)
+        left.cancel()
+        for one in stay:
+            await one
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert admission.enter(urgent=True) is None, "nobody queues any more"
+
+    run(test)
+
+
+def test_how_long_a_newcomer_would_queue_is_learnt() -> None:
+    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
+        waits: list[float] = []
+
+        async def request() -> None:
+            began = loop.time()
+            expected = admission.wait_s()
+            if (turn := admission.enter(urgent=True)) is not None:
+                await turn
+            waits.append(loop.time() - began)
+            loop.work(4 * STEP_MS)
+            told.append(expected)
+
+        for _ in range(2):  # the first burst is learnt from
+            told: list[float] = []
+            waits.clear()
+            await asyncio.gather(*(request() for _ in range(100)))
+        assert told[-1] == pytest.approx(waits[-1], rel=0.2)
+
+    run(test)
+
+
+# -------------------------------------------------------------------------------------- by shopper
+
+REQUEST = Request(("1000005",), 1_512_498_600.0, "greedy", None, 4, "r1")
+BURST = 50  # of ten a second
+
+
+@pytest.fixture(scope="module")
+def recommender(toy_bundle: Path) -> Recommender:
+    return open_recommender(toy_bundle, MemoryStore())
+
+
+def spent(limits: ShopperLimits, user: str, now: float) -> int:
+    """Ask until it is refused; return how often it was not."""
+    count = 0
+    while limits.admits(user, now) and count < 1_000:
+        limits.spend(user, now)
+        count += 1
+    return count
+
+
+def test_a_burst_at_once_and_the_limit_after_it() -> None:
+    limits = ShopperLimits(10.0)
+    assert spent(limits, "u1", 100.0) == BURST + 1  # the one that reaches the limit is the last
+    assert spent(limits, "u1", 101.0) == 10
+    assert spent(limits, "u1", 101.05) == 0
+    assert spent(limits, "u1", 101.0 + BURST_S + 0.1) == BURST + 1
+
+
+def test_others_and_those_without_a_name_are_not_touched() -> None:
+    limits = ShopperLimits(10.0)
+    spent(limits, "u1", 100.0)
+    assert limits.admits("u2", 100.0)
+    for _ in range(1_000):
+        limits.spend(None, 100.0)
+    assert limits.admits(None, 100.0)
+
+
+def test_without_a_limit_nobody_is_refused() -> None:
+    assert spent(ShopperLimits(0.0), "u1", 100.0) == 1_000
+
+
+def test_who_is_within_the_limit_again_is_forgotten() -> None:
+    limits = ShopperLimits(10.0)
+    spent(limits, "greedy", 100.0)
+    for number in range(2 * MOST_SHOPPERS):
+        limits.spend(f"u{number}", 100.0 + number / 10_000)
+    assert not limits.admits("greedy", 100.0)
+    assert len(limits._paid_at) <= MOST_SHOPPERS + 1
+
+
+def test_many_who_are_not_within_the_limit_are_looked_through_seldom() -> None:
+    limits, seen = ShopperLimits(10.0), list[dict[str, float]]()
+    for number in range(MOST_SHOPPERS + 1_000):
+        limits.spend(f"u{number}", 100.0)
+        if not seen or limits._paid_at is not seen[-1]:
+            seen.append(limits._paid_at)
+    assert len(seen) == 2  # at MOST_SHOPPERS once, and then when they are twice as many
+    assert len(limits._paid_at) == MOST_SHOPPERS + 1_000
+    for number in range(2 * MOST_SHOPPERS):
+        limits.spend(f"v{number}", 200.0 + number / 1_000)
+    assert len(limits._paid_at) <= 2 * MOST_SHOPPERS + 2
+
+
+def call_of(priority: str = "checkout") -> Call:
+    return Call(0.0, 1e9, "given", priority=priority)
+
+
+def test_an_endpoint_computes_no_more_for_one_and_all_for_the_others(recommender: Recommender) -> None:
+    checkout = Checkout(recommender, 1e12, user_limit_per_s=0.01 / BURST_S)  # none comes back meanwhile
+    reasons: dict[str, Counter[str | None]] = {"greedy": Counter(), "other": Counter()}
+
+    async def ask() -> None:
+        for number in range(5):
+            for user in ("greedy", f"other-{number}"):
+                answer = await checkout.answer(replace(REQUEST, user_id=user), call_of())
+                assert answer.items
+                assert answer.degraded == (answer.degraded_reason is not None)
+                reasons[user.partition("-")[0]][answer.degraded_reason] += 1
+        with pytest.raises(UserOverLimit):
+            await checkout.answer(REQUEST, call_of("prefetch"))
+        await checkout.answer(replace(REQUEST, user_id=None), call_of("prefetch"))
+
+    asyncio.run(ask())
+    assert reasons["greedy"] == {None: 1, "user_over_limit": 4}
+    assert reasons["other"] == {None: 5}
+
+
+def test_a_rehearsal_spends_nothing(recommender: Recommender) -> None:
+    checkout = Checkout(recommender, 1e12, user_limit_per_s=1e-3)
+
+    async def ask() -> list[str | None]:
+        with checkout.rehearsing(recommender):
+            before = [(await checkout.answer(REQUEST, call_of())).degraded_reason for _ in range(3)]
+        return [*before, (await checkout.answer(REQUEST, call_of())).degraded_reason]
+
+    assert asyncio.run(ask()) == [None] * 4

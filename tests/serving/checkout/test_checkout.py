@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Recommender, open_recommender
 from serving.cache.answer_cache import AnswerCache
+from serving.checkout.admission import SLICE_S
 from serving.checkout.budgets import FIRST, QUICK
 from serving.checkout.call_headers import Call
 from serving.checkout.checkout import (
@@ -26,7 +27,6 @@ from serving.checkout.checkout import (
     find_here,
     rank_here,
 )
-from serving.checkout.loop_admission import SLICE_S
 from serving.errors import ClientGone, FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
 from serving.observe.stderr_log import WithoutMessages
 from serving.prediction_log import PredictionLog, read_log
@@ -228,7 +228,7 @@ def test_who_is_computed_is_counted_whatever_becomes_of_it(recommender: Recommen
     seen: list[int] = []
 
     async def rank(turn: Turn) -> np.ndarray:
-        seen.append(checkout._admission._computing)
+        seen.append(checkout.service.admission._computing)
         if turn.request.k == 1:
             raise RankerUnavailable("gone")
         if turn.request.k == 2:
@@ -243,7 +243,7 @@ def test_who_is_computed_is_counted_whatever_becomes_of_it(recommender: Recommen
                 await checkout.answer(replace(REQUEST, k=k), call())
 
     asyncio.run(ask_all())
-    assert (seen, checkout._admission._computing) == ([1] * 4, 0)
+    assert (seen, checkout.service.admission._computing) == ([1] * 4, 0)
 
 
 def test_a_request_whose_client_has_left_does_not_reach_the_ranker(recommender: Recommender) -> None:
@@ -429,7 +429,7 @@ def experienced(
     checkout: Checkout, retrieval_s: float = 0.0, ranking_s: float = 0.0, reranking_s: float = 0.0
 ) -> Checkout:
     """Let it have seen stages that took so long; the ranking's is of 200 candidates."""
-    budgets = checkout._budgets
+    budgets = checkout.service.budgets
     for _ in range(FIRST):
         budgets.features.learn(0.0, math.inf)  # never doubted
         budgets.retrieval.learn(retrieval_s, math.inf)
@@ -515,9 +515,9 @@ def test_retrieval_that_came_too_late_is_learnt_from(recommender: Recommender) -
         raise AssertionError("nobody waits so long")
 
     checkout = experienced(Checkout(recommender, 1e6, find=hangs), retrieval_s=0.1)
-    before = checkout._budgets.retrieval.of()
+    before = checkout.service.budgets.retrieval.of()
     assert asyncio.run(checkout.answer(REQUEST, call(1.0))).degraded_reason == "deadline_exceeded"
-    assert checkout._budgets.retrieval.of() > before
+    assert checkout.service.budgets.retrieval.of() > before
 
 
 @pytest.mark.parametrize(("stage", "reason"), [("find", "preprocess_error"), ("rank", "predict_error")])
@@ -557,7 +557,7 @@ def test_a_ranker_that_is_too_slow_gets_fewer_candidates_and_all_when_it_is_quic
         each_s = 0.0
         await rungs(checkout, 2 * QUICK, 60.0)
         assert set(await rungs(checkout, 20, 60.0)) == {"full"}
-        assert checkout._budgets.ranking.of(every) < 0.1
+        assert checkout.service.budgets.ranking.of(every) < 0.1
 
     asyncio.run(run())
 
@@ -569,12 +569,12 @@ def test_every_stage_is_learnt_from_and_a_rehearsal_is_not(recommender: Recommen
         with checkout.rehearsing(recommender):
             for _ in range(2 * FIRST):
                 await checkout.answer(REQUEST, call(math.inf))
-        assert checkout._budgets.ranking.of(100) == 0
+        assert checkout.service.budgets.ranking.of(100) == 0
         for _ in range(FIRST):
             await checkout.answer(REQUEST, call())
 
     asyncio.run(ask_often())
-    budgets = checkout._budgets
+    budgets = checkout.service.budgets
     for budget in (budgets.features, budgets.retrieval, budgets.reranking):
         assert 0 < budget.of() < 1
     assert 0 < budgets.ranking.of(100) < 1

@@ -377,8 +377,9 @@ def test_less_than_the_minimum_is_not_offered_what_is_not_known_is(toy_bundle: P
         assert ids(answer)[:4] == [enough, dear, *usual[5:7]]
     codes = STATISTICS.codes([few, cheap, enough])
     found = recommender.facts.rules.plan(AT, "store-1")
-    assert recommender.below_minimum(codes, LOUD, found).tolist() == [True, True, False]
-    names = [recommender.minimum_missed(code, LOUD, found) for code in codes.tolist()]
+    low = recommender.facts.below_minimum(codes, LOUD.at, LOUD.store_id, found)
+    assert low.tolist() == [True, True, False]
+    names = [recommender.facts.minimum_missed(code, LOUD.at, LOUD.store_id, found) for code in codes.tolist()]
     assert names == ["shelf", "earns", ""]
 
 
@@ -412,7 +413,7 @@ def test_others_come_for_candidates_below_a_minimum(
     numbers.add([(int(code), Fact(f"f{code}", "stock", item(code), 2.0, AT - 60, None)) for code in low])
     pin = f"pin:\n  - {{name: p, item: {item(low[0])}, slot: 1}}\n"
     follow(recommender, "minimum_stock:\n  - {name: shelf, units: 5}\n" + pin)
-    found = recommender.gather(recommender.ask(LOUD), near, None, None if most is None else lambda _: most)
+    found = recommender.gather(recommender.ask(LOUD), near, most=most)
     assert len(found.candidates.codes) == (most or 30)
     assert not set(found.candidates.codes.tolist()) & set(low.tolist())
     assert len(recommender.recommend(LOUD).items) == 10

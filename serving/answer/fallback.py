@@ -1,0 +1,82 @@
+"""A request that gets no computed answer -> a stale list of the cache, or best sellers: the lower rungs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from serving.answer.presentation import POPULAR, terms
+from serving.cache.answer_cache import HOUR_S
+from serving.cache.ranked import Ranked
+from serving.release.bundle import Bundle
+from serving.schemas import DEFAULT_PROFILE, Recommendation, Request
+from serving.shop.facts import LiveFacts
+from serving.shop.rules import Plan
+
+
+def stale_list(
+    request: Request, has_history: bool, find: Callable[[Request, bool], Ranked | None]
+) -> Ranked | None:
+    """Return a list that was cached for the same question, whatever its age; None if none suffices.
+
+    The user's own list of this hour or the one before comes first, then the anonymous list of this basket.
+
+    Args:
+        request: what is asked.
+        has_history: whether the user's row was read.
+        find: a request, and whether the user's own list is meant -> what may be shown of it now.
+    """
+    questions = [(request, False)]
+    if has_history:
+        questions = [(request, True), (replace(request, at=request.at - HOUR_S), True), *questions]
+    for question in questions:
+        ranked = find(*question)
+        if ranked is not None and (len(ranked.codes) >= request.k or ranked.whole):
+            return ranked
+    return None
+
+
+def best_sellers(bundle: Bundle, facts: LiveFacts, request: Request) -> tuple[Recommendation, ...]:
+    """Return the best sellers of the store, else of the chain; this needs neither row nor models."""
+    statistics, profiles = bundle.statistics, bundle.profiles
+    row = None if request.store_id is None else statistics.store_row.get(request.store_id)
+    sellers = statistics.popular if row is None else statistics.store_popular[row]
+    profile = profiles.get(request.profile, profiles[DEFAULT_PROFILE])  # the last rung refuses no request
+    plan = facts.rules.plan(request.at, request.store_id)
+    hidden = facts.hidden(request.at, request.store_id, plan)
+    barred = np.concatenate([statistics.codes(request.basket), hidden, profile.barred])
+    codes = _shown(sellers, barred, facts, request, plan)
+    source = "popular" if row is None else "store"
+    buyers = max(float(statistics.total_baskets), 1.0)
+    reasons = [POPULAR[source]] * len(codes)
+    if len(plan.pins):
+        reasons = [plan.pinned_because(code) or POPULAR[source] for code in codes.tolist()]
+    items = map(
+        Recommendation,
+        statistics.item_ids[codes].tolist(),
+        (statistics.basket_count[codes] / buyers).tolist(),
+        [source] * len(codes),
+        reasons,
+        *terms(facts, codes, request),
+    )
+    return tuple(items)
+
+
+def _shown(
+    sellers: np.ndarray, barred: np.ndarray, facts: LiveFacts, request: Request, plan: Plan
+) -> np.ndarray:
+    """Return the k best sellers that may be shown, (k,) int64, with pinned items in their slots."""
+    pinned = plan.pinned
+    codes = np.concatenate([pinned, sellers[~np.isin(sellers, pinned)]]) if len(pinned) else sellers
+    codes = codes[~np.isin(codes, barred)]
+    if plan.minimums:
+        codes = codes[~facts.below_minimum(codes, request.at, request.store_id, plan)]
+    if not len(pinned):
+        return codes[: request.k].astype(np.int64)
+    shown = codes[~np.isin(codes, pinned)].tolist()
+    for slot, code in enumerate(plan.pins.tolist()):
+        if code in codes and slot < request.k:
+            shown.insert(slot, code)
+    return np.array(shown[: request.k], np.int64)

@@ -1,0 +1,93 @@
+"""A ranked list -> the items that are shown: slots, reasons, and the price and terms that hold now."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feature_repo.aggregates import DAY_S
+from feature_repo.queries import strongest_partners
+from serving.cache.ranked import Ranked
+from serving.release.bundle import Bundle
+from serving.schemas import Recommendation, Request
+from serving.shop.facts import LiveFacts
+from serving.shop.rules import Plan
+from serving.stages.reranking import NO_RARITY, SlotRules, WeighedCandidates, fill_slots
+from serving.stages.retrieval import SOURCES
+
+_TOGETHER = SOURCES.index("together")
+POPULAR = {
+    "tower": "fits this basket and shopper",
+    "store": "popular in this store",
+    "popular": "popular now",
+    "pinned": "chosen by the shop",
+}
+Terms = tuple[list[float | None], list[float | None], list[str | None]]
+
+
+def present(
+    bundle: Bundle, facts: LiveFacts, request: Request, plan: Plan, ranked: Ranked
+) -> tuple[tuple[Recommendation, ...], np.ndarray]:
+    """Return the items to show, with reasons and what holds now, and their codes."""
+    statistics = bundle.statistics
+    pins = statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins
+    pool = WeighedCandidates(
+        ranked.worth,
+        statistics.categorical[ranked.codes, 0],
+        NO_RARITY if bundle.rarity is None else bundle.rarity[ranked.codes],
+        ranked.times > 0,
+    )
+    slots = SlotRules(pins, plan.reserved, bundle.novel)
+    rows, why = fill_slots(pool, slots, request.k, bundle.settings.type_penalty)
+    codes = ranked.codes[rows].astype(np.int64)
+    reasons = _reasons(bundle, request, ranked, rows)
+    items = map(
+        Recommendation,
+        statistics.item_ids[codes].tolist(),
+        ranked.scores[rows].tolist(),
+        [SOURCES[source] for source in ranked.source[rows].tolist()],
+        plan.explain(reasons, codes, why) if plan.digest or why.any() else reasons,
+        *terms(facts, codes, request),
+    )
+    return tuple(items), codes
+
+
+def terms(facts: LiveFacts, codes: np.ndarray, request: Request) -> Terms:
+    """Return price, promotion and coupon of each item, None where no fact says any."""
+    at, store_id = request.at, request.store_id
+    return (
+        _known(facts.price(codes, at, store_id)),
+        _known(facts.promotion(codes, at, store_id)),
+        facts.coupons(codes, at, request.user_id, store_id),
+    )
+
+
+def _known(numbers: np.ndarray) -> list[float | None]:
+    return [None if number != number else number for number in numbers.tolist()]
+
+
+def _reasons(bundle: Bundle, request: Request, ranked: Ranked, rows: np.ndarray) -> list[str]:
+    """Return why each of some rows is shown."""
+    partners = _partners(bundle, request, ranked.codes[rows[ranked.source[rows] == _TOGETHER]])
+    reasons = []
+    for row in rows.tolist():
+        match SOURCES[ranked.source[row]]:
+            case "history":
+                times = int(ranked.times[row])
+                days = int(max(request.at - float(ranked.last_at[row]), 0) // DAY_S)
+                unit = "time" if times == 1 else "times"
+                reasons.append(f"bought {times} {unit} before, last {days} days ago")
+            case "together":
+                partner = partners[int(ranked.codes[row])]
+                reasons.append(f"often bought together with {bundle.statistics.item_ids[partner]}")
+            case name:
+                reasons.append(POPULAR[name])
+    return reasons
+
+
+def _partners(bundle: Bundle, request: Request, codes: np.ndarray) -> dict[int, int]:
+    """Return the basket item that each of some codes is bought together with most."""
+    if not len(codes):
+        return {}
+    statistics, shown = bundle.statistics, codes.astype(np.int64)
+    partners = strongest_partners(statistics, statistics.codes(request.basket), shown)
+    return dict(zip(shown.tolist(), partners.tolist(), strict=True))

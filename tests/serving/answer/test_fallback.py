@@ -1,0 +1,71 @@
+"""The lower rungs: a list from the cache whatever its age, and best sellers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.answer.fallback import best_sellers, stale_list
+from serving.answer.recommender import Recommender, open_recommender
+from serving.cache.answer_cache import HOUR_S
+from serving.cache.ranked import Ranked
+from serving.schemas import Request
+from serving.stores.online_features import MemoryStore
+
+REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
+
+
+@pytest.fixture(scope="module")
+def recommender(toy_bundle: Path) -> Recommender:
+    return open_recommender(toy_bundle, MemoryStore())
+
+
+def ranked_of(size: int, whole: bool = False) -> Ranked:
+    return Ranked(
+        codes=np.arange(size, dtype=np.int32),
+        scores=np.full(size, 0.5, np.float32),
+        source=np.full(size, 4, np.int8),
+        times=np.zeros(size, np.uint16),
+        last_at=np.zeros(size),
+        worth=np.full(size, 0.5),
+        best=size,
+        whole=whole,
+    )
+
+
+def questions_of(has_history: bool) -> list[tuple[float, bool]]:
+    asked: list[tuple[float, bool]] = []
+
+    def find(request: Request, is_own: bool) -> None:
+        asked.append((request.at, is_own))
+
+    assert stale_list(REQUEST, has_history, find) is None
+    return asked
+
+
+def test_a_user_s_own_lists_come_before_the_anonymous_one() -> None:
+    at = REQUEST.at
+    assert questions_of(has_history=True) == [(at, True), (at - HOUR_S, True), (at, False)]
+    assert questions_of(has_history=False) == [(at, False)]
+
+
+def test_a_list_that_is_too_short_does_not_suffice_unless_it_is_whole() -> None:
+    lists = {True: ranked_of(3), False: ranked_of(4)}
+    assert stale_list(REQUEST, True, lambda _, is_own: lists[is_own]) is lists[False]
+    whole = ranked_of(3, whole=True)
+    assert stale_list(REQUEST, False, lambda *_: whole) is whole
+
+
+def test_best_sellers_are_those_of_the_store_where_it_is_known(recommender: Recommender) -> None:
+    bundle, facts = recommender.bundle, recommender.facts
+    chain = best_sellers(bundle, facts, REQUEST)
+    assert [item.item_id for item in chain] == ["1000000", "1000001", "1000002", "1000003"]
+    assert {(item.source, item.reason) for item in chain} == {("popular", "popular now")}
+    local = best_sellers(bundle, facts, replace(REQUEST, store_id="store-1"))
+    assert {(item.source, item.reason) for item in local} == {("store", "popular in this store")}
+
+
+def test_the_basket_is_not_among_them(recommender: Recommender) -> None:
+    items = best_sellers(recommender.bundle, recommender.facts, replace(REQUEST, basket=("1000000",)))
+    assert [item.item_id for item in items] == ["1000001", "1000002", "1000003", "1000004"]

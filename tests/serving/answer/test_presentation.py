@@ -1,0 +1,45 @@
+"""A ranked list -> what the shopper reads: the reasons, and the terms that hold now."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.answer.presentation import POPULAR, present, terms
+from serving.answer.recommender import Recommender, open_recommender
+from serving.schemas import Request
+from serving.stages.retrieval import SOURCES
+from serving.stores.online_features import open_store
+
+REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 10, "r1")
+
+
+@pytest.fixture(scope="module")
+def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+    return open_recommender(toy_bundle, open_store(toy_store))
+
+
+def test_each_item_has_the_reason_of_its_source(recommender: Recommender) -> None:
+    prepared = recommender.prepare(REQUEST)
+    scores = np.linspace(0.1, 0.9, len(prepared.dense)).astype(np.float32)
+    ranked = recommender.best(prepared, scores, 100)
+    request = replace(REQUEST, k=100)
+    items, codes = present(recommender.bundle, recommender.facts, request, prepared.known.plan, ranked)
+    assert recommender.bundle.statistics.item_ids[codes].tolist() == [item.item_id for item in items]
+    assert len({item.source for item in items}) > 1
+    for item in items:
+        if item.source == "history":
+            assert item.reason.startswith("bought ")
+        elif item.source == "together":
+            assert item.reason == "often bought together with 1000005"
+        else:
+            assert item.reason == POPULAR[item.source]
+
+
+def test_every_source_has_a_reason() -> None:
+    assert set(SOURCES) - {"history", "together"} == set(POPULAR)
+
+
+def test_terms_that_no_fact_states_are_none(recommender: Recommender) -> None:
+    assert terms(recommender.facts, np.arange(2), REQUEST) == ([None, None], [None, None], [None, None])
