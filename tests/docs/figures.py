@@ -111,11 +111,13 @@ def figures_page() -> str:
     return (
         HEAD
         + "# Figures\n\n"
-        + "Commands of `reco bench` and `reco drill` measure all of them. The data set is Complete "
-        "Journey if nothing\n"
-        + "else is said. Each result file has the machine, the versions and the commit. A goal "
-        "that is missed is listed\n"
-        + "as missed. Absolute times drift on a shared machine.\n\n"
+        + "Commands of `reco bench` and `reco drill` measure them. The benches of batching and of "
+        "the large answer\n"
+        + "cache were removed with the mechanisms; their result files stay. The data set is "
+        "Complete Journey if\n"
+        + "nothing else is said. Each result file has the machine, the versions and the commit. A "
+        "goal that is\n"
+        + "missed is listed as missed. Absolute times drift on a shared machine.\n\n"
         + "\n".join(part() for part in parts)
     )
 
@@ -216,9 +218,7 @@ def latency() -> str:
             ("over HTTP, one request at a time", "http_one_at_a_time", "client"),
         )
     ]
-    return (
-        "## Latency\n\n" + table(("milliseconds", "p50", "p95", "p99"), rows) + "\n" + made("latency") + "\n"
-    )
+    return "## Latency\n\n" + table(("milliseconds", "p50", "p95", "p99"), rows) + f"\n{made('latency')}\n"
 
 
 def features() -> str:
