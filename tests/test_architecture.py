@@ -18,9 +18,8 @@ MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 STEPS = [path for path in MODULES if path.name == "steps.py"]
 
 TOUCHES_ENVIRONMENT = {
-    "serving/settings.py": "reads it, once, when the endpoint starts",
-    "feature_repo/stream/kafka.py": "reads where the broker is, once, when a process that talks to it starts",
-    "pipelines/cli/options.py": "reads RECO_HOME",
+    "serving/settings.py": "reads RECO_HOME, and writes the environment of children",
+    "feature_repo/stream/configuration.py": "reads settings, once, when a process starts",
     "pipelines/run/local_run.py": "tells the steps' threads not to spin while they wait",
     "components/release/registry.py": "sets MLflow's own switches before it imports MLflow",
 }

@@ -6,14 +6,14 @@ confluent_kafka is loaded where a topic is created, not before: the endpoint rea
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from feature_repo.errors import USAGE, RecoError
+from feature_repo.stream.configuration import Setting, as_text, list_settings, read_values, setting
 
 SECURITY = {
     "plaintext": "PLAINTEXT",
@@ -35,18 +35,19 @@ class KafkaSettingInvalid(RecoError, ValueError):
 class KafkaSettings:
     """Where the broker is and what the topics are called; `VARIABLES` names each field's variable."""
 
-    bootstrap: str = "127.0.0.1:19092"  # HOST:PORT, several separated by commas
-    security: str = "plaintext"  # plaintext, tls, sasl_plaintext or sasl_tls
-    ca: Path | None = None  # PEM file of authorities to trust; none means the system's
-    cert: Path | None = None  # PEM file of the client's certificate, together with `key`
-    key: Path | None = field(default=None, repr=False)  # PEM file of its key
-    sasl_mechanism: str = "SCRAM-SHA-512"  # SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN
-    username: str = ""  # SASL user
-    password: str = field(default="", repr=False)  # SASL password
-    events_topic: str = "checkout.events"  # purchases, impressions and clicks
-    facts_topic: str = "checkout.facts"  # prices, stock, bans, promotions and coupons
-    dead_letter_topic: str = "checkout.dead-letter"  # invalid messages, each with the reason
-    group: str = "checkout-features"  # consumer group of `reco stream`; its facts use this name and `-facts`
+    bootstrap: str = setting("127.0.0.1:19092", "HOST:PORT, several separated by commas")
+    security: str = setting("plaintext", "plaintext, tls, sasl_plaintext or sasl_tls")
+    ca: Path | None = setting(None, "PEM file of authorities to trust; empty means the system's")
+    cert: Path | None = setting(None, "PEM file of the client's certificate, together with its key")
+    key: Path | None = setting(None, "PEM file of the certificate's key", secret=True)
+    sasl_mechanism: str = setting("SCRAM-SHA-512", "or SCRAM-SHA-256, PLAIN")
+    username: str = setting("", "SASL user")
+    # Spaces around a value are a slip of the editor, but a password may begin with one.
+    password: str = setting("", "SASL password", secret=True, verbatim=True)
+    events_topic: str = setting("checkout.events", "purchases, impressions and clicks")
+    facts_topic: str = setting("checkout.facts", "prices, stock, bans, promotions and coupons")
+    dead_letter_topic: str = setting("checkout.dead-letter", "invalid messages, each with the reason")
+    group: str = setting("checkout-features", "consumer group of `reco stream`; its facts have GROUP-facts")
 
     def __post_init__(self) -> None:
         for address in self.bootstrap.split(","):
@@ -87,23 +88,24 @@ class KafkaSettings:
             raise _useless("username" if self.username else "password", self.security, "sasl_tls")
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> KafkaSettings:
-        """Read each field from its variable; unset and empty ones keep their default.
+    def from_env(cls, environ: Mapping[str, str] | None = None, **otherwise: Any) -> KafkaSettings:
+        """Read each field from its variable, `.env` or the table [kafka] of the TOML file.
+
+        Args:
+            environ: None means the environment of the process.
+            **otherwise: values that replace the defaults.
 
         Raises:
-            KafkaSettingInvalid: naming the variable, what was found and what was expected.
+            KafkaSettingInvalid: naming the place, the value (unless secret) and what was expected.
         """
-        environ = os.environ if environ is None else environ
-        # Spaces around a value are a slip of the editor, but a password may begin with one.
-        read = {
-            name: environ.get(variable, "") if name == "password" else environ.get(variable, "").strip()
-            for name, variable in VARIABLES.items()
-        }
-        paths = {name: Path(read.pop(name)) for name in ("ca", "cert", "key") if read[name]}
-        texts = {name: text for name, text in read.items() if text}
-        if mechanism := texts.get("sasl_mechanism"):
-            texts["sasl_mechanism"] = mechanism.upper()
-        return cls(**texts, **paths)  # type: ignore[arg-type]
+        given = {**otherwise, **read_values(cls, VARIABLES, "kafka", environ, KafkaSettingInvalid)}
+        if "sasl_mechanism" in given:
+            given["sasl_mechanism"] = given["sasl_mechanism"].upper()
+        return cls(**given)
+
+    def to_env(self) -> dict[str, str]:
+        """Return the variables for a child process with these settings."""
+        return {variable: as_text(getattr(self, name)) for name, variable in VARIABLES.items()}
 
 
 _NAMES = ("events_topic", "facts_topic", "dead_letter_topic", "group")
@@ -111,6 +113,11 @@ _NAMES = ("events_topic", "facts_topic", "dead_letter_topic", "group")
 VARIABLES = {
     f.name: ("RECO_" if f.name in _NAMES else "RECO_KAFKA_") + f.name.upper() for f in fields(KafkaSettings)
 }
+
+
+def all_settings() -> list[Setting]:
+    """Return name, default and description of each setting, for a reference page."""
+    return list_settings(KafkaSettings, VARIABLES, "kafka")
 
 
 def client_config(settings: KafkaSettings) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 
 from components.home import read_running
 from pipelines.run.launch import MODEL_NAME
-from serving.settings import Settings
+from serving.settings import Settings, configured_home
 
 if TYPE_CHECKING:
     from feature_repo.stream.kafka import KafkaSettings
@@ -42,12 +41,10 @@ class Context:
 
     def kafka(self) -> KafkaSettings:
         """Return the broker's address and options; while `reco up` runs here, those of its broker."""
-        from feature_repo.stream.kafka import VARIABLES, KafkaSettings
+        from feature_repo.stream.kafka import KafkaSettings
 
-        settings = KafkaSettings.from_env()
-        if not os.environ.get(VARIABLES["bootstrap"], "").strip() and (running := read_running(self.home)):
-            settings = replace(settings, bootstrap=running.bootstrap)
-        return settings
+        running = read_running(self.home)
+        return KafkaSettings.from_env(None, **({"bootstrap": running.bootstrap} if running else {}))
 
     def answer(self, document: Any, text: str) -> None:
         """Write the answer to stdout: as JSON or as text."""
@@ -60,7 +57,7 @@ HOME_HELP = "Folder of all state.  [default: .reco or RECO_HOME]"
 def home_of(ctx: click.Context) -> Path:
     """Return the state folder: the command's --home, else that of `reco`, else RECO_HOME or .reco."""
     home = ctx.params.get("home") or ctx.find_root().params.get("home")
-    return Path(home or os.environ.get("RECO_HOME") or Settings().home).absolute()
+    return Path(home or configured_home()).absolute()
 
 
 def common_options(command: Command) -> Command:

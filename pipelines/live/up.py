@@ -88,7 +88,7 @@ def parts_of(
         kafka = replace(kafka, bootstrap=f"127.0.0.1:{claim_port(wanted.broker_port, '--broker-port')}")
         parts.append(_broker(settings, kafka))
     # What the children are told; everything else of their environment is ours.
-    env = settings.to_env() | {VARIABLES["bootstrap"]: kafka.bootstrap}
+    env = settings.to_env() | kafka.to_env()
     home = str(settings.home)
     parts.append(
         Part("stream", reco("--home", home, "stream"), env, kafka.events_topic, _heartbeat(settings.home))

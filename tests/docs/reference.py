@@ -14,6 +14,7 @@ from typing import Any
 import click
 from prometheus_client import REGISTRY
 
+from feature_repo.stream.configuration import CONFIG, DOTENV_FILE, NO_FILE, TOML_FILE
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from feature_repo.stream.kafka import KafkaSettings
 from pipelines.bench.report import table as markdown_table
@@ -193,7 +194,8 @@ def settings_rows(kind: type, variables: dict[str, str]) -> list[tuple[str, str,
         }
     else:
         values = {
-            field.name: (field.default, described.get(field.name, "")) for field in dataclasses.fields(kind)
+            field.name: (field.default, field.metadata.get("description") or described.get(field.name, ""))
+            for field in dataclasses.fields(kind)
         }
     return [
         (code(variables.get(name) or f"RECO_{name.upper()}"), code(shown(default)), sentence(text))
@@ -244,24 +246,14 @@ def settings_page() -> str:
 
 def sources() -> str:
     """Return where settings come from."""
-    if not hasattr(Settings, "model_fields"):
-        return (
-            "A process reads its environment once, when it starts. "
-            "`reco` warns about unknown `RECO_` names.\n\n"
-        )
-    names = ", then ".join(("the environment", *setting_files()))
     return (
-        f"A process reads its settings once, when it starts: {names}. The first place that names a "
-        f"setting\n"
-        "wins. Secrets are never printed. `reco` warns about unknown `RECO_` names.\n\n"
+        "A process reads its settings once, when it starts. The first place that names a setting wins: the\n"
+        f"environment, `{DOTENV_FILE}`, then `{TOML_FILE}`, both in the working directory.\n"
+        f"`{CONFIG}=FILE` names another TOML file, `{CONFIG}={NO_FILE}` means that neither file is read.\n"
+        "The key of a setting is its variable without `RECO_`, in lower case.\n"
+        "The broker's settings are in the table `[kafka]`, without `KAFKA_`.\n"
+        "Unknown keys are refused, unknown `RECO_` variables cause a warning. Secrets are never printed.\n\n"
     )
-
-
-def setting_files() -> list[str]:
-    """Return the files that the settings model reads, as code."""
-    config: Any = getattr(Settings, "model_config", {})
-    files = [config.get("env_file"), config.get("toml_file")]
-    return [f"`{file}`" for file in files if file]
 
 
 # ------------------------------------------------------------------------------------------- metrics

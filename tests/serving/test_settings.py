@@ -1,8 +1,17 @@
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from serving.settings import SettingInvalid, Settings, unknown_variables
+from serving.settings import (
+    SettingInvalid,
+    Settings,
+    all_settings,
+    configured_home,
+    unknown_variables,
+    variable,
+)
 
 
 def test_nothing_set_gives_the_defaults() -> None:
@@ -125,9 +134,93 @@ def test_facts_are_kept_beside_the_users(online: str, facts: str) -> None:
 
 
 def test_a_misspelt_variable_is_found() -> None:
-    assert unknown_variables({"RECO_HTP_PORT": "1", "RECO_HTTP_PORT": "1", "PATH": ""}) == ["RECO_HTP_PORT"]
+    environ = {"RECO_HTP_PORT": "1", "RECO_HTTP_PORT": "1", "RECO_CONFIG": "off", "PATH": ""}
+    assert unknown_variables(environ) == ["RECO_HTP_PORT"]
 
 
 def test_a_setting_of_the_broker_is_no_mistake() -> None:
     assert not unknown_variables({"RECO_KAFKA_BOOTSTRAP": "kafka:9092", "RECO_EVENTS_TOPIC": "events"})
     assert unknown_variables({"RECO_KAFKA_BOOTSTRAPS": "kafka:9092"}) == ["RECO_KAFKA_BOOTSTRAPS"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, where the files of settings are looked for."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_environment_comes_before_dotenv_and_dotenv_before_the_toml_file(folder: Path) -> None:
+    (folder / "reco.toml").write_text(
+        'home = "t"\nhost = "t"\nhttp_port = 1\nlog = false\n[kafka]\ngroup = "t"\n'
+    )
+    (folder / ".env").write_text("RECO_HOST=e\nRECO_HTTP_PORT=2\nRECO_GRPC_PORT=\nOTHER=x\nhome=no\n")
+    settings = Settings.from_env({"RECO_HTTP_PORT": "3", "RECO_HOST": " "})
+    assert settings == Settings(home=Path("t"), host="e", http_port=3, log=False)
+    assert Settings.from_env({"RECO_CONFIG": "off"}) == Settings()
+    assert Settings.from_env(settings.to_env()) == settings
+    assert Settings.from_env(Settings().to_env()) == Settings(), "a child reads no file"
+
+
+def test_another_toml_file_can_be_named(folder: Path) -> None:
+    (folder / "reco.toml").write_text("http_port = 1\n")
+    (folder / "other.toml").write_text("grpc_port = 2\n")
+    assert Settings.from_env({"RECO_CONFIG": "other.toml"}) == Settings(grpc_port=2)
+    with pytest.raises(SettingInvalid, match=r"RECO_CONFIG is 'none\.toml'; expected a TOML file"):
+        Settings.from_env({"RECO_CONFIG": "none.toml"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("htp_port = 1", "reco.toml has an unknown setting 'htp_port': did you mean 'http_port'?"),
+        ("[kafkas]", "reco.toml has an unknown setting 'kafkas': did you mean 'kafka'?"),
+        ("http_port = 70000", "http_port in reco.toml is 70000; expected a whole number from 0 to 65535"),
+        ('deadline_ms = "fast"', "deadline_ms in reco.toml is 'fast'; expected a number from 1 to 60000"),
+        ("host = 5", "host in reco.toml is 5; expected an address to listen on"),
+        ("http_port", "reco.toml cannot be read as TOML"),
+        ('store_url = "CANARY"', "store_url in reco.toml is invalid (not shown); expected sqlite:///PATH"),
+        ('store_url = "redis://:CANARY/@a"', "store_url in reco.toml is a 'redis' URL; expected sqlite"),
+        ("request_log_key = 5", "request_log_key in reco.toml is invalid (not shown); expected text"),
+        ('store_password = "CANARY" x', "reco.toml cannot be read as TOML"),
+    ],
+)
+def test_a_wrong_toml_file_is_refused_with_its_place_and_without_secrets(
+    folder: Path, text: str, message: str
+) -> None:
+    (folder / "reco.toml").write_text(text)
+    with pytest.raises(SettingInvalid, match=f"^{re.escape(message)}") as caught:
+        Settings.from_env({})
+    assert "CANARY" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_wrong_value_in_dotenv_names_the_file(folder: Path) -> None:
+    (folder / ".env").write_text("RECO_HTTP_PORT=eighty\n")
+    with pytest.raises(
+        SettingInvalid, match=r"^RECO_HTTP_PORT in \.env is 'eighty'; expected a whole number"
+    ):
+        Settings.from_env({})
+
+
+def test_no_secret_is_in_the_text_of_the_settings() -> None:
+    secrets = {"store_url": "CANARY-1", "store_password": "CANARY-2", "request_log_key": "CANARY-3"}
+    assert "CANARY" not in f"{Settings(**secrets)} {Settings(**secrets)!r}"  # type: ignore[arg-type]
+
+
+def test_the_home_is_read_whatever_the_other_settings_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RECO_HOME")
+    assert configured_home() == Path(".reco")
+    (folder / "reco.toml").write_text('home = "t"\nhttp_port = 70000\n')
+    assert configured_home() == Path("t")
+    monkeypatch.setenv("RECO_HOME", "/srv/e")
+    assert configured_home() == Path("/srv/e")
+
+
+def test_each_setting_is_listed_with_its_default_and_description() -> None:
+    rows = {row.variable: row for row in all_settings()}
+    assert list(rows) == [variable(field.name) for field in fields(Settings)]
+    assert (rows["RECO_HTTP_PORT"].key, rows["RECO_HTTP_PORT"].default) == ("http_port", 8080)
+    assert all(row.description for row in rows.values())

@@ -11,6 +11,7 @@ from feature_repo.stream.kafka import (
     VARIABLES,
     KafkaSettingInvalid,
     KafkaSettings,
+    all_settings,
     client_config,
     create_topics,
 )
@@ -123,3 +124,23 @@ def test_the_settings_load_without_the_client() -> None:
     """The endpoint's image has no confluent_kafka."""
     program = "import sys, feature_repo.stream.kafka; assert 'confluent_kafka' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_the_toml_file_has_a_table_of_kafka_s_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reco.toml").write_text(
+        'http_port = 1\n[kafka]\nbootstrap = "t:1"\nsasl_mechanism = "plain"\n'
+    )
+    settings = KafkaSettings.from_env({"RECO_GROUP": "g"}, bootstrap="running:1", group="x", facts_topic="f")
+    assert settings == KafkaSettings(bootstrap="t:1", sasl_mechanism="PLAIN", group="g", facts_topic="f")
+    assert KafkaSettings.from_env({**settings.to_env(), "RECO_CONFIG": "off"}) == settings
+
+
+def test_each_setting_of_kafka_is_listed_and_the_password_is_not_shown() -> None:
+    rows = {row.variable: row for row in all_settings()}
+    assert list(rows) == list(VARIABLES.values())
+    assert rows["RECO_GROUP"].key == "kafka.group"
+    settings = KafkaSettings(security="sasl_tls", username="u", password="CANARY")
+    assert "CANARY" not in repr(settings)
