@@ -1,4 +1,4 @@
-"""CONTRACT request, recommendation, response: what the checkout sends and what it gets back.
+"""CONTRACT request, recommendation, response: messages between the checkout and the endpoint.
 
 The types check each request and describe both directions in OpenAPI. Every protocol goes through
 `RequestBody`: our route and V1 decode it from bytes; V2, gRPC and files convert decoded values. A message
@@ -31,7 +31,7 @@ NOTHING_LEFT = "nothing_left"  # no fault, but all that could be offered is in t
 REASONS = (
     NOTHING_LEFT,
     "features_unavailable",  # the shopper's history could not be read in time
-    "features_invalid",  # what is stored of the shopper cannot be read
+    "features_invalid",  # the stored row of the shopper cannot be read
     "stale_features",  # it may be old
     "deadline_near",  # too little time was left to rank all candidates, or any
     "deadline_exceeded",  # the time was over
@@ -41,8 +41,8 @@ REASONS = (
     "ranker_mismatch",  # the ranker has another bundle
     "scores_invalid",  # the ranker gave no numbers
     "preprocess_error",  # a fault of ours, in reading and retrieval; the log has it
-    "predict_error",  # likewise, in ranking
-    "postprocess_error",  # likewise, in making the list
+    "predict_error",  # a fault of ours, in ranking
+    "postprocess_error",  # a fault of ours, in making the list
 )
 
 Id = Annotated[
@@ -111,14 +111,14 @@ class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
             profiles: names that `profile` may have.
 
         Raises:
-            InvalidRequest: naming the field and what was expected, never the value.
+            InvalidRequest: naming the field and the expected value, never the sent one.
         """
         profile = DEFAULT_PROFILE if self.profile is None else self.profile
         if profile not in profiles:
             raise InvalidRequest(f"profile must be one of {', '.join(profiles)}")
         return Request(
             basket=tuple(dict.fromkeys(self.basket)),
-            # Rounded to what the log can hold, so that a replay asks for the same moment.
+            # Rounded to the log's precision, so that a replay asks for the same moment.
             at=round(now * 1e6) / 1e6 if self.at is None else _timestamp(self.at),
             user_id=self.user_id,
             store_id=self.store_id,
@@ -246,7 +246,7 @@ def parse_request(
     """Check a decoded JSON object and return its request; arguments as in `RequestBody.to_request`.
 
     Raises:
-        InvalidRequest: naming the place and what was expected, never the value.
+        InvalidRequest: naming the place and the expected value, never the sent one.
     """
     return _convert(document, RequestBody).to_request(now, default_id, profiles)
 

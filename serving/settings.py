@@ -156,7 +156,7 @@ class Settings:
         """Read each field from the environment, `.env` or the TOML file; others keep their default.
 
         Raises:
-            SettingInvalid: naming the place, the value (unless secret) and what was expected.
+            SettingInvalid: naming the place, the value (unless secret) and the expected value.
         """
         return cls(**read_values(cls, _variables(), "", environ, SettingInvalid))
 

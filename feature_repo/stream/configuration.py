@@ -96,7 +96,7 @@ def read_values(
         variables: field -> environment variable.
         table: of the TOML file; empty means its top level.
         environ: the environment; None means that of the process.
-        error: raised for an invalid value, naming the place, the value and what was expected.
+        error: raised for an invalid value, naming the place, the value and the expected one.
         only: fields to read; empty means all.
     """
     from pydantic import ValidationError

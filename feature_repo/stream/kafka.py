@@ -96,7 +96,7 @@ class KafkaSettings:
             **otherwise: values that replace the defaults.
 
         Raises:
-            KafkaSettingInvalid: naming the place, the value (unless secret) and what was expected.
+            KafkaSettingInvalid: naming the place, the value (unless secret) and the expected value.
         """
         given = {**otherwise, **read_values(cls, VARIABLES, "kafka", environ, KafkaSettingInvalid)}
         if "sasl_mechanism" in given:

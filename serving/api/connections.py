@@ -1,10 +1,10 @@
-"""Connections of a server -> which have kept it waiting too long, and which goes when there are too many.
+"""Connections of a server -> those that are too late, and the one that makes room when there are too many.
 
-uvicorn waits for ever for a request's head and for a body that nobody reads, and takes any number of
-connections and any length of head. Here each connection that has something to do (send what it began, ask its
-next question, read its answer) has a time by which it must have done it; some times a second those that have
-not are cut. Whoever waits for us has no such time. Where there is no room left, the one that has kept us
-waiting longest makes it: who asks often is never that one.
+uvicorn waits without limit for a request's head and for a body that the application does not read. It accepts
+any number of connections and any length of head. Here each connection whose client must act (send the rest,
+send the next request, read the answer) has a time limit. Twice a second the late ones are cut. A connection
+that waits for us has no limit. Without room for another one, the connection that has kept us waiting longest is
+cut: a client with frequent requests is never that one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 SWEEP_S = 0.5  # between two looks for those that are too late
 FIRST_S = 4.0  # from the connection to the first byte of its first request
-MARGIN_S = 1.0  # more than a body may take: by then it was refused with 408, and this is what is left of it
+MARGIN_S = 1.0  # beyond the limit of a body: by then it was refused with 408, and its rest still arrives
 MAX_HEAD_BYTES = 16_384  # request line and headers
 MAX_HEADERS = 100
 MAX_UNREAD_BYTES = 1_048_576  # of a body that is still coming when its request is answered: refused, mostly
@@ -29,7 +29,7 @@ class Waits(Generic[Connection]):
     """Connections that we wait for, the one we have waited for longest first."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take how many connections there may be in all, and what tells the time in seconds."""
+        """Take the largest number of connections, and a clock in seconds."""
         self.most = most
         self._clock = clock
         self._until: OrderedDict[Connection, float] = OrderedDict()

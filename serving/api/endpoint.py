@@ -1,4 +1,4 @@
-"""A checkout -> a KServe `ModelServer` with its two models on given sockets, and what a public door needs.
+"""A checkout -> a KServe `ModelServer` with its two models on given sockets, safe on a public port.
 
 KServe's own server listens on every interface, writes three lines per request, echoes input in error
 bodies, logs a traceback for each mistake of a client and lets anyone unload a model. The subclass here
@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 
 
 class Endpoint(ModelServer):
-    """Serves models on one HTTP and one gRPC port until told to stop, then drains."""
+    """Serves models on one HTTP and one gRPC port until a signal stops it, then drains."""
 
     def __init__(
         self, settings: Settings, http_socket: socket.socket, freeze: Callable[[], None] = gc.freeze
@@ -189,7 +189,7 @@ class Endpoint(ModelServer):
                 ("grpc.max_concurrent_streams", MAX_CALLS),
                 ("grpc.server_handshake_timeout_ms", int(FIRST_S * 1e3)),
                 ("grpc.max_connection_idle_ms", int(self.timeout_keep_alive * 1e3)),
-                # A message whose end never comes ends with its connection; callers are told to connect anew.
+                # A message whose end never comes ends with its connection; callers then connect again.
                 ("grpc.max_connection_age_ms", int(GRPC_AGE_S * 1e3)),
                 ("grpc.max_connection_age_grace_ms", int(settings.grace_s * 1e3)),
             ],

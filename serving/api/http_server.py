@@ -1,8 +1,7 @@
-"""uvicorn's server and protocol, and what a public door needs besides: `Endpoint` runs one of these.
+"""uvicorn's server and protocol with the limits of a public port: `Endpoint` runs one of these.
 
-Of a connection it bounds the length of a head, the time of everything that its client has to do, and how many
-there are (`serving.api.connections`). Of a request it tells when it was here whole, and that its client
-has left.
+It bounds the length of a head, the time of each step of a client, and the number of connections
+(`serving.api.connections`). The scope of a request gets the time of its arrival and whether its client has left.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from serving.api.http_routes import ARRIVED, GONE, TASK, UNREAD, App, Receive, S
 from serving.api.problems import MEDIA_TYPE, problem
 from serving.metrics import count_rejected
 
-LAST_CALL_S = 0.5  # who connected just before the door shut gets this time to send its request
+LAST_CALL_S = 0.5  # grace period for requests on connections accepted just before shutdown
 # Among processes that accept on one socket, one waits this long per connection it has, so that the one with
 # the fewest is the quickest.
 SHY_S, SHYEST_S = 0.0005, 0.02
@@ -65,7 +64,7 @@ def http_server(
         http=cast(Any, functools.partial(_HttpProtocol, waits, arrival_s)),
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # nobody asks who the client is
+        proxy_headers=False,  # no code reads the client's address
         ws="none",
         lifespan="off",
         server_header=False,
@@ -144,7 +143,7 @@ class _HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def cut(self) -> None:
-        """Hang up on a client that is too late; who sends a head is told."""
+        """Hang up on a client that is too late; one that is sending a head gets a 408."""
         if (
             self._is_answering() and not self.flow.write_paused
         ):  # it sends the next one meanwhile: ours comes first
@@ -232,7 +231,8 @@ class _HttpProtocol(HttpToolsProtocol):
     def _lingers(self) -> bool:
         """Say, once, whether its client is to hear that we have done, but is still read.
 
-        Who closes on a client that sends on makes it hear of a reset, maybe before it has read the answer.
+        Closing while the client still sends triggers a TCP reset, which may destroy our answer before it is
+        read.
         """
         lingers = self._arriving and not self._in_head and not self._lingering
         lingers = lingers and self.cycle is not None and bool(self.cycle.scope.get(UNREAD))
@@ -333,7 +333,7 @@ class HttpServer(uvicorn.Server):
         several = AT_ONCE
         if (
             self._shy_s
-        ):  # who has many takes several: else a flood of connections would hold up those behind it
+        ):  # with many connections take several: else a flood of new ones would delay those behind it
             several = 1 + int(len(self.server_state.connections) * SHY_S / SHYEST_S)
         try:
             for connection in itertools.islice(_waiting(self._listening), several):
@@ -357,7 +357,7 @@ class HttpServer(uvicorn.Server):
 
 
 def _waiting(listening: socket.socket) -> Iterator[socket.socket]:
-    """Yield the connections that nobody has accepted yet.
+    """Yield the connections that wait to be accepted.
 
     Raises:
         OSError: there is one, and no file or memory left for it.

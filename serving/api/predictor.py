@@ -33,14 +33,14 @@ class Predictor(Model):
         return bool(self.ready)
 
     def get_input_types(self) -> list[dict[str, Any]]:
-        """Return what /v2/models/ranker tells of the inputs."""
+        """Return the metadata of the inputs for /v2/models/ranker."""
         return [
             {"name": "dense", "datatype": "FP32", "shape": [-1, len(DENSE_NAMES)]},
             {"name": "categorical", "datatype": "INT64", "shape": [-1, len(CATEGORICAL)]},
         ]
 
     def get_output_types(self) -> list[dict[str, Any]]:
-        """Return what /v2/models/ranker tells of the outputs."""
+        """Return the metadata of the outputs for /v2/models/ranker."""
         return [{"name": "score", "datatype": "FP32", "shape": [-1]}]
 
     async def predict(
@@ -77,7 +77,7 @@ def read_tensors(request: InferRequest, expected: Mapping[str, tuple[str, ...]])
         expected: for each input that may come, the datatypes it may have.
 
     Raises:
-        InvalidInput: naming the expected input that is wrong, never echoing what was sent.
+        InvalidInput: naming the expected input that is wrong, never echoing the input.
     """
     tensors: dict[str, np.ndarray] = {}
     for tensor in request.inputs:

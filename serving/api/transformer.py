@@ -57,12 +57,12 @@ class Transformer(Model):
         return bool(self.ready)
 
     def get_input_types(self) -> list[dict[str, Any]]:
-        """Return what /v2/models/checkout tells of the inputs; all but `basket` may be absent."""
+        """Return the metadata of the inputs for /v2/models/checkout; all but `basket` may be absent."""
         shapes = {"basket": [-1]}
         return [{"name": n, "datatype": t[0], "shape": shapes.get(n, [1])} for n, t in _INPUTS.items()]
 
     def get_output_types(self) -> list[dict[str, Any]]:
-        """Return what /v2/models/checkout tells of the outputs: one entry per recommended item."""
+        """Return the metadata of the outputs for /v2/models/checkout: one entry per recommended item."""
         return [{"name": name, "datatype": kind, "shape": [-1]} for name, (kind, _) in _columns(()).items()]
 
     async def preprocess(
@@ -149,7 +149,7 @@ def _decoded(name: str, value: object) -> object:
 
 
 def _columns(items: Sequence[Recommendation]) -> dict[str, tuple[str, list[Any]]]:
-    """Return the items as tensors; what is not known of an item is NaN or an empty text."""
+    """Return the items as tensors; an unknown term of an item is NaN or an empty text."""
     return {
         "item_id": ("BYTES", [item.item_id for item in items]),
         "score": ("FP32", [item.score for item in items]),
