@@ -68,85 +68,91 @@ def _check_collector(text: str) -> None:
 class Settings:
     """Each field is read from the variable RECO_<FIELD>, or from the key <field> of the TOML file."""
 
-    home: Path = setting(Path(".reco"), "state folder: champion, online store, log", expected="a directory")
+    home: Path = setting(Path(".reco"), "State folder: champion, online store, log", expected="a directory")
     host: str = setting(
-        "127.0.0.1", "address to listen on; 0.0.0.0 in a container", expected="an address to listen on"
+        "127.0.0.1", "Address to listen on; 0.0.0.0 in a container", expected="an address to listen on"
     )
     http_port: int = setting(
         8080, "REST; 0 lets the system choose, and the start line has the port", ge=0, le=65_535
     )
     grpc_port: int = setting(8081, "gRPC; 0 lets the system choose", ge=0, le=65_535)
-    processes: int = setting(1, "processes that answer behind the two ports", ge=1, le=256)
+    processes: int = setting(1, "Processes that answer behind the two ports", ge=1, le=256)
     metrics_address: str = setting(
         "",
-        "HOST:PORT where metrics are shown, and nowhere else; empty: at HTTP's /metrics",
+        "HOST:PORT of a port for metrics alone; empty: `/metrics` on the port of REST",
         expected="HOST:PORT",
         check=_check_address,
     )
     store_url: str = setting(
         "",
-        "online store; empty means the SQLite file under home",
+        "Online store; empty: the SQLite file under home",
         expected="sqlite:///PATH, redis://HOST:PORT or memory:",
         check=_check_store,
         secret=True,
     )
-    store_password: str = setting("", "of the store's Redis, if its URL holds none", secret=True)
+    store_password: str = setting("", "Password of the store's Redis, if its URL holds none", secret=True)
     availability_file: Path | None = setting(
         None,
-        "items out of stock or banned; empty means availability.json under home",
+        "Items that are sold out or banned; empty: `availability.json` under home",
         expected="a file",
     )
     rules_file: Path | None = setting(
-        None, "pins, boosts, bans, minimums; empty means rules.yaml under home", expected="a file"
+        None, "The merchandiser's rules; empty: `rules.yaml` under home", expected="a file"
     )
     stale_after_s: float = setting(
-        60.0, "the stream's silence after which answers say that features are stale", ge=1, le=1e9
+        60.0, "Silence of the stream after which answers say `stale_features`", ge=1, le=1e9
     )
-    deadline_ms: float = setting(50.0, "an answer that takes longer steps down the ladder", ge=1, le=60_000)
+    deadline_ms: float = setting(50.0, "An answer that takes longer steps down the ladder", ge=1, le=60_000)
     ranker_address: str = setting(
         "",
-        "of a ranker elsewhere, HOST:PORT or HOST:PORT/MODEL; empty: in this process",
+        "A remote ranker, HOST:PORT or HOST:PORT/MODEL; empty: in this process",
         expected="HOST:PORT or HOST:PORT/MODEL",
         check=_check_ranker,
     )
     answer_cache: str = setting(
         "",
-        "memory: caches ranked lists in each process; empty: none",
+        "`memory:` caches ranked lists in each process; empty: no cache",
         expected="memory:",
         check=_check_cache,
         secret=True,  # an older configuration may have a Redis URL here
     )
     user_limit_per_s: float = setting(
-        20.0, "answers that a process computes for one shopper; 0: no limit", ge=0, le=1e6
+        20.0, "Answers a second that a process computes for one shopper; 0: no limit", ge=0, le=1e6
     )
     batch_max_wait_ms: float = setting(
-        5.0, "longest wait for a call of a remote ranker that requests share; 0: none", ge=0, le=10
+        5.0, "Longest wait for a call of a remote ranker that requests share; 0: none", ge=0, le=10
     )
     batch_max_rows: int = setting(
-        800, "most candidates of such a call; a bundle's rows have some 300 bytes", ge=1, le=1 << 20
+        800, "Most candidates of such a call; a row has some 300 bytes", ge=1, le=1 << 20
     )
-    body_limit_bytes: int = setting(262_144, "a longer request is refused with 413", ge=1_024, le=64 << 20)
+    body_limit_bytes: int = setting(262_144, "A longer request is refused with 413", ge=1_024, le=64 << 20)
     body_timeout_ms: float = setting(
-        1_000.0, "a head, or a body, that takes longer to arrive is refused with 408", ge=10, le=600_000
+        1_000.0, "Headers or a body that take longer to arrive are refused with 408", ge=10, le=600_000
     )
     max_connections: int = setting(
         4_096,
-        "of HTTP, and of gRPC, to one process; the one that idles longest makes room",
+        "Connections to one process, of HTTP and of gRPC each; the longest idle one makes room",
         ge=1,
         le=1 << 20,
     )
     drain_s: float = setting(
-        0.5, "time between readiness off and the closed port, for load balancers to notice", ge=0, le=600
+        0.5, "Time between not ready and the closed port, for load balancers to notice", ge=0, le=600
     )
-    grace_s: float = setting(20.0, "time that requests in flight get to finish after that", ge=0, le=600)
-    log: bool = setting(True, "keep the prediction log", expected="on or off")
-    log_dir: Path | None = setting(None, "empty means prediction_log under home", expected="a directory")
-    log_segment_s: float = setting(60.0, "a log segment becomes readable after this time", ge=0.1, le=86_400)
-    request_log: bool = setting(True, "one line of JSON per request on stderr", expected="on or off")
-    request_log_key: str = setting("", "of the users' hashes in it; empty: a new one", secret=True)
+    grace_s: float = setting(20.0, "Time that requests in flight get to finish after that", ge=0, le=600)
+    log: bool = setting(True, "Keep the prediction log", expected="on or off")
+    log_dir: Path | None = setting(
+        None, "Folder of the prediction log; empty: `prediction_log` under home", expected="a directory"
+    )
+    log_segment_s: float = setting(
+        60.0, "A segment of the log becomes readable after this time", ge=0.1, le=86_400
+    )
+    request_log: bool = setting(True, "One line of JSON per request on stderr", expected="on or off")
+    request_log_key: str = setting(
+        "", "Key of the shoppers' hashes in these lines; empty: a new one at each start", secret=True
+    )
     trace_url: str = setting(
         "",
-        "of an OpenTelemetry collector, OTLP over HTTP; empty: no spans",
+        "OpenTelemetry collector, OTLP over HTTP; empty: no spans",
         expected="http://HOST:PORT/v1/traces",
         check=_check_collector,
     )

@@ -36,18 +36,20 @@ class KafkaSettings:
     """Where the broker is and what the topics are called; `VARIABLES` names each field's variable."""
 
     bootstrap: str = setting("127.0.0.1:19092", "HOST:PORT, several separated by commas")
-    security: str = setting("plaintext", "plaintext, tls, sasl_plaintext or sasl_tls")
+    security: str = setting("plaintext", "`plaintext`, `tls`, `sasl_plaintext` or `sasl_tls`")
     ca: Path | None = setting(None, "PEM file of authorities to trust; empty means the system's")
     cert: Path | None = setting(None, "PEM file of the client's certificate, together with its key")
     key: Path | None = setting(None, "PEM file of the certificate's key", secret=True)
-    sasl_mechanism: str = setting("SCRAM-SHA-512", "or SCRAM-SHA-256, PLAIN")
+    sasl_mechanism: str = setting("SCRAM-SHA-512", "SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN")
     username: str = setting("", "SASL user")
     # Spaces around a value are a slip of the editor, but a password may begin with one.
     password: str = setting("", "SASL password", secret=True, verbatim=True)
-    events_topic: str = setting("checkout.events", "purchases, impressions and clicks")
-    facts_topic: str = setting("checkout.facts", "prices, stock, bans, promotions and coupons")
-    dead_letter_topic: str = setting("checkout.dead-letter", "invalid messages, each with the reason")
-    group: str = setting("checkout-features", "consumer group of `reco stream`; its facts have GROUP-facts")
+    events_topic: str = setting("checkout.events", "Purchases, impressions and clicks")
+    facts_topic: str = setting("checkout.facts", "Prices, stock, bans, promotions and coupons")
+    dead_letter_topic: str = setting("checkout.dead-letter", "Invalid messages, each with the reason")
+    group: str = setting(
+        "checkout-features", "Consumer group of `reco stream`; facts have the group GROUP-facts"
+    )
 
     def __post_init__(self) -> None:
         for address in self.bootstrap.split(","):

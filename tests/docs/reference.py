@@ -2,11 +2,10 @@
 
 import ast
 import dataclasses
-import inspect
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from feature_repo.stream.configuration import CONFIG, DOTENV_FILE, NO_FILE, TOML
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from feature_repo.stream.kafka import KafkaSettings
 from pipelines.bench.report import table as markdown_table
-from serving.settings import Settings
+from serving.settings import Settings, variable
 from tests.docs.source import (
     ROOT,
-    Field,
     class_fields,
     class_node,
     constant,
@@ -183,29 +181,25 @@ def exit_codes() -> str:
 # ------------------------------------------------------------------------------------------- settings
 
 
-def settings_rows(kind: type, variables: dict[str, str]) -> list[tuple[str, str, str]]:
-    """Return (variable, default, meaning) for each field of a settings class."""
-    described = {field.name: field.meaning for field in comments_of(kind)}
-    model_fields: dict[str, Any] = getattr(kind, "model_fields", {})
-    if model_fields:
-        values = {
-            name: (field.default, field.description or described.get(name, ""))
-            for name, field in model_fields.items()
-        }
-    else:
-        values = {
-            field.name: (field.default, field.metadata.get("description") or described.get(field.name, ""))
-            for field in dataclasses.fields(kind)
-        }
+def settings_rows(kind: type, variables: dict[str, str]) -> list[tuple[str, ...]]:
+    """Return (variable, default, values, meaning) for each field of a settings class."""
     return [
-        (code(variables.get(name) or f"RECO_{name.upper()}"), code(shown(default)), sentence(text))
-        for name, (default, text) in values.items()
+        (
+            code(variables.get(field.name) or variable(field.name)),
+            code(shown(field.default)),
+            values(field.metadata),
+            field.metadata["description"],
+        )
+        for field in dataclasses.fields(kind)
     ]
 
 
-def comments_of(kind: type) -> list[Field]:
-    """Return the fields of a class with the comments of its source."""
-    return class_fields(Path(inspect.getsourcefile(kind) or ""), kind.__name__)
+def values(metadata: Mapping[str, Any]) -> str:
+    """Return the values that a setting can take; nothing for any text."""
+    limits = metadata["limits"]
+    if {"ge", "le"} <= limits.keys():
+        return f"{limits['ge']:,} to {limits['le']:,.10g}"
+    return "" if metadata["expected"] == "text" else metadata["expected"]
 
 
 def sentence(text: str) -> str:
@@ -224,8 +218,7 @@ def shown(default: object) -> str:
         case float():
             return f"{default:g}"
         case _:
-            get_secret = getattr(default, "get_secret_value", None)
-            return str(get_secret() if get_secret else default)
+            return str(default)
 
 
 def settings_page() -> str:
@@ -238,9 +231,11 @@ def settings_page() -> str:
         "the request.\n\n"
         + sources()
         + "## Endpoint\n\n"
-        + table(("variable", "default", "meaning"), settings_rows(Settings, {}))
+        + table(("variable", "default", "values", "meaning"), settings_rows(Settings, {}))
         + "\n## Broker of the events\n\n"
-        + table(("variable", "default", "meaning"), settings_rows(KafkaSettings, dict(KAFKA_VARIABLES)))
+        + table(
+            ("variable", "default", "values", "meaning"), settings_rows(KafkaSettings, dict(KAFKA_VARIABLES))
+        )
     )
 
 

@@ -1,11 +1,12 @@
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import pytest
 from prometheus_client import REGISTRY
-from pydantic import BaseModel, Field, SecretStr
 
+from feature_repo.stream.configuration import setting
 from serving.errors import RecommendError
 from serving.settings import Settings
 from tests.docs import figures, reference
@@ -87,17 +88,15 @@ def test_a_secret_is_never_shown_as_a_default() -> None:
     assert not [row for row in rows if re.search("password|key", row[0], re.IGNORECASE) and row[1]]
 
 
-class Described(BaseModel):
-    first: int = Field(1, description="of two")
-    second: float = 5.0  # a comment
-    secret: SecretStr = SecretStr("")
+def test_a_setting_has_its_values_and_its_meaning() -> None:
+    @dataclass
+    class Described:
+        first: int = setting(1, "Of two", ge=0, le=9)
+        second: str = setting("", "Any text")
 
-
-def test_settings_of_a_model_have_its_descriptions() -> None:
     assert reference.settings_rows(Described, {"first": "OTHER_FIRST"}) == [
-        ("`OTHER_FIRST`", "`1`", "Of two"),
-        ("`RECO_SECOND`", "`5`", "A comment"),
-        ("`RECO_SECRET`", "", ""),
+        ("`OTHER_FIRST`", "`1`", "0 to 9", "Of two"),
+        ("`RECO_SECOND`", "", "", "Any text"),
     ]
 
 
