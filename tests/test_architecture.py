@@ -32,7 +32,7 @@ NOT_SERVED = {
     "feature_repo/feature_definitions.py",
     "feature_repo/stream/kafka.py",
     "feature_repo/stream/online_rows.py",
-    "feature_repo/stream/outbox.py",
+    "feature_repo/stream/delivery.py",
     "feature_repo/stream/replay_events.py",
     "feature_repo/stream/stream.py",
 }

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -165,7 +164,7 @@ class _Erasure:
             (Place("fact store", "coupons"), lambda: self.coupons(self.settings)),
             *self.fact_file(),
             (Place("prediction log", "answers"), self.prediction_log),
-            (Place("outbox", "messages not yet sent"), self.outboxes),
+            (Place("outbox", "files of an earlier version"), self.outboxes),
             (Place("runs and data sets", "rows"), self.runs),
         ):
             self.note(place, erase)
@@ -265,30 +264,11 @@ class _Erasure:
         return count
 
     def outboxes(self) -> int:
-        folders = sorted({file.parent for file in (self.home / "outbox").rglob("*.spool")})
-        if not folders:
-            return 0
-        from feature_repo.stream.outbox import OutboxInUse, remove_messages
-
-        count, busy = 0, 0
-        for folder in folders:
-            try:
-                count += remove_messages(folder, self._is_mine, self.dry_run)
-            except OutboxInUse:
-                busy += 1
-        if busy:
-            raise _InUse(f"{busy} are being sent: the stream leaves them out; repeat later", count)
-        return count
-
-    def _is_mine(self, message: tuple[str, bytes, bytes]) -> bool:
-        _, key, value = message
-        try:
-            said = orjson.loads(value)
-        except ValueError:
-            said = None
-        return key == self.user_id.encode() or (
-            isinstance(said, dict) and said.get("user_id") == self.user_id
-        )
+        """Remove messages that an earlier version left on disk: no process sends them any more."""
+        spooled = [*(self.home / "outbox").rglob("*.spool")]
+        if spooled and not self.dry_run:
+            shutil.rmtree(self.home / "outbox")
+        return len(spooled)
 
     def runs(self) -> int:
         """Erase in all that runs keep, and wherever else under the home a table names users."""

@@ -7,9 +7,10 @@ of what reads the stream, events are repeated, delayed and mixed with messages t
 from __future__ import annotations
 
 import http.client
+import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ import orjson
 import pandas as pd
 
 from feature_repo.events import EventsInvalid, as_times, iso
-from feature_repo.stream.outbox import MAX_BYTES, Outbox
+from feature_repo.stream.delivery import Delivery
 
 CHUNK = 5_000  # messages that are encoded at once
 LONGEST_BASKET = 100  # items of a question
@@ -47,10 +48,10 @@ class Disturbance:
 
 
 @dataclass
-class Counts:
-    """What a replay did so far."""
+class ReplayCounts:
+    """Messages and questions of a replay so far."""
 
-    messages: int = 0  # that the outbox took
+    messages: int = 0  # handed over
     duplicates: int = 0
     delayed: int = 0
     poison: int = 0
@@ -94,7 +95,7 @@ def moment(option: str, text: str) -> pd.Timestamp:
     return at
 
 
-def order(rows: int, disturbance: Disturbance) -> tuple[np.ndarray, np.ndarray, Counts]:
+def order(rows: int, disturbance: Disturbance) -> tuple[np.ndarray, np.ndarray, ReplayCounts]:
     """Return what is sent, in its order, and when.
 
     Returns:
@@ -118,7 +119,7 @@ def order(rows: int, disturbance: Disturbance) -> tuple[np.ndarray, np.ndarray, 
     place = np.concatenate([place, later(again), poison + 0.5])
     by_place = np.argsort(place, kind="stable")
     when = np.minimum(place[by_place].astype(np.int64), rows - 1)
-    counts = Counts(duplicates=len(again), delayed=len(late), poison=len(poison))
+    counts = ReplayCounts(duplicates=len(again), delayed=len(late), poison=len(poison))
     return row[by_place], when, counts
 
 
@@ -164,7 +165,7 @@ class Shopper:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"an endpoint is http://HOST:PORT, not {self.url!r}")
 
-    def ask(self, question: dict[str, Any], counts: Counts) -> None:
+    def ask(self, question: dict[str, Any], counts: ReplayCounts) -> None:
         """Ask one question and count what came back."""
         try:
             answer = self._post(orjson.dumps({"instances": [question]}))
@@ -203,21 +204,21 @@ class Shopper:
 def replay_events(
     events: pd.DataFrame,
     topic: str,
-    outbox: Outbox,
+    delivery: Delivery,
     speed: float,
     disturbance: Disturbance | None = None,
     shopper: Shopper | None = None,
     report: Callable[[str], None] = lambda text: None,
-) -> Counts:
+) -> ReplayCounts:
     """Send each event when the data's clock, `speed` times as fast as ours, says so.
 
-    What is due at once is sent together. When the outbox fills up, because the broker is slow or away, the
-    replay waits, and says how far it lags behind.
+    Events that are due at once are sent together. While the broker is slow or away, the replay waits, and
+    reports how far it lags behind.
 
     Args:
         events: as `choose` returns them.
         topic: where to.
-        outbox: through which; the caller flushes it.
+        delivery: sends them; the caller flushes it.
         speed: seconds of the data per second; 0 is as fast as possible.
         disturbance: what is made wrong on purpose.
         shopper: who asks the endpoint before a basket is bought.
@@ -229,22 +230,19 @@ def replay_events(
     at = events["at"].astype("int64").to_numpy() / (1e6 if events["at"].dt.unit == "us" else 1e9)
     due = (at - at[0])[when] / speed if speed else np.zeros(len(when))
     questions = _Questions(events)
-    poisoned, began, reported = 0, time.monotonic(), time.monotonic()
+    poisoned, began = itertools.count(), time.monotonic()
+    reported = began
     for first in range(0, len(rows), CHUNK):
         chunk = rows[first : first + CHUNK]
         # A poisonous message is made from the event whose time it has.
         source = np.where(chunk >= 0, chunk, when[first : first + CHUNK])
-        messages: list[tuple[str | None, bytes]] = [*encode(events.iloc[source])]
-        for place in np.flatnonzero(chunk < 0).tolist():
-            messages[place] = poison(poisoned, messages[place][1])
-            poisoned += 1
+        messages = _messages(events.iloc[source], chunk, poisoned)
         sent = 0
         while sent < len(chunk):
             now = time.monotonic() - began
             if now - (reported - began) >= REPORT_S:
-                report(
-                    _progress(counts, len(rows), now, float(due[-1]), iso(events["at"].iloc[source[sent]]))
-                )
+                at_text = iso(events["at"].iloc[source[sent]])
+                report(_progress(counts, len(rows), now, float(due[-1]), at_text))
                 reported = time.monotonic()
             ready = int(np.searchsorted(due[first : first + len(chunk)], now, "right"))
             if ready <= sent:
@@ -252,20 +250,35 @@ def replay_events(
                 continue
             counts.lag_s = now - float(due[first + sent]) if speed else 0.0
             counts.most_lag_s = max(counts.most_lag_s, counts.lag_s)
-            # Not all at once: a replay that lags behind still tells so.
-            ready = min(ready, sent + 100)
+            ready = min(ready, sent + 100)  # not all at once: a late replay must still report
             for place in range(sent, ready):
-                row = int(chunk[place])
-                if shopper and row >= 0 and (question := questions.before(row)):
+                if shopper and (question := questions.before(int(chunk[place]))):
                     shopper.ask(question, counts)
-                while outbox.pending_bytes > MAX_BYTES // 4:
-                    outbox.flush(0.01)  # it says when nobody sends any more
-                    if time.monotonic() - reported >= REPORT_S:
-                        report("the broker does not take the messages as fast as they come: waiting for it")
-                        reported = time.monotonic()
-                counts.messages += outbox.send(topic, *messages[place])  # it counts what it had to drop
+                reported = _wait(delivery, report, reported)
+                delivery.send(topic, *messages[place])
+                counts.messages += 1
             sent = ready
     return counts
+
+
+def _messages(
+    events: pd.DataFrame, chunk: np.ndarray, poisoned: Iterator[int]
+) -> list[tuple[str | None, bytes]]:
+    """Return the message of each event, and a poisonous one where the chunk has no row."""
+    messages: list[tuple[str | None, bytes]] = [*encode(events)]
+    for place in np.flatnonzero(chunk < 0).tolist():
+        messages[place] = poison(next(poisoned), messages[place][1])
+    return messages
+
+
+def _wait(delivery: Delivery, report: Callable[[str], None], reported: float) -> float:
+    """Wait while the broker is slower than the replay; return when something was reported last."""
+    while delivery.is_full:
+        delivery.flush(0.01)
+        if time.monotonic() - reported >= REPORT_S:
+            report("the broker does not take the messages as fast as they come: waiting for it")
+            reported = time.monotonic()
+    return reported
 
 
 class _Questions:
@@ -298,7 +311,7 @@ class _Questions:
         return question | ({"store_id": self._store[begin]} if self._store[begin] else {})
 
 
-def _progress(counts: Counts, total: int, now: float, end: float, at: str) -> str:
+def _progress(counts: ReplayCounts, total: int, now: float, end: float, at: str) -> str:
     rate = counts.messages / now
     by_rate = (total - counts.messages) / rate if rate else 0.0
     left = by_rate if not end or counts.lag_s > LAG_S else end - now

@@ -34,8 +34,8 @@ from feature_repo.events import EVENT_SCHEMA
 from feature_repo.schema import DENSE_NAMES, item_values
 from feature_repo.snapshots import HISTORY, USER_VIEW
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, with_version, write_segment
+from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import VARIABLES, KafkaSettings, client_config, create_topics
-from feature_repo.stream.outbox import Outbox
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
 from feature_repo.users import User
 from monitoring.skew import SETTLED_S, replay
@@ -244,10 +244,10 @@ def visible(bench: FeatureBench) -> dict[str, Any]:
 def fold_rate(bench: FeatureBench) -> dict[str, Any]:
     """Have the stream work off a backlog; the rate per second of its own processor time is one core's."""
     sent = bench.after.iloc[int(PUBLISHED_PER_S * bench.seconds) :]
-    outbox = Outbox(bench.home / "outbox", bench.kafka)
-    replay_events(sent, bench.kafka.events_topic, outbox, 0)
-    outbox.flush(WAIT_S)
-    outbox.close()
+    delivery = Delivery(bench.kafka)
+    replay_events(sent, bench.kafka.events_topic, delivery, 0)
+    delivery.flush(WAIT_S)
+    delivery.close()
     with bench.streaming() as process:
         probed = psutil.Process(process.pid)
         points: list[tuple[float, float, int]] = []
@@ -272,10 +272,10 @@ def hard_stream(bench: FeatureBench) -> dict[str, Any]:
     own = _own_users(bench.after.iloc[:10_000], "hard")
     hard = Disturbance(duplicates=0.05, out_of_order=0.1, poison=0.01)
     with bench.streaming():
-        outbox = Outbox(bench.home / "outbox", bench.kafka)
-        sent = replay_events(own, bench.kafka.events_topic, outbox, 0, hard)
-        outbox.flush(WAIT_S)
-        outbox.close()
+        delivery = Delivery(bench.kafka)
+        sent = replay_events(own, bench.kafka.events_topic, delivery, 0, hard)
+        delivery.flush(WAIT_S)
+        delivery.close()
         _until(
             lambda: bench.state()["dead_letters"] >= sent.poison and bench.state()["lag"] == 0, "the stream"
         )
@@ -299,17 +299,17 @@ def killed(bench: FeatureBench) -> dict[str, Any]:
     for number in range(bench.kills):
         own = _own_users(bench.after.iloc[number * 2_000 : (number + 1) * 2_000], f"kill-{number}")
         with bench.streaming() as process:
-            outbox = Outbox(bench.home / "outbox", bench.kafka)
+            delivery = Delivery(bench.kafka)
             sender = threading.Thread(
-                target=replay_events, args=(own, bench.kafka.events_topic, outbox, 0), daemon=True
+                target=replay_events, args=(own, bench.kafka.events_topic, delivery, 0), daemon=True
             )
             time.sleep(chance.uniform(2.0, 7.0))
             sender.start()
             time.sleep(chance.uniform(0.0, 1.5))
             process.send_signal(signal.SIGKILL)
         sender.join()
-        outbox.flush(WAIT_S)
-        outbox.close()
+        delivery.flush(WAIT_S)
+        delivery.close()
         began = time.perf_counter()
         with bench.streaming():
             matched = _equal_within(bench, own)
@@ -330,9 +330,9 @@ def replayed(bench: FeatureBench, requests: int = 1_000) -> dict[str, Any]:
     prediction_log = PredictionLog(place, DENSE_NAMES)
     recommender = Recommender(bench.bundle, store, prediction_log)
     with bench.streaming():
-        outbox = Outbox(bench.home / "outbox", bench.kafka)
+        delivery = Delivery(bench.kafka)
         sender = threading.Thread(
-            target=replay_events, args=(events, bench.kafka.events_topic, outbox, 0), daemon=True
+            target=replay_events, args=(events, bench.kafka.events_topic, delivery, 0), daemon=True
         )
         sender.start()
         for number, basket in enumerate(chosen.itertuples()):
@@ -342,8 +342,8 @@ def replayed(bench: FeatureBench, requests: int = 1_000) -> dict[str, Any]:
             recommender.recommend(Request(half, at, basket.user, basket.store or None, 10, f"r{number}"))
             time.sleep(0.01)
         sender.join()
-        outbox.flush(WAIT_S)
-        outbox.close()
+        delivery.flush(WAIT_S)
+        delivery.close()
         prediction_log.close()
         store.close()
         time.sleep(SETTLED_S + 2)

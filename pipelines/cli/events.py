@@ -14,8 +14,7 @@ from components.home import read_champion
 from pipelines.cli.options import Context, common_options
 
 if TYPE_CHECKING:
-    from feature_repo.stream.outbox import Outbox
-    from feature_repo.stream.replay_events import Counts
+    from feature_repo.stream.replay_events import ReplayCounts
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CONFIRM_S = 60  # to wait for the broker's confirmations at the end of a replay
@@ -121,8 +120,8 @@ def replay_data(
     import time
 
     from feature_repo.events import read_dataset
+    from feature_repo.stream.delivery import Delivery
     from feature_repo.stream.kafka import create_topics
-    from feature_repo.stream.outbox import Outbox
     from feature_repo.stream.replay_events import Disturbance, Shopper, choose, replay_events
     from pipelines.run.launch import dataset_of
 
@@ -132,51 +131,45 @@ def replay_data(
     shopper = Shopper(endpoint) if endpoint else None
     create_topics(settings)
     events = choose(read_dataset(dataset_of(context.home, data)).events, since, until, limit)
-    outbox = Outbox(context.home / "outbox" / "replay", settings)
+    delivery = Delivery(settings)
 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
     try:
         started_at = time.monotonic()
-        counts = replay_events(events, settings.events_topic, outbox, speed, disturbed, shopper, say)
-        confirmed = outbox.flush(CONFIRM_S)
+        counts = replay_events(events, settings.events_topic, delivery, speed, disturbed, shopper, say)
+        confirmed = delivery.flush(CONFIRM_S)
         seconds = time.monotonic() - started_at
     finally:
-        outbox.close()
+        delivery.close()
     document = {
         **asdict(counts),
         "events": len(events),
         "baskets": int(events["basket_id"].nunique()),
         "seconds": round(seconds, 2),
         "messages_per_second": round(counts.messages / seconds, 1),
-        "dropped": outbox.dropped,
-        "refused": outbox.refused,
-        "unconfirmed_bytes": outbox.pending_bytes,
+        "refused": delivery.refused,
+        "unconfirmed_bytes": delivery.pending_bytes,
     }
     text = f"{counts.messages:,} messages in {seconds:.1f} s, {counts.messages / seconds:,.0f} a second"
     if endpoint:
         text += f"; asked {counts.asked:,}: {counts.degraded} degraded, {counts.errors} errors"
     context.answer(document, text)
-    failures = _failures(context, counts, outbox, confirmed, settings.bootstrap, endpoint)
+    failures = _failures(counts, confirmed, settings.bootstrap, endpoint)
     for failure in failures:
         click.echo(f"reco: {failure}", err=True)
     if failures:
         click.get_current_context().exit(3)
 
 
-def _failures(
-    context: Context, counts: Counts, outbox: Outbox, confirmed: bool, bootstrap: str, endpoint: str
-) -> list[str]:
+def _failures(counts: ReplayCounts, confirmed: bool, bootstrap: str, endpoint: str) -> list[str]:
     """Return what kept a replay from reaching broker or endpoint, as lines."""
-    folder = context.home / "outbox" / "replay"
     failures = []
-    if outbox.dropped:
-        failures.append(f"{outbox.dropped:,} messages were dropped: {folder} could not take them")
     if not confirmed:
         failures.append(
-            f"the broker at {bootstrap} has not confirmed everything; "
-            f"the rest waits in {folder} and goes out with the next replay"
+            f"the broker at {bootstrap} has not confirmed everything: replay the data again, "
+            "events that arrive twice count once"
         )
     if endpoint and counts.errors > 0 and not counts.asked:
         failures.append(f"{endpoint} answered no question: start it with `reco serve`")

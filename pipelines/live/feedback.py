@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.home import write_json
+from components.home import locked, write_json
+from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import KafkaSettings, create_topics
-from feature_repo.stream.outbox import Outbox
 from feature_repo.stream.replay_events import encode
 from serving.prediction_log import RECORD_SCHEMA
 from serving.settings import Settings
@@ -38,8 +38,8 @@ _COLUMNS = pa.schema(
 
 
 @dataclass
-class Counts:
-    """What became of the log since the start."""
+class FeedbackCounts:
+    """The parts of the log that were handled since the start."""
 
     segments: int = 0
     answers: int = 0
@@ -50,7 +50,7 @@ class Counts:
 
 def send_impressions(
     settings: Settings, kafka: KafkaSettings, stop: threading.Event, once: bool = False
-) -> Counts:
+) -> FeedbackCounts:
     """Send what the log of a home holds, and what comes, until told to stop.
 
     Args:
@@ -61,37 +61,43 @@ def send_impressions(
 
     Raises:
         ConnectionError: the broker cannot be reached, or refuses.
-        OutboxInUse: another process sends the impressions of this home.
+        Conflict: another process sends the impressions of this home.
         ValueError: the note of what was sent is damaged.
     """
     create_topics(kafka)
-    noted, counts = settings.home / FILE, Counts()
-    outbox = Outbox(settings.home / "outbox" / "feedback", kafka)
-    try:
-        sent = _read_sent(noted)
-        broken = set[str]()
-        while not stop.is_set():
-            segments = sorted(settings.prediction_log_dir.glob("*.parquet"))
-            for segment in segments:
-                if segment.name in sent | broken:
-                    continue
-                try:
-                    answers = pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)
-                except (pa.ArrowException, ValueError, OSError) as error:
-                    log.warning("%s is left out, it cannot be read: %s", segment.name, error)
-                    broken.add(segment.name)
-                    counts.unreadable += 1
-                    continue
-                if not _send(answers, kafka.events_topic, outbox, counts, stop):
-                    return counts
-                sent.add(segment.name)
-                write_json(noted, {"sent": sorted(sent & {one.name for one in segments})})
-                counts.segments += 1
-            if once:
-                break
-            stop.wait(POLL_S)
-    finally:
-        outbox.close()
+    with locked(settings.home / "feedback.lock", "sending impressions"):
+        delivery = Delivery(kafka)
+        try:
+            return _send_segments(settings, kafka.events_topic, delivery, stop, once)
+        finally:
+            delivery.close()
+
+
+def _send_segments(
+    settings: Settings, topic: str, delivery: Delivery, stop: threading.Event, once: bool
+) -> FeedbackCounts:
+    position_file, counts = settings.home / FILE, FeedbackCounts()
+    sent, broken = _read_sent(position_file), set[str]()
+    while not stop.is_set():
+        segments = sorted(settings.prediction_log_dir.glob("*.parquet"))
+        for segment in segments:
+            if segment.name in sent | broken:
+                continue
+            try:
+                answers = pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)
+            except (pa.ArrowException, ValueError, OSError) as error:
+                log.warning("%s is left out, it cannot be read: %s", segment.name, error)
+                broken.add(segment.name)
+                counts.unreadable += 1
+                continue
+            if not _send(answers, topic, delivery, counts, stop):
+                return counts
+            sent.add(segment.name)
+            write_json(position_file, {"sent": sorted(sent & {file.name for file in segments})})
+            counts.segments += 1
+        if once:
+            break
+        stop.wait(POLL_S)
     return counts
 
 
@@ -129,15 +135,15 @@ def _read_sent(noted: Path) -> set[str]:
     )
 
 
-def _send(answers: pa.Table, topic: str, outbox: Outbox, counts: Counts, stop: threading.Event) -> bool:
-    """Send the impressions of one segment; False if told to stop before the broker had confirmed them."""
+def _send(
+    answers: pa.Table, topic: str, delivery: Delivery, counts: FeedbackCounts, stop: threading.Event
+) -> bool:
+    """Send the impressions of one segment; False if stopped before the broker confirmed all of them."""
     for part in _parts(answers):
         impressions = impressions_of(part)
         for user, message in encode(impressions):
-            while not outbox.send(topic, user, message):  # the disk is full: the log keeps it meanwhile
-                if stop.wait(POLL_S):
-                    return False
-        while not outbox.flush(POLL_S):
+            delivery.send(topic, user, message)
+        while not delivery.flush(POLL_S):
             if stop.is_set():
                 return False
         counts.answers += len(part)

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from feature_repo.events import EVENT_SCHEMA, Dataset, EventsInvalid, complete_columns, write_dataset
+from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import KafkaSettings
-from feature_repo.stream.outbox import Outbox, read_segment
 from feature_repo.stream.replay_events import (
     Disturbance,
     Shopper,
@@ -47,31 +47,36 @@ def shop(baskets: int = 20, lines: int = 4) -> pd.DataFrame:
     )
 
 
-class Paper(Outbox):
-    """An outbox whose broker never comes, so that the test reads what lies in it."""
+class Paper(Delivery):
+    """A delivery without a broker, which keeps the messages for the test."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, NOWHERE)
-        self.directory, self.times = directory, list[float]()
+    def __init__(self, settings: KafkaSettings = NOWHERE) -> None:
+        super().__init__(NOWHERE)
+        self.times, self.sent, self.full_for = list[float](), list[tuple[str | None, bytes]](), 0
 
-    def send(self, topic: str, key: str | None, value: bytes) -> bool:
+    @property
+    def is_full(self) -> bool:
+        self.full_for -= 1
+        return self.full_for >= 0
+
+    def send(self, topic: str, key: str | None, value: bytes) -> None:
+        assert topic == TOPIC
         self.times.append(time.monotonic())
-        return super().send(topic, key, value)
+        self.sent.append((key, value))
+
+    def flush(self, timeout_s: float) -> bool:
+        time.sleep(timeout_s)
+        return True
 
     def messages(self) -> list[tuple[str, bytes]]:
-        return [
-            (key.decode(), value)
-            for segment in sorted(self.directory.glob("*.spool"))
-            for topic, key, value in read_segment(segment)
-            if topic == TOPIC
-        ]
+        return [(key or "", value) for key, value in self.sent]
 
 
 @pytest.fixture
-def paper(tmp_path: Path) -> Iterator[Paper]:
-    outbox = Paper(tmp_path / "outbox")
-    yield outbox
-    outbox.close()
+def paper() -> Iterator[Paper]:
+    delivery = Paper()
+    yield delivery
+    delivery.close()
 
 
 def test_a_message_holds_the_events_columns_and_leaves_out_what_is_unknown() -> None:
@@ -263,15 +268,6 @@ def test_the_shopper_asks_about_what_is_bought_not_about_what_was_shown(
     assert counts.messages == len(events) == 25
 
 
-def test_what_the_disk_does_not_take_is_not_counted_as_sent(
-    paper: Paper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paper, "_max_bytes", 2_000)
-    counts = replay_events(choose(shop()), TOPIC, paper, 0)
-    assert 0 < counts.messages == len(paper.messages()) < 80
-    assert counts.messages + paper.dropped == 80
-
-
 def test_an_endpoint_that_is_away_costs_no_events(paper: Paper, caplog: pytest.LogCaptureFixture) -> None:
     counts = replay_events(choose(shop(6, 3)), TOPIC, paper, 0, shopper=Shopper("http://127.0.0.1:1"))
     assert (counts.messages, counts.errors, counts.asked) == (18, 6, 0)
@@ -280,64 +276,51 @@ def test_an_endpoint_that_is_away_costs_no_events(paper: Paper, caplog: pytest.L
         Shopper("127.0.0.1:8080")
 
 
-def test_a_full_outbox_makes_the_replay_wait_and_say_so(
+def test_a_slow_broker_makes_the_replay_wait_and_report_it(
     paper: Paper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feature_repo.stream.replay_events.MAX_BYTES", 4_000)
     monkeypatch.setattr("feature_repo.stream.replay_events.REPORT_S", 0.05)
-    said = threading.Event()
-
-    def report(text: str) -> None:
-        if "waiting for it" in text:
-            said.set()
-            monkeypatch.setattr(
-                "feature_repo.stream.replay_events.MAX_BYTES", 1 << 30
-            )  # the broker takes them again
-
-    counts = replay_events(choose(shop()), TOPIC, paper, 0, report=report)
-    assert said.is_set()
+    paper.full_for = 20
+    reports = list[str]()
+    counts = replay_events(choose(shop()), TOPIC, paper, 0, report=reports.append)
+    assert any("waiting for it" in text for text in reports)
     assert counts.messages == len(paper.messages()) == 80
 
 
-class Quiet(Outbox):
-    """No broker confirms what it takes, and nobody waits for one."""
+class Unconfirmed(Paper):
+    """A broker that confirms no message."""
 
     def flush(self, timeout_s: float) -> bool:
-        return True
-
-
-class Small(Quiet):
-    def __init__(self, directory: Path, settings: KafkaSettings) -> None:
-        super().__init__(directory, NOWHERE, max_bytes=2_000)
+        return False
 
 
 def replayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outbox: type[Outbox], *arguments: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delivery: type[Delivery], *arguments: str
 ) -> Result:
-    """What the command says of the shop, sent through an outbox of ours."""
+    """Run the command on the shop with another delivery."""
     from pipelines.cli.shell import main
 
-    monkeypatch.setattr("feature_repo.stream.outbox.Outbox", outbox)
+    monkeypatch.setattr("feature_repo.stream.delivery.Delivery", delivery)
+    monkeypatch.setattr("pipelines.cli.events.CONFIRM_S", 0)
     monkeypatch.setattr("feature_repo.stream.kafka.create_topics", lambda settings: None)
     write_dataset(tmp_path / "dataset", Dataset(shop(), pd.DataFrame({"item_id": ["item-0"]})))
     command = ["--home", str(tmp_path), "replay-events", "--data", str(tmp_path / "dataset")]
     return CliRunner().invoke(main, [*command, *arguments])
 
 
-def test_the_command_ends_with_3_when_something_was_dropped(
+def test_the_command_ends_with_3_when_the_broker_does_not_confirm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = replayed(tmp_path, monkeypatch, Small, "--output", "json")
+    done = replayed(tmp_path, monkeypatch, Unconfirmed, "--output", "json")
     assert done.exit_code == 3
-    document = json.loads(done.stdout)
-    assert document["messages"] + document["dropped"] == 80
-    assert f"{document['dropped']} messages were dropped" in done.stderr
+    assert json.loads(done.stdout)["messages"] == 80
+    assert "has not confirmed everything: replay the data again" in done.stderr
 
 
 def test_the_command_ends_with_3_when_the_endpoint_answers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = replayed(tmp_path, monkeypatch, Quiet, "--endpoint", "http://127.0.0.1:1")
+    done = replayed(tmp_path, monkeypatch, Paper, "--endpoint", "http://127.0.0.1:1")
     assert done.exit_code == 3
     assert "http://127.0.0.1:1 answered no question" in done.stderr
 
@@ -361,7 +344,7 @@ def test_the_command_replays_a_data_set(tmp_path: Path, broker: Any, monkeypatch
     done = CliRunner().invoke(main, [*arguments, "--poison", "0.01", "--duplicates", "0.02"])
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
-    assert (document["events"], document["messages"], document["dropped"]) == (1_000, 1_030, 0)
+    assert (document["events"], document["messages"], document["refused"]) == (1_000, 1_030, 0)
     assert document["unconfirmed_bytes"] == 0
     broker.stop()
     away = CliRunner().invoke(main, arguments)

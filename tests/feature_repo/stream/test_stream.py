@@ -26,9 +26,9 @@ from feature_repo.aggregates import UserEvents, pack
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.snapshots import HEARTBEAT, user_table
 from feature_repo.stream.archive import EVENTS, read_archive, rows_of, streamed_name, write_segment
+from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import KafkaSettings, client_config
 from feature_repo.stream.online_rows import OnlineRows
-from feature_repo.stream.outbox import Outbox
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
 from feature_repo.stream.stream import OFFSET_BITS, Stream
 from feature_repo.toy_shop import toy_dataset
@@ -124,11 +124,11 @@ def test_a_hard_stream_ends_as_the_clean_batch_with_one_letter_per_poison(
     order = late["at"] + pd.to_timedelta((pd.factorize(late["basket_id"])[0] % 100 == 0) * 24, unit="h")
     late = late.iloc[order.argsort(kind="stable")].reset_index(drop=True)
     with streaming(tmp_path, url, settings) as stream:
-        outbox = Outbox(tmp_path / "outbox", settings)
+        delivery = Delivery(settings)
         hard = Disturbance(duplicates=0.05, out_of_order=0.1, poison=0.01)
-        sent = replay_events(late, settings.events_topic, outbox, 0, hard)
-        assert outbox.flush(WAIT_S)
-        outbox.close()
+        sent = replay_events(late, settings.events_topic, delivery, 0, hard)
+        assert delivery.flush(WAIT_S)
+        delivery.close()
         until(lambda: stream.counts.events + stream.counts.dead_letters >= sent.messages, "all messages")
     assert stream.counts.events == len(events) + sent.duplicates
     wanted = batch(events)

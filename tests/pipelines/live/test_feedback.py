@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 
 from feature_repo.stream.kafka import KafkaSettings, client_config
 from feature_repo.stream.messages import parse_event
-from pipelines.live.feedback import Counts, impressions_of, send_impressions
+from pipelines.live.feedback import FeedbackCounts, impressions_of, send_impressions
 from serving.prediction_log import Record, records_to_table
 from serving.schemas import Recommendation, Request, Response
 from serving.settings import Settings
@@ -55,7 +55,7 @@ def messages(settings: KafkaSettings, expected: int) -> list[tuple[Any, ...]]:
     return sorted((parse_event(one.key(), one.value(), AT) for one in found), key=lambda event: event[4])
 
 
-def sent(settings: Settings, kafka: KafkaSettings) -> Counts:
+def sent(settings: Settings, kafka: KafkaSettings) -> FeedbackCounts:
     return send_impressions(settings, kafka, threading.Event(), once=True)
 
 
@@ -102,12 +102,12 @@ def test_a_damaged_note_is_named(broker: Any, tmp_path: Path, text: str) -> None
 @pytest.mark.slow
 def test_each_segment_is_sent_once(broker: Any, tmp_path: Path) -> None:
     settings, kafka = Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap)
-    assert sent(settings, kafka) == Counts(), "no log yet"
+    assert sent(settings, kafka) == FeedbackCounts(), "no log yet"
     write(settings, "1.parquet", answer("r1", "ann", "tea", "jam"), answer("r2", None, "tea"))
-    assert sent(settings, kafka) == Counts(segments=1, answers=2, impressions=2, anonymous=1)
-    assert sent(settings, kafka) == Counts()
+    assert sent(settings, kafka) == FeedbackCounts(segments=1, answers=2, impressions=2, anonymous=1)
+    assert sent(settings, kafka) == FeedbackCounts()
     second = write(settings, "2.parquet", answer("r3", "bob", "oil"))
-    assert sent(settings, kafka) == Counts(segments=1, answers=1, impressions=1)
+    assert sent(settings, kafka) == FeedbackCounts(segments=1, answers=1, impressions=1)
     found = messages(kafka, 3)
     assert [(event[1], event[2], event[3], event[4], event[5]) for event in found] == [
         ("impression", user, request, item, round(AT * 1e6))
@@ -132,7 +132,7 @@ def test_a_segment_that_cannot_be_read_stops_no_other(
     foreign = {name: ["text"] for name in ("request_id", "user_id", "store_id", "at", "item_ids")}
     pq.write_table(pa.table(foreign), settings.prediction_log_dir / "3.parquet")
     write(settings, "4.parquet", answer("r2", "ann", "tea"))
-    assert sent(settings, kafka) == Counts(segments=1, answers=1, impressions=1, unreadable=3)
+    assert sent(settings, kafka) == FeedbackCounts(segments=1, answers=1, impressions=1, unreadable=3)
     for number in (1, 2, 3):
         assert f"{number}.parquet is left out, it cannot be read" in caplog.text
     messages(kafka, 1)
@@ -141,7 +141,7 @@ def test_a_segment_that_cannot_be_read_stops_no_other(
 @pytest.mark.slow
 def test_what_the_broker_has_not_confirmed_is_not_noted_as_sent(broker: Any, tmp_path: Path) -> None:
     settings, kafka = Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap)
-    stop, counts, noted = threading.Event(), list[Counts](), tmp_path / "feedback.json"
+    stop, counts, noted = threading.Event(), list[FeedbackCounts](), tmp_path / "feedback.json"
 
     def until_noted(name: str) -> None:
         for _ in range(600):
@@ -163,5 +163,5 @@ def test_what_the_broker_has_not_confirmed_is_not_noted_as_sent(broker: Any, tmp
     until_noted("2.parquet")
     stop.set()
     sender.join(30)
-    assert counts == [Counts(segments=2, answers=2, impressions=2)]
+    assert counts == [FeedbackCounts(segments=2, answers=2, impressions=2)]
     assert [event[4] for event in messages(kafka, 1)] == ["oil"], "the broker in memory forgot the first"
