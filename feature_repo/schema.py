@@ -16,10 +16,9 @@ from feature_repo import transforms as t
 from feature_repo.kernels.candidates import tower_rows
 from feature_repo.kernels.pairs import FEATURES, PairFeature
 from feature_repo.kernels.rows import begin_rows, categories, put_columns, within
-from feature_repo.queries import LATELY, Query, Rows, TableFeature
+from feature_repo.queries import LATELY, Query, Rows, TableFeature, User
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Feature, ItemFeature, UserFeature
-from feature_repo.users import User
 
 # One line per feature. Those of a user and of an item are also fields of the Feast views.
 USER: tuple[UserFeature, ...] = (

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from feature_repo.aggregates import UserEvents, pack
+from feature_repo.queries import User
 from feature_repo.schema import ITEM, USER, item_values, user_values
 from feature_repo.statistics import Statistics
-from feature_repo.users import User
 
 USER_VIEW, ITEM_VIEW = "user_history", "item_statistics"
 # The packed row, which the endpoint reads; the other columns are for people and for Feast.

@@ -23,9 +23,8 @@ from collections.abc import Callable
 import numpy as np
 
 from feature_repo.aggregates import DAY_S
-from feature_repo.queries import Query, Rows, of_history, of_together
+from feature_repo.queries import MINUTE_S, Query, Rows, User, of_history, of_together
 from feature_repo.statistics import Statistics
-from feature_repo.users import MINUTE_S, User
 
 NEVER_DAYS = 730.0  # the recency of an event that never happened
 

@@ -63,7 +63,7 @@ from feature_repo.aggregates import unpack
 from feature_repo.events import write_dataset
 from feature_repo.toy_shop import toy_dataset
 from feature_repo.transforms import user_items_per_basket_90d
-from feature_repo.users import User
+from feature_repo.queries import User
 from serving.stores.online_features import open_store
 
 root, cut = Path(sys.argv[1]), "2024-06-10T00:00:00Z"

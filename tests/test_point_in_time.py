@@ -18,11 +18,10 @@ from components.data.build_examples import replay
 from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.aggregates import BATCH, DAY_S, UserEvents, no_events
 from feature_repo.events import EVENT_SCHEMA
-from feature_repo.queries import Query, Rows
+from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import model_inputs, tower_inputs
 from feature_repo.statistics import Statistics
 from feature_repo.stream.archive import rows_of
-from feature_repo.users import User
 from serving.stages.retrieval import build_query
 
 BASE = pd.Timestamp("2024-03-01", tz="UTC")  # the statistics know what came before it

@@ -27,7 +27,7 @@ from components.data.examples import RankerExamples, RetrieverExamples, write_ar
 from components.data.fit_statistics import NoCatalogue, Purchases, fit, read_purchases
 from components.parameters import read_params, require_positive, require_share
 from feature_repo.aggregates import IMPRESSION, PURCHASE, UserEvents, hash_ids, latest, no_events
-from feature_repo.queries import Query, Rows
+from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import (
     BASKET_LENGTH,
     CATEGORICAL,
@@ -37,7 +37,6 @@ from feature_repo.schema import (
     tower_inputs,
 )
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
-from feature_repo.users import User
 from serving.stages.retrieval import Quotas, retrieve
 
 log = logging.getLogger(__name__)

@@ -31,9 +31,9 @@ from components.evaluation.metrics import METRICS, Bootstrap, Pair, Tally, calib
 from components.evaluation.protocol import PROTOCOL_SEED, Task, last_baskets, read_tasks
 from feature_repo.aggregates import UserEvents, no_events, pack
 from feature_repo.events import Dataset, merge_lines, read_dataset
+from feature_repo.queries import EventWindow
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_vocabulary
-from feature_repo.users import EventWindow
 from serving.answer.recommender import Prepared, Recommender
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle, seal_bundle

@@ -31,13 +31,13 @@ from confluent_kafka import Producer
 from components.data.feast_store import open_feature_store, quiet_feast
 from feature_repo.aggregates import UserEvents, hash_ids, pack, unpack
 from feature_repo.events import EVENT_SCHEMA
+from feature_repo.queries import User
 from feature_repo.schema import DENSE_NAMES, item_values
 from feature_repo.snapshots import HISTORY, USER_VIEW
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, with_version, write_segment
 from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import VARIABLES, KafkaSettings, client_config, create_topics
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
-from feature_repo.users import User
 from monitoring.skew import SETTLED_S, replay
 from pipelines.bench.frozen_store import frozen_under_load
 from pipelines.bench.join import bench_join

@@ -48,8 +48,8 @@ def join_ours(source: Path, target: Path) -> dict[str, float]:
     """Join; then write user, time and features of each basket. Return seconds of both, and mebibytes."""
     from components.data.build_examples import replay
     from components.data.fit_statistics import purchases_of
+    from feature_repo.queries import User
     from feature_repo.schema import USER, user_values
-    from feature_repo.users import User
 
     before = _peak_mib()
     purchases = purchases_of(pd.read_parquet(source))

@@ -25,10 +25,9 @@ from pathlib import Path
 import numpy as np
 
 from feature_repo.aggregates import DAY_S, UserEvents, no_events, unpack
-from feature_repo.queries import Query, Rows
+from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
-from feature_repo.users import User
 from serving.answer.fallback import best_sellers, stale_list
 from serving.answer.presentation import present
 from serving.cache.answer_cache import AnswerCache, AnswerKey, answer_key

@@ -8,9 +8,8 @@ import numpy as np
 
 from feature_repo.aggregates import UserEvents
 from feature_repo.kernels.candidates import choose
-from feature_repo.queries import Query
+from feature_repo.queries import Query, User
 from feature_repo.statistics import Statistics
-from feature_repo.users import User
 
 MOST = 100_000  # candidates of one source, or in all
 SOURCES = ("history", "together", "tower", "store", "popular", "pinned")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from feature_repo.aggregates import DAY_S, UserEvents
-from feature_repo.queries import Query, Rows
+from feature_repo.queries import Query, Rows, User
 from feature_repo.statistics import Statistics
-from feature_repo.users import User
 
 NOW = 1_511_740_800
 BREAD, BUTTER, JAM, MILK, TEA = range(5)

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from feature_repo import transforms as t
-from feature_repo.aggregates import UserEvents, no_events
-from feature_repo.queries import Query, Rows, bought_together
+from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserEvents, no_events
+from feature_repo.queries import HOUR_S, EventWindow, Query, Rows, User, bought_together
 from feature_repo.schema import model_inputs
 from feature_repo.statistics import Statistics
-from feature_repo.users import User
 
 NOW = 1_511_740_800
 BREAD, BUTTER, JAM, MILK, TEA = range(5)
@@ -48,3 +48,55 @@ def test_the_history_of_a_query_lacks_unknown_items(statistics: Statistics, row_
     assert query.says_something
     stranger = Query(statistics, float(NOW), np.empty(0, np.int64), 4, User(no_events(np.int64), NOW))
     assert not stranger.says_something
+
+
+def user(row: UserEvents) -> User:
+    return User(row, float(NOW))
+
+
+def test_a_user_knows_nothing_of_the_moment_itself_or_later(row_of: MakeRow) -> None:
+    row = row_of([(NOW + after, [MILK], 1.0, 0.0) for after in (-1e-6, 0, 1e-6)], [(NOW, TEA, CLICK)])
+    assert len(user(row).events) == 1
+    assert t.user_basket_count(user(row)) == 1
+    assert t.user_clicks_10m(user(row)) == 0
+
+
+def test_a_very_long_session_is_counted_to_its_end(row_of: MakeRow) -> None:
+    row = row_of([(NOW - second, [TEA], 1.0, 0.0) for second in range(1, 1_201)])
+    assert t.session_events(user(row)) == 1_200
+    assert t.session_minutes(user(row)) == 20
+
+
+def test_what_was_scanned_twice_is_one_line(row_of: MakeRow) -> None:
+    """In one moment and basket; of another basket, or seen in between, it is another matter."""
+    row = row_of(
+        [(NOW - 60, [TEA, TEA, MILK], 6.0, 3.0), (NOW - 60, [TEA], 1.0, 0.0)], [(NOW - 60, TEA, IMPRESSION)]
+    )
+    twice = user(row)
+    assert (twice.totals.lines, twice.totals.baskets, twice.totals.session_lines) == (3, 2, 3)
+    assert twice.totals.spend == pytest.approx(float(row.paid.sum()))
+    assert twice.history.count.tolist() == [1, 2], "of milk and tea"
+    assert twice.totals.spend == twice.totals.spend_7d
+    assert len(twice.session) == 3
+
+
+def test_a_window_counts_from_a_moment_on(row_of: MakeRow) -> None:
+    row = row_of(
+        [(NOW - 3 * DAY_S, [MILK, TEA], 4.0, 0.0), (NOW - DAY_S, [MILK], 1.0, 0.0)], [(NOW - 60, JAM, CLICK)]
+    )
+    week, day = user(row).window(7 * DAY_S), user(row).window(DAY_S)
+    assert (week.baskets, week.items, week.spend) == (2, 2, 5.0)
+    assert (day.baskets, day.items, day.spend) == (1, 1, 1.0)
+    assert user(row).window(HOUR_S, CLICK).events.codes().tolist() == [JAM]
+    assert len(user(row).window(7 * DAY_S, None).events) == 4
+    assert EventWindow(no_events(np.int64)).spend == 0
+
+
+def test_spend_per_line(row_of: MakeRow) -> None:
+    assert user(row_of([(NOW - 60, [MILK, TEA], 5.0, 0.0)])).spend_per_line == 2.5
+    assert user(no_events(np.int64)).spend_per_line == 0
+
+
+def test_the_last_items_are_bought_or_clicked(row_of: MakeRow) -> None:
+    views = [(NOW - 20, JAM, IMPRESSION), (NOW - 10, UNKNOWN, CLICK)]
+    assert user(row_of([(NOW - 60, [TEA], 1.0, 0.0)], views)).last_items.tolist() == [UNKNOWN, TEA]

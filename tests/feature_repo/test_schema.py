@@ -10,7 +10,7 @@ import pytest
 from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo import schema
 from feature_repo.aggregates import UserEvents, no_events
-from feature_repo.queries import Query, Rows
+from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import (
     BASKET_LENGTH,
     DENSE_NAMES,
@@ -26,7 +26,6 @@ from feature_repo.schema import (
 )
 from feature_repo.statistics import Statistics
 from feature_repo.toy_shop import toy_dataset
-from feature_repo.users import User
 
 DAY = 86_400
 

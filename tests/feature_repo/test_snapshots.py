@@ -10,12 +10,11 @@ import pytest
 
 from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, pack, unpack
-from feature_repo.queries import Query, Rows
+from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import ITEM, USER, model_inputs
 from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, USER_COLUMNS, item_table, user_table
 from feature_repo.statistics import Statistics
 from feature_repo.toy_shop import toy_dataset
-from feature_repo.users import User
 
 MONDAY = 1_704_067_200.0
 MakeRow = Callable[..., UserEvents]

@@ -9,11 +9,10 @@ import pytest
 from feature_repo import transforms as t
 from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserEvents, no_events
 from feature_repo.kernels.pairs import PairFeature
-from feature_repo.queries import Query, Rows
+from feature_repo.queries import HOUR_S, MINUTE_S, Query, Rows, User
 from feature_repo.schema import DENSE_NAMES, ITEM, REQUEST, USER, model_inputs, tower_inputs
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Feature
-from feature_repo.users import HOUR_S, MINUTE_S, User
 
 NOW = 1_511_740_800
 BREAD, BUTTER, JAM, MILK, TEA = range(5)

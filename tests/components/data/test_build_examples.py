@@ -24,12 +24,11 @@ from components.data.fit_statistics import Purchases, fit, fit_vocabulary, purch
 from feature_repo import aggregates
 from feature_repo.aggregates import UserEvents, fold, no_events, summary_of
 from feature_repo.events import EVENT_SCHEMA
-from feature_repo.queries import Query
+from feature_repo.queries import Query, User
 from feature_repo.schema import DENSE_NAMES, user_values
 from feature_repo.statistics import write_statistics
 from feature_repo.stream.archive import rows_of, with_version
 from feature_repo.toy_shop import toy_dataset
-from feature_repo.users import User
 from serving.stages.retrieval import Quotas
 from serving.stages.retrieval import retrieve as retrieve_candidates
 

@@ -17,11 +17,11 @@ from components.data.fit_statistics import fit_statistics, purchases_of
 from components.data.materialize_features import materialize_features, users_as_of, write_view
 from feature_repo.aggregates import UserEvents, fold, make_events, no_events, pack, summary_of, unpack
 from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
+from feature_repo.queries import User
 from feature_repo.schema import ITEM, USER, item_values
 from feature_repo.snapshots import HISTORY, ITEM_VIEW, USER_VIEW
 from feature_repo.statistics import read_statistics
 from feature_repo.stream.archive import ARCHIVE_SCHEMA, BASE, EVENTS, lines_of, read_archive, write_segment
-from feature_repo.users import User
 
 WEEK_S = 7 * 86_400
 START = 1_700_000_000

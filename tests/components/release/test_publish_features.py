@@ -27,10 +27,10 @@ from components.release import publish_features as module
 from components.release.publish_features import publish_features
 from feature_repo.aggregates import CLICK, KINDS, unpack
 from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
+from feature_repo.queries import User
 from feature_repo.schema import USER
 from feature_repo.snapshots import HISTORY, user_table
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, write_segment
-from feature_repo.users import User
 from serving.settings import Settings
 from serving.stores.online_features import UserRow, entity_key
 from tests.chaos.procs import eventually, valkey_server
