@@ -140,6 +140,12 @@ def wire(settings: Settings) -> Wiring:
                 max_wait_ms=settings.batch_max_wait_ms,
                 max_rows=settings.batch_max_rows,
             )
+
+        async def at_end() -> None:
+            await store.aclose()
+            if remote is not None:
+                await remote.close()
+
         return Wiring(
             settings,
             store,
@@ -149,7 +155,7 @@ def wire(settings: Settings) -> Wiring:
             new_cache=AnswerCache if settings.answer_cache else None,
             rank=rank_here if remote is None else remote.rank,
             observers=_observers(settings, cleanup),
-            at_end=None if remote is None else remote.close,
+            at_end=at_end,
             cleanup=cleanup.pop_all(),
         )
 

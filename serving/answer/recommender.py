@@ -130,16 +130,16 @@ class Recommender:
         asked = self.ask(request)
         return self.gather(asked, self.near(asked))
 
-    def ask(self, request: Request, known: Known | None = None, read_by: float = math.inf) -> Asked:
-        """Return what is known of a request before any candidate.
+    def ask(self, request: Request, known: Known | None = None, began: float | None = None) -> Asked:
+        """Return the state of a request before any candidate.
 
         Args:
-            request: what is asked.
-            known: of `read`; None: it is read now.
-            read_by: perf_counter when the read is given up.
+            request: the request.
+            known: of `fetch` or `read`; None: the user's row is read now.
+            began: perf_counter when the read began; None: now.
         """
-        began = time.perf_counter()
-        known = self.read(request, read_by) if known is None else known
+        began = time.perf_counter() if began is None else began
+        known = self.read(request) if known is None else known
         statistics, at = self.bundle.statistics, request.at
         user = User(no_events(np.int64) if known.events is None else known.events, at)
         query = Query(statistics, at, statistics.codes(request.basket), len(request.basket), user)
@@ -218,25 +218,47 @@ class Recommender:
             is_thinned=is_thinned,
         )
 
+    async def connect(self) -> None:
+        """Read once on the event loop that will answer, so that no request opens the connection."""
+        try:
+            await self._store.fetch("warm-up")
+        except FeaturesUnavailable as error:
+            log.warning("answers will lack the users' history until the online store is back: %s", error)
+
+    async def fetch(self, request: Request, by: float = math.inf) -> Known:
+        """Return the user's row, read by a moment of perf_counter, or why there is none; and the rules."""
+        try:
+            row = None if request.user_id is None else await self._store.fetch(request.user_id, by)
+        except (FeaturesUnavailable, ValueError) as error:
+            return self._unknown(request, error)
+        return self._known(request, row)
+
     def read(self, request: Request, by: float = math.inf) -> Known:
-        """Return what the store says of the user by a moment of perf_counter, what is wrong, and rules."""
+        """Do as `fetch` and wait for the row; for threads without an event loop."""
+        try:
+            row = None if request.user_id is None else self._store.read(request.user_id, by)
+        except (FeaturesUnavailable, ValueError) as error:
+            return self._unknown(request, error)
+        return self._known(request, row)
+
+    def _known(self, request: Request, row: UserRow | None) -> Known:
         plan = self._plan(request)
         if request.user_id is None:
             return Known(plan=plan)
+        if row is None:
+            return Known(degraded_reason=self._freshness.reason, plan=plan)
+        if request.at - row.written_at > USER_TTL_DAYS * DAY_S:
+            return Known(degraded_reason="stale_features", plan=plan)
         try:
-            row = self._store.read(request.user_id, by)
-            if row is None:
-                return Known(degraded_reason=self._freshness.reason, plan=plan)
-            if request.at - row.written_at > USER_TTL_DAYS * DAY_S:
-                return Known(degraded_reason="stale_features", plan=plan)
             events = unpack(row.history, self.bundle.statistics.codes_in)
-            return Known(row, events, self._freshness.reason, plan)
-        except FeaturesUnavailable as error:
-            log.warning("answering without the user's history: %s", error)
-            return Known(degraded_reason="features_unavailable", plan=plan)
         except ValueError as error:
-            log.warning("answering without the user's history: %s", error)
-            return Known(degraded_reason="features_invalid", plan=plan)
+            return self._unknown(request, error)
+        return Known(row, events, self._freshness.reason, plan)
+
+    def _unknown(self, request: Request, error: Exception) -> Known:
+        log.warning("answering without the user's history: %s", error)
+        reason = "features_unavailable" if isinstance(error, FeaturesUnavailable) else "features_invalid"
+        return Known(degraded_reason=reason, plan=self._plan(request))
 
     def rank(self, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
         """Return one purchase probability per candidate, (n,) float32."""

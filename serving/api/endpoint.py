@@ -155,6 +155,7 @@ class Endpoint(ModelServer):
             self._loop.add_signal_handler(sig, self.stop, sig)
         self._grpc = self._make_grpc()
         await rehearse(app, self._checkout)
+        await self._checkout.recommender.connect()
         gc.collect()
         # A full collection over all that the libraries hold would stop requests for 100 ms and more.
         self._freeze()

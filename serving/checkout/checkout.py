@@ -317,14 +317,15 @@ class Checkout:
             raise DeadlineNear(f"{(deadline - began) * 1e3:.1f} ms are left: too few to begin")
         self.service.shoppers.spend(turn.request.user_id, began)
 
-        turn.asked = asked = turn.recommender.ask(
-            turn.request, turn.known, deadline - budgets.after_features_s(fewest)
-        )
-        since = asked.began
+        since = began = time.perf_counter()
+        is_read = turn.known is not None
         if turn.known is None:
+            read_by = deadline - budgets.after_features_s(fewest)
+            turn.known = await turn.recommender.fetch(turn.request, read_by)
+        turn.asked = asked = turn.recommender.ask(turn.request, turn.known, began)
+        if not is_read:
             since = asked.ready_at
-            budgets.features.learn(since - asked.began, since)
-        turn.known = asked.known
+            budgets.features.learn(since - began, since)
         turn.until = deadline - budgets.after_retrieval_s(fewest)
         try:
             near = await _by(turn.until, "retrieval", self.service.find(turn))
@@ -382,7 +383,7 @@ class Checkout:
         recommender, request, deadline = turn.recommender, turn.request, turn.call.deadline
         assert recommender.answers is not None
         read_by = deadline - self.service.budgets.after_features_s(_fewest(turn))
-        turn.known = recommender.read(request, read_by)
+        turn.known = await recommender.fetch(request, read_by)
         read = time.perf_counter()
         self.service.budgets.features.learn(read - began, read)
         key = recommender.key(request, turn.known)

@@ -1,44 +1,444 @@
-"""The address of a Redis -> redis-py's client of it, for whatever is not on the request path.
+"""An address -> clients of redis-py: one with a deadline for requests and facts, and a plain one.
 
-That one has a connection of its own, see `redis_connection`: what is done here may take seconds.
+Protocol, TLS, sentinels and clusters are the library's. `RedisClient` adds four properties:
+
+* One deadline bounds a call. The library's timeouts bound each wait, so a server that drips holds its caller.
+* No caller connects. A call runs in a task that may outlive its caller by CONNECT_S. The task opens the
+  connection or reads the late reply, and the next call finds the connection ready.
+* Each command is followed by a PING with a number. A reply counts only if that number comes next. A proxy
+  that repeats or drops a reply can therefore not give one shopper's row to another.
+* A reply may announce only so much. hiredis reserves memory for an announced array at once and holds the
+  interpreter for seconds; the library's parser in Python is used instead, with limits.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import contextlib
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import redis
+import redis.asyncio as aioredis
+import redis.cluster
+from redis._parsers import _AsyncRESP2Parser
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.sentinel import SentinelManagedConnection
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import InvalidResponse, RedisClusterException, ResponseError
 from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from serving.redis.address import RedisAddress
 
+CONNECT_S = 0.5  # for a call that opens its connection first
+MAX_CONNECTIONS = 16  # to one server
+MAX_ITEMS = 1 << 16  # of an array; a page of facts has 4,000
+MAX_BYTES = 1 << 28  # of one value
+LINES_AT_ONCE = 256  # of a reply; then other tasks run, and the deadline may end the call
+# Steps of the loop after the deadline. Our loop may be the late one: a reply that has arrived is taken.
+LATE_STEPS = 4
 
-def open_client(address: RedisAddress, timeout_s: float) -> redis.Redis | RedisCluster:
-    """Return a client whose waits are bounded each, and that tries nothing twice.
+Reply = Any  # bytes, int, None or a list of those; a few commands are parsed further by redis-py
+Result = TypeVar("Result")
+
+
+class ReplyError(Exception):
+    """The server answered with an error; `code` is its first word, for example NOAUTH or WRONGTYPE.
+
+    The text of the error is dropped: it may repeat what was sent.
+    """
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class RedisClient:
+    """A client of a server, of a cluster, or of the master that sentinels name.
+
+    Its connections belong to one event loop: the latest that awaited `ask`. Threads use that loop while it
+    runs; without one they use a loop in a thread of this client.
+    """
+
+    def __init__(self, address: RedisAddress) -> None:
+        """Take the address; nothing is connected yet."""
+        self._address = address
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened: _Opened | None = None
+        self._thread: _LoopThread | None = None
+        self._calls: set[asyncio.Task[Reply]] = set()
+
+    async def ask(self, deadline: float, *command: str | bytes | int) -> Reply:
+        """Send a command and return the reply; it may be sent twice.
+
+        Args:
+            deadline: the moment of `time.perf_counter()` when this raises, whatever has arrived by then.
+            command: its words; the name of the command as `str`.
+
+        Raises:
+            ReplyError: the server refuses the command.
+            OSError: no server can be reached, or TimeoutError at the deadline.
+            ValueError: the reply is not of Redis' protocol, or announces more than the limits.
+        """
+        left_s = deadline - time.perf_counter()
+        if left_s <= 0:
+            raise TimeoutError("no reply in time")
+        call = asyncio.ensure_future(self._call(max(left_s, CONNECT_S), command))
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+        await asyncio.wait((call,), timeout=left_s)
+        for _ in range(LATE_STEPS):
+            if call.done():
+                break
+            await asyncio.sleep(0)
+        if not call.done():
+            raise TimeoutError("no reply in time")
+        return call.result()
+
+    def ask_now(self, deadline: float, *command: str | bytes | int) -> Reply:
+        """Do as `ask` and wait for the reply; for threads without an event loop."""
+        return self._run(self.ask(deadline, *command), max(deadline - time.perf_counter(), 0) + CONNECT_S)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop; a later call opens them again."""
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.close()
+
+    def close(self) -> None:
+        """Close the connections, from a thread without an event loop; a later call opens them again."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and loop.is_running():
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(self.aclose(), loop).result(CONNECT_S)
+        self._opened = None
+        if thread is not None:
+            thread.stop()
+            thread.join()
+
+    def _run(self, coroutine: Coroutine[Any, Any, Result], limit_s: float) -> Result:
+        with self._lock:
+            if self._loop is None or not self._loop.is_running():
+                self._thread = _LoopThread()
+                self._loop, self._opened = self._thread.loop, None
+            loop = self._loop
+        with contextlib.suppress(RuntimeError):
+            assert asyncio.get_running_loop() is not loop, "await the call: this thread runs the event loop"
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        try:
+            return future.result(limit_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    async def _call(self, limit_s: float, command: tuple[str | bytes | int, ...]) -> Reply:
+        opened = self._opened_on(asyncio.get_running_loop())
+        try:
+            async with asyncio.timeout(limit_s):
+                return await opened.client.execute_command(*command)
+        except (TimeoutError, redis.TimeoutError):
+            self._failed(opened)
+            raise TimeoutError("no reply in time") from None
+        except (ResponseError, redis.ConnectionError) as error:
+            if code := _code(error):
+                raise ReplyError(code) from None
+            self._failed(opened)
+            raise ConnectionError(str(error)) from None
+        except (RedisClusterException, OSError) as error:
+            self._failed(opened)
+            raise ConnectionError(f"{type(error).__name__}: {error}") from None
+        except (redis.RedisError, ValueError, RecursionError) as error:
+            raise ValueError("the server does not speak Redis' protocol") from error
+        finally:
+            if self._opened is not opened:  # it was dropped meanwhile
+                await opened.close()
+
+    def _opened_on(self, loop: asyncio.AbstractEventLoop) -> _Opened:
+        with self._lock:
+            if self._loop is not loop:
+                if self._thread is not None:
+                    self._thread.stop(self._opened)
+                self._loop, self._thread, self._opened = loop, None, None
+            if self._opened is None:
+                self._opened = _open(self._address)
+            return self._opened
+
+    def _failed(self, opened: _Opened) -> None:
+        """Drop the client of a cluster: the library's keeps each connection that could not be opened."""
+        if isinstance(opened.client, aioredis.RedisCluster) and self._opened is opened:
+            self._opened = None
+
+    def _ended(self, call: asyncio.Task[Reply]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # its caller may be gone: it counts as retrieved
+
+
+@dataclass(eq=False, slots=True)
+class _Opened:
+    """A client of the library, and all its connections: the library's own lists are not complete."""
+
+    client: Any = None
+    connections: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    async def close(self) -> None:
+        """Close the connections at once: a frozen server would not answer."""
+        if isinstance(self.client, aioredis.RedisCluster):
+            with contextlib.suppress(redis.RedisError, OSError):
+                await self.client.aclose()
+        for connection in list(self.connections):
+            if connection.is_connected:
+                connection._writer.transport.abort()
+                await connection.disconnect(nowait=True)
+        await asyncio.sleep(0)  # the transports close in the next step
+
+
+class _LoopThread(threading.Thread):
+    """A thread that runs an event loop until `stop`."""
+
+    def __init__(self) -> None:
+        super().__init__(name="redis-loop", daemon=True)
+        self.loop = asyncio.new_event_loop()
+        started = threading.Event()
+        self.loop.call_soon(started.set)
+        self.start()
+        started.wait()
+
+    def run(self) -> None:
+        """Run the loop."""
+        self.loop.run_forever()
+        self.loop.close()
+
+    def stop(self, opened: _Opened | None = None) -> None:
+        """Close a client of the loop, and end the loop."""
+
+        async def end() -> None:
+            if opened is not None:
+                await opened.close()
+            calls = asyncio.all_tasks() - {asyncio.current_task()}
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            self.loop.stop()
+
+        if not self.loop.is_closed():
+            asyncio.run_coroutine_threadsafe(end(), self.loop)
+
+
+# ------------------------------------------------------------------------------- parser and connections
+
+
+class _BoundedParser(_AsyncRESP2Parser):
+    """The library's parser in Python, with limits for what a reply announces."""
+
+    _lines = 0
+
+    async def _readline(self) -> bytes:
+        line: bytes = await super()._readline()
+        if line[:1] in (b"*", b"$") and not -1 <= int(line[1:]) <= (
+            MAX_ITEMS if line[:1] == b"*" else MAX_BYTES
+        ):
+            raise InvalidResponse("the reply announces too much")
+        self._lines += 1
+        if not self._lines % LINES_AT_ONCE:
+            await asyncio.sleep(0)
+        return line
+
+
+_ASKING = b"*1\r\n$6\r\nASKING\r\n"
+
+
+class _Numbered:
+    """Sends a PING with a number behind each command, and believes the reply only if that number follows."""
+
+    _number = 0
+    _is_open = False  # the server has accepted this connection
+    _is_numbered = False  # the last command
+
+    def __init__(self, *, opened: _Opened, **options: Any) -> None:
+        opened.connections.add(self)
+        super().__init__(parser_class=_BoundedParser, driver_info=None, **options)
+
+    async def on_connect_check_health(self: Any, check_health: bool = True) -> None:
+        """Log in, and wait until the server answers: a frozen server accepts connections too."""
+        self._is_open = False
+        try:
+            async with asyncio.timeout(self.socket_connect_timeout):
+                await super().on_connect_check_health(check_health)
+                await self._send_ping()
+        except BaseException as error:
+            await self.disconnect(nowait=True)
+            if isinstance(error, TimeoutError):
+                raise redis.TimeoutError("no answer to a connection") from None
+            raise
+        self._is_open = True
+
+    async def send_packed_command(self: Any, command: Any, check_health: bool = True) -> None:
+        """Send a command, and the number of its reply."""
+        if not self.is_connected:
+            await self.connect_check_health(check_health=False)
+        # ASKING holds for the very next command.
+        self._is_numbered = self._is_open and b"".join(command) != _ASKING
+        if self._is_numbered:
+            self._number += 1
+            number = b"%d" % self._number
+            command = [*command, b"*2\r\n$4\r\nPING\r\n$%d\r\n%b\r\n" % (len(number), number)]
+        await super().send_packed_command(command, check_health)
+
+    async def read_response(self: Any, *args: Any, **options: Any) -> Any:
+        """Return the reply to the last command."""
+        if not self._is_numbered:
+            return await super().read_response(*args, **options)
+        try:
+            reply = await super().read_response(*args, **options)
+        except ResponseError as error:
+            reply = error
+        if await super().read_response(disable_decoding=True) != b"%d" % self._number:
+            await self.disconnect(nowait=True)
+            raise redis.ConnectionError("the server sent the reply to another command")
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
+
+
+class _NumberedConnection(_Numbered, aioredis.Connection):
+    pass
+
+
+class _NumberedTls(_Numbered, aioredis.SSLConnection):
+    async def _connect(self) -> None:
+        # Certificates are replaced while the endpoint runs. Reading them takes up to 30 ms: not on the loop.
+        self.ssl_context.context = await asyncio.to_thread(_tls_context, self.ssl_context)
+        await super()._connect()
+
+
+class _NumberedMaster(_Numbered, SentinelManagedConnection):
+    pass
+
+
+class _NumberedMasterTls(SentinelManagedConnection, _NumberedTls):
+    pass
+
+
+def _tls_context(settings: Any) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=settings.ca_certs)
+    context.check_hostname = settings.check_hostname
+    if settings.certfile:
+        context.load_cert_chain(settings.certfile, settings.keyfile)
+    return context
+
+
+class _FirstWord:
+    """Finds the key of a command; the library asks the cluster for all commands, which needs a permission."""
+
+    async def initialize(self, node: object) -> None:
+        """Do nothing."""
+
+    async def get_keys(self, *command: Any) -> Any:
+        """Return the key: each command here has it behind its name."""
+        return command[1:2]
+
+
+def _open(address: RedisAddress) -> _Opened:
+    opened = _Opened()
+    opened.client = _client(address, opened)
+    return opened
+
+
+def _client(address: RedisAddress, opened: _Opened) -> Any:
+    # A node that is frozen must leave time for the next.
+    share_s = CONNECT_S / (1 if address.kind == "server" else len(address.nodes) + 1)
+    options = client_options(address, share_s) | {"retry": Retry(NoBackoff(), 1), "opened": opened}
+    del options["socket_timeout"]  # `ask` bounds the call
+    if address.kind == "cluster":
+        del options["opened"]
+        return _open_cluster(address, options, opened)
+    options.pop("ssl", None)
+    options |= {"db": address.db, "max_connections": MAX_CONNECTIONS, "socket_keepalive": True}
+    direct = _NumberedTls if address.tls else _NumberedConnection
+    if address.kind == "sentinel":
+        return _open_master(address, options, direct)
+    host, port = address.nodes[0]
+    return aioredis.Redis(connection_pool=aioredis.ConnectionPool(direct, host=host, port=port, **options))
+
+
+def _open_master(address: RedisAddress, options: dict[str, Any], direct: type[aioredis.Connection]) -> Any:
+    entry = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl_", "opened"))}
+    entry |= {"password": address.sentinel_password or None}
+    sentinel = aioredis.Sentinel(address.nodes, sentinel_kwargs={}, **options)
+    sentinel.sentinels = [
+        aioredis.Redis(connection_pool=aioredis.ConnectionPool(direct, host=host, port=port, **entry))
+        for host, port in address.nodes
+    ]
+    managed = _NumberedMasterTls if address.tls else _NumberedMaster
+    return sentinel.master_for(address.service, connection_class=managed)
+
+
+def _open_cluster(address: RedisAddress, options: dict[str, Any], opened: _Opened) -> Any:
+    nodes = [ClusterNode(host, port) for host, port in address.nodes]
+    client = aioredis.RedisCluster(
+        startup_nodes=nodes, require_full_coverage=False, driver_info=None, socket_keepalive=True, **options
+    )
+    connection_class = _NumberedTls if address.tls else _NumberedConnection
+    # The constructor takes no class of connections.
+    for settings in (client.connection_kwargs, client.nodes_manager.connection_kwargs):
+        settings |= {"connection_class": connection_class, "opened": opened}
+        settings.pop("driver_info", None)
+    for node in client.startup_nodes:
+        node.connection_class = connection_class
+        node.connection_kwargs["opened"] = opened
+        node.connection_kwargs.pop("driver_info", None)
+    client.commands_parser = _FirstWord()
+    return client
+
+
+def _code(error: Exception) -> str:
+    """Return the code of an error that the server sent, "" for any other."""
+    if code := getattr(error, "status_code", None):
+        return str(code)
+    if not isinstance(error, ResponseError):
+        return ""
+    word = str(error).partition(" ")[0]
+    return word if word.isupper() else "ERR"
+
+
+# --------------------------------------------------------------------------------------- the plain client
+
+
+def open_client(address: RedisAddress, timeout_s: float) -> redis.Redis | redis.RedisCluster:
+    """Return a client with a timeout for each wait and without retries, for work away from requests.
 
     Raises:
         redis.RedisClusterException: no node of the cluster answers; others connect when they are first used.
     """
     options = client_options(address, timeout_s)
-    # The library's default retries with a second's back-off whatever the time-outs say.
+    # The library's default retries with a back-off of a second, whatever the timeouts are.
     once: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
     if address.kind == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in address.nodes]
-        return RedisCluster(startup_nodes=nodes, **once, **options)
+        nodes = [redis.cluster.ClusterNode(host, port) for host, port in address.nodes]
+        return redis.RedisCluster(startup_nodes=nodes, **once, **options)
     options |= {"db": address.db} | once
     if address.kind == "sentinel":
         entry = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl"))}
         entry |= {"password": address.sentinel_password or None} | once
-        return Sentinel(address.nodes, sentinel_kwargs=entry, **options).master_for(address.service)
+        return redis.Sentinel(address.nodes, sentinel_kwargs=entry, **options).master_for(address.service)
     host, port = address.nodes[0]
     return redis.Redis(host, port, **options)
 
 
 def client_options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
-    """Return what redis-py is to know of every server, by its own names."""
+    """Return the options of every server, by redis-py's names."""
     options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     if address.tls:
         options |= {"ssl": True, "ssl_check_hostname": address.ssl_check_hostname}

@@ -14,19 +14,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-
-import redis
-from redis.cluster import RedisCluster
-from redis.exceptions import RedisClusterException
 
 from feature_repo.facts import Fact, Facts, parse_fact, unranked, user_of
 from serving.errors import FactsUnavailable
 from serving.redis.address import parse_redis_url
-from serving.redis.client import open_client
+from serving.redis.client import RedisClient, ReplyError
 
 _log = logging.getLogger(__name__)
 
@@ -246,55 +241,53 @@ _CHANGED = "SELECT ranked, sequence FROM facts WHERE sequence > ? ORDER BY seque
 class RedisFactStore:
     """Facts in Redis: a hash key -> fact and a sorted set key -> sequence, in one slot of a cluster."""
 
-    def __init__(self, connect: Callable[[], redis.Redis | RedisCluster]) -> None:
-        """Take what makes a client whose time-outs bound each call; of a cluster, making it is a call too."""
-        self._connect = connect
-        self._connected: Any = None
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     def write(self, facts: Sequence[Fact]) -> int:
-        """Keep those facts that stand against what is there; each call of the script is atomic."""
+        """Keep the facts that win against the stored ones; each call of the script is atomic."""
         rows = Facts(facts).ranked()
         changed = 0
-        with _redis_told():
-            for start in range(0, len(rows), WRITE_PAGE):
-                arguments = [part for row in rows[start : start + WRITE_PAGE] for part in row]
-                changed += int(self._client().eval(_KEEP_SCRIPT, 2, _FACTS, _SEQUENCE, *arguments))
+        for start in range(0, len(rows), WRITE_PAGE):
+            arguments = [part for row in rows[start : start + WRITE_PAGE] for part in row]
+            changed += int(self._ask("EVAL", _KEEP_SCRIPT, 2, _FACTS, _SEQUENCE, *arguments))
         return changed
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
-        with _redis_told():
-            found = self._client().zrangebyscore(
-                _SEQUENCE, f"({sequence}", "+inf", start=0, num=PAGE, withscores=True
-            )
-            if not found:
-                return [], sequence
-            # A fact that changes between the two calls is read in its new form now and once more later.
-            ranked = self._client().hmget(_FACTS, [key for key, _ in found])
-        return _parsed(value for value in ranked if value is not None), int(found[-1][1])
+        limits = f"({sequence}", "+inf", "WITHSCORES", "LIMIT", 0, PAGE
+        changes = self._ask("ZRANGEBYSCORE", _SEQUENCE, *limits)
+        if not changes:
+            return [], sequence
+        # A fact that changes between the two calls is read in its new form now and once more later.
+        ranked = self._ask("HMGET", _FACTS, *changes[::2])
+        return _parsed(value for value in ranked if value is not None), int(float(changes[-1]))
 
     def of_user(self, user_id: str) -> list[Fact]:
         """Return the facts that are for one user alone."""
-        with _redis_told():
-            rows = self._client().hscan_iter(_FACTS, count=PAGE)
-            return _parsed(ranked for key, ranked in rows if user_of(key.decode()) == user_id)
+        rows: dict[bytes, bytes] = {}
+        cursor = 0
+        while True:
+            cursor, page = self._ask("HSCAN", _FACTS, cursor, "COUNT", PAGE)
+            rows |= page
+            if not cursor:
+                return _parsed(ranked for key, ranked in rows.items() if user_of(key.decode()) == user_id)
 
     def remove(self, facts: Sequence[Fact]) -> None:
         """Delete facts without a trace."""
         if keys := [fact.key for fact in facts]:
-            with _redis_told():
-                self._client().hdel(_FACTS, *keys)
-                self._client().zrem(_SEQUENCE, *keys)
+            self._ask("HDEL", _FACTS, *keys)
+            self._ask("ZREM", _SEQUENCE, *keys)
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
-        if self._connected is not None:
-            self._connected.close()
+        self._client.close()
 
-    def _client(self) -> Any:
-        if self._connected is None:
-            self._connected = self._connect()
-        return self._connected
+    def _ask(self, *command: str | bytes | int) -> Any:
+        try:
+            return self._client.ask_now(time.perf_counter() + TIMEOUT_S, *command)
+        except (ReplyError, OSError, ValueError) as error:
+            raise FactsUnavailable(f"fact store in Redis: {type(error).__name__}") from error
 
 
 _FACTS, _SEQUENCE = "{checkout:facts}:ranked", "{checkout:facts}:sequence"
@@ -323,14 +316,6 @@ return changed
 """
 
 
-@contextlib.contextmanager
-def _redis_told() -> Iterator[None]:
-    try:
-        yield
-    except (redis.RedisError, RedisClusterException, OSError, ValueError) as error:
-        raise FactsUnavailable(f"fact store in Redis: {type(error).__name__}") from error
-
-
 def _parsed(stored: Iterator[bytes]) -> list[Fact]:
     facts: list[Fact] = []
     for ranked in stored:
@@ -354,4 +339,4 @@ def open_fact_store(url: str) -> FactStore:
         return SqliteFactStore(Path(url.removeprefix("sqlite:///")))
     if url == "memory:":
         return MemoryFactStore()
-    return RedisFactStore(partial(open_client, parse_redis_url(url), TIMEOUT_S))
+    return RedisFactStore(RedisClient(parse_redis_url(url)))

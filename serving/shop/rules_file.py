@@ -150,49 +150,10 @@ def _read_yaml(text: str) -> Node | None:
     Raises:
         RulesInvalid: it is no YAML, or YAML that no rules file needs.
     """
-    root: Node | None = None
-    open_nodes: list[Node] = []
-    key: list[tuple[str, int] | None] = []  # of each open node, what the next one will be called
+    tree = _Tree()
     try:
         for event in yaml.parse(text, Loader=_LOADER):
-            kind, line = type(event), event.start_mark.line + 1
-            if kind in (yaml.MappingEndEvent, yaml.SequenceEndEvent):
-                open_nodes.pop()
-                key.pop()
-                continue
-            if kind is yaml.DocumentStartEvent and root is not None:
-                _refuse(line, "a second document (---): one file, one document")
-            if kind is yaml.AliasEvent or getattr(event, "anchor", None):
-                _refuse(line, "names (&) and references to them (*) are not read: write it out")
-            if kind not in (yaml.ScalarEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent):
-                continue
-            if event.tag:
-                _refuse(line, f"tags ({event.tag}) are not read: leave it out")
-            if kind is yaml.ScalarEvent:
-                plain = event.implicit[0] and event.value.lower() in ("~", "null")
-                node = Node(line, "" if plain else event.value)
-            else:
-                node = Node(line, {} if kind is yaml.MappingStartEvent else [])
-            if not open_nodes:
-                root = node
-            elif isinstance(values := open_nodes[-1].value, list):
-                values.append(node)
-            elif key[-1] is None:
-                if not isinstance(node.value, str):
-                    _refuse(line, "a list or mapping as a key: expected a word and a colon")
-                if node.value in values:
-                    _refuse(line, f"{node.value!r} stands here twice: put both into one")
-                key[-1] = (str(node.value), line)
-                continue
-            else:
-                assert isinstance(values, dict)
-                name, node.key_line = key[-1]
-                values[name], key[-1] = node, None
-            if kind is not yaml.ScalarEvent:
-                if len(open_nodes) == _DEEPEST:
-                    _refuse(line, "nested too deep: sections hold rules, rules hold words and lists of words")
-                open_nodes.append(node)
-                key.append(None)
+            tree.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         _refuse(
@@ -201,7 +162,72 @@ def _read_yaml(text: str) -> Node | None:
     except yaml.YAMLError as error:  # a character that no YAML holds
         position = getattr(error, "position", 0)
         _refuse(text.count("\n", 0, position) + 1, "a character that YAML does not know: remove it")
-    return root
+    return tree.root
+
+
+class _Tree:
+    """The nodes of a text, built from the events of YAML's parser."""
+
+    def __init__(self) -> None:
+        self.root: Node | None = None
+        self._open: list[Node] = []
+        self._keys: list[
+            tuple[str, int] | None
+        ] = []  # of each open node, the name of the next one, and its line
+
+    def take(self, event: yaml.Event) -> None:
+        """Add an event.
+
+        Raises:
+            RulesInvalid: no rules file needs it.
+        """
+        kind, line = type(event), event.start_mark.line + 1
+        if kind in (yaml.MappingEndEvent, yaml.SequenceEndEvent):
+            self._open.pop()
+            self._keys.pop()
+            return
+        if kind is yaml.DocumentStartEvent and self.root is not None:
+            _refuse(line, "a second document (---): one file, one document")
+        if kind is yaml.AliasEvent or getattr(event, "anchor", None):
+            _refuse(line, "names (&) and references to them (*) are not read: write it out")
+        if kind in (yaml.ScalarEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent):
+            if event.tag:
+                _refuse(line, f"tags ({event.tag}) are not read: leave it out")
+            self._add(_node(event, line), kind is not yaml.ScalarEvent)
+
+    def _add(self, node: Node, opens: bool) -> None:
+        if not self._open:
+            self.root = node
+        elif isinstance(values := self._open[-1].value, list):
+            values.append(node)
+        elif self._keys[-1] is None:
+            self._name(node)
+            return
+        else:
+            assert isinstance(values, dict)
+            name, node.key_line = self._keys[-1]
+            values[name], self._keys[-1] = node, None
+        if not opens:
+            return
+        if len(self._open) == _DEEPEST:
+            _refuse(node.line, "nested too deep: sections hold rules, rules hold words and lists of words")
+        self._open.append(node)
+        self._keys.append(None)
+
+    def _name(self, node: Node) -> None:
+        """Take a node as the key of the next one."""
+        if not isinstance(node.value, str):
+            _refuse(node.line, "a list or mapping as a key: expected a word and a colon")
+        if node.value in self._open[-1].value:
+            _refuse(node.line, f"{node.value!r} stands here twice: put both into one")
+        self._keys[-1] = (str(node.value), node.line)
+
+
+def _node(event: Any, line: int) -> Node:
+    if isinstance(event, yaml.ScalarEvent):
+        is_null = event.implicit[0] and event.value.lower() in ("~", "null")
+        return Node(line, "" if is_null else event.value)
+    return Node(line, {} if isinstance(event, yaml.MappingStartEvent) else [])
 
 
 def _refuse(line: int, text: str) -> NoReturn:

@@ -7,11 +7,13 @@ and the tests hold the two byte-equal.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -49,25 +51,49 @@ _reads = {
 class OnlineStore(Protocol):
     """Where the request path reads a user's row."""
 
-    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+    async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know.
 
         Args:
             user_id: whose.
-            deadline: the moment of `time.perf_counter()` when the row is of no use any more; a store may give
-                up before.
+            deadline: the moment of `time.perf_counter()` after which the row is useless; a store may give up
+                before.
 
         Raises:
-            RowInvalid: the store is well, but what it holds of this user is no row.
+            RowInvalid: the store works, but its value for this user is no row.
             FeaturesLate: the deadline came first, and too early for the store to be at fault.
             FeaturesUnavailable: the store is broken, or did not answer in time.
         """
 
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Do as `fetch` and wait for the row; for threads without an event loop."""
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop; a later read opens them again."""
+
     def close(self) -> None:
-        """Let go of connections; a later read opens them again."""
+        """Close the connections, from a thread without an event loop; a later read opens them again."""
 
 
-class MemoryStore:
+class LocalStore:
+    """A store in this process or on this disk: its `fetch` does not wait."""
+
+    async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row, or None for a user the store does not know."""
+        return self.read(user_id, deadline)
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row, or None for a user the store does not know."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Do nothing: no connection belongs to an event loop."""
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+
+class MemoryStore(LocalStore):
     """An online store in a dict: for tests and for serving without a store."""
 
     def __init__(self) -> None:
@@ -81,11 +107,8 @@ class MemoryStore:
         """Return the user's row, or None for a user the store does not know."""
         return self._rows.get(user_id)
 
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
 
-
-class SqliteStore:
+class SqliteStore(LocalStore):
     """Feast's SQLite online store, read only; safe to share between threads.
 
     A run replaces the whole file. The reader sees this by the file's inode and opens the new one.
@@ -148,10 +171,10 @@ class SqliteStore:
 
 
 class GuardedStore:
-    """Reads through to a store while it is well, and fails at once while it is not; threads may share it.
+    """Reads from a store while it works, and fails at once while it does not; threads may share it.
 
-    A row that is broken is no failure of the store: one bad row must not take everybody's away. Nor is a
-    caller's hurry.
+    A broken row is no failure of the store: one bad row must not cost all other shoppers theirs. A caller
+    with too little time is no failure either.
     """
 
     def __init__(self, store: OnlineStore, *, probe_s: float = PROBE_S) -> None:
@@ -163,7 +186,7 @@ class GuardedStore:
         """Whether reads fail without asking the store."""
         return self._breaker.is_open
 
-    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+    async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know.
 
         Raises:
@@ -171,11 +194,33 @@ class GuardedStore:
             FeaturesLate: the deadline came before the store could be at fault.
             FeaturesUnavailable: the store failed, now or a few times before.
         """
+        with self._counted():
+            row = await self._store.fetch(user_id, deadline)
+        return self._answered(row)
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Do as `fetch` and wait for the row; for threads without an event loop."""
+        with self._counted():
+            row = self._store.read(user_id, deadline)
+        return self._answered(row)
+
+    async def aclose(self) -> None:
+        """Close the store's connections of the running loop."""
+        await self._store.aclose()
+
+    def close(self) -> None:
+        """Stop probing and close the store's connections; a later read opens them again."""
+        self._breaker.close()  # first: a read in flight would open connections again
+        self._store.close()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count how a read fails, and tell the breaker."""
         if self._breaker.is_open:
             _reads["refused"].inc()
             raise FeaturesUnavailable("the online store failed repeatedly and is not asked until it is back")
         try:
-            row = self._store.read(user_id, deadline)
+            yield
         except RowInvalid:
             self._breaker.succeeded()
             _reads["invalid"].inc()
@@ -187,14 +232,11 @@ class GuardedStore:
             _reads["failed"].inc()
             self._breaker.failed(error)
             raise
+
+    def _answered(self, row: UserRow | None) -> UserRow | None:
         self._breaker.succeeded()
         _reads["absent" if row is None else "found"].inc()
         return row
-
-    def close(self) -> None:
-        """Stop probing and let go of the store's connections; a later read opens them again."""
-        self._breaker.close()  # first: a read that is under way would open connections again
-        self._store.close()
 
     def _ask(self) -> str:
         try:

@@ -1,16 +1,14 @@
-"""User id -> the user's row in Feast's Redis online store: one round trip, never longer than its time-out."""
+"""User id -> the user's row in Feast's Redis online store: one round trip, within its timeout."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-import threading
 import time
 
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.redis.address import RedisAddress, parse_redis_url
-from serving.redis.commands import RedisCommands
-from serving.redis.connection import ReplyError
-from serving.redis.pool import CONNECT_S
+from serving.redis.client import CONNECT_S, RedisClient, Reply, ReplyError
 from serving.stores.feast_layout import (
     HISTORY_FIELD,
     PROJECT,
@@ -22,14 +20,16 @@ from serving.stores.feast_layout import (
 )
 
 TIMEOUT_MS = 5.0
-FAIR = 0.5  # of the time-out: a store that had less of a hurried request's time is not at fault
+_THREADS = 0
+FAIR = 0.5  # of the timeout: a store that had less of a hurried request's time is not at fault
 
 
 class RedisStore:
-    """A server, a cluster, or the master that sentinels name; safe to share between threads.
+    """A server, a cluster, or the master that sentinels name.
 
-    The first read may take CONNECT_S seconds: it is the warm-up, before which no endpoint is ready. Each
-    later one takes at most the time-out, or what its request has left, whatever the server does.
+    The first read of an event loop, and the first of threads, may take CONNECT_S seconds: it is the warm-up,
+    before which no endpoint is ready. Each later read takes at most the timeout, or the time its request has
+    left, whatever the server does. The loop that awaits `fetch` runs meanwhile.
     """
 
     def __init__(
@@ -42,55 +42,80 @@ class RedisStore:
         """
         self._address = address = parse_redis_url(url) if isinstance(url, str) else url
         self._project = project.encode()
-        self._timeout_ms = timeout_ms
-        self._warm = threading.Event()
-        self._commands = RedisCommands(address)
+        self._timeout_s = timeout_ms / 1e3
+        self._warm: set[int] = set()  # ids of event loops, and _THREADS
+        self._client = RedisClient(address)
 
-    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+    async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know.
 
         Raises:
-            RowInvalid: what stands there is not Feast's.
-            FeaturesLate: the deadline came before FAIR of the time-out.
+            RowInvalid: the stored value is not Feast's.
+            FeaturesLate: the deadline came before FAIR of the timeout.
             FeaturesUnavailable: Redis is gone, late, or refuses the user.
         """
-        now = time.perf_counter()
-        patience_s = self._timeout_ms / 1e3 if self._warm.is_set() else CONNECT_S
-        given_s = min(patience_s, deadline - now)
-        if given_s <= 0:
-            raise FeaturesLate("no time is left to read the online store")
-        self._warm.set()
+        patience_s, given_s = self._times(deadline, id(asyncio.get_running_loop()))
+        command = self._command(user_id)
         try:
-            key = entity_key(user_id) + self._project
-            reply = self._commands.ask(now + given_s, b"HMGET", key, HISTORY_FIELD, WRITTEN_FIELD)
-        except ReplyError as error:
-            if error.code == "WRONGTYPE":
-                raise RowInvalid("the online store holds no hash under a user's key") from error
-            raise self._unavailable(error) from error
-        except TimeoutError as error:
-            if given_s < FAIR * patience_s:
-                raise FeaturesLate("the online store did not answer in the little time left") from error
-            raise self._unavailable(f"no answer in {given_s * 1e3:g} ms") from error
-        except (OSError, ValueError) as error:
-            raise self._unavailable(error) from error
-        match reply:
-            case [bytes(history), bytes(written)]:
-                try:
-                    return UserRow(bytes_value(history), timestamp(written))
-                except ValueError as error:
-                    raise RowInvalid(f"the online store's row of a user: {error}") from error
-            case [None, _] | [_, None]:
-                return None
-        raise RowInvalid("the online store gave something else than the two fields of a row")
+            reply = await self._client.ask(time.perf_counter() + given_s, *command)
+        except (ReplyError, OSError, ValueError) as error:
+            raise self._failure(error, given_s, patience_s) from error
+        return _row(reply)
 
-    def close(self) -> None:
-        """Close the connections; a later read opens them again."""
-        self._commands.close()
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Do as `fetch` and wait for the row; for threads without an event loop."""
+        patience_s, given_s = self._times(deadline, _THREADS)
+        command = self._command(user_id)
+        try:
+            reply = self._client.ask_now(time.perf_counter() + given_s, *command)
+        except (ReplyError, OSError, ValueError) as error:
+            raise self._failure(error, given_s, patience_s) from error
+        return _row(reply)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop; a later read opens them again."""
+        await self._client.aclose()
         self._warm.clear()
 
-    def _unavailable(self, reason: object) -> FeaturesUnavailable:
-        if isinstance(reason, ReplyError):
-            reason = f"it answers {reason}"
-        elif isinstance(reason, Exception):
-            reason = f"{type(reason).__name__}: {reason}"
+    def close(self) -> None:
+        """Close the connections, from a thread without an event loop; a later read opens them again."""
+        self._client.close()
+        self._warm.clear()
+
+    def _times(self, deadline: float, reader: int) -> tuple[float, float]:
+        """Return how long a read may take, and how long this one may, in seconds."""
+        patience_s = self._timeout_s if reader in self._warm else CONNECT_S
+        given_s = min(patience_s, deadline - time.perf_counter())
+        if given_s <= 0:
+            raise FeaturesLate("no time is left to read the online store")
+        self._warm.add(reader)
+        return patience_s, given_s
+
+    def _command(self, user_id: str) -> tuple[str, bytes, bytes, bytes]:
+        return "HMGET", entity_key(user_id) + self._project, HISTORY_FIELD, WRITTEN_FIELD
+
+    def _failure(self, error: Exception, given_s: float, patience_s: float) -> Exception:
+        """Return the error of a read that got no reply."""
+        if isinstance(error, TimeoutError):
+            if given_s < FAIR * patience_s:
+                return FeaturesLate("the online store did not answer in the little time left")
+            reason = f"no answer in {given_s * 1e3:g} ms"
+        elif isinstance(error, ReplyError):
+            if error.code == "WRONGTYPE":
+                return RowInvalid("the online store holds no hash under a user's key")
+            reason = f"it answers {error.code}"
+        else:
+            reason = f"{type(error).__name__}: {error}"
         return FeaturesUnavailable(f"online store in Redis at {self._address}: {reason}")
+
+
+def _row(reply: Reply) -> UserRow | None:
+    match reply:
+        case [bytes(history), bytes(written)]:
+            try:
+                return UserRow(bytes_value(history), timestamp(written))
+            except ValueError as error:
+                raise RowInvalid(f"the online store's row of a user: {error}") from error
+        case [None, _] | [_, None]:
+            return None
+    raise RowInvalid("the online store gave something else than the two fields of a row")

@@ -1,24 +1,334 @@
-"""What redis-py is told of each kind of address; that it works is proven where it is used."""
+"""Fake servers, a real server and a real cluster; the ways to log in are in test_redis_store."""
 
+import asyncio
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
+from redis.crc import key_slot
 from redis.retry import Retry
 
-from serving.redis.address import parse_redis_url
-from serving.redis.client import client_options, open_client
+from serving.errors import FeaturesUnavailable
+from serving.redis.address import RedisAddress, parse_redis_url
+from serving.redis.client import (
+    MAX_ITEMS,
+    RedisClient,
+    ReplyError,
+    client_options,
+    open_client,
+)
+from serving.stores.feast_layout import entity_key
+from serving.stores.redis_store import RedisStore
+from tests.chaos.listening import listening
+from tests.chaos.numbers import numbers_in
+from tests.chaos.procs import Valkey, eventually, free_port, valkey_server
+from tests.chaos.rows import ROW_42, put_row
 
 
-def test_a_client_waits_so_long_and_tries_once() -> None:
+def soon(seconds: float = 10.0) -> float:
+    return time.perf_counter() + seconds
+
+
+def loop_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "redis-loop"]
+
+
+def client_of(node: tuple[str, int]) -> RedisClient:
+    return RedisClient(RedisAddress("server", (node,)))
+
+
+def answering(*answers: bytes, numbered: bool = True) -> Callable[[socket.socket], None]:
+    """Return a server that lets each connection in, and answers its commands in order with these bytes."""
+    left = iter(answers)
+
+    def serve(client: socket.socket) -> None:
+        while sent := client.recv(4_096):
+            numbers = numbers_in(sent)
+            if not numbers:
+                client.sendall(b"+PONG\r\n")
+                continue
+            answer = next(left, None)
+            if answer is None:
+                return
+            client.sendall(answer + (numbers if numbered else b""))
+
+    return serve
+
+
+# ------------------------------------------------------------------------------------------ replies
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [
+        (b"+OK\r\n", b"OK"),
+        (b":-7\r\n", -7),
+        (b"$-1\r\n", None),
+        (b"*-1\r\n", None),
+        (b"$0\r\n\r\n", b""),
+        (b"$4\r\n\r\n\r\n\r\n", b"\r\n\r\n"),
+        (b"*2\r\n$1\r\na\r\n*1\r\n:1\r\n", [b"a", [1]]),
+    ],
+)
+def test_each_kind_of_reply_is_read(answer: bytes, reply: object) -> None:
+    with listening(answering(answer, b"+next\r\n")) as node:
+        client = client_of(node)
+        assert client.ask_now(soon(), "ANY") == reply
+        assert client.ask_now(soon(), "ANY") == b"next", "nothing of the first was left"
+        client.close()
+
+
+def test_an_error_shows_its_code_alone_and_the_connection_stays_open() -> None:
+    with listening(answering(b"-WRONGTYPE for 'hunter2'\r\n", b"+OK\r\n")) as node:
+        client = client_of(node)
+        with pytest.raises(ReplyError, match=r"^WRONGTYPE$"):
+            client.ask_now(soon(), "GET", "key")
+        assert client.ask_now(soon(), "GET", "key") == b"OK"
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"$x\r\n",
+        b"*1\r\n" * 2_000,
+        b"x" * 100_000,
+        b"*%d\r\n" % (MAX_ITEMS + 1),
+        b"*1\r\n*2000000000\r\n",
+        b"$2000000000\r\n",
+        b"$-2\r\n",
+    ],
+)
+def test_bytes_that_are_no_reply_or_announce_too_much_are_an_error(answer: bytes) -> None:
+    with listening(answering(answer, answer)) as node:
+        client = client_of(node)
+        with pytest.raises((ValueError, ConnectionError)):
+            client.ask_now(soon(), "ANY")
+        client.close()
+
+
+def test_an_announced_array_of_two_thousand_million_does_not_hold_the_interpreter() -> None:
+    with listening(answering(b"*2000000000\r\n")) as node:
+        client = client_of(node)
+        began = time.thread_time(), time.perf_counter()
+        with pytest.raises(ValueError, match="protocol"):
+            client.ask_now(soon(), "ANY")
+        client.close()
+    assert time.perf_counter() - began[1] < 2, "hiredis takes 13 s"
+
+
+@pytest.mark.parametrize("answer", [b"", b"$10\r\nabc", b"*2\r\n$1\r\na\r\n"])
+def test_half_an_answer_and_an_end_is_a_lost_connection(answer: bytes) -> None:
+    def serve(client: socket.socket) -> None:
+        while sent := client.recv(4_096):
+            if numbers_in(sent):
+                client.sendall(answer)
+                return
+            client.sendall(b"+PONG\r\n")
+
+    with listening(serve) as node:
+        client = client_of(node)
+        with pytest.raises(ConnectionError):
+            client.ask_now(soon(), "ANY")
+        client.close()
+
+
+def test_a_reply_that_is_sent_twice_never_answers_the_next_command() -> None:
+    """A server that repeats each reply, with or without the number behind it."""
+    for repeat_number in (False, True):
+        right = 0
+
+        def serve(client: socket.socket, repeat_number: bool = repeat_number) -> None:
+            while sent := client.recv(4_096):
+                numbers = numbers_in(sent)
+                if not numbers:
+                    client.sendall(b"+PONG\r\n")
+                    continue
+                key = sent.split(b"\r\n")[4]
+                reply = b"$%d\r\n%b\r\n" % (len(key), key)
+                client.sendall((reply + numbers) * 2 if repeat_number else reply * 2 + numbers)
+
+        with listening(serve) as node:
+            client = client_of(node)
+            for number in range(20):
+                key = f"key {number}".encode()
+                try:
+                    assert client.ask_now(soon(), "GET", key) == key
+                    right += 1
+                except ConnectionError:
+                    pass  # the connection is dropped
+            client.close()
+        assert right == (10 if repeat_number else 0), "each connection's first pair is right"
+
+
+# ----------------------------------------------------------------------------------------- deadlines
+
+
+@pytest.mark.parametrize("head", [b"+", b"$9999\r\n", b"*9999\r\n", b"*60000\r\n$1\r\na\r\n"])
+def test_a_server_that_drips_holds_no_caller_beyond_the_deadline(head: bytes) -> None:
+    def drip(client: socket.socket) -> None:
+        while not numbers_in(client.recv(4_096)):
+            client.sendall(b"+PONG\r\n")
+        client.sendall(head)
+        for _ in range(400):
+            client.sendall(b"1")
+            time.sleep(0.004)
+
+    with listening(drip) as node:
+        client = client_of(node)
+        began = time.perf_counter()
+        with pytest.raises(TimeoutError):
+            client.ask_now(began + 0.03, "ANY")
+        assert time.perf_counter() - began < 0.5, "each wait of its own would have taken 1.6 s"
+        client.close()
+
+
+def test_a_deadline_that_is_over_sends_nothing() -> None:
+    client = client_of(("127.0.0.1", free_port()))
+    with pytest.raises(TimeoutError):
+        client.ask_now(time.perf_counter() - 1, "ANY")
+    client.close()
+
+
+def test_no_server_is_a_lost_connection() -> None:
+    client = client_of(("127.0.0.1", free_port()))
+    with pytest.raises(ConnectionError, match="Connect call failed"):
+        client.ask_now(soon(), "GET", "key")
+    client.close()
+
+
+def test_a_reply_that_arrived_is_taken_though_our_loop_is_late() -> None:
+    with listening(answering(b"+warm\r\n", b"+OK\r\n")) as node:
+
+        async def ask() -> object:
+            client = client_of(node)
+            await client.ask(soon(), "ANY")
+            asked = asyncio.ensure_future(client.ask(soon(0.05), "ANY"))
+            await asyncio.sleep(0.01)  # the command is sent
+            time.sleep(0.1)  # another task computes
+            reply = await asked
+            await client.aclose()
+            return reply
+
+        assert asyncio.run(ask()) == b"OK"
+
+
+def test_the_loop_runs_while_a_server_is_frozen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+
+        async def ask() -> int:
+            client, steps = client_of(mute.getsockname()), 0
+            asked = asyncio.ensure_future(client.ask(soon(0.2), "ANY"))
+            while not asked.done():
+                steps += 1
+                await asyncio.sleep(0.001)
+            with pytest.raises(TimeoutError):
+                await asked
+            await client.aclose()
+            return steps
+
+        assert asyncio.run(ask()) > 20
+
+
+def test_a_caller_that_gives_up_leaves_the_connection_to_the_next() -> None:
+    """Connecting takes longer than any caller has."""
+    connections = 0
+
+    def serve(client: socket.socket) -> None:
+        nonlocal connections
+        connections += 1
+        time.sleep(0.1)
+        answering(*[b"+OK\r\n"] * 5)(client)
+
+    with listening(serve) as node:
+        client = client_of(node)
+        with pytest.raises(TimeoutError):
+            client.ask_now(soon(0.02), "ANY")
+        time.sleep(0.3)
+        assert client.ask_now(soon(0.09), "ANY") == b"OK"
+        assert connections == 1
+        client.close()
+
+
+# --------------------------------------------------------------------------------- loops and threads
+
+
+def test_threads_share_a_client_and_it_moves_to_the_loop_that_awaits_it() -> None:
+    def echo(client: socket.socket) -> None:
+        while sent := client.recv(4_096):
+            numbers = numbers_in(sent)
+            if not numbers:
+                client.sendall(b"+PONG\r\n")
+                continue
+            word = sent.split(b"\r\n")[4]
+            client.sendall(b"$%d\r\n%b\r\n" % (len(word), word) + numbers)
+
+    wrong: list[object] = []
+
+    def ask(client: RedisClient, thread: int) -> None:
+        for number in range(50):
+            word = f"{thread} {number}".encode()
+            if (reply := client.ask_now(soon(), "GET", word)) != word:
+                wrong.append(reply)
+
+    async def ask_here(client: RedisClient) -> list[Any]:
+        replies = await asyncio.gather(*(client.ask(soon(), "GET", f"{n}") for n in range(10)))
+        replies.append(await asyncio.to_thread(client.ask_now, soon(), "GET", "thread"))
+        await client.aclose()
+        return replies
+
+    with listening(echo) as node:
+        client = client_of(node)
+        threads = [threading.Thread(target=ask, args=(client, number)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert asyncio.run(ask_here(client)) == [*(b"%d" % n for n in range(10)), b"thread"]
+        eventually(lambda: not loop_threads())
+        assert client.ask_now(soon(), "GET", "again") == b"again"
+        client.close()
+    assert not loop_threads()
+
+
+@pytest.mark.slow
+def test_a_value_is_read_as_it_was_written_and_close_is_no_end(
+    valkey: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    client = RedisClient(parse_redis_url(valkey[0]))
+    assert client.ask_now(soon(), "SET", b"key", b"\x00\r\nvalue", "PX", 60_000) in (b"OK", True)
+    assert client.ask_now(soon(), "GET", b"key") == b"\x00\r\nvalue"
+    assert client.ask_now(soon(), "GET", b"other") is None
+    with pytest.raises(ReplyError):
+        client.ask_now(soon(), "HGET", b"key", b"field")
+    assert client.ask_now(soon(), "GET", b"key") == b"\x00\r\nvalue", "a refusal keeps the connection"
+    client.close()
+    assert client.ask_now(soon(), "DEL", b"key") == 1, "a later command connects again"
+    client.close()
+
+
+# ----------------------------------------------------------------------------------- the plain client
+
+
+def test_a_plain_client_has_a_timeout_and_no_retries() -> None:
     client = open_client(parse_redis_url("redis://ann:pw@cache:7000/3"), 0.5)
     assert isinstance(client, redis.Redis)
-    said = client.connection_pool.connection_kwargs
-    assert {name: said[name] for name in ("host", "port", "db", "username", "password")} == {
+    options = client.connection_pool.connection_kwargs
+    assert {name: options[name] for name in ("host", "port", "db", "username", "password")} == {
         "host": "cache", "port": 7000, "db": 3, "username": "ann", "password": "pw",
     }  # fmt: skip
-    assert (said["socket_timeout"], said["socket_connect_timeout"]) == (0.5, 0.5)
-    assert isinstance(said["retry"], Retry)
-    assert said["retry"].get_retries() == 0
+    assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.5, 0.5)
+    assert isinstance(options["retry"], Retry)
+    assert options["retry"].get_retries() == 0
 
 
 def test_tls_and_its_files() -> None:
@@ -36,6 +346,104 @@ def test_a_sentinel_has_a_password_of_its_own() -> None:
     pool: Any = open_client(address, 1).connection_pool  # type: ignore[union-attr]
     assert pool.service_name == "shop"
     assert (pool.connection_kwargs["db"], pool.connection_kwargs["password"]) == (2, "pw")
-    sentinels = [one.connection_pool.connection_kwargs for one in pool.sentinel_manager.sentinels]
-    found = [(one["host"], one["port"], one["password"]) for one in sentinels]
-    assert found == [("a", 1, "guard"), ("b", 2, "guard")]
+    options = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+    sentinels = [(entry["host"], entry["port"], entry["password"]) for entry in options]
+    assert sentinels == [("a", 1, "guard"), ("b", 2, "guard")]
+
+
+# ------------------------------------------------------------------------------------------- a cluster
+
+CLUSTERED = ("--cluster-enabled", "yes", "--save", "", "--cluster-node-timeout", "1000")
+
+
+def state_of(client: redis.Redis) -> str:
+    return str(client.execute_command("CLUSTER INFO")["cluster_state"])
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[Valkey, Valkey]]:
+    """Two nodes with half the slots each."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(valkey_server(tmp_path / name, *CLUSTERED)) for name in ("a", "b")]
+        with nodes[0].client() as one, nodes[1].client() as other:
+            one.execute_command("CLUSTER ADDSLOTSRANGE", 0, 8_191)
+            other.execute_command("CLUSTER ADDSLOTSRANGE", 8_192, 16_383)
+            one.execute_command("CLUSTER MEET", "127.0.0.1", nodes[1].port)
+            eventually(lambda: all(state_of(client) == "ok" for client in (one, other)))
+        yield nodes[0], nodes[1]
+
+
+def user_of(first: int, last: int) -> str:
+    """Return a user whose key is in these slots."""
+    users = (str(number) for number in range(10_000))
+    return next(user for user in users if first <= key_slot(entity_key(user) + b"checkout") <= last)
+
+
+@pytest.mark.slow
+def test_each_user_is_found_on_its_node_though_the_url_names_one_dead_node_and_one_live(
+    cluster: tuple[Valkey, Valkey],
+) -> None:
+    url = f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster[1].port}"
+    users = [str(number) for number in range(20)]
+    with redis.RedisCluster("127.0.0.1", cluster[0].port) as client:
+        for user in users:
+            put_row(client, user)
+    store = RedisStore(url, timeout_ms=1_000)
+    assert [store.read(user) for user in [*users, "absent"]] == [ROW_42] * 20 + [None]
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_user_of_a_cluster_needs_no_permission_but_to_read(cluster: tuple[Valkey, Valkey]) -> None:
+    for node in cluster:
+        with node.client() as client:
+            client.execute_command(
+                "ACL SETUSER", "shop", "on", ">word", "~*", "+ping", "+hmget", "+cluster|slots"
+            )
+    store = RedisStore(f"redis+cluster://shop:word@127.0.0.1:{cluster[0].port}", timeout_ms=1_000)
+    assert [store.read(str(number)) for number in range(20)] == [None] * 20
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_slot_that_moves_is_followed_while_and_after_it_moves(cluster: tuple[Valkey, Valkey]) -> None:
+    source, target = cluster
+    user = user_of(0, 8_191)
+    key = entity_key(user) + b"checkout"
+    slot = key_slot(key)
+    store = RedisStore(f"redis+cluster://127.0.0.1:{source.port}", timeout_ms=1_000)
+    with source.client() as one, target.client() as other:
+        put_row(one, user)
+        assert store.read(user) == ROW_42
+        ids = [client.execute_command("CLUSTER MYID").decode() for client in (one, other)]
+        other.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ids[0])
+        one.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
+        one.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5_000)
+        assert store.read(user) == ROW_42, "the source says ASK"
+        for client in (other, one):
+            client.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[1])
+        assert store.read(user) == ROW_42, "the source says MOVED"
+        assert store.read(user) == ROW_42
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_gone_is_unavailable_and_found_again(cluster: tuple[Valkey, Valkey]) -> None:
+    store = RedisStore(f"redis+cluster://127.0.0.1:{cluster[0].port}")
+    user = user_of(8_192, 16_383)
+    with cluster[1].client() as client:
+        put_row(client, user)
+    assert store.read(user) == ROW_42
+    cluster[1].kill()
+    with pytest.raises(FeaturesUnavailable, match=r"cluster 127\.0\.0\.1"):
+        store.read(user)
+    cluster[1].restart()
+
+    def back() -> bool:
+        try:
+            return store.read(user) is None  # it kept nothing on disk but its place in the cluster
+        except FeaturesUnavailable:
+            return False
+
+    eventually(back)
+    store.close()

@@ -211,6 +211,7 @@ def test_writers_at_the_same_time_leave_the_latest_and_readers_miss_nothing(
     expected = {fact.key: fact for fact in Facts(said)}
     assert {fact.key: fact for fact in seen} == expected
     assert {fact.key: fact for fact in all_of(reader)[0]} == expected
+    reader.close()
 
 
 # --------------------------------------------------------------------------------------------- Redis
@@ -231,7 +232,8 @@ def test_a_redis_that_is_gone_is_told_within_its_time_out(
     for _ in range(2):
         with pytest.raises(FactsUnavailable, match=r"fact store in Redis: \w+Error"):
             store.changed_since(0)
-    assert time.monotonic() - began < 10  # two time-outs of a second, and none of a library's retries
+    assert time.monotonic() - began < 10  # two timeouts of a second, and none of a library's retries
+    store.close()
 
 
 @pytest.mark.slow
@@ -245,6 +247,7 @@ def test_a_redis_that_was_emptied_goes_on_with_larger_sequences(
         client.flushall()
     store.write([price("new")])
     assert all_of(store, sequence)[0] == [price("new")]
+    store.close()
 
 
 @pytest.mark.slow
@@ -262,6 +265,7 @@ def test_sequences_rise_while_the_clock_stands(valkey: tuple[str, subprocess.Pop
     with redis.Redis.from_url(valkey[0]) as client:
         scores = [score for _, score in client.zrange(fact_store._SEQUENCE, 0, -1, withscores=True)]
     assert len(set(scores)) == 2_000
+    store.close()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A real server, entered in each way that users enter it, and spoilt in each way that servers fail."""
 
+import asyncio
 import datetime
 import ipaddress
 import itertools
@@ -18,13 +19,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pipelines.drills.fault_proxy import Proxy
+from serving.answer.recommender import Recommender
+from serving.checkout.call_headers import Call
+from serving.checkout.checkout import Checkout
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
-from serving.redis.address import parse_redis_url
-from serving.redis.connection import connect
+from serving.release.bundle import load_bundle
+from serving.schemas import Request
 from serving.stores.feast_layout import entity_key
-from serving.stores.online_features import OnlineStore, UserRow, open_store
+from serving.stores.online_features import GuardedStore, OnlineStore, UserRow, open_store
 from serving.stores.redis_store import FAIR, RedisStore
 from tests.chaos.listening import listening
+from tests.chaos.numbers import numbers_in
 from tests.chaos.procs import Valkey, eventually, free_port, valkey_server
 from tests.chaos.rows import HISTORY_FIELD, ROW_42, TIMESTAMP, proto, put_row
 
@@ -95,7 +100,7 @@ def test_a_read_ends_with_the_time_of_its_request_and_blames_the_store_only_for_
             if b"HMGET" not in asked:
                 connection.sendall(b"+PONG\r\n")
             elif b"warm" in asked:
-                connection.sendall(b"*2\r\n$-1\r\n$-1\r\n")
+                connection.sendall(b"*2\r\n$-1\r\n$-1\r\n" + numbers_in(asked))
 
     with listening(serve) as (host, port):
         store = RedisStore(f"redis://{host}:{port}", timeout_ms=400.0)
@@ -234,9 +239,10 @@ class TestTls:
         store.close()
 
     def test_a_server_that_no_authority_of_ours_knows_is_refused(self, tls_proxy: Proxy) -> None:
-        address = parse_redis_url(f"rediss://:{QUOTED}@{tls_proxy.address}/0")
-        with pytest.raises(ssl.SSLCertVerificationError):
-            connect(address, address.nodes[0], time.perf_counter() + 10)
+        store = RedisStore(f"rediss://:{QUOTED}@{tls_proxy.address}/0")
+        with pytest.raises(FeaturesUnavailable, match="certificate verify failed"):
+            store.read("42")
+        store.close()
 
     def test_who_shows_no_certificate_is_not_let_in(self, tls_proxy: Proxy, certificates: Path) -> None:
         store = RedisStore(f"rediss://:{QUOTED}@{tls_proxy.address}/0?ssl_ca_certs={certificates}/ca.pem")
@@ -319,7 +325,7 @@ class TestFaults:
         assert_held(took)
         # What is being opened fails within half a second; the proxy's own ends are in this process too.
         proxy.reset_peer()
-        eventually(lambda: not [one for one in threading.enumerate() if one.name == "redis-connect"])
+        eventually(lambda: not store._client._calls)
         eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 3)
         proxy.heal()
         if proxy._listener.fileno() < 0:
@@ -369,6 +375,37 @@ class TestFaults:
             thread.join()
         store.close()
         assert wrong == []
+
+
+@pytest.mark.slow
+def test_ten_requests_of_a_store_that_is_20_ms_away_wait_together(proxy: Proxy, toy_bundle: Path) -> None:
+    proxy.latency_s = lambda: 0.02
+    store = open_store(url_of(proxy))
+    assert isinstance(store, GuardedStore)
+    store._store = distant = RedisStore(url_of(proxy), timeout_ms=5_000)
+    checkout = Checkout(Recommender(load_bundle(toy_bundle), store), 60_000.0)
+
+    async def answers(together: int) -> float:
+        """Return how long ten answers take, so many at a time."""
+        began = time.perf_counter()
+        for start in range(0, 10, together):
+            requests = [Request(("1000001",), 1.0, "43", None, 5, f"r{start + n}") for n in range(together)]
+            now = time.perf_counter()
+            calls = [Call(now, now + 60.0, request.request_id) for request in requests]
+            turns = await asyncio.gather(*map(checkout.answer, requests, calls))
+            assert not [turn for turn in turns if turn.degraded_reason == "features_unavailable"]
+        return time.perf_counter() - began
+
+    async def measure() -> tuple[float, float]:
+        await answers(10)  # ten connections are open
+        took = min([await answers(1) for _ in range(3)]), min([await answers(10) for _ in range(3)])
+        await store.aclose()
+        return took
+
+    one_by_one, at_once = asyncio.run(measure())
+    assert at_once < 0.5 * one_by_one, "the event loop waits for the store"
+    distant.close()
+    store.close()
 
 
 def test_a_server_that_accepts_and_never_answers_is_unavailable() -> None:
