@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import redis
 import redis.asyncio as aioredis
 import redis.cluster
-from redis._parsers import _AsyncRESP2Parser
+from redis._parsers import AsyncCommandsParser, _AsyncRESP2Parser
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import SentinelManagedConnection
 from redis.backoff import NoBackoff
@@ -259,7 +259,7 @@ class _BoundedParser(_AsyncRESP2Parser):
 _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
-class _Numbered:
+class _Numbered(aioredis.Connection):
     """Sends a PING with a number behind each command, and believes the reply only if that number follows."""
 
     _number = 0
@@ -270,7 +270,7 @@ class _Numbered:
         opened.connections.add(self)
         super().__init__(parser_class=_BoundedParser, driver_info=None, **options)
 
-    async def on_connect_check_health(self: Any, check_health: bool = True) -> None:
+    async def on_connect_check_health(self, check_health: bool = True) -> None:
         """Log in, and wait until the server answers: a frozen server accepts connections too."""
         self._is_open = False
         try:
@@ -284,7 +284,7 @@ class _Numbered:
             raise
         self._is_open = True
 
-    async def send_packed_command(self: Any, command: Any, check_health: bool = True) -> None:
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         """Send a command, and the number of its reply."""
         if not self.is_connected:
             await self.connect_check_health(check_health=False)
@@ -296,7 +296,7 @@ class _Numbered:
             command = [*command, b"*2\r\n$4\r\nPING\r\n$%d\r\n%b\r\n" % (len(number), number)]
         await super().send_packed_command(command, check_health)
 
-    async def read_response(self: Any, *args: Any, **options: Any) -> Any:
+    async def read_response(self, *args: Any, **options: Any) -> Any:
         """Return the reply to the last command."""
         if not self._is_numbered:
             return await super().read_response(*args, **options)
@@ -310,10 +310,6 @@ class _Numbered:
         if isinstance(reply, ResponseError):
             raise reply
         return reply
-
-
-class _NumberedConnection(_Numbered, aioredis.Connection):
-    pass
 
 
 class _NumberedTls(_Numbered, aioredis.SSLConnection):
@@ -339,10 +335,10 @@ def _tls_context(settings: Any) -> ssl.SSLContext:
     return context
 
 
-class _FirstWord:
+class _FirstWord(AsyncCommandsParser):
     """Finds the key of a command; the library asks the cluster for all commands, which needs a permission."""
 
-    async def initialize(self, node: object) -> None:
+    async def initialize(self, node: object = None) -> None:
         """Do nothing."""
 
     async def get_keys(self, *command: Any) -> Any:
@@ -366,7 +362,7 @@ def _client(address: RedisAddress, opened: _Opened) -> Any:
         return _open_cluster(address, options, opened)
     options.pop("ssl", None)
     options |= {"db": address.db, "max_connections": MAX_CONNECTIONS, "socket_keepalive": True}
-    direct = _NumberedTls if address.tls else _NumberedConnection
+    direct = _NumberedTls if address.tls else _Numbered
     if address.kind == "sentinel":
         return _open_master(address, options, direct)
     host, port = address.nodes[0]
@@ -390,7 +386,7 @@ def _open_cluster(address: RedisAddress, options: dict[str, Any], opened: _Opene
     client = aioredis.RedisCluster(
         startup_nodes=nodes, require_full_coverage=False, driver_info=None, socket_keepalive=True, **options
     )
-    connection_class = _NumberedTls if address.tls else _NumberedConnection
+    connection_class = _NumberedTls if address.tls else _Numbered
     # The constructor takes no class of connections.
     for settings in (client.connection_kwargs, client.nodes_manager.connection_kwargs):
         settings |= {"connection_class": connection_class, "opened": opened}

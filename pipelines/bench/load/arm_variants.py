@@ -37,7 +37,7 @@ from serving.release.bundle import Bundle, open_session
 from serving.schemas import parse_request
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
-from serving.stores.online_features import OnlineStore, UserRow, open_store
+from serving.stores.online_features import LocalStore, OnlineStore, UserRow, open_store
 from serving.wiring import SWITCH_S, Wiring, wire
 
 SERVERS = ("endpoint", "kserve", "fastapi")
@@ -61,7 +61,7 @@ class Variant:
             raise ValueError("a variant ranks with weights or with a graph: give one of them")
 
 
-class FeastRows:
+class FeastRows(LocalStore):
     """An online store behind Feast's SDK."""
 
     def __init__(self, home: Path, url: str, plain: OnlineStore) -> None:

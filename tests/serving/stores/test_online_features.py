@@ -14,6 +14,7 @@ from feature_repo.aggregates import unpack
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.stores.online_features import (
     GuardedStore,
+    LocalStore,
     MemoryStore,
     OnlineStore,
     SqliteStore,
@@ -231,7 +232,7 @@ def test_sqlite_is_not_read_without_time(database: Path) -> None:
 # ------------------------------------------------------------------------------------- behind a breaker
 
 
-class FailingStore:
+class FailingStore(LocalStore):
     """Knows user 42; fails as long as it is told to."""
 
     def __init__(self) -> None:
