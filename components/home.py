@@ -1,4 +1,4 @@
-"""The state folder -> its champion, its bundles, and the lock that keeps two writers apart."""
+"""The state folder -> the parts that run in it, and the lock that keeps two writers apart."""
 
 from __future__ import annotations
 
@@ -13,59 +13,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from feature_repo.atomic_files import write_file
-from feature_repo.errors import CONFLICT, USAGE, RecoError
-
-
-class NoChampion(RecoError):
-    """Nothing was promoted under this home yet, or its pointer cannot be read."""
-
-    exit_code = USAGE
+from feature_repo.errors import CONFLICT, RecoError
 
 
 class Conflict(RecoError):
     """Somebody else is changing the same thing; try again when they are done."""
 
     exit_code = CONFLICT
-
-
-@dataclass(frozen=True)
-class Champion:
-    """The pointer that endpoint and command follow: `champion.json`."""
-
-    bundle_id: str
-    version: str
-    model_name: str
-    path: str  # of the bundle, relative to home so that the folder can move
-    cut: str
-    promoted_at: str
-
-    def bundle(self, home: Path) -> Path:
-        """Return where the bundle lies."""
-        return home / self.path
-
-
-def read_champion(home: Path) -> Champion:
-    """Return the champion of this home.
-
-    Raises:
-        NoChampion: saying what was found and how to get one.
-    """
-    file = home / "champion.json"
-    try:
-        return Champion(**json.loads(file.read_bytes()))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NoChampion(
-            f"{home} has no champion: train one with `reco run`, or point --home at one"
-        ) from error
-    except (ValueError, TypeError) as error:
-        raise NoChampion(
-            f"{file} is not a champion pointer: write it again with `reco promote champion`"
-        ) from error
-
-
-def write_champion(home: Path, champion: Champion) -> None:
-    """Point at another bundle, atomically: a reader sees the old pointer or the new one."""
-    write_json(home / "champion.json", asdict(champion))
 
 
 def write_json(file: Path, document: Any) -> None:

@@ -18,7 +18,7 @@ RecommendError
  │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time
  ├─ ClientGone            nobody waits for the answer: none is made
  ├─ BundleInvalid         a half-read bundle never serves: no start, or the one before goes on answering
- └─ PointerInvalid        likewise: nothing says which bundle is the champion
+ └─ NoChampion            no start, or the bundle before goes on answering: no pointer names a champion
 """
 
 from feature_repo.errors import UNREACHABLE, USAGE, RecoError
@@ -118,7 +118,7 @@ class BundleInvalid(RecommendError):
     """A bundle on disk is not what its manifest says, or cannot answer its golden requests."""
 
 
-class PointerInvalid(RecommendError):
-    """A home names no champion, or names it in a way that cannot be read."""
+class NoChampion(RecommendError):
+    """Nothing was promoted under this home yet, or its pointer cannot be read."""
 
     exit_code = USAGE

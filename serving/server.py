@@ -27,7 +27,7 @@ from feature_repo.errors import CONFLICT, RecoError
 from serving.metrics import shown
 from serving.observe.stderr_log import log_to
 from serving.processes import Processes, say, write_line
-from serving.release.updates import read_pointer
+from serving.release.champion import read_champion
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable
 
 if TYPE_CHECKING:
@@ -130,7 +130,12 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
         _log.warning("%s names no setting and has no effect", name)
 
     def serve_given() -> None:
-        serve(given.bundle or read_pointer(given.home).path, Settings.from_env(), given.home, wire)
+        serve(
+            given.bundle or read_champion(given.home).bundle(given.home),
+            Settings.from_env(),
+            given.home,
+            wire,
+        )
 
     return _exit_code(serve_given, _say)
 

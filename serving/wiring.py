@@ -33,7 +33,8 @@ from serving.observe.request_log import RequestLog
 from serving.prediction_log import PredictionLog, RecordSink
 from serving.processes import memory_mb
 from serving.release.bundle import Bundle, read_manifest
-from serving.release.updates import Pointer, Updates
+from serving.release.champion import Champion
+from serving.release.updates import Updates
 from serving.settings import SettingInvalid, Settings, variable
 from serving.shop.fact_store import FactStore, open_fact_store
 from serving.stores.freshness import Freshness
@@ -192,7 +193,7 @@ def run(
         checkout = wiring.checkout(recommender)
         cleanup.callback(lambda: checkout.recommender.facts.close())
         door = wiring.door(wiring.settings, http_socket)
-        updates = None if home is None else Updates(home, bundle_id, Swap(wiring, checkout, door, tell))
+        updates = None if home is None else Updates(home, bundle_id, Swap(wiring, checkout, door, home, tell))
         if updates:
             cleanup.callback(updates.close)
 
@@ -222,25 +223,27 @@ def run(
 class Swap:
     """Loads another bundle beside the one that answers, and lets it take over; see `updates.Take`."""
 
-    def __init__(self, wiring: Wiring, checkout: Checkout, door: Door, tell: Tell) -> None:
-        self._wiring, self._checkout, self._door, self._tell = wiring, checkout, door, tell
+    def __init__(self, wiring: Wiring, checkout: Checkout, door: Door, home: Path, tell: Tell) -> None:
+        self._wiring, self._checkout, self._door = wiring, checkout, door
+        self._home, self._tell = home, tell
 
-    def __call__(self, pointer: Pointer) -> Callable[[], None]:
+    def __call__(self, champion: Champion) -> Callable[[], None]:
         """Load the bundle, let it answer, and return what remains to be done; the old one goes last.
 
         Raises:
-            BundleInvalid: the bundle is broken, or not the one that the pointer names.
+            BundleInvalid: the bundle is broken, or not the one that the champion names.
             FactsUnavailable: the new bundle could not read facts that the old one knows.
         """
         began = time.monotonic()
-        bundle_id = read_manifest(pointer.path)["bundle_id"]
-        if bundle_id != pointer.bundle_id:
+        path = champion.bundle(self._home)
+        bundle_id = read_manifest(path)["bundle_id"]
+        if bundle_id != champion.bundle_id:
             raise BundleInvalid(
-                f"{pointer.path} is bundle {bundle_id}, expected {pointer.bundle_id}: promote it again"
+                f"{path} is bundle {bundle_id}, expected {champion.bundle_id}: promote it again"
             )
         before = self._checkout.recommender
         # Requests are answered meanwhile: the warm-up takes half of the time.
-        loaded = self._wiring.load(pointer.path, rest=time.sleep)
+        loaded = self._wiring.load(path, rest=time.sleep)
 
         def take_over() -> None:
             self._checkout.recommender = loaded
@@ -262,7 +265,7 @@ class Swap:
             _show_cache(loaded)
             line = {"event": "bundle", "bundle_id": bundle_id, "was": before.bundle.bundle_id}
             load_s = round(time.monotonic() - began, 2)
-            self._tell({**line, "bundle": str(pointer.path), "load_s": load_s})
+            self._tell({**line, "bundle": str(path), "load_s": load_s})
 
         return follow_up
 

@@ -221,8 +221,8 @@ def test_the_file_of_best_sellers_is_made_as_the_page_says(tmp_path: Path, monke
 
     import numpy as np
 
-    import components.home
     import serving.release.bundle
+    import serving.release.champion
     from serving.client.client import read_best_sellers
 
     _, program_text = re.findall(
@@ -230,8 +230,8 @@ def test_the_file_of_best_sellers_is_made_as_the_page_says(tmp_path: Path, monke
     )
     statistics = make_dataclass("Statistics", ["popular", "item_ids"])(np.array([1, 0]), np.array(["a", "b"]))
     bundle = make_dataclass("Bundle", ["removed", "statistics"])(np.array([], np.int64), statistics)
-    champion = components.home.Champion("b", "1", "m", "bundles/b", "", "")
-    monkeypatch.setattr(components.home, "read_champion", lambda home: champion)
+    champion = serving.release.champion.Champion("b", "1", "m", "bundles/b", "", "")
+    monkeypatch.setattr(serving.release.champion, "read_champion", lambda home: champion)
     monkeypatch.setattr(serving.release.bundle, "load_bundle", lambda path: bundle)
     monkeypatch.chdir(tmp_path)
     exec(program_text, {})

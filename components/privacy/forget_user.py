@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import redis
 
-from components.home import Conflict, NoChampion, locked, read_champion, read_running
+from components.home import Conflict, locked, read_running
 from components.privacy.erased_files import (
     bundles,
     datasets,
@@ -42,7 +42,8 @@ from feature_repo.ids import MAX_ID_LENGTH, is_id
 from feature_repo.snapshots import USER_VIEW
 from feature_repo.stream.archive import EVENTS
 from feature_repo.stream.erasure import Forgotten, forget, microseconds
-from serving.errors import FactsUnavailable
+from serving.errors import FactsUnavailable, NoChampion
+from serving.release.champion import read_champion
 from serving.settings import Settings
 
 LOOK_S = 2.0  # between two looks, while a stream works: longer than it takes to write a turn's rows

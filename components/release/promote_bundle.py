@@ -20,15 +20,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.home import Champion, Conflict, NoChampion, locked, read_champion, write_champion
+from components.home import Conflict, locked
 from components.parameters import read_params
 from components.release.gate import GateParams, compare, enforce
 from components.release.register_bundle import read_evaluation
 from components.release.registry import CHALLENGER, CHAMPION, Promotion, Registry, RegistryRefused, Version
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import is_name
-from serving.errors import BundleInvalid
+from serving.errors import BundleInvalid, NoChampion
 from serving.release.bundle import read_manifest, verify_files
+from serving.release.champion import Champion, read_champion, write_champion
 
 log = logging.getLogger(__name__)
 

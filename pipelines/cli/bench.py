@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from components.home import read_champion
 from pipelines.cli.options import Command, Context, common_options, results_folder
 from pipelines.run.launch import dataset_of, evaluated_run, newest_data, train_toy_shop
+from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
     from pipelines.bench.compression import TrainingLine

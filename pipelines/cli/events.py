@@ -10,8 +10,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from components.home import read_champion
 from pipelines.cli.options import Context, common_options
+from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
     from feature_repo.stream.replay_events import ReplayCounts

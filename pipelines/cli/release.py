@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.home import read_champion
 from pipelines.cli.options import FILE, FOLDER, Context, common_options, registry_options
 from pipelines.run.launch import champions_run, existing_registry, run_datasets
+from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
     from components.release.registry import Registry

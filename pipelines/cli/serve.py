@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from components.home import read_champion
 from pipelines.cli.options import FILE, FOLDER, PORT, Context, common_options, question_options
 from pipelines.run.launch import absolute, champions_run, check_data
+from serving.release.champion import read_champion
 from serving.settings import Settings
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.home import read_champion
 from pipelines.cli.options import Context, common_options
+from serving.release.champion import read_champion
 from serving.settings import SettingInvalid
 
 if TYPE_CHECKING:

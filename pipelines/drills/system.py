@@ -24,7 +24,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from components.home import Champion, write_champion
 from feature_repo.errors import UNREACHABLE, RecoError
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.bench.load.arms import VIEWS, fill_store
@@ -36,6 +35,7 @@ from pipelines.live.local_redis import store_program
 from pipelines.live.ports import free_port
 from serving.release.best_sellers import write_best_sellers
 from serving.release.bundle import load_bundle, read_manifest, seal_bundle
+from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.home import Champion
+from serving.release.champion import Champion
 from serving.settings import Settings
 
 if TYPE_CHECKING:

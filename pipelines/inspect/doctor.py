@@ -16,9 +16,10 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
-from components.home import NoChampion, read_champion
 from pipelines.inspect.preview_rules import check_rules
 from pipelines.run.runs import list_runs
+from serving.errors import NoChampion
+from serving.release.champion import read_champion
 from serving.settings import Settings, unknown_variables, variable
 from serving.shop.availability import read_excluded
 

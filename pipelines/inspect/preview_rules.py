@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.home import NoChampion, read_champion
 from feature_repo.errors import RecoError
 from feature_repo.statistics import read_statistics, read_vocabulary
+from serving.errors import NoChampion
+from serving.release.champion import read_champion
 from serving.shop.rules import NO_RULES, Catalogue, Rules
 from serving.shop.rules_file import Problem, RulesInvalid, read_rules
 

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import redis
 
-from components.home import Champion, Running, write_json
+from components.home import Running, write_json
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
 from pipelines.live.local_redis import store_program
 from pipelines.live.ports import claim_port
 from pipelines.live.supervisor import Part
+from serving.release.champion import Champion
 from serving.settings import Settings, variable
 
 ANSWER_S = 2.0  # how long a part may take to answer a check

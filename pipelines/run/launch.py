@@ -6,12 +6,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from components.home import Conflict, NoChampion, read_champion, read_running
+from components.home import Conflict, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.spelling import closest
 from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
 from pipelines.run.progress import duration
 from pipelines.run.runs import Run, RunUnknown, find_run, list_runs
+from serving.errors import NoChampion
+from serving.release.champion import read_champion
 from serving.settings import Settings
 
 if TYPE_CHECKING:

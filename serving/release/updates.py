@@ -10,60 +10,24 @@ of them goes the old bundle.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from feature_repo.ids import is_path
-from serving.errors import BundleInvalid, PointerInvalid
+from serving.errors import BundleInvalid, NoChampion
 from serving.metrics import BUNDLE_UPDATES
+from serving.release.champion import Champion, read_champion
 
 POLL_S = 1.0
 RETRY_S = 60.0  # a refused bundle is looked at again: its files may have been mended
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Pointer:
-    """Which bundle is the champion, and where it lies."""
-
-    bundle_id: str
-    path: Path
-
-
-def read_pointer(home: Path) -> Pointer:
-    """Return what `champion.json` says: `bundle_id`, and `path` relative to home; the rest is not ours.
-
-    Raises:
-        PointerInvalid: there is none, or it names no bundle under home.
-    """
-    file = home / "champion.json"
-    try:
-        content = json.loads(file.read_bytes())
-        bundle_id, path = str(content["bundle_id"]), content["path"]
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise PointerInvalid(
-            f"{home} has no champion: train one with `reco run`, or name a bundle with --bundle"
-        ) from error
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise PointerInvalid(
-            f"{file} is not a champion pointer ({error.__class__.__name__}: {error}): "
-            "write it again with `reco promote champion`"
-        ) from error
-    if not is_path(path):
-        raise PointerInvalid(
-            f"{file} names {str(path)!r:.200}, expected a directory under {home}: promote again"
-        )
-    return Pointer(bundle_id, home / path)
-
-
 # Loads a bundle and lets it answer from then on; returns what is left to do then. It raises BundleInvalid, or
 # anything else, for one that must not answer.
-Take = Callable[[Pointer], Callable[[], None]]
+Take = Callable[[Champion], Callable[[], None]]
 
 
 class Updates:
@@ -86,7 +50,7 @@ class Updates:
         """
         self.serving = serving
         self._home, self._take, self._clock = home, take, clock
-        self._refused: Pointer | None = None
+        self._refused: Champion | None = None
         self._retry_at = 0.0
         self._unread = ""
         self._closing = threading.Event()
@@ -105,8 +69,8 @@ class Updates:
     def look(self) -> None:
         """Look at the pointer once, and take what it names if that does not answer already."""
         try:
-            pointer, self._unread = read_pointer(self._home), ""
-        except PointerInvalid as error:
+            pointer, self._unread = read_champion(self._home), ""
+        except NoChampion as error:
             if str(error) != self._unread:
                 _log.error("%s stays: %s", self.serving, error)
             self._unread = str(error)
@@ -116,7 +80,7 @@ class Updates:
         elif pointer != self._refused or self._clock() >= self._retry_at:
             self._update(pointer)
 
-    def _update(self, pointer: Pointer) -> None:
+    def _update(self, pointer: Champion) -> None:
         self._refused = None
         try:
             follow_up = self._take(pointer)
@@ -134,7 +98,7 @@ class Updates:
         except Exception:  # noqa: BLE001 - likewise; it answers all the same
             _log.exception("%s answers, but not all that belongs to a swap was done", pointer.bundle_id)
 
-    def _refuse(self, pointer: Pointer, why: str) -> None:
+    def _refuse(self, pointer: Champion, why: str) -> None:
         self._refused, self._retry_at = pointer, self._clock() + RETRY_S
         BUNDLE_UPDATES.labels("refused").inc()
         _log.error("champion %s is refused, %s goes on answering: %s", pointer.bundle_id, self.serving, why)

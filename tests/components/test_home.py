@@ -5,39 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.home import (
-    Champion,
-    Conflict,
-    NoChampion,
-    Running,
-    announced,
-    locked,
-    read_champion,
-    read_running,
-    write_champion,
-    write_json,
-)
-
-CHAMPION = Champion("abc", "3", "recommender", "bundles/abc", "2017-11-27T05:00:00Z", "2026-01-01T00:00:00Z")
-
-
-def test_the_pointer_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    write_champion(tmp_path / "home", CHAMPION)
-    assert read_champion(tmp_path / "home") == CHAMPION
-    assert CHAMPION.bundle(tmp_path) == tmp_path / "bundles/abc"
-    assert [file.name for file in (tmp_path / "home").iterdir()] == ["champion.json"]
-
-
-def test_no_pointer_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(NoChampion, match="has no champion: train one with `reco run`"):
-        read_champion(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"bundle_id": "x"}'])
-def test_a_broken_pointer_is_reported(tmp_path: Path, text: str) -> None:
-    (tmp_path / "champion.json").write_text(text)
-    with pytest.raises(NoChampion, match="is not a champion pointer"):
-        read_champion(tmp_path)
+from components.home import Conflict, Running, announced, locked, read_running, write_json
 
 
 def test_a_failed_write_leaves_the_old_document(tmp_path: Path) -> None:

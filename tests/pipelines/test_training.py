@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from components import steps
-from components.home import read_champion
 from components.release.registry import default_tracking_uri
 from pipelines.run.arguments import PARAMS, complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
 from pipelines.run.local_run import StepFailed, resume_run
 from pipelines.run.runs import Run, new_run
 from pipelines.training import FAST, TEACHERS, training, training_fast
+from serving.release.champion import read_champion
 
 SPEC = read_spec(training)
 

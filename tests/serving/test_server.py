@@ -19,10 +19,10 @@ import httpx
 import numpy as np
 import pytest
 
-from components.home import Champion, write_champion
 from feature_repo.schema import DENSE_NAMES
 from serving.prediction_log import feature_names, feature_rows, read_log
 from serving.release.bundle import read_manifest
+from serving.release.champion import Champion, write_champion
 from serving.server import end_with
 from serving.settings import Settings
 from tests.chaos.listening import listening

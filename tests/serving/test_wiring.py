@@ -11,7 +11,7 @@ import pytest
 from serving.answer.recommender import open_bundle
 from serving.checkout.checkout import Checkout, find_here, rank_here
 from serving.errors import BundleInvalid
-from serving.release.updates import Pointer
+from serving.release.champion import Champion
 from serving.settings import Settings
 from serving.stores.online_features import MemoryStore, SqliteStore
 from serving.wiring import Swap, Wiring, run, wire
@@ -83,9 +83,11 @@ def test_a_bundle_that_is_not_the_one_named_is_refused(toy_bundle: Path, tmp_pat
     recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
     with socket.socket() as http_socket:
-        swap = Swap(wiring, checkout, StubDoor(wiring.settings, http_socket), lambda event: None)
+        swap = Swap(
+            wiring, checkout, StubDoor(wiring.settings, http_socket), toy_bundle.parent, lambda event: None
+        )
     with pytest.raises(BundleInvalid, match="expected another: promote it again"):
-        swap(Pointer("another", toy_bundle))
+        swap(Champion("another", "1", "m", toy_bundle.name, "", ""))
     assert checkout.recommender is recommender
     recommender.facts.close()
 
@@ -96,8 +98,10 @@ def test_a_swap_turns_first_and_tells_afterwards(toy_bundle: Path, tmp_path: Pat
     recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
     with socket.socket() as http_socket:
-        swap = Swap(wiring, checkout, StubDoor(wiring.settings, http_socket), events.append)
-    follow_up = swap(Pointer(recommender.bundle.bundle_id, toy_bundle))
+        swap = Swap(
+            wiring, checkout, StubDoor(wiring.settings, http_socket), toy_bundle.parent, events.append
+        )
+    follow_up = swap(Champion(recommender.bundle.bundle_id, "1", "m", toy_bundle.name, "", ""))
     assert checkout.recommender is not recommender
     assert not events
     follow_up()

@@ -26,10 +26,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from components.data.feast_store import open_feature_store, quiet_feast
-from components.home import Champion
 from feature_repo.snapshots import ITEM_VIEW, USER_VIEW
 from pipelines.bench.load.measured_server import MeasuredServer, started
 from pipelines.run.runs import list_runs
+from serving.release.champion import Champion
 from serving.settings import Settings, variable
 
 PREDICT = "/v1/models/checkout:predict"

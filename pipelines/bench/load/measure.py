@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from components.home import Champion
 from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE
 from pipelines.bench.latency import first_answer
 from pipelines.bench.load.arms import (
@@ -56,6 +55,7 @@ from pipelines.bench.load.trials import (
 from pipelines.bench.report import write_report
 from pipelines.live.local_redis import local_server
 from serving.release.bundle import read_manifest
+from serving.release.champion import Champion
 from serving.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ import pytest
 
 from components.data.feast_store import open_feature_store, quiet_feast
 from components.data.ingest_events import ingest_events
-from components.home import Champion, Conflict, Running, announced, locked, write_champion
+from components.home import Conflict, Running, announced, locked
 from components.privacy.forget_user import DONE, IN_USE, REMAINS, UNREACHABLE, Report, forget_user
 from components.release.publish_features import publish_features
 from feature_repo.events import read_dataset
@@ -36,6 +36,7 @@ from feature_repo.stream.online_rows import OnlineRows
 from feature_repo.stream.replay_events import encode
 from feature_repo.stream.stream import Stream
 from serving.prediction_log import PredictionLog, Record, read_log
+from serving.release.champion import Champion, write_champion
 from serving.schemas import Request, Response
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store

@@ -12,11 +12,13 @@ import pytest
 
 import components.release.promote_bundle as promote_module
 import components.release.served_latency as served_latency_module
-from components.home import Conflict, NoChampion, locked, read_champion
+from components.home import Conflict, locked
 from components.release.gate import GateFailed, compare
 from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, RegistryRefused
+from serving.errors import NoChampion
+from serving.release.champion import read_champion
 
 pytestmark = [
     pytest.mark.slow,

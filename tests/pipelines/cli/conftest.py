@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from components.home import (
-    Champion,
-    write_champion,
-)
 from pipelines.cli.shell import main
 from serving.release.bundle import read_manifest
+from serving.release.champion import Champion, write_champion
 from serving.shop.fact_store import open_fact_store
 
 

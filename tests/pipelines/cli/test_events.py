@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from components.home import (
-    Running,
-    announced,
-    locked,
-)
+from components.home import Running, announced, locked
 from serving.shop.fact_store import open_fact_store
 from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
 

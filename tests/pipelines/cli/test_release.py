@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.home import (
-    locked,
-)
+from components.home import locked
 from components.release.registry import Registry
 from tests.pipelines.cli.conftest import reco
 

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.home import (
-    read_champion,
-)
+from serving.release.champion import read_champion
 from tests.pipelines.cli.conftest import answered, reco
 
 

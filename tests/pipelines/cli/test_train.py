@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from components.home import (
-    Running,
-    announced,
-    locked,
-)
+from components.home import Running, announced, locked
 from pipelines.run.runs import Run, new_run
 from pipelines.run.submit import Submitted
 from tests.pipelines.cli.conftest import answered, reco

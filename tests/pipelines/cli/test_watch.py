@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from components.home import (
-    Champion,
-    Conflict,
-    write_champion,
-)
+from components.home import Conflict
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
+from serving.release.champion import Champion, write_champion
 from tests.pipelines.cli.conftest import answered, reco
 
 

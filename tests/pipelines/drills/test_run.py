@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from components.home import Champion, write_champion
 from pipelines.cli.shell import main
 from pipelines.drills.catalogue import ALL, DRILLS, Drill, choose_drills
 from pipelines.drills.faults import Notes
@@ -25,6 +24,7 @@ from pipelines.drills.report import drill_table
 from pipelines.drills.run import _by_setup, run_drills
 from pipelines.drills.system import SERVER, SHORT, STANDARD, NotReached, System
 from pipelines.inspect.ask import evaluation_requests
+from serving.release.champion import Champion, write_champion
 
 # A store that may be waited for fifty times as long as ours is.
 PATIENT_STORE = """

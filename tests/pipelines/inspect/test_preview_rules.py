@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from components.home import Champion, write_champion
 from pipelines.cli.shell import main
 from pipelines.inspect.preview_rules import check_rules
 from serving.release.bundle import read_manifest
+from serving.release.champion import Champion, write_champion
 from serving.shop.rules_file import MAX_BYTES
 
 

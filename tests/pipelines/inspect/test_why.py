@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from components.home import Champion, write_champion
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
 from pipelines.cli.shell import main
@@ -18,6 +17,7 @@ from pipelines.inspect.why import Place, Verdict, explain, served
 from serving.answer.recommender import Recommender, open_recommender
 from serving.prediction_log import PredictionLog
 from serving.release.bundle import read_manifest
+from serving.release.champion import Champion, write_champion
 from serving.schemas import Request
 from serving.shop.rules import Catalogue
 from serving.shop.rules_file import parse_rules

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from components.home import Champion, write_champion
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
 from pipelines.live import up
 from pipelines.live.local_redis import store_program
 from pipelines.live.ports import PortInUse
 from pipelines.live.supervisor import Part, State, Supervisor
 from pipelines.live.up import NoBroker, Wanted, answers, fill_store, parts_of, store_check
+from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 
 CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")

@@ -8,14 +8,14 @@ import redis
 import sqlalchemy.exc
 
 from components.data.examples import ContractViolation
-from components.home import Conflict, NoChampion
+from components.home import Conflict
 from components.release.gate import GateFailed
 from components.release.promote_bundle import NothingToCompare
 from components.release.registry import RegistryUnreachable
 from feature_repo.events import EventsInvalid
 from pipelines.live.ports import PortInUse
 from pipelines.run.exit_codes import exit_code, exit_code_of_step
-from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable, InvalidRequest
+from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable, InvalidRequest, NoChampion
 from serving.settings import SettingInvalid
 
 

@@ -10,18 +10,14 @@ from typing import Any
 import pytest
 
 from components.data.ingest_events import ingest_events
-from components.home import (
-    Champion,
-    Conflict,
-    read_champion,
-    write_champion,
-)
+from components.home import Conflict
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
 from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import dataset_of, newest_data, retrain, start_training, train_toy_shop
 from pipelines.run.local_run import StepFailed
 from pipelines.run.runs import Run, new_run
+from serving.release.champion import Champion, read_champion, write_champion
 
 VERDICT = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
 

@@ -16,10 +16,10 @@ import httpx
 import pytest
 from prometheus_client import REGISTRY
 
-from components.home import Champion, write_champion
-from serving.errors import BundleInvalid, PointerInvalid
+from serving.errors import BundleInvalid
 from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
-from serving.release.updates import POLL_S, RETRY_S, Pointer, Updates, read_pointer
+from serving.release.champion import Champion, read_champion, write_champion
+from serving.release.updates import POLL_S, RETRY_S, Updates
 from serving.settings import Settings
 from serving.stages.retrieval import Quotas
 from tests.chaos.callers import calling
@@ -30,32 +30,6 @@ def point(home: Path, bundle_id: str, path: str | None = None) -> None:
     """Point a home at a bundle, as a promotion does."""
     place = f"bundles/{bundle_id}" if path is None else path
     write_champion(home, Champion(bundle_id, "1", "reco", place, "2024-01-01", "2024-01-02"))
-
-
-def test_the_pointer_is_what_a_promotion_writes(tmp_path: Path) -> None:
-    point(tmp_path, "b1")
-    assert read_pointer(tmp_path) == Pointer("b1", tmp_path / "bundles" / "b1")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "has no champion"),
-        ("", "not a champion pointer"),
-        ("[]", "not a champion pointer"),
-        ('{"bundle_id": "b1"}', "not a champion pointer"),
-        ('{"bundle_id": "b1", "path": 7}', "expected a directory under"),
-        ('{"bundle_id": "b1", "path": "' + "[" * 9 + '"}', "expected a directory under"),
-        ("[" * 100_000, "not a champion pointer"),
-        ('{"bundle_id": "b1", "path": "/etc"}', "expected a directory under"),
-        ('{"bundle_id": "b1", "path": "bundles/../../b1"}', "expected a directory under"),
-    ],
-)
-def test_a_pointer_that_names_nothing_is_told(tmp_path: Path, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "champion.json").write_text(content)
-    with pytest.raises(PointerInvalid, match=message):
-        read_pointer(tmp_path)
 
 
 class Endpoint:
@@ -69,7 +43,7 @@ class Endpoint:
         self.now = 0.0
         self.updates = Updates(home, "b1", self.take, lambda: self.now)
 
-    def take(self, pointer: Pointer) -> Callable[[], None]:
+    def take(self, pointer: Champion) -> Callable[[], None]:
         self.given.append(pointer.bundle_id)
         if pointer.bundle_id in self.broken:
             raise self.broken[pointer.bundle_id]
@@ -198,7 +172,7 @@ def mapped(pid: int, bundle_id: str) -> bool:
 def test_a_promoted_bundle_takes_over_without_a_failed_request(
     home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
 ) -> None:
-    old, new = read_pointer(home).bundle_id, add_bundle(home, toy_bundle, "new")
+    old, new = read_champion(home).bundle_id, add_bundle(home, toy_bundle, "new")
     settings = Settings(home=home, store_url=toy_store, deadline_ms=60_000.0, log_segment_s=0.5)
     running = start_endpoint(None, settings)
     assert running.ready["bundle_id"] == old
@@ -231,7 +205,7 @@ def test_a_promoted_bundle_takes_over_without_a_failed_request(
 def test_two_processes_refuse_a_corrupt_bundle_go_on_and_begin_again_with_the_good_one(
     home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
 ) -> None:
-    old = read_pointer(home).bundle_id
+    old = read_champion(home).bundle_id
     bad, good = (add_bundle(home, toy_bundle, note) for note in ("bad", "good"))
     file = home / "bundles" / bad / "ranker.onnx"
     content = bytearray(file.read_bytes())
@@ -279,7 +253,7 @@ def written(name: str, content: bytes) -> Callable[[Path], object]:
 def test_spoilt_bundles_with_true_hashes_are_refused_while_the_old_one_answers(
     home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
 ) -> None:
-    old = read_pointer(home).bundle_id
+    old = read_champion(home).bundle_id
     spoilt = [
         cut_short("index.faiss", 30),  # would crash the reader of mapped files
         cut_short("index.faiss", 1_000),
@@ -314,7 +288,7 @@ def test_spoilt_bundles_with_true_hashes_are_refused_while_the_old_one_answers(
 def test_a_bundle_that_cannot_read_what_is_sold_out_does_not_take_over(
     home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
 ) -> None:
-    old, new = read_pointer(home).bundle_id, add_bundle(home, toy_bundle, "new")
+    old, new = read_champion(home).bundle_id, add_bundle(home, toy_bundle, "new")
     settings = Settings(home=home, store_url=toy_store, deadline_ms=60_000.0, log=False)
     body = {"user_id": "u2", "basket": [], "at": "2017-12-05T18:30:00Z", "k": 5}
     running = start_endpoint(None, settings)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from components.home import Champion
 from pipelines.bench.load.arms import (
     ARMS,
     NULL,
@@ -19,6 +18,7 @@ from pipelines.bench.load.arms import (
     ranker_of,
 )
 from pipelines.run.runs import new_run
+from serving.release.champion import Champion
 from serving.settings import FEASTS_OWN, Settings
 from serving.stores.online_features import RedisStore
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from components.home import Champion
 from pipelines.bench.load.arms import NULL, OURS, UNOPTIMISED, Arm, LoadSetup
 from pipelines.bench.load.capacity_search import Capacity
 from pipelines.bench.load.connections import OK
@@ -32,6 +31,7 @@ from pipelines.cli.shell import main
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.run.runs import new_run
 from serving.release.bundle import read_manifest
+from serving.release.champion import Champion
 from serving.settings import Settings
 
 LINE = {"user_id": "u", "basket": ["a", "b"], "at": "2024-06-12T10:00:00Z", "k": 5}

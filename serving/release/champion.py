@@ -1,0 +1,63 @@
+"""CONTRACT the champion of a home: the one pointer that endpoint and commands follow, `champion.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from feature_repo.atomic_files import write_file
+from feature_repo.ids import is_path
+from serving.errors import NoChampion
+
+FILE = "champion.json"
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The bundle that was promoted, and where it lies."""
+
+    bundle_id: str
+    version: str
+    model_name: str
+    path: str  # of the bundle, relative to home so that the folder can move
+    cut: str
+    promoted_at: str
+
+    def bundle(self, home: Path) -> Path:
+        """Return where the bundle lies."""
+        return home / self.path
+
+
+def read_champion(home: Path) -> Champion:
+    """Return the champion of a home.
+
+    `bundle_id` and `path` are required; further fields of later versions are passed over.
+
+    Raises:
+        NoChampion: there is none, or the pointer names no bundle under home; with the way to get one.
+    """
+    file = home / FILE
+    try:
+        content = json.loads(file.read_bytes())
+        given = {field.name: content.get(field.name, "") for field in fields(Champion)}
+        path = content["path"]
+        champion = Champion(**given | {"bundle_id": str(content["bundle_id"])})
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoChampion(
+            f"{home} has no champion: train one with `reco run`, point --home at one, "
+            "or name a bundle with --bundle"
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise NoChampion(
+            f"{file} is not a champion pointer ({error.__class__.__name__}: {error}): "
+            "write it again with `reco promote champion`"
+        ) from error
+    if not is_path(path):
+        raise NoChampion(f"{file} names {str(path)!r:.200}, expected a directory under {home}: promote again")
+    return champion
+
+
+def write_champion(home: Path, champion: Champion) -> None:
+    """Point at another bundle, atomically: a reader sees the old pointer or the new one."""
+    write_file(home / FILE, json.dumps(asdict(champion), indent=1) + "\n", durable=True)

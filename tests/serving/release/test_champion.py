@@ -1,0 +1,50 @@
+"""The pointer of a home: written by a promotion, read by endpoint and commands."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from serving.errors import NoChampion
+from serving.release.champion import Champion, read_champion, write_champion
+
+CHAMPION = Champion("b1", "3", "reco", "bundles/b1", "2024-01-01", "2024-01-02")
+
+
+def test_what_is_written_is_read_and_its_bundle_lies_under_home(tmp_path: Path) -> None:
+    write_champion(tmp_path / "home", CHAMPION)
+    assert read_champion(tmp_path / "home") == CHAMPION
+    assert CHAMPION.bundle(tmp_path) == tmp_path / "bundles" / "b1"
+
+
+def test_an_endpoint_needs_id_and_path_alone(tmp_path: Path) -> None:
+    content = {"bundle_id": "b1", "path": "bundles/b1", "of_a_later_version": 1}
+    (tmp_path / "champion.json").write_text(json.dumps(content))
+    assert read_champion(tmp_path) == Champion("b1", "", "", "bundles/b1", "", "")
+
+
+def test_the_error_says_how_to_get_a_champion(tmp_path: Path) -> None:
+    with pytest.raises(NoChampion, match="train one with `reco run`, point --home at one") as error:
+        read_champion(tmp_path)
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "has no champion"),
+        ("", "not a champion pointer"),
+        ("[]", "not a champion pointer"),
+        ('{"bundle_id": "b1"}', "not a champion pointer"),
+        ('{"bundle_id": "b1", "path": 7}', "expected a directory under"),
+        ('{"bundle_id": "b1", "path": "' + "[" * 9 + '"}', "expected a directory under"),
+        ("[" * 100_000, "not a champion pointer"),
+        ('{"bundle_id": "b1", "path": "/etc"}', "expected a directory under"),
+        ('{"bundle_id": "b1", "path": "bundles/../../b1"}', "expected a directory under"),
+    ],
+)
+def test_a_pointer_that_names_no_bundle_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "champion.json").write_text(content)
+    with pytest.raises(NoChampion, match=message):
+        read_champion(tmp_path)
