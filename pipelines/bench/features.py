@@ -1,4 +1,4 @@
-"""A champion and a data set -> the cost of features: reads, freshness, folding, recovery, replay, joins.
+"""A champion and a data set -> the cost of features: reads, freshness, folding, recovery, replay.
 
 Real parts on this machine: a Redis and a broker of the bench's own, `reco stream` in its own process. The
 rows are those of the data set's own shoppers up to the cut; the weeks after it are streamed.
@@ -39,8 +39,6 @@ from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import VARIABLES, KafkaSettings, client_config, create_topics
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
 from monitoring.skew import SETTLED_S, replay
-from pipelines.bench.frozen_store import frozen_under_load
-from pipelines.bench.join import bench_join
 from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
 from pipelines.live.local_redis import local_server
 from pipelines.live.ports import free_port
@@ -67,7 +65,6 @@ class FeatureBench:
 
     home: Path
     store_url: str
-    store_pid: int
     kafka: KafkaSettings
     before: pd.DataFrame  # events up to the cut: the archive's base
     after: pd.DataFrame
@@ -116,10 +113,10 @@ def bench_features(
     cut = pd.Timestamp(loaded.manifest["cut"])
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-bench-")))
-        url, pid = stack.enter_context(local_server())
+        url, _ = stack.enter_context(local_server())
         kafka = stack.enter_context(_local_broker())
         before, after = events[events["at"] < cut], events[events["at"] >= cut]
-        bench = FeatureBench(home, url, pid, kafka, before, after, loaded, seconds, kills)
+        bench = FeatureBench(home, url, kafka, before, after, loaded, seconds, kills)
         write_segment(home / "offline_store" / EVENTS, _table(before), BASE)
         result: dict[str, Any] = {"bundle_id": loaded.bundle_id}
         parts: tuple[tuple[str, Callable[[FeatureBench], dict[str, Any]]], ...] = (
@@ -130,8 +127,6 @@ def bench_features(
             ("hard_stream", hard_stream),
             ("kills", killed),
             ("replay", replayed),
-            ("frozen", lambda b: frozen_under_load(b.store_url, b.store_pid)),
-            ("join", lambda b: bench_join(events, b.home)),
         )
         for number, (name, part) in enumerate(parts, 1):
             log.info("%d of %d: %s", number, len(parts), name.replace("_", " "))
@@ -427,16 +422,12 @@ def features_table(result: dict[str, Any]) -> str:
     """Return the result as Markdown."""
     read, item, seen, folded = (result[name] for name in ("online_read", "item_features", "visible", "fold"))
     hard, kills, again = result["hard_stream"], result["kills"], result["replay"]
-    frozen, join = result["frozen"], result["join"]
-    failures = sum(frozen[phase]["failures"] for phase in ("healthy", "frozen", "recovered"))
     rows = [
         ("read one user's row, session and last items, p50 / p99 ms", _two(read["ours_ms"])),
         ("the same row through Feast's SDK, p50 / p99 ms", _two(read["feast_ms"])),
         (f"{item['features']} features of 500 items in process, p50 / p99 ms", _two(item["ms"])),
         (f"event published until read, {seen['published_per_s']} events/s, p50 / p99 ms", _two(seen["ms"])),
         ("events folded per second of one core", f"{folded['per_core_second']:,}"),
-        ("largest wait for features while Redis is frozen, ms", fixed(frozen["frozen"]["max_ms"], 1)),
-        ("reads that failed otherwise than by saying so", failures),
         (
             "answers whose features are bit-equal when computed again",
             f"{again['equal']} of {again['compared']}",
@@ -448,11 +439,6 @@ def features_table(result: dict[str, Any]) -> str:
             f"{hard['users_equal']} of {hard['users']}",
         ),
         ("dead letters of them", hard["dead_letters"]),
-        (
-            f"point-in-time join of {join['rows']:,} baskets, ours (all events) / Feast's (ready values), s",
-            f"{join['ours']['seconds']:.1f} / {join['feast']['seconds']:.1f}",
-        ),
-        ("its memory, ours / Feast's, MiB", f"{join['ours']['mib']:,} / {join['feast']['mib']:,}"),
     ]
     lines = [
         f"{machine_line(result)}, load generators on the same cores; "

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from pipelines.bench.load.generator import LoadGenerator, Plan, load_generator
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.load.measured_server import started
 from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
 from serving.answer.recommender import open_recommender
@@ -154,7 +154,7 @@ def _ask_in_process(
 
 def _ask_over_http(generator: LoadGenerator, http: str, bodies: str, seconds: float) -> list[LatencySample]:
     url = f"{http}/v1/models/checkout:predict"
-    load = generator.run(Plan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
+    load = generator.run(LoadPlan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
     rows = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
     return [LatencySample(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
 

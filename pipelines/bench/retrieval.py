@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,11 @@ from components.evaluation.protocol import Task, read_tasks
 from components.retriever.choose_index import KINDS, IndexParams, choose_index, measure_index
 from feature_repo.aggregates import pack
 from feature_repo.events import Dataset, read_dataset
-from pipelines.bench.report import fixed, machine_line, percent, percentiles, picture, table, write_report
+from pipelines.bench.report import fixed, machine_line, percent, picture, table, write_report
 from pipelines.bench.synthetic_shop import CATEGORIES, DEPARTMENTS, TYPES
 from serving.answer.recommender import Recommender
 from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle
 from serving.schemas import MAX_K
-from serving.stages.item_index import Search, read_item_index
 from serving.stores.online_features import MemoryStore, UserRow
 
 log = logging.getLogger(__name__)
@@ -40,8 +37,6 @@ log = logging.getLogger(__name__)
 # dimension; a two-tower's own embeddings are of about this proportion.
 SPREAD = {"department": 0.3, "category": 0.4, "type": 0.6, "item": 0.5}
 TARGET_P99_MS = 2.0
-REMOVED_RATIO = 0.01
-BESIDE = 1_000  # new items
 TASKS = 1_000  # test baskets that each profile is asked
 
 
@@ -69,14 +64,13 @@ def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_0
 
 
 def bench_catalogue(items: int, width: int, k: int, seed: int = 0) -> dict[str, Any]:
-    """Return the curve of every type of index over a synthetic catalogue, and what changes cost."""
+    """Return the curve of every type of index over a synthetic catalogue."""
     log.info("%d items, %d dimensions, k = %d", items, width, k)
     params = IndexParams(k=k)
     vectors, queries = clustered(items, width, params.queries, seed)
     with tempfile.TemporaryDirectory() as scratch:
-        curve, files = measure_index(vectors, queries, params, Path(scratch))
+        curve, _ = measure_index(vectors, queries, params, Path(scratch))
         row = choose_index(curve, params.target, params.margin)
-        changes = _changes(files[row], curve[row]["search"], vectors, queries, min(k, items))
     reached = [p for p in curve if p["recall"] >= params.target and p["p99_ms"] <= TARGET_P99_MS]
     measured = {point["kind"] for point in curve}
     return {
@@ -89,7 +83,6 @@ def bench_catalogue(items: int, width: int, k: int, seed: int = 0) -> dict[str, 
         "reached_by": sorted({point["kind"] for point in reached}),
         "left_out": [kind for kind in KINDS if kind not in measured],
         "chosen": curve[row],
-        "changes_ms": changes,
         "curve": curve,
     }
 
@@ -112,44 +105,6 @@ def clustered(items: int, width: int, queries: int, seed: int = 0) -> tuple[np.n
     asked = vectors[basket].mean(0)
     asked[:, -1] = 1
     return vectors, asked
-
-
-def _changes(
-    file: Path, given: dict[str, int], vectors: np.ndarray, queries: np.ndarray, k: int
-) -> dict[str, dict[str, float | None]]:
-    """Return milliseconds of a search of the index as it was built, and after changes.
-
-    "k + spare" is the other way to leave removed items out: ask for so many more, and drop them.
-    """
-    rng = np.random.default_rng(1)
-    removed = rng.choice(len(vectors), int(REMOVED_RATIO * len(vectors)), replace=False)
-    gone = np.zeros(len(vectors), bool)
-    gone[removed] = True
-    plain, without, beside = (read_item_index(file) for _ in range(3))
-    without.remove(removed)
-    beside.add(
-        np.arange(len(vectors), len(vectors) + BESIDE), vectors[rng.integers(len(vectors), size=BESIDE)]
-    )
-    search = Search(given)
-
-    def spare(query: np.ndarray) -> np.ndarray:
-        codes = plain.search(query, min(k + len(removed), len(vectors)), search)[1][0]
-        codes = codes[codes >= 0]
-        return codes[~gone[codes]][:k]
-
-    arms: dict[str, Callable[[np.ndarray], object]] = {
-        "as built": lambda query: plain.search(query, k, search),
-        f"{REMOVED_RATIO:.0%} removed": lambda query: without.search(query, k, search),
-        f"{REMOVED_RATIO:.0%} removed, k + spare": spare,
-        f"{BESIDE:,} new items beside": lambda query: beside.search(query, k, search),
-    }
-    ms: dict[str, list[float]] = {name: [] for name in arms}
-    for row in range(len(queries)):
-        for name in rng.permutation(list(arms)).tolist():
-            began = time.perf_counter()
-            arms[name](queries[row : row + 1])
-            ms[name].append((time.perf_counter() - began) * 1e3)
-    return {name: percentiles(taken) for name, taken in ms.items()}
 
 
 def evaluate_profiles(bundle: Bundle, data: Dataset) -> dict[str, dict[str, float]]:
@@ -224,10 +179,6 @@ def _champion(report: dict[str, Any]) -> list[str]:
 def _catalogue(catalogue: dict[str, Any]) -> list[str]:
     reached = ", ".join(catalogue["reached_by"]) or "none"
     left = ", ".join(catalogue["left_out"]) or "none"
-    chosen = catalogue["chosen"]
-    changes = [
-        [name, fixed(ms["p50"], 3), fixed(ms["p99"], 3)] for name, ms in catalogue["changes_ms"].items()
-    ]
     return [
         "",
         f"A synthetic catalogue of {catalogue['items']:,} items, d = {catalogue['dimension']}, "
@@ -236,10 +187,6 @@ def _catalogue(catalogue: dict[str, Any]) -> list[str]:
         f"few items to train on: {left}.",
         "",
         *_curve(catalogue["curve"]),
-        "",
-        f"Changes, on {chosen['description']} {_search(chosen['search'])}:",
-        "",
-        *table(["", "p50 ms", "p99 ms"], changes),
     ]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import orjson
 
 from pipelines.bench.load.arms import PREDICT
-from pipelines.bench.load.generator import Load, Plan
+from pipelines.bench.load.generator import Load, LoadPlan
 from pipelines.bench.report import percentiles
 from pipelines.drills.faults import Break, Notes
 from pipelines.drills.system import System, bodies_of
@@ -85,7 +85,7 @@ def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
 
 def _at_once(system: System, bodies: Sequence[bytes]) -> Load:
     herd = system.effort.herd
-    plan = Plan(
+    plan = LoadPlan(
         f"{system.server.ready['http']}{PREDICT}",
         system.flood.bodies(bodies),
         LONGEST_S,
@@ -129,15 +129,15 @@ def overload(system: System, notes: Notes) -> Iterator[None]:
     }
 
 
-def _flood(system: System) -> Plan:
+def _flood(system: System) -> LoadPlan:
     bodies = system.flood.bodies(bodies_of(system.testbed.raw, wrapped=True))
     patience_s = PATIENCE_S + system.testbed.deadline_ms / 1e3
-    plan = Plan(f"{system.server.ready['http']}{PREDICT}", bodies, CAPACITY_S, warm_up=0)
+    plan = LoadPlan(f"{system.server.ready['http']}{PREDICT}", bodies, CAPACITY_S, warm_up=0)
     return replace(plan, connections=CONNECTIONS, patience_s=patience_s)
 
 
 @contextlib.contextmanager
-def _asking(system: System, plan: Plan) -> Iterator[list[Load]]:
+def _asking(system: System, plan: LoadPlan) -> Iterator[list[Load]]:
     """Send a plan beside the two constant streams until the block ends; its load is there afterwards."""
     over = system.testbed.folder / f"over-{time.monotonic_ns()}"
     found: list[Load] = []
@@ -156,7 +156,7 @@ def one_asks_for_all(system: System, notes: Notes) -> Iterator[None]:
     greedy = {**system.testbed.raw[0], "user_id": "greedy"}
     rate = system.effort.client_rate + system.effort.raw_rate
     bodies = system.flood.bodies(bodies_of([greedy], wrapped=True))
-    plan = Plan(f"{system.server.ready['http']}{PREDICT}", bodies, LONGEST_S, rate, warm_up=0, keep=True)
+    plan = LoadPlan(f"{system.server.ready['http']}{PREDICT}", bodies, LONGEST_S, rate, warm_up=0, keep=True)
     with _asking(system, plan) as asked:
         yield
     [load] = asked
@@ -264,7 +264,7 @@ def service_silent(system: System, notes: Notes) -> Iterator[None]:
 def name_gone(system: System, notes: Notes) -> Iterator[None]:
     """Let a second client call an endpoint whose name this machine's name service does not know."""
     testbed = system.testbed
-    plan = Plan(
+    plan = LoadPlan(
         *("client+http://recommender.invalid:8080", system.flood.bodies(bodies_of(testbed.asked, False))),
         *(LONGEST_S, system.effort.client_rate),
         warm_up=0,

@@ -22,7 +22,7 @@ from typing import Any
 import redis
 
 from pipelines.bench.load.arms import PREDICT
-from pipelines.bench.load.generator import LoadGenerator, Plan, load_generator
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.report import write_report
 from pipelines.drills.catalogue import Drill
 from pipelines.drills.crowds import WARM_UP
@@ -187,7 +187,7 @@ def _asked(drill: Drill, system: System, generators: Generators) -> Iterator[dic
     asked_at = f"http://{system.front.address}" if drill.in_front else str(system.server.ready["http"])
     over = testbed.folder / f"over-{time.monotonic_ns()}"
     common: dict[str, Any] = {"connections": 64, "warm_up": WARM_UP, "keep": True}
-    client = Plan(
+    client = LoadPlan(
         f"client+{asked_at}",
         generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
         *(LONGEST_S, effort.client_rate),
@@ -195,7 +195,7 @@ def _asked(drill: Drill, system: System, generators: Generators) -> Iterator[dic
         best_sellers=str(testbed.best_sellers),
         deadline_ms=testbed.deadline_ms,
     )
-    raw = Plan(
+    raw = LoadPlan(
         f"{system.server.ready['http']}{PREDICT}",
         generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True)),
         *(LONGEST_S, effort.raw_rate),
@@ -218,7 +218,7 @@ def _asked(drill: Drill, system: System, generators: Generators) -> Iterator[dic
             streams[name] = answers_of(asking[name].result(), questions)
 
 
-def _await_healthy(generator: LoadGenerator, plan: Plan) -> None:
+def _await_healthy(generator: LoadGenerator, plan: LoadPlan) -> None:
     """Send requests until all answers are whole, which also warms caches; warn if they never are."""
     until = time.monotonic() + SETTLING_S
     once = replace(plan, seconds=SETTLING_S, rate=0.0, connections=1, warm_up=0, requests=HEALTHY)

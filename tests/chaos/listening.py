@@ -1,4 +1,4 @@
-"""A server of a test's own: what it does with a connection is one function."""
+"""A server of a test's own: one function handles each connection."""
 
 import contextlib
 import socket

@@ -30,7 +30,7 @@ class Valkey:
         return redis.Redis("127.0.0.1", self.port, password=self.password or None, socket_timeout=5)
 
     def restart(self) -> None:
-        """Kill it, and start it anew on the same port."""
+        """Kill it, and start it again on the same port."""
         self.kill()
         self.process = _started(self.command)
         self._await()

@@ -1,4 +1,4 @@
-"""A pipe that nobody reads, for what must not wait for its reader."""
+"""A pipe without a reader, for writers that must not wait for one."""
 
 import io
 import threading

@@ -1,8 +1,8 @@
 """A change -> our endpoint with one other part, on its own port: the worth of that part.
 
-`python -m pipelines.bench.load.arm_variants JSON`, the JSON being the fields of `Variant`. `serving.server`
-itself runs, with another part in its `Wiring`: logs, metrics and all other costs are the same. Plain FastAPI
-is no variant of ours, but another stack.
+`python -m pipelines.bench.load.arm_variants JSON`, the JSON being the fields of `ArmVariant`.
+`serving.server` itself runs, with another part in its `Wiring`: logs, metrics and all other costs are the
+same. Plain FastAPI is no variant of ours, but another stack.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SERVERS = ("endpoint", "kserve", "fastapi")
 
 
 @dataclass(frozen=True)
-class Variant:
+class ArmVariant:
     """The endpoint with these changes."""
 
     bundle: str
@@ -113,7 +113,7 @@ class StockServer:
         raise RuntimeError("KServe's own server swaps no bundle")
 
 
-def wire_variant(variant: Variant, settings: Settings) -> Wiring:
+def wire_variant(variant: ArmVariant, settings: Settings) -> Wiring:
     """Return the parts that ship, but for the one that the variant changes."""
     wiring = replace(wire(settings), open_bundle=opener(variant))
     if variant.server == "kserve":
@@ -124,7 +124,7 @@ def wire_variant(variant: Variant, settings: Settings) -> Wiring:
     return wiring
 
 
-def opener(variant: Variant) -> Callable[[Path], Bundle]:
+def opener(variant: ArmVariant) -> Callable[[Path], Bundle]:
     """Return the function that opens the bundle: `open_bundle`, or the same with the variant's ranker."""
     if not (variant.weights or variant.graph):
         return open_bundle
@@ -140,7 +140,7 @@ def opener(variant: Variant) -> Callable[[Path], Bundle]:
     return open_with_ranker
 
 
-def serve_variant(variant: Variant) -> int:
+def serve_variant(variant: ArmVariant) -> int:
     """Serve until SIGTERM; return the exit code of the process."""
     if variant.server == "fastapi":
         serve_fastapi(variant, Settings.from_env())
@@ -148,7 +148,7 @@ def serve_variant(variant: Variant) -> int:
     return server.main(["--bundle", variant.bundle], partial(wire_variant, variant))
 
 
-def serve_fastapi(variant: Variant, settings: Settings) -> None:
+def serve_fastapi(variant: ArmVariant, settings: Settings) -> None:
     """Serve the recommender, with the variant's ranker, behind FastAPI until SIGTERM."""
     sys.setswitchinterval(SWITCH_S)
     log = PredictionLog(settings.prediction_log_dir, DENSE_NAMES, segment_s=settings.log_segment_s)
@@ -231,4 +231,4 @@ def eager(ranker: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
 
 
 if __name__ == "__main__":
-    sys.exit(serve_variant(Variant(**json.loads(sys.argv[1]))))
+    sys.exit(serve_variant(ArmVariant(**json.loads(sys.argv[1]))))

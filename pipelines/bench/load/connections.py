@@ -1,4 +1,4 @@
-"""Requests -> the answers of one server, over a bounded pool of connections: HTTP, gRPC, or our client."""
+"""Requests -> the answers of one server, over a bounded pool of connections: HTTP, or our client."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import orjson
 
 if TYPE_CHECKING:
-    from pipelines.bench.load.generator import Plan
+    from pipelines.bench.load.generator import LoadPlan
     from serving.client.client import AsyncClient
 
 OK, UNANSWERED = 200, 0
-_PREFETCH, _PREFETCH_CALL = b"X-Priority: prefetch\r\n", (("x-priority", "prefetch"),)
+_PREFETCH = b"X-Priority: prefetch\r\n"
 
 
 class Exchange:
@@ -28,10 +28,10 @@ class Exchange:
         self.done, self.status, self.size, self.answer = 0.0, UNANSWERED, 0, b""
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one server, opened as needed; what finds none free waits its turn."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self._plan, self._loop = plan, asyncio.get_running_loop()
         self._url = urlsplit(plan.url)
         self._host, self._port = self._url.hostname or "", self._url.port or 80
@@ -103,9 +103,7 @@ class Pool:
 
     async def _open(self, exchange: Exchange) -> None:
         connection: _Connection
-        if self._url.scheme == "grpc":
-            connection = _GrpcConnection(self, self._url.netloc, self._url.path)
-        elif self._url.scheme == "client+http":
+        if self._url.scheme == "client+http":
             connection = _ClientConnection(self, self._shared_client())
         else:
             connection = _HttpConnection(self, self._url.path)
@@ -130,7 +128,7 @@ class Pool:
 class _HttpConnection(asyncio.Protocol):
     """A keep-alive HTTP/1.1 connection with one request at a time: bare, so that its own time is small."""
 
-    def __init__(self, pool: Pool, path: str) -> None:
+    def __init__(self, pool: ConnectionPool, path: str) -> None:
         self._pool = pool
         self._head = f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\n".encode()
         self._exchange: Exchange | None = None
@@ -190,44 +188,10 @@ class _HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
 
-class _GrpcConnection:
-    """A gRPC channel with one call at a time; bodies are messages as they travel."""
-
-    def __init__(self, pool: Pool, address: str, method: str) -> None:
-        import grpc
-
-        self._pool, self._error = pool, grpc.aio.AioRpcError
-        # By default, channels to one address share a connection.
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-        self._channel = grpc.aio.insecure_channel(address, options=options)
-        self._call = self._channel.unary_unary(method)
-        self._task: asyncio.Task[None] | None = None
-
-    def ask(self, exchange: Exchange) -> None:
-        """Send one request."""
-        self._task = asyncio.get_running_loop().create_task(self._ask(exchange))
-
-    async def _ask(self, exchange: Exchange) -> None:
-        try:
-            metadata = _PREFETCH_CALL if exchange.prefetch else None
-            status, answer = OK, await self._call(exchange.body, metadata=metadata)
-        except self._error as error:
-            name = error.code().name
-            status, answer = {"RESOURCE_EXHAUSTED": 429, "UNAVAILABLE": 503}.get(name, 500), b""
-        self._pool.done(exchange, status, answer)
-        self._pool.free(self)
-
-    async def close(self) -> None:
-        """Close the channel."""
-        if self._task is not None:
-            self._task.cancel()
-        await self._channel.close()
-
-
 class _ClientConnection:
     """A caller of the project's own client: a call at a time; connections are the client's own."""
 
-    def __init__(self, pool: Pool, client: AsyncClient) -> None:
+    def __init__(self, pool: ConnectionPool, client: AsyncClient) -> None:
         self._pool, self._client = pool, client
         self._task: asyncio.Task[None] | None = None
 
@@ -250,4 +214,4 @@ class _ClientConnection:
             self._task.cancel()
 
 
-_Connection = _HttpConnection | _GrpcConnection | _ClientConnection
+_Connection = _HttpConnection | _ClientConnection

@@ -6,7 +6,7 @@ very requests that would have met the stall are not sent ("coordinated omission"
 Latency, 2013). Every sample is kept, so that percentiles are exact.
 
     with load_generator() as generator:
-        load = generator.run(Plan(url, generator.bodies(bodies), seconds=5, rate=200))
+        load = generator.run(LoadPlan(url, generator.bodies(bodies), seconds=5, rate=200))
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ from typing import Any
 import numpy as np
 import orjson
 
-from pipelines.bench.load.connections import OK, UNANSWERED, Exchange, Pool
+from pipelines.bench.load.connections import OK, UNANSWERED, ConnectionPool, Exchange
 from pipelines.bench.report import percentiles
 
 REFUSED = 429, 503
 WARM_UP_CONNECTIONS = 16  # opened before anything is measured
 WARM_UP_S = 60.0  # no longer is worth the wait
 PAUSE_S = 0.05  # from the warm-up to the first request that counts
-# The marks of a degraded answer: V1 and V2 JSON, and V2's protobuf.
-_DEGRADED = (b'"degraded":true', b'"degraded": true', b"degraded\x12\x02\x08\x01")
+_DEGRADED = (b'"degraded":true', b'"degraded": true')  # the marks of a degraded answer
 _SHED = b"overloaded"  # the reason in any of them
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """The requests for one server, and their times."""
 
-    # http://HOST:PORT/PATH, grpc://HOST:PORT/SERVICE/METHOD, or client+http://HOST:PORT, the project's own
+    # http://HOST:PORT/PATH, or client+http://HOST:PORT, the project's own
     # client: its bodies are request lines, and its answers are kept as the JSON of a response.
     url: str
     bodies: str  # a file of `LoadGenerator.bodies`; they are sent in turn
@@ -78,11 +77,11 @@ class Load:
     due_s: np.ndarray  # (n,) after the first moment of the run
     client_ms: np.ndarray  # (n,) from due to the answer's last byte; until the end for one never answered
     late_ms: np.ndarray  # (n,) delay of the generator itself; part of `client_ms`
-    status: np.ndarray  # (n,) HTTP's, gRPC's translated; UNANSWERED
+    status: np.ndarray  # (n,) HTTP's, or UNANSWERED
     degraded: np.ndarray  # (n,) the answer says that it is degraded
     answer_bytes: np.ndarray  # (n,) of its body
     generator_cpu_s: float  # processor time of the generator itself
-    answers: list[bytes] = field(default_factory=list)  # with `Plan.keep`
+    answers: list[bytes] = field(default_factory=list)  # with `LoadPlan.keep`
     prefetch: np.ndarray = field(default_factory=_none)  # (n,) it was a prefetch
     shed: np.ndarray = field(default_factory=_none)  # (n,) the answer says `overloaded`
     began_s: float = 0.0  # the first moment, by the machine's monotonic clock
@@ -152,7 +151,7 @@ class LoadGenerator:
         np.savez(file, **_packed(bodies))
         return str(file)
 
-    def run(self, plan: Plan) -> Load:
+    def run(self, plan: LoadPlan) -> Load:
         """Carry a plan out.
 
         Raises:
@@ -191,7 +190,7 @@ def load_generator() -> Iterator[LoadGenerator]:
                 process.kill()
 
 
-def carry_out(plan: Plan, bodies: Sequence[bytes], runner: asyncio.Runner) -> Load:
+def carry_out(plan: LoadPlan, bodies: Sequence[bytes], runner: asyncio.Runner) -> Load:
     """Send all requests of a plan in this process."""
     gc.collect()
     gc.freeze()
@@ -208,8 +207,8 @@ def open_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
-async def _carry_out(plan: Plan, bodies: Sequence[bytes]) -> Load:
-    pool = Pool(plan)
+async def _carry_out(plan: LoadPlan, bodies: Sequence[bytes]) -> Load:
+    pool = ConnectionPool(plan)
     turn = _turn(bodies, plan.start)
     try:
         if plan.warm_up:
@@ -234,7 +233,7 @@ def _turn(bodies: Sequence[bytes], start: int) -> Iterator[bytes]:
     return itertools.cycle([*bodies[first:], *bodies[:first]])
 
 
-async def _open(pool: Pool, turn: Iterator[bytes], plan: Plan) -> list[Exchange]:
+async def _open(pool: ConnectionPool, turn: Iterator[bytes], plan: LoadPlan) -> list[Exchange]:
     rng = np.random.default_rng(plan.seed)
     gaps = rng.exponential(1 / plan.rate, max(int(plan.seconds * plan.rate), 1))
     prefetch = iter((rng.random(len(gaps)) < plan.prefetch_ratio).tolist())
@@ -261,7 +260,7 @@ async def _open(pool: Pool, turn: Iterator[bytes], plan: Plan) -> list[Exchange]
 
 
 async def _closed(
-    pool: Pool,
+    pool: ConnectionPool,
     turn: Iterator[bytes],
     connections: int,
     seconds: float,
@@ -335,7 +334,7 @@ def main() -> None:
     with asyncio.Runner(loop_factory=open_loop) as runner:
         for line in sys.stdin.buffer:
             given = orjson.loads(line)
-            plan = Plan(**given["plan"])
+            plan = LoadPlan(**given["plan"])
             if plan.bodies not in bodies:
                 with np.load(plan.bodies, allow_pickle=False) as stored:
                     bodies[plan.bodies] = _unpacked(stored["lengths"], stored["data"])

@@ -39,10 +39,9 @@ from pipelines.bench.load.arms import (
     running,
 )
 from pipelines.bench.load.capacity_search import GOAL_MS, PRECISION, Capacity, Probe, search_capacity
-from pipelines.bench.load.generator import Load, LoadGenerator, Plan, load_generator
+from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.load.goals import judge_goals
 from pipelines.bench.load.measured_server import MeasuredServer
-from pipelines.bench.load.protocols import compare_protocols
 from pipelines.bench.load.report import draw_load, load_table
 from pipelines.bench.load.rows import pooled_row, ratios
 from pipelines.bench.load.trials import (
@@ -148,7 +147,7 @@ class LoadBench:
         patience_s = 2.0 + 10 * run.cpu_ms / 1e3 if run.rounds else 30.0
         options = {"connections": 64 if rate else 1, "warm_up": WARM_UP, "patience_s": patience_s, **plan}
         run.position += options["warm_up"]
-        load = self.generator.run(Plan(run.url, run.bodies, seconds, rate, start=run.position, **options))
+        load = self.generator.run(LoadPlan(run.url, run.bodies, seconds, rate, start=run.position, **options))
         run.position += len(load.status)
         return load
 
@@ -309,7 +308,7 @@ def send_first(generator: LoadGenerator, run: ArmRun) -> None:
 
     There is no time without an answer.
     """
-    plan = Plan(run.url, run.bodies, 1.0, connections=1, requests=1, warm_up=0, patience_s=PATIENCE_S)
+    plan = LoadPlan(run.url, run.bodies, 1.0, connections=1, requests=1, warm_up=0, patience_s=PATIENCE_S)
     load = generator.run(plan)
     run.position += 1
     [ms], [is_answered], [is_degraded] = load.client_ms.tolist(), load.answered, load.degraded
@@ -376,7 +375,7 @@ def long_enough(seconds: float, rate: float) -> float:
 
 
 def measure_ours(bench: LoadBench, arm: Arm, capacity: float, endurance: bool) -> dict[str, Any]:
-    """Measure ours alone: long baskets, protocols, a canary, memory.
+    """Measure ours alone: long baskets, a canary, memory.
 
     Without a capacity there is no rate for the canary.
     """
@@ -391,10 +390,6 @@ def measure_ours(bench: LoadBench, arm: Arm, capacity: float, endurance: bool) -
                 *(bench.generator, bench.setup.bundle, bench.requests, effort.rounds),
             )
 
-        def protocols() -> dict[str, Any]:
-            ready = ours.server.ready
-            return compare_protocols(bench.generator, ready, bench.requests, effort.alone_s, effort.rounds)
-
         def canary() -> dict[str, Any]:
             second = replace(arm, name="canary")
             with bench.running(second) as other, load_generator() as generator:
@@ -406,7 +401,7 @@ def measure_ours(bench: LoadBench, arm: Arm, capacity: float, endurance: bool) -
                 canary_send = partial(beside.send, other)
                 return beside_a_canary(send, canary_send, half, bench.goal_ms, seconds, rounds)
 
-        trials: dict[str, Callable[[], Any]] = {"basket_length": lengths, "payloads": protocols}
+        trials: dict[str, Callable[[], Any]] = {"basket_length": lengths}
         if capacity:
             trials["canary"] = canary
         if endurance:

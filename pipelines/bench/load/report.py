@@ -30,7 +30,6 @@ def load_table(result: Mapping[str, Any]) -> str:
         _start(result),
         _under_load(result),
         _lengths(result["basket_length"]),
-        _payloads(result["payloads"]),
         _canary(result.get("canary")),
         _endurance(result.get("endurance")),
         _probes(result),
@@ -219,26 +218,6 @@ def _lengths(figures: Mapping[str, Any]) -> list[str]:
         *table(["items", "p50 ms", "p99 ms"], rows),
         "",
         f"From 1 item to {list(figures['ms'])[-1]}: {grown or 'too few samples to say'}.",
-    ]
-
-
-def _payloads(figures: Mapping[str, Any]) -> list[str]:
-    first = next(iter(figures.values()))["ms"]["p50"]
-    rows = []
-    for name, row in figures.items():
-        p50 = row["ms"]["p50"]
-        ratio = fixed(p50 / first if p50 and first else None, 2, "x")
-        sizes = [fixed(row[size], 0) for size in ("request_bytes", "answer_bytes")]
-        rows.append([name, *sizes, short(p50), short(row["ms"]["p99"]), ratio, row["failed"]])
-    head = ["protocol", "request bytes", "answer bytes", "p50 ms", "p99 ms", "p50 of the first", "failed"]
-    return [
-        "## The same question in each protocol (ours, one at a time, in turns)",
-        "",
-        *table(head, rows),
-        "",
-        "Bytes are those of bodies and messages, without HTTP's heads. The gRPC client is Python's. "
-        "Binary tensors over REST have no row: they are refused on purpose (400), so that all input over "
-        "REST is one JSON document that is checked first; clients that want bytes have gRPC.",
     ]
 
 

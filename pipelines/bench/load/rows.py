@@ -25,40 +25,40 @@ def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     first = runs[0]
     rounds = [row for run in runs for row in run.rounds]
     answers = [answer for run in runs for answer in run.answers]
-    cpu_ms = _median([row["cpu_ms"] for row in rounds]) or 0.0
-    capacities = [run.capacity for run in runs if run.capacity is not None]
+    cpu_ms = _median(_values(rounds, "cpu_ms")) or 0.0
     row = {
         "what": first.arm.what,
         "settings": first.settings,
         "ready_s": _median([run.ready_s for run in runs]),
         "first_ms": _median([run.first_ms for run in runs]),
         "first_degraded": any(run.first_degraded for run in runs),
-        "memory_mb": {name: _median([run.memory_mb[name] for run in runs]) for name in first.memory_mb},
+        "memory_mb": {
+            name: _median(_values([run.memory_mb for run in runs], name)) for name in first.memory_mb
+        },
         "alone": {
-            **{
-                f"{name}_ms": _median([one[f"{name}_ms"] for one in rounds])
-                for name in ("p50", "p99", "mean")
-            },
+            **{name: _median(_values(rounds, name)) for name in ("p50_ms", "p99_ms", "mean_ms")},
             "rounds": rounds,
         },
         "cpu_ms": cpu_ms,
         "dollars_a_million": dollars_a_million(cpu_ms),
         "wh_a_million": watt_hours(cpu_ms / 1e3 * 1e6),
         "request_bytes": first.request_bytes,
-        "answer_bytes": _median([one["answer_bytes"] for one in rounds]),
+        "answer_bytes": _median(_values(rounds, "answer_bytes")),
         "stages": stages_of(answers),
         "choosing": choosing_of(answers),
-        "capacity": {
-            "rate": _median([capacity.rate for capacity in capacities]) or 0.0,
-            "goal_ms": goal_ms,
-            "rates": [capacity.rate for capacity in capacities],
-            "probes": [probe for capacity in capacities for probe in capacity.to_dict()["probes"]],
-        },
+        "capacity": _capacity(runs, goal_ms),
     }
     if any(run.half for run in runs):
         row["half"] = _half(runs, goal_ms)
         row["overload"] = _overload(runs, goal_ms)
     return row
+
+
+def _capacity(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
+    capacities = [run.capacity for run in runs if run.capacity is not None]
+    rates = [capacity.rate for capacity in capacities]
+    probes = [probe for capacity in capacities for probe in capacity.to_dict()["probes"]]
+    return {"rate": _median(rates) or 0.0, "goal_ms": goal_ms, "rates": rates, "probes": probes}
 
 
 def _half(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
@@ -99,6 +99,10 @@ def ratios(run: ArmRun, ours: ArmRun) -> dict[str, Any]:
             found[name] = {"median": float(np.median(values)), "min": min(values), "max": max(values)}
     found["capacity"] = run.rate / ours.rate if ours.rate else None
     return found
+
+
+def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -29,7 +29,7 @@ BASKETS = 200  # different ones of a length
 AHEAD_S = 0.5  # a canary gets requests before and after the measured ones of stable
 CANARY = 0.1  # of the rate of stable
 
-Send = Callable[..., Load]  # seconds, rate, and other fields of a Plan -> the outcome of the requests
+Send = Callable[..., Load]  # seconds, rate, and other fields of a LoadPlan -> the outcome of the requests
 
 
 def tail_ms(ms: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""The bench measures what it says, on a catalogue whose structure is known."""
+"""The retrieval bench measures a catalogue of known structure."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,6 @@ def test_every_part_is_measured_and_written(toy_line: Path, tmp_path: Path) -> N
     for catalogue in results["catalogues"]:
         assert catalogue["chosen"]["recall"] == 1.0  # so few are scanned
         assert set(catalogue["left_out"]) == {"ivf_sq8", "ivf_pq", "ivf_pq_refined", "hnsw"}
-        assert len(catalogue["changes_ms"]) == 4
     profiles = results["profiles"]
     assert list(profiles) == ["default", "clearance", "premium"]
     assert profiles["default"]["items"] == 80

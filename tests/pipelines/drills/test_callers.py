@@ -1,4 +1,4 @@
-"""Bodies of 80 MB, sent to a server that refuses them: how many were, and what is made of other answers."""
+"""Bodies of 80 MB, sent to a server that refuses them: the refusals and other answers are counted."""
 
 import socket
 import threading

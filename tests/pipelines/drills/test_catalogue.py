@@ -1,4 +1,4 @@
-"""The list of drills: every one that must be there, each with a figure for what it says it proves."""
+"""The list of drills is complete, and each has a figure for its proof."""
 
 import pytest
 

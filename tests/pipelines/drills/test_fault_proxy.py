@@ -63,7 +63,7 @@ def test_a_frozen_one_accepts_and_never_answers_until_it_thaws(proxy: Proxy) -> 
 
 
 def keep_asking(client: socket.socket) -> None:
-    """Ask until a reset that is on its way arrives; what is cut short on the way is no error yet."""
+    """Ask until a reset that is on its way arrives; a reply that is cut short before is no error yet."""
     for _ in range(200):
         exchange(client)
         time.sleep(0.01)

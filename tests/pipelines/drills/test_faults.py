@@ -1,4 +1,4 @@
-"""Faults that one can see by themselves; what the others do is seen in `test_drill_run`."""
+"""Faults whose effect shows without a system; `test_run` shows the effect of the others."""
 
 import contextlib
 import threading

@@ -127,7 +127,7 @@ def test_each_phase_has_the_answers_that_were_under_way_in_it() -> None:
         answer(16.0),  # a whole one while it is broken
         answer(19.99, ms=30.0),  # during: it was asked before the fault ended, but it was being mended
         *(answer(20.5 + n / 10) for n in range(WHOLE)),
-        answer(29.999, ms=50.0),  # nobody knows what it met
+        answer(29.999, ms=50.0),  # its cause is unknown
     ]
     outcome = outcome_of({CLIENT: answers, RAW: []}, [FAULT], 30.0, 50.0)
     counts = [outcome[phase][CLIENT]["requests"] for phase in ("before", "during", "after", "all")]

@@ -1,4 +1,4 @@
-"""A result of known figures -> what the page says of them, and a picture."""
+"""A result of known figures -> the page about them, and a picture."""
 
 from pathlib import Path
 from typing import Any

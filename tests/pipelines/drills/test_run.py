@@ -34,7 +34,7 @@ RedisStore.__init__.__defaults__ = (250.0,)
 from serving.server import main
 sys.exit(main(sys.argv[1:]))
 """
-DEADLINE_MS = 500.0  # ten times what is shipped: a busy machine is not what is tested
+DEADLINE_MS = 500.0  # ten times the default: the test is not about a busy machine
 COUNTS = {  # all other figures are times, or shares of what this machine can
     "answers that failed at the client",
     "fallbacks that do not say so",
@@ -208,7 +208,7 @@ def home(tmp_path: Path, toy_line: Path) -> Path:
 
 @pytest.fixture
 def carried_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the command would carry out, and what comes of it."""
+    """The drills that the command would carry out, and their result."""
     given: dict[str, Any] = {"passed": True}
 
     def run(drills: Any, *arguments: Any) -> dict[str, Any]:

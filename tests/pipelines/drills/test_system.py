@@ -1,4 +1,4 @@
-"""The parts of the system that drills break: each can be started, broken and is what it was."""
+"""The parts of the system that drills break: each can be started, broken and restored."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The null server burns what it is told, and answers."""
+"""The null server burns the requested time, and answers."""
 
 import asyncio
 import time

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pipelines.bench.load.arm_variants import (
+    ArmVariant,
     StockServer,
-    Variant,
     eager,
     fastapi_app,
     opener,
@@ -38,24 +38,24 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], set[str]]] = {
     "feast-sdk": ({"feast_home": "feast"}, {"store"}),
     "ours": ({}, set()),
 }
-OWN = {"log", "freshness", "open_facts", "observers", "cleanup"}  # opened anew by each `wire`
+OWN = {"log", "freshness", "open_facts", "observers", "cleanup"}  # opened again by each `wire`
 
 
 def test_an_unknown_server_is_refused() -> None:
     with pytest.raises(ValueError, match="no server 'triton': choose one of endpoint, kserve, fastapi"):
-        Variant("bundle", server="triton")
+        ArmVariant("bundle", server="triton")
 
 
 def test_a_variant_has_one_ranker() -> None:
     with pytest.raises(ValueError, match="with weights or with a graph"):
-        Variant("bundle", weights="student", graph="pruned")
+        ArmVariant("bundle", weights="student", graph="pruned")
 
 
 @pytest.mark.parametrize("name", [name for name in LEFT_OUT if name != "feast-sdk"])
 def test_a_variant_differs_in_one_part(name: str, tmp_path: Path) -> None:
     given, expected = LEFT_OUT[name]
     settings = Settings(home=tmp_path, log=False, request_log=False)
-    shipped, changed = wire(settings), wire_variant(Variant("bundle", **given), settings)
+    shipped, changed = wire(settings), wire_variant(ArmVariant("bundle", **given), settings)
     with shipped.cleanup, changed.cleanup:
         differing = {
             part.name
@@ -74,7 +74,7 @@ def test_a_variant_is_served_by_the_server_itself(monkeypatch: pytest.MonkeyPatc
         return 3
 
     monkeypatch.setattr(server, "main", main)
-    assert serve_variant(Variant("bundle", server="kserve")) == 3
+    assert serve_variant(ArmVariant("bundle", server="kserve")) == 3
     [(arguments, wire_it)] = calls
     assert arguments == ["--bundle", "bundle"]
     wiring = wire_it(Settings(home=tmp_path, log=False, request_log=False))
@@ -91,7 +91,7 @@ def test_each_variant_pays_for_what_ours_pays_for(
     fill_store(toy_line / "home" / "offline_store", feast_home, url)
     write_heartbeat(url, time.time() - 3_600)
     for name, (given, _) in LEFT_OUT.items():
-        variant = Variant(str(toy_line / "evaluated"), **paths(given, toy_line, feast_home))
+        variant = ArmVariant(str(toy_line / "evaluated"), **paths(given, toy_line, feast_home))
         place = tmp_path / name
         place.mkdir()
         settings = Settings(home=place, http_port=0, grpc_port=0, store_url=url, deadline_ms=60_000.0)
@@ -151,7 +151,7 @@ def test_a_variant_ranks_with_the_ranker_it_was_given(field: str, ranker: str, t
     line = {"basket": ["item-001"], "at": "2024-06-12T10:00:00Z", "request_id": "r"}
     bundle = toy_line / "evaluated"
     given: dict[str, Any] = {"door": "fastapi", field: str(toy_line / ranker)}
-    variants = {"as it ships": Variant(str(bundle)), "changed": Variant(str(bundle), **given)}
+    variants = {"as it ships": ArmVariant(str(bundle)), "changed": ArmVariant(str(bundle), **given)}
     scores, rows = {}, None
     for name, one in variants.items():
         recommender = open_recommender(bundle, MemoryStore(), open_bundle=opener(one))

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 
-from pipelines.bench.load.connections import OK, UNANSWERED, Exchange, Pool
-from pipelines.bench.load.generator import Plan
+from pipelines.bench.load.connections import OK, UNANSWERED, ConnectionPool, Exchange
+from pipelines.bench.load.generator import LoadPlan
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
@@ -34,7 +34,7 @@ async def answered(count: int, connections: int, answer: bytes) -> tuple[list[Ex
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        pool = Pool(Plan(f"http://127.0.0.1:{port}/", "", 1.0, connections=connections))
+        pool = ConnectionPool(LoadPlan(f"http://127.0.0.1:{port}/", "", 1.0, connections=connections))
         exchanges = [Exchange(b"body", pool.now(), pool.now()) for _ in range(count)]
         for exchange in exchanges:
             pool.ask(exchange)

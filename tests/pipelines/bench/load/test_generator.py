@@ -5,12 +5,10 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import numpy as np
 import orjson
 import pytest
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 from pipelines.bench.load.connections import OK, UNANSWERED
 from pipelines.bench.load.generator import (
     Load,
-    Plan,
+    LoadPlan,
     carry_out,
     load_generator,
     open_loop,
@@ -88,12 +86,12 @@ async def echo(body: bytes) -> tuple[int, bytes]:
     return 200, body
 
 
-def ask(plan: Plan, *bodies: bytes) -> Load:
+def ask(plan: LoadPlan, *bodies: bytes) -> Load:
     with asyncio.Runner(loop_factory=open_loop) as runner:
         return carry_out(plan, bodies, runner)
 
 
-PLAN = Plan("", "", seconds=0.5, rate=100, warm_up=2, keep=True, patience_s=20)
+PLAN = LoadPlan("", "", seconds=0.5, rate=100, warm_up=2, keep=True, patience_s=20)
 
 
 def test_each_request_gets_its_own_answer_at_its_own_time() -> None:
@@ -233,30 +231,6 @@ def test_nobody_listening_is_told_by_the_figures() -> None:
     assert load.summary(1e6)["unanswered"] == 20
 
 
-def test_grpc_messages_travel_as_they_are() -> None:
-    said: list[bool] = []
-
-    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
-        said.append(("x-priority", "prefetch") in context.invocation_metadata())
-        if request == b"full":
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-        return request[::-1]
-
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(answer)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("shop.Door", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        plan = replace(PLAN, url=f"grpc://127.0.0.1:{port}/shop.Door/Ask", rate=40, prefetch_ratio=0.5)
-        load = ask(plan, b"abc", b"full")
-    finally:
-        server.stop(0).wait()
-    assert load.answers == [b"cba", b""] * 10
-    assert load.status.tolist() == [200, 429] * 10
-    assert 0 < sum(said) == load.prefetch.sum() < 20
-
-
 def test_percentiles_are_values_that_occurred() -> None:
     found = percentiles(np.arange(1.0, 1_001.0))
     assert found == {
@@ -269,10 +243,10 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 
 def test_good_answers_are_counted_over_the_time_in_which_they_were_due() -> None:
-    """Not until patience ended, and a fallback's answer is not what was asked for."""
+    """Not until patience ended; a fallback is not the requested list."""
     due, status = np.linspace(0.0, 10.0, 101), np.full(101, OK)
     ms = np.full(101, 5.0)
-    status[40], ms[40] = UNANSWERED, 20_000.0  # somebody waited 20 s for it
+    status[40], ms[40] = UNANSWERED, 20_000.0  # a caller waited 20 s for it
     ms[41] = 51.0
     degraded = np.isin(np.arange(101), [41, 50, 60, 70])
     found = Load(due, ms, np.zeros(101), status, degraded, np.full(101, 9), 0.0).summary(50.0)
@@ -315,7 +289,7 @@ def test_a_generator_that_dies_is_told(tmp_path: Path) -> None:
 
 
 async def recommended(body: bytes, head: bytes) -> tuple[int, bytes]:
-    """Answer as the endpoint does, with what was asked as the item."""
+    """Answer as the endpoint does, with the question as the item."""
     asked = orjson.loads(body)
     assert head.startswith(b"post /v1/recommendations ")
     item = {"item_id": asked["basket"][0] + "!", "score": 0.5, "source": "history", "reason": "as told"}

@@ -70,15 +70,6 @@ def result(**more: Any) -> dict[str, Any]:
         "floor": {"mean_ms": 0.123, "p50_ms": 0.1, "cpu_ms": 0.1},
         "arms": {"ours": arm(2.0, 1.5, 400.0), "fastapi-torch": arm(90.0, 60.0, 8.0, 4.0)},
         "basket_length": {"ms": {"1": ms, "200": ms}, "growth": {"p50": 1.25, "p99": None}},
-        "payloads": {
-            "REST V1": {"request_bytes": 200.0, "answer_bytes": 1_500.0, "failed": 0, "ms": ms},
-            "gRPC": {
-                "request_bytes": 100.0,
-                "answer_bytes": 750.0,
-                "failed": 0,
-                "ms": {"p50": 3.0, "p99": 4.0},
-            },
-        },
         "goals": [
             {"name": "p50", "goal": "<= 2 ms", "measured": 2.0, "unit": " ms", "reached": True},
             {"name": "rate", "goal": ">= 500", "measured": 400.0, "unit": "", "reached": False},
@@ -129,11 +120,6 @@ def test_the_stages_that_choose_are_told_together() -> None:
     assert "re-ranking of an answer together: p50 1.25 ms, p99 2.75 ms." in load_table(result())
 
 
-def test_binary_tensors_over_rest_are_told_to_be_refused() -> None:
-    """They are: see tests/serving/api/test_body_limits.py."""
-    assert "Binary tensors over REST have no row: they are refused on purpose (400)" in load_table(result())
-
-
 def test_goals_are_told_and_misses_plainly() -> None:
     text = load_table(result())
     assert "| p50 | <= 2 ms | 2.00 ms | yes |" in text
@@ -146,7 +132,6 @@ def test_each_part_says_its_figures() -> None:
     text = load_table(result())
     assert "| ours | 200.0 | 2.00 | 4.00 | – | 1.50 | 2, 0, 3 of 100 | 90% | 25% | 7 of 300 | 3 |" in text
     assert "From 1 item to 200: p50 1.25x." in text
-    assert "| gRPC | 100 | 750 | 3.00 | 4.00 | 1.50x | 0 |" in text
     assert "| ours | 400: 20.0, 800: 85.0 |" in text, "a rate that was asked twice shows its median"
     assert "takes 0.123 ms" in text
     for part in ("Endurance", "canary"):

@@ -1,4 +1,4 @@
-"""Loads of known figures -> each trial says just those, and tells by the times what was when."""
+"""Loads of known figures -> each trial reports just those."""
 
 import time
 from dataclasses import replace
