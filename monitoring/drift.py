@@ -19,10 +19,10 @@ from feature_repo.errors import RecoError
 from feature_repo.events import Dataset, read_dataset
 from monitoring.psi import Draws, encode, is_number, missing_share
 from monitoring.reports import evidently_psi, write_report
-from monitoring.verdict import FAILED, RULES, ColumnDrift, Comparison, DriftVerdict, Rule, judge
+from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import (
     EventFrames,
-    Table,
+    TablePair,
     Window,
     bundle_categories,
     bundle_log,
@@ -41,23 +41,6 @@ LEAST_UNITS = 200  # baskets or requests on each side; below, chance alone moves
 
 class DriftFound(RecoError):
     """A watched window has drifted or its columns changed; the message says which and how far."""
-
-
-def check_drift(
-    current: pd.DataFrame,
-    reference: pd.DataFrame,
-    unit: str = "",
-    rules: Mapping[str, Rule] = RULES,
-) -> DriftVerdict:
-    """Compare two frames column by column.
-
-    Args:
-        current: the window under test.
-        reference: what it is compared with; its columns say what is expected.
-        unit: the column that groups rows which belong together (a basket's lines); it is not compared.
-        rules: what each column may do before it warns and alarms; columns not named follow `Rule()`.
-    """
-    return judge(compare([Table(current, reference, unit)], rules))
 
 
 def drift_of_events(
@@ -157,13 +140,13 @@ def raise_alert(verdict: Mapping[str, Any]) -> str:
     return str(verdict["reason"])
 
 
-def compare(tables: Sequence[Table], rules: Mapping[str, Rule] = RULES) -> list[Comparison]:
+def compare(tables: Sequence[TablePair], rules: Mapping[str, ColumnRule] = RULES) -> list[Comparison]:
     """Bring every column of the tables into bins, after checking that it can be compared."""
     return [comparison for table in tables for comparison in _compare_table(table, rules)]
 
 
 def _check(
-    tables: list[Table], compared: str, windows: tuple[Window, Window], report: Path | None, quick: bool
+    tables: list[TablePair], compared: str, windows: tuple[Window, Window], report: Path | None, quick: bool
 ) -> DriftVerdict:
     began = time.perf_counter()
     comparisons = compare(tables)
@@ -177,7 +160,7 @@ def _check(
     return verdict
 
 
-def _compare_table(table: Table, rules: Mapping[str, Rule]) -> list[Comparison]:
+def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule]) -> list[Comparison]:
     names = [str(name) for name in dict.fromkeys([*table.reference, *table.current]) if name != table.unit]
     units = [_units(frame, table.unit) for frame in (table.current, table.reference)]
     sizes = [int(unit.max(initial=-1)) + 1 for unit in units]
@@ -186,7 +169,7 @@ def _compare_table(table: Table, rules: Mapping[str, Rule]) -> list[Comparison]:
         f"{sizes[0]:,} baskets or requests in the window, {sizes[1]:,} in the reference; "
         f"{LEAST_UNITS} are needed in each: take a longer window"
     )
-    return [_compare_column(name, table, draws or too_few, rules.get(name, Rule())) for name in names]
+    return [_compare_column(name, table, draws or too_few, rules.get(name, ColumnRule())) for name in names]
 
 
 def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:
@@ -195,7 +178,7 @@ def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:
     return np.arange(len(frame))
 
 
-def _compare_column(name: str, table: Table, draws: Draws | str, rule: Rule) -> Comparison:
+def _compare_column(name: str, table: TablePair, draws: Draws | str, rule: ColumnRule) -> Comparison:
     current, reference = table.current.get(name), table.reference.get(name)
     like = reference if reference is not None else current
     assert like is not None

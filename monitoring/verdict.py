@@ -32,7 +32,7 @@ WITH_FEATURES = "score"  # of an answer is compared where its features are, and 
 
 
 @dataclass(frozen=True)
-class Rule:
+class ColumnRule:
     """How far above its noise floor a column's PSI may rise, and whether passing `alarm` pages."""
 
     warn: float = 0.05
@@ -41,14 +41,16 @@ class Rule:
     reason: str = "steady from week to week; where it moves, the model meets what it was not trained on"
 
 
-SHOWN = Rule(pages=False)
-RULES: Mapping[str, Rule] = {
-    "category": Rule(reason="the mix of what is bought: quiet weeks 0.02-0.04, holiday weeks 0.12-0.18"),
-    "basket_category": Rule(reason="the same, of what lies in the basket when the checkout asks"),
+SHOWN = ColumnRule(pages=False)
+RULES: Mapping[str, ColumnRule] = {
+    "category": ColumnRule(
+        reason="the mix of what is bought: quiet weeks 0.02-0.04, holiday weeks 0.12-0.18"
+    ),
+    "basket_category": ColumnRule(reason="the same, of what lies in the basket when the checkout asks"),
     "department": replace(SHOWN, reason="too coarse: 0.013 in the very weeks in which category passes 0.10"),
     "hour": replace(SHOWN, reason="moves with the seasons and with clock changes; no model input"),
     "weekday": replace(SHOWN, reason="a calendar matter: closed days and short windows; no model input"),
-    "store_id": Rule(0.15, 0.25, True, "users move slowly between stores; an opening or closing jumps"),
+    "store_id": ColumnRule(0.15, 0.25, True, "users move slowly between stores; an opening or closing jumps"),
     "rung": replace(
         SHOWN, reason="fallbacks page through the alerts on degraded answers; no retraining helps"
     ),
@@ -123,7 +125,7 @@ class Comparison:
     row: ColumnDrift
     histogram: Histogram | None = None
     noise: tuple[float, float] = (0.0, 0.0)  # mean and standard deviation of PSI without any change
-    rule: Rule = Rule()
+    rule: ColumnRule = ColumnRule()
 
 
 def judge(comparisons: Sequence[Comparison], psi: Mapping[str, float] | None = None) -> DriftVerdict:

@@ -60,19 +60,19 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Table:
+class TablePair:
     """The same columns in both windows; rows that name the same `unit` are not independent."""
 
     current: pd.DataFrame
     reference: pd.DataFrame
     unit: str = ""  # the column that names the basket or request of a row; "" when each row is its own
 
-    def only(self, columns: Sequence[str]) -> Table:
+    def only(self, columns: Sequence[str]) -> TablePair:
         """Return the table with just these columns, as far as it has them."""
         kept = {*columns, self.unit}
         frames = (self.current, self.reference)
         current, reference = (frame[[name for name in frame if name in kept]] for frame in frames)
-        return Table(current, reference, self.unit)
+        return TablePair(current, reference, self.unit)
 
 
 def purchases(data: Dataset, window: Window) -> pd.DataFrame:
@@ -98,18 +98,18 @@ class EventFrames:
         return cls(lines, _baskets(events, timezone))
 
 
-def event_tables(current: EventFrames, reference: EventFrames) -> list[Table]:
+def event_tables(current: EventFrames, reference: EventFrames) -> list[TablePair]:
     """Return what is watched in purchases: by line, by basket, and the weekdays that were open in both."""
     days = _open_weekdays(current.baskets, reference.baskets)
     baskets = [frames.baskets.drop(columns="date") for frames in (current, reference)]
     return [
-        Table(current.lines, reference.lines, "basket_id"),
-        Table(baskets[0], baskets[1], "basket_id"),
-        Table(days[0], days[1], "basket_id"),
+        TablePair(current.lines, reference.lines, "basket_id"),
+        TablePair(baskets[0], baskets[1], "basket_id"),
+        TablePair(days[0], days[1], "basket_id"),
     ]
 
 
-def log_tables(current: pa.Table, reference: pa.Table, category_of: Mapping[str, str]) -> list[Table]:
+def log_tables(current: pa.Table, reference: pa.Table, category_of: Mapping[str, str]) -> list[TablePair]:
     """Return what is watched in the log: of each returned item, of each basket item, of each request.
 
     Args:
@@ -118,9 +118,9 @@ def log_tables(current: pa.Table, reference: pa.Table, category_of: Mapping[str,
         category_of: the category of each item, see `bundle_categories`.
     """
     return [
-        Table(_answers(current), _answers(reference), "request"),
-        Table(_basket_items(current, category_of), _basket_items(reference, category_of), "request"),
-        Table(_requests(current), _requests(reference)),
+        TablePair(_answers(current), _answers(reference), "request"),
+        TablePair(_basket_items(current, category_of), _basket_items(reference, category_of), "request"),
+        TablePair(_requests(current), _requests(reference)),
     ]
 
 

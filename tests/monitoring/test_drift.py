@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -10,21 +10,27 @@ import pytest
 from monitoring.drift import (
     LEAST_UNITS,
     DriftFound,
-    check_drift,
     compare,
     drift_of_events,
     drift_of_log,
     measure_drift,
     raise_alert,
 )
-from monitoring.verdict import DriftVerdict, judge
-from monitoring.windows import Table, Window
+from monitoring.verdict import RULES, ColumnRule, DriftVerdict, judge
+from monitoring.windows import TablePair, Window
 from serving.prediction_log import Record
 
 Events = Callable[..., pd.DataFrame]
 Day = Callable[[int], datetime]
 MIX = 1 / np.arange(5, 45)
 PIES = np.where(np.arange(40) == 30, 6 * MIX, MIX)  # one category in forty sells six times as much
+
+
+def check_drift(
+    current: pd.DataFrame, reference: pd.DataFrame, unit: str = "", rules: Mapping[str, ColumnRule] = RULES
+) -> DriftVerdict:
+    """Compare two frames column by column."""
+    return judge(compare([TablePair(current, reference, unit)], rules))
 
 
 def frame(rows: int = 2_000, seed: int = 0) -> pd.DataFrame:
@@ -263,7 +269,7 @@ def test_the_alarm_carries_the_reason() -> None:
 
 
 def test_the_numbers_may_come_from_elsewhere() -> None:
-    comparisons = compare([Table(frame(seed=1), frame())])
+    comparisons = compare([TablePair(frame(seed=1), frame())])
     names = [comparison.row.name for comparison in comparisons]
     assert judge(comparisons, dict.fromkeys(names, 5.0)).status == "drifted"
     assert judge([replace(c) for c in comparisons]).status == "ok"

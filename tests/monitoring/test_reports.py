@@ -8,12 +8,12 @@ import pytest
 from monitoring.drift import compare
 from monitoring.reports import Measured, draw_weeks, evidently_psi, write_report
 from monitoring.verdict import judge
-from monitoring.windows import Table
+from monitoring.windows import TablePair
 
 SCRIPT = "</script><script>alert('x')</script>"
 
 
-def tables() -> list[Table]:
+def tables() -> list[TablePair]:
     rng = np.random.default_rng(0)
 
     def frame(rows: int, shift: float) -> pd.DataFrame:
@@ -31,8 +31,8 @@ def tables() -> list[Table]:
     # Different lengths on purpose: Evidently gets all columns in one frame.
     small = pd.DataFrame({"store": ["a", "b"] * 150})
     return [
-        Table(frame(3_000, 0.3), frame(9_000, 0)),
-        Table(small.assign(store=lambda f: f["store"].replace("a", "new")), small),
+        TablePair(frame(3_000, 0.3), frame(9_000, 0)),
+        TablePair(small.assign(store=lambda f: f["store"].replace("a", "new")), small),
     ]
 
 
@@ -85,7 +85,7 @@ def test_the_page_says_it_all_without_charts(tmp_path: Path) -> None:
 
 
 def test_a_column_that_was_not_compared_has_dashes(tmp_path: Path) -> None:
-    gone = judge(compare([Table(tables()[0].current.drop(columns="count"), tables()[0].reference)]))
+    gone = judge(compare([TablePair(tables()[0].current.drop(columns="count"), tables()[0].reference)]))
     write_report(tmp_path / "report.html", gone.to_dict())
     page = (tmp_path / "report.html").read_text()
     assert "schema change" in page

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from monitoring.psi import Histogram
-from monitoring.verdict import RULES, SPREADS_ALARM, ColumnDrift, Comparison, DriftVerdict, Rule, judge
+from monitoring.verdict import RULES, SPREADS_ALARM, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import Window
 
 ROW = ColumnDrift("category", "ok", True, "", 900, 900, 0.0, 0.0)
@@ -15,7 +15,7 @@ SAME = np.array([50, 50])
 def comparison(
     name: str = "category", noise: tuple[float, float] = (0.01, 0.001), **row: object
 ) -> Comparison:
-    rule = RULES.get(name, Rule())
+    rule = RULES.get(name, ColumnRule())
     histogram = Histogram(name, ("a", "b"), SAME, SAME)
     return Comparison(replace(ROW, name=name, pages=rule.pages, **row), histogram, noise, rule)  # type: ignore[arg-type]
 

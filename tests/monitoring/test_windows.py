@@ -9,7 +9,7 @@ import pytest
 from feature_repo.events import read_dataset
 from monitoring.windows import (
     EventFrames,
-    Table,
+    TablePair,
     Window,
     bundle_categories,
     bundle_log,
@@ -86,7 +86,7 @@ def test_a_basket_is_counted_once() -> None:
     assert baskets["date"].dt.day.tolist() == [31, 1]
 
 
-def weekdays(current: pd.DataFrame, reference: pd.DataFrame) -> Table:
+def weekdays(current: pd.DataFrame, reference: pd.DataFrame) -> TablePair:
     return event_tables(EventFrames.of(current, "UTC"), EventFrames.of(reference, "UTC"))[2]
 
 
@@ -152,5 +152,5 @@ def test_a_bundle_that_was_not_evaluated_has_none(bundle: Path) -> None:
 
 def test_a_table_can_be_narrowed() -> None:
     frame = pd.DataFrame({"a": [1], "b": [2], "basket_id": ["x"]})
-    table = Table(frame, frame, "basket_id").only(["a", "c"])
+    table = TablePair(frame, frame, "basket_id").only(["a", "c"])
     assert list(table.current) == ["a", "basket_id"]
