@@ -67,8 +67,8 @@ STORE_ERRORS = (redis.RedisError, redis.RedisClusterException, sqlite3.Error, OS
 
 
 @dataclass
-class _WaitingMessage:
-    """What was folded but is not archived: events of each partition, and where it goes on."""
+class _Unarchived:
+    """Folded events that are not archived: those of each partition, and the position behind them."""
 
     events: dict[int, list[Event]] = field(default_factory=dict)
     versions: dict[int, list[int]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Stream:
         self.letters = DeadLetters(settings, self.counts)
         self._home, self._archive = home, home / "offline_store" / EVENTS
         self._rows, self._settings = rows, settings
-        self._waiting = _WaitingMessage()
+        self._waiting = _Unarchived()
         self._held: list[Message] = []  # came while the store was waited for: for the next turn
         self._generation: dict[int, int] = {}
         self._began: dict[int, int] = {}  # where reading begins in each assigned partition
