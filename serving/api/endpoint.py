@@ -30,10 +30,9 @@ from kserve.protocol.grpc.servicer import InferenceServicer
 from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 
-from serving.api.connections import FIRST_S, Waits, room_for
 from serving.api.grpc_service import RecommendationsService, read_metadata
 from serving.api.http_routes import Limits, routes
-from serving.api.http_server import SHY_S, http_server
+from serving.api.http_server import FIRST_S, SHY_S, Waits, http_server, room_for
 from serving.api.openapi import openapi
 from serving.api.predictor import Predictor
 from serving.api.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
