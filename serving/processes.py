@@ -48,7 +48,7 @@ class NoneStarts(RecoError, RuntimeError):
 
 @dataclass
 class Slot:
-    """One place for a child: who is in it, and how the last one fared."""
+    """One place for a child: its process, and the end of the last one."""
 
     process: asyncio.subprocess.Process | None = None
     ready: dict[str, Any] | None = None  # its ready line
@@ -67,7 +67,7 @@ class Processes:
         bundle: Path,
         home: Path | None,
     ) -> None:
-        """Take the sockets, both bound, and what the children serve: a bundle, and the home they follow."""
+        """Take the sockets, both bound, and the bundle and the home that the children serve."""
         # A shopper has one name in the request logs of all children.
         key = settings.request_log_key or secrets.token_hex(16)
         self._settings = replace(settings, grpc_port=grpc_socket.getsockname()[1], request_log_key=key)
@@ -137,7 +137,7 @@ class Processes:
                 await asyncio.wait_for(self._stopping.wait(), pause_s(slot.deaths))
 
     async def _live(self, slot: Slot) -> int:
-        """Start a child and hear what it says until it ends; return its exit status.
+        """Start a child and read its events until it ends; return its exit status.
 
         Raises:
             OSError: it could not be started.
@@ -206,7 +206,7 @@ def say(event: dict[str, Any]) -> None:
 
 
 def write_line(text: str) -> None:
-    """Write a line to stderr; if nobody reads that, it is left to a thread that ends with the process."""
+    """Write a line to stderr; if stderr is not read, it is left to a thread that ends with the process."""
 
     def write() -> None:
         try:
@@ -221,7 +221,7 @@ def write_line(text: str) -> None:
 
 
 def hold(bound: socket.socket) -> None:
-    """Let the children share a port that is bound here, and nobody else.
+    """Let the children share a port that is bound here, and no other process.
 
     They bind with SO_REUSEPORT, which needs the same of us. Any other endpoint first binds without it and
     is refused, as we have not SO_REUSEADDR any more: this socket never listens.

@@ -67,7 +67,7 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
         )
     if settings.metrics_address:
         host, _, port = settings.metrics_address.rpartition(":")
-        _bind(host.strip("[]"), int(port), "metrics_address", "metrics_address").close()  # to be told now
+        _bind(host.strip("[]"), int(port), "metrics_address", "metrics_address").close()  # to fail now
     with (
         _bind(settings.host, settings.http_port, "http_port") as http_socket,
         _bind(settings.host, settings.grpc_port, "grpc_port") as grpc_socket,
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
     parser = argparse.ArgumentParser(prog="python -m serving.server", description="Serve one release bundle.")
     parser.add_argument("--bundle", type=Path, help="directory of the bundle")
     parser.add_argument("--home", type=Path, help="follow the champion of this home")
-    # What a parent tells its child: the files that it inherits, for what it says and for HTTP.
+    # Of a parent to its child: inherited files, for events and for HTTP.
     parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.bundle is None and given.home is None:
@@ -164,8 +164,8 @@ def _be_a_child(bundle: Path, home: Path | None, control_file: int, http_file: i
 
 
 def end_with(parent: socket.socket) -> None:
-    """Wait until the parent ends, and end this process then as if it had been told to."""
-    with contextlib.suppress(OSError):  # it ended before it read what we have told it
+    """Wait until the parent ends, and end this process then as by SIGTERM."""
+    with contextlib.suppress(OSError):  # it ended before it read our events
         parent.recv(1)  # it says nothing: this returns when it ends
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,9 +1,7 @@
-"""Settings -> the parts of one endpoint process -> that process, answering until it is told to stop.
+"""Settings -> the parts of one endpoint process -> that process, answering until SIGTERM.
 
-    wire(settings)    opens store, log, cache, observers and ranker: the parts that ship
-    replace(...)      a bench or a test puts another part in the place of one of them
-    run(wiring, ...)  loads the bundle, answers on a bound socket, follows the champion, closes the parts
-
+`wire(settings)` opens the parts that ship: store, log, cache, observers and ranker. A bench or a test
+replaces one of them. `run(wiring, ...)` loads the bundle, answers, follows the champion, and closes the parts.
 Nothing listens before the bundle is verified and warm.
 """
 
@@ -49,7 +47,7 @@ Tell = Callable[[dict[str, Any]], None]  # takes an event of the process: `ready
 
 
 class Door(Protocol):
-    """The server in front of the checkout: `Endpoint`, or what a bench compares it with."""
+    """The server in front of the checkout: `Endpoint`, or a bench's own server."""
 
     def start(
         self,

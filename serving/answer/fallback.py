@@ -24,7 +24,7 @@ def stale_list(
     The user's own list of this hour or the one before comes first, then the anonymous list of this basket.
 
     Args:
-        request: what is asked.
+        request: the question.
         has_history: whether the user's row was read.
         find: a request, and whether the user's own list is meant -> what may be shown of it now.
     """

@@ -50,7 +50,7 @@ from serving.stores.online_features import OnlineStore, UserRow
 log = logging.getLogger(__name__)
 
 ROUNDS = 3  # of retrieval at most, where so many candidates miss a minimum that fewer than k are left
-NOTHING_HIDDEN = np.empty(0, np.int64)  # for a list that is kept: it outlives what is sold out now
+NOTHING_HIDDEN = np.empty(0, np.int64)  # for a list of the cache: it outlives the present stock
 _NO_FEATURES = np.empty((0, len(DENSE_NAMES)), np.float32)
 
 
@@ -58,9 +58,9 @@ _NO_FEATURES = np.empty((0, len(DENSE_NAMES)), np.float32)
 class Known:
     """What is known of a request before any candidate: its user, and the rules that hold to its end."""
 
-    row: UserRow | None = None  # as it was read; None where there is none that can be used
+    row: UserRow | None = None  # as it was read; None without a usable row
     events: UserEvents | None = None  # the same, with item codes
-    degraded_reason: str | None = None  # why there is none, or why it may be old
+    degraded_reason: str | None = None  # why there is no row, or why it may be old
     plan: Plan = NO_PLAN
 
 
@@ -72,7 +72,7 @@ class Asked:
     known: Known
     query: Query
     began: float  # perf_counter
-    ready_at: float  # likewise, when the two-tower search may start
+    ready_at: float  # perf_counter when the two-tower search may start
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Prepared:
     categorical: np.ndarray  # (n, 4) int64
     stage_ms: dict[str, float]
     retrieved_at: float  # perf_counter when the candidates were found
-    ready_at: float  # likewise, when the ranker may start
+    ready_at: float  # perf_counter when the ranker may start
     is_thinned: bool  # there was no time to rank all that was retrieved
 
 
@@ -226,7 +226,7 @@ class Recommender:
             log.warning("answers will lack the users' history until the online store is back: %s", error)
 
     async def fetch(self, request: Request, by: float = math.inf) -> Known:
-        """Return the user's row, read by a moment of perf_counter, or why there is none; and the rules."""
+        """Return the user's row, read by a moment of perf_counter, or why it is absent; and the rules."""
         try:
             row = None if request.user_id is None else await self._store.fetch(request.user_id, by)
         except (FeaturesUnavailable, ValueError) as error:
@@ -276,7 +276,7 @@ class Recommender:
         return response
 
     def key(self, request: Request, known: Known) -> AnswerKey | None:
-        """Return what the request's list is kept under, None if it cannot be."""
+        """Return the cache key of the request's list, None if it has no key."""
         row = None if known.events is None else known.row  # one that is too old or broken is not used
         return answer_key(self.bundle.statistics, request, row, known.plan.digest)
 
@@ -295,7 +295,7 @@ class Recommender:
             known: of its user.
             kept: the list, from which nothing was left out that is sold out now.
             stage_ms: of the stages up to here.
-            made: what the list was made of if this request made it; without, its log record has no features.
+            made: the candidates of the list if this request made it; without, its log record has no features.
         """
         began = time.perf_counter()
         ranked = self._left_of(kept, request, known.plan)
@@ -370,12 +370,12 @@ class Recommender:
     def last_kept(
         self, request: Request, known: Known | None, reason: str, asked_at: float
     ) -> Response | None:
-        """Answer with a list that was cached for the same question, whatever its age; None if there is none.
+        """Answer with a list that was cached for the same question, whatever its age; None without one.
 
         What is sold out now is taken out, and prices are those of now.
 
         Args:
-            request: what is asked.
+            request: the question.
             known: of its user; None: it was not read.
             reason: why there is no better answer.
             asked_at: perf_counter since which the total counts.
@@ -405,9 +405,9 @@ class Recommender:
         """Answer from best sellers alone, the last rungs of the ladder; this needs neither row nor models.
 
         Args:
-            request: what is asked.
+            request: the question.
             reason: why there is no better answer.
-            asked_at: perf_counter since which the total counts: what was tried before took time, too.
+            asked_at: perf_counter since which the total counts: earlier attempts count, too.
         """
         began = time.perf_counter()
         items = best_sellers(self.bundle, self.facts, request)

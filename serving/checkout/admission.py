@@ -30,7 +30,7 @@ SLICE_S = 0.001  # of a turn of the loop, for the first steps of new requests
 MOST_BEGUN = 8  # new requests in a slice, even if the latest ones were quick
 _STEP_WEIGHT = 0.2  # of the newest in the averages of first steps
 
-BURST_S = 5.0  # a shopper may ask at once what the limit gives in this time
+BURST_S = 5.0  # a shopper may ask at once as often as the limit allows in this time
 MOST_SHOPPERS = 10_000  # that are remembered, before those within their limit are forgotten
 
 
@@ -118,7 +118,7 @@ class LoopAdmission:
         self._each_s = SLICE_S  # wait in the queue for each request ahead, on average
 
     def enter(self, urgent: bool) -> asyncio.Future[None] | None:
-        """Return None if the request may begin now, else what it must await, or cancel.
+        """Return None if the request may begin now, else the future that it must await, or cancel.
 
         A request that is not urgent may wait without end while others are.
         """

@@ -3,9 +3,8 @@
 Only a ranker that requests share needs this: a remote one, or one on a GPU. In process on a CPU a joined call
 saves nothing, so a request calls its ranker itself.
 
-    no call in flight     all requests that are ready in this turn of the event loop share a call
-    a call in flight      requests wait for its end, for `expected` companions, or for the longest wait
-
+While no call is in flight, all requests that are ready in this turn of the event loop share one. Otherwise
+they wait for the end of a call, for `expected` companions, or for the longest wait.
 `expected` is the number of requests that arrive during one call: arrival rate x measured time of a call.
 A call holds requests of one bundle, checkouts before prefetches. An expired or cancelled request leaves the
 queue, and rows that break a joined call fail alone.

@@ -1,16 +1,14 @@
-"""What the stages of an answer took lately -> whether, and with how many candidates, the rest is in time.
+"""Recent times of the stages -> whether, and with how many candidates, the rest of an answer is in time.
 
-    features     the shopper's row is read                          of each request
-    retrieval    candidates are found                               of each request
-    ranking      their features are computed, the ranker scores     of each request, and of each candidate
-    reranking    the list is made                                   of each request
+Features (the shopper's row), retrieval and re-ranking take their time once for each request. Ranking
+(candidates' features and the ranker) takes a time for each request, and one for each candidate.
 
-What is computed in this process cannot be stopped half way: it is not begun when it would not end in time.
-A stage's budget is what it keeps to nineteen times in twenty. It is followed by steps, each a share of what
-it is now: up when a stage took longer, down by a nineteenth of that when it did not. So one pause of a second
-counts no more than any late stage, and of a stage's times nothing is kept but two numbers. How the time
-divides into a fixed part and one per candidate is found by the same steps (the gradient of quantile
-regression: Koenker and Bassett, 1978), as soon as requests with different numbers of candidates come.
+A stage that runs in this process cannot be stopped half way: it does not begin if it would end too late.
+A stage's budget is the time that it needs in nineteen of twenty cases. The budget follows the stage by steps,
+each a share of its present value: up when a stage took longer, else down by a nineteenth of that. So a pause
+of a second counts no more than any late stage. Of a stage's times only two numbers are stored. The same steps
+find the fixed part and the part per candidate, as soon as requests with different numbers of candidates come.
+This is the gradient of quantile regression (Koenker and Bassett, 1978).
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ STEP = 0.1
 # After so many in a row that were quicker (one in twenty times by chance) it falls this much with each: what
 # made the stage slow is over.
 QUICK, FALL = 60, 0.05
-# Where a budget has kept everybody from its stage for so long, so much less of it is believed: nobody would
-# find out that the stage is quick again.
+# A budget that kept all requests from its stage for so long is believed that much less: else no request
+# would find out that the stage is quick again.
 UNSEEN_S, BELIEVED, LEAST_BELIEVED = 0.1, 0.8, 1e-3
 LEAST_S = 1e-5
 SCALE = 500  # candidates, so that both parts of a budget are of one size
@@ -50,7 +48,7 @@ class Budget:
         self._to_show = 1
 
     def learn(self, took_s: float, now: float, candidates: int = 0) -> None:
-        """Take what the stage took.
+        """Learn from the time that the stage took.
 
         Args:
             took_s: seconds; of one that was given up, those until then.
@@ -81,7 +79,7 @@ class Budget:
             step_s = -(FALL if self._quick > QUICK else STEP * (1 - QUANTILE)) * budget_s
         part_s = step_s / (1 + scaled * scaled)
         fixed_s, each_s = self._fixed_s + part_s, self._each_s + part_s * scaled
-        # Neither is below 0: what one lacks is taken from the other, so that the step keeps its length.
+        # Neither is below 0: the missing part is taken from the other, so that the step keeps its length.
         if fixed_s < 0 < scaled:
             fixed_s, each_s = 0.0, each_s + fixed_s / scaled
         elif each_s < 0:
@@ -139,7 +137,7 @@ class Budgets:
         Args:
             left_s: seconds until the answer is to be there.
             found: candidates.
-            fewest: below this it is none.
+            fewest: below this the answer is 0.
             now: seconds of the clock.
         """
         if self.after_retrieval_s(found) <= left_s:

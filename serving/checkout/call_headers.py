@@ -1,4 +1,4 @@
-"""Headers of HTTP or metadata of gRPC -> `Call`: what comes with a request besides its body."""
+"""Headers of HTTP or metadata of gRPC -> `Call`: the part of a request that is not its body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from feature_repo.ids import is_id
 from serving.errors import InvalidRequest
 
-PRIORITIES = ("checkout", "prefetch")  # the first is what a call is without the header
+PRIORITIES = ("checkout", "prefetch")  # the first holds without the header
 HEADERS = ("x-request-id", "x-deadline-ms", "x-priority", "traceparent")
 # The first half of an id is this process's own, the second counts; uuid4 costs six times as much.
 _PROCESS = os.urandom(8).hex()
@@ -25,10 +25,10 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What holds of a request besides what it asks.
+    """A request but for its body.
 
-    `arrived` (when its last byte was here) and `deadline` (when nobody waits for the answer any more) are
-    times of perf_counter. `gone` tells whether the client has left.
+    `arrived` (when its last byte was here) and `deadline` (when the client stops waiting) are
+    times of perf_counter. `gone` says whether the client has left.
     """
 
     arrived: float
@@ -57,7 +57,7 @@ def read_call(
         gone: whether the client has left.
 
     Raises:
-        InvalidRequest: naming the header and what was expected, never the value.
+        InvalidRequest: naming the header and the expected value, never the given one.
     """
     arrived = time.perf_counter() if arrived is None else arrived
     request_id = headers.get("x-request-id", "")

@@ -35,10 +35,10 @@ from serving.errors import (
     DeadlineNear,
     Overloaded,
     RankingFailed,
-    ScoresInvalid,
     UserOverLimit,
 )
 from serving.schemas import Request, Response
+from serving.stages.ranking import check_scores
 from serving.stages.reranking import POOL
 
 FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
@@ -62,7 +62,7 @@ class Turn:
     prepared: Prepared | None = None
     scores: np.ndarray | None = None
     response: Response | None = None  # set early when the cache or a lower rung answers
-    # perf_counter when the stage that is waited for must be over, so that what comes after it is in time
+    # perf_counter when the stage that is waited for must be over, so that later stages are in time
     until: float = math.inf
     stages: list[tuple[str, float, float]] = field(default_factory=list)  # name, begin and end, perf_counter
 
@@ -95,7 +95,7 @@ def count(turn: Turn) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The recommender that answers, its parts, and what was learnt about them; swapped as one value."""
+    """The recommender that answers, its parts, and their learnt times; swapped as one value."""
 
     recommender: Recommender
     limit_s: float  # of a request, from its arrival
@@ -119,16 +119,7 @@ class Checkout:
         observers: Sequence[Observer] = (count,),
         user_limit_per_s: float = 0.0,
     ) -> None:
-        """Take the recommender and the parts around it.
-
-        Args:
-            recommender: of the champion.
-            deadline_ms: of a request, from its arrival.
-            rank: see `Rank`.
-            find: see `Find`.
-            observers: see `Observer`.
-            user_limit_per_s: see `ShopperLimits`.
-        """
+        """Take the champion's recommender and its parts; the deadline counts from a request's arrival."""
         limit_s, limits = deadline_ms / 1e3, ShopperLimits(user_limit_per_s)
         admission, budgets = Admission(limit_s), Budgets()
         self.service = Service(recommender, limit_s, find, rank, observers, admission, budgets, limits)
@@ -152,7 +143,7 @@ class Checkout:
         """Answer one request.
 
         Raises:
-            ClientGone: nobody waits for the answer.
+            ClientGone: the client has left.
             Overloaded: it is a prefetch, and there is no time for it.
         """
         return await self.complete(self.begin(request, call))
@@ -161,14 +152,14 @@ class Checkout:
         """Answer a turn that has begun.
 
         Raises:
-            ClientGone: nobody waits for the answer.
+            ClientGone: the client has left.
         """
         await self.prepare(turn)
         await self.rank(turn)
         return self.finish(turn)
 
     async def enter(self, call: Call) -> None:
-        """Wait until a call may begin, in a burst for those before it; what it asks is read after that.
+        """Wait until a call may begin, in a burst for earlier ones; its body is read after that.
 
         Raises:
             Overloaded: it is a prefetch, and there would be no time for it.
@@ -191,7 +182,7 @@ class Checkout:
         """Return the turn of a request: the bundle of this moment is its own.
 
         Raises:
-            Overloaded: it is a prefetch, and there is no time for it: nobody waits for best sellers either.
+            Overloaded: it is a prefetch, and there is no time for it; best sellers are of no use to it.
         """
         now = time.perf_counter()
         if call.priority != PRIORITIES[0]:
@@ -201,7 +192,7 @@ class Checkout:
         return Turn(request, call, self.service.recommender, now, time.thread_time())
 
     async def wait_turn(self, turn: Turn) -> None:
-        """Let others have theirs before a later request of one body, which then has its whole time anew."""
+        """Let other requests begin before a later one of the same body, which then has its full deadline."""
         arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
         await asyncio.sleep(0)
         if (entry := self._entrance.enter(urgent=True)) is not None:
@@ -213,7 +204,7 @@ class Checkout:
         """Read the user's features and retrieve candidates, unless a cached list answers.
 
         Raises:
-            ClientGone: nobody waits for the answer.
+            ClientGone: the client has left.
         """
         refused = self._refused(turn)
         if self._is_late(turn):
@@ -241,7 +232,7 @@ class Checkout:
         """Score the candidates.
 
         Raises:
-            ClientGone: nobody waits for the answer.
+            ClientGone: the client has left.
         """
         if self._is_late(turn):
             return
@@ -252,7 +243,7 @@ class Checkout:
         except RankingFailed as error:
             _log.warning("answered from a lower rung: %s", error)
             turn.response = _step_down(turn, error.reason)
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             _log.exception("predict failed; answered from a lower rung")
             turn.response = _step_down(turn, "predict_error")
         turn.stages.append(("predict", began, time.perf_counter()))
@@ -268,14 +259,14 @@ class Checkout:
                 self.service.admission.served(turn.began_s, time.thread_time())
                 now = time.perf_counter()
                 self.service.budgets.reranking.learn(now - began, now)
-            except Exception:  # noqa: BLE001 - likewise
+            except Exception:  # noqa: BLE001 - as above
                 _log.exception("postprocess failed; answered from a lower rung")
                 turn.response = _step_down(turn, "postprocess_error")
         turn.stages.append(("postprocess", began, time.perf_counter()))
         for observe in self.service.observers:
             try:
                 observe(turn)
-            except Exception:  # noqa: BLE001 - likewise
+            except Exception:  # noqa: BLE001 - as above
                 _log.exception("an observer failed; the answer goes out all the same")
         return turn.response
 
@@ -357,7 +348,8 @@ class Checkout:
             self._learn_ranking(prepared)  # that it takes so long at least
             raise
         self._learn_ranking(prepared)
-        return _checked(scores, turn)
+        check_scores(scores, len(prepared.dense))
+        return scores
 
     def _learn_ranking(self, prepared: Prepared) -> None:
         if candidates := len(prepared.dense):
@@ -464,20 +456,6 @@ class Checkout:
         return turn.response is not None
 
 
-def _checked(scores: np.ndarray, turn: Turn) -> np.ndarray:
-    assert turn.prepared is not None
-    expected = (len(turn.prepared.dense),)
-    if scores.shape != expected:
-        raise ValueError(f"scores of shape {scores.shape}, expected {expected}")
-    # One number that is not finite makes the sum so, and a sum costs half of a test of each.
-    if not math.isfinite(scores.sum()):
-        raise ScoresInvalid(
-            f"{int((~np.isfinite(scores)).sum())} of {len(scores)} scores are not finite: look at the "
-            "request's features, and at the bundle if other requests fail alike"
-        )
-    return scores
-
-
 def _fewest(turn: Turn) -> int:
     return max(POOL * turn.request.k, FEWEST)
 
@@ -488,7 +466,7 @@ def _until(moment: float) -> asyncio.Timeout:
 
 
 async def _by(moment: float, stage: str, given: Awaitable[_Result]) -> _Result:
-    """Return what a stage gives.
+    """Return the result of a stage.
 
     Raises:
         DeadlineExceeded: that is not there at a moment of perf_counter, whatever the stage does.
@@ -509,11 +487,11 @@ def _step_down(turn: Turn, reason: str) -> Response:
         kept = recommender.last_kept(request, turn.known, reason, turn.began)
         if kept is not None:
             return kept
-    except Exception:  # noqa: BLE001 - likewise
+    except Exception:  # noqa: BLE001 - as above
         _log.exception("a kept list cannot be used; answered by best sellers")
     try:
         return recommender.fallback(request, reason, turn.began)
-    except Exception:  # noqa: BLE001 - likewise
+    except Exception:  # noqa: BLE001 - as above
         _log.exception("the fallback failed; answered with an empty list")
         bundle_id = recommender.bundle.bundle_id
         return Response(request.request_id, (), bundle_id, "empty", degraded=True, degraded_reason=reason)

@@ -3,7 +3,7 @@
 Elsewhere is our own endpoint's model `ranker`, or Triton with the bundle's `ranker.onnx`. The scores must be
 those of the turn's own bundle: ours says its bundle in each answer; Triton does not, there the model's name
 must hold the bundle's id. One channel serves all requests. A call is made once and ends with the time of its
-request; a ranker that is not there is told at once, and after a few failures it is not asked until it says
+request; an absent ranker is reported at once, and after a few failures it is not asked until it says
 that the model is ready.
 """
 
@@ -36,7 +36,7 @@ from serving.metrics import RANKER_CALLS
 from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
 
 MAX_ROWS = 800  # of a joined call: what fits into 256 KiB, the limit of our own endpoint's messages
-MARGIN_S = 0.002  # what is left of the deadline at least for making the list when the scores are here
+MARGIN_S = 0.002  # share of the deadline that is left for making the list
 FAIR_S = 0.01  # a ranker that had less of a hurried request's time is not at fault
 READY_S, LOOP_S = 1.0, 5.0  # that a probe may take, and with all that its loop does meanwhile
 BUNDLE_ID = "{bundle_id}"  # stands for the id in a model's name
@@ -181,7 +181,7 @@ class RemoteRanker:
             return "the endpoint's own loop has no time"
 
     async def _connect_anew(self) -> str:
-        """Ask by a new connection and return what is wrong; if nothing is, it takes the old one's place.
+        """Ask by a new connection and return the fault; without one, it takes the old one's place.
 
         The old one may lead to a machine that is gone without a word, or pause before it tries again.
         """

@@ -1,4 +1,4 @@
-"""CONTRACT the release bundle: what a released model is on disk, and the only way to read one.
+"""CONTRACT the release bundle: a released model on disk, and the only way to read one.
 
     manifest.json       written last: a SHA-256 for each file, settings that change the answer, origin
     query_tower.onnx    history + basket -> query vector
@@ -65,8 +65,8 @@ class RankingSettings:
 
     quotas: Quotas
     type_penalty: float  # what each earlier item of the same type leaves of a score
-    exposure: float = 0.0  # what an item gains whose manufacturer is new, see `serving.stages.reranking`
-    novelty: float = 0.0  # how much the rare counts in the novel slots, likewise
+    exposure: float = 0.0  # gain of an item whose manufacturer is new, see `serving.stages.reranking`
+    novelty: float = 0.0  # how much the rare counts in the novel slots, see there
     novel_slots: tuple[int, ...] = ()  # from 1
     search: Mapping[str, int] = field(default_factory=dict)  # of the index
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # beside the default one
@@ -229,7 +229,7 @@ def load_bundle(path: Path) -> Bundle:
     Golden requests are asked by `serving.answer.recommender.open_recommender`, which needs the whole path.
 
     Raises:
-        BundleInvalid: naming what was found, what was expected and what to do.
+        BundleInvalid: naming the found value, the expected one and the remedy.
     """
     manifest = read_manifest(path)
     if manifest["schema_hash"] != schema_hash():
@@ -256,7 +256,7 @@ def load_bundle(path: Path) -> Bundle:
         _check_shapes(bundle)
     except BundleInvalid:
         raise
-    except Exception as error:  # readers of .npy, JSON, Faiss and ONNX raise what they like, SyntaxError too
+    except Exception as error:  # readers of .npy, JSON, Faiss and ONNX raise any error, SyntaxError too
         found = f"{error.__class__.__name__}: {error}"
         raise BundleInvalid(f"bundle {path} can't be read ({found[:300]})") from error
     return bundle

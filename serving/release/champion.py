@@ -35,7 +35,7 @@ def read_champion(home: Path) -> Champion:
     `bundle_id` and `path` are required; further fields of later versions are passed over.
 
     Raises:
-        NoChampion: there is none, or the pointer names no bundle under home; with the way to get one.
+        NoChampion: no pointer exists, or it names no bundle under home; with the way to get one.
     """
     file = home / FILE
     try:

@@ -80,7 +80,7 @@ def verify_answers(bundle: Path, bundle_id: str, answer: Callable[[GoldenRequest
         answer: asks the bundle one of them.
 
     Raises:
-        BundleInvalid: naming the request, the answer and what was expected; or they can't be read or asked.
+        BundleInvalid: naming the request, the answer and the expected one; or they can't be read or asked.
     """
     records = read_golden(bundle)
     for record in records:

@@ -25,7 +25,7 @@ RETRY_S = 60.0  # a refused bundle is looked at again: its files may have been m
 _log = logging.getLogger(__name__)
 
 
-# Loads a bundle and lets it answer from then on; returns what is left to do then. It raises BundleInvalid, or
+# Loads a bundle and lets it answer from then on; returns the rest of the work. It raises BundleInvalid, or
 # anything else, for one that must not answer.
 Take = Callable[[Champion], Callable[[], None]]
 
@@ -67,7 +67,7 @@ class Updates:
             self._thread.join()
 
     def look(self) -> None:
-        """Look at the pointer once, and take what it names if that does not answer already."""
+        """Look at the pointer once, and take its bundle if another one answers."""
         try:
             pointer, self._unread = read_champion(self._home), ""
         except NoChampion as error:

@@ -1,4 +1,4 @@
-"""A ranked list -> what the shopper reads: the reasons, and the terms that hold now."""
+"""A ranked list -> the items of the answer: their reasons, and the terms that hold now."""
 
 from dataclasses import replace
 from pathlib import Path

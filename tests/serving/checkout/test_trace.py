@@ -69,7 +69,7 @@ def way_of_one_request(bundle: Path, settings: Settings) -> tuple[list[str], dic
             def post() -> None:
                 answers.append(client.post("/v1/recommendations", json=REQUEST).json())
 
-            for _ in range(20):  # warm: what is made at a first use is there then
+            for _ in range(20):  # warm: first uses are over
                 post()
             hook(way)
             post()

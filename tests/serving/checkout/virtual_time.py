@@ -1,7 +1,7 @@
 """Coroutines that wait and work -> the same, at once, on a clock that jumps: load without the machine's own.
 
 What waits, waits no real time; what works says how long it took. So a test of time-outs cannot be late on a
-busy machine, and a bench can put load on a model that nobody has.
+busy machine, and a bench can put load on a model that does not exist.
 """
 
 from __future__ import annotations

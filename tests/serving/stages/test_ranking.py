@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+from serving.errors import ScoresInvalid
 from serving.release.bundle import load_bundle
-from serving.stages.ranking import rank
+from serving.stages.ranking import check_scores, rank
 
 
 @pytest.mark.slow
@@ -32,3 +33,11 @@ def test_no_candidates_no_scores(toy_line: Path) -> None:
     )
     scores = rank(ranker, dense, categorical)
     assert scores.shape == (0,)
+
+
+def test_scores_are_one_finite_number_per_candidate() -> None:
+    check_scores(np.zeros(2, np.float32), 2)
+    with pytest.raises(ValueError, match="expected \\(3,\\)"):
+        check_scores(np.zeros(2, np.float32), 3)
+    with pytest.raises(ScoresInvalid, match="1 of 2 scores are not finite"):
+        check_scores(np.array([0.5, np.nan], np.float32), 2)
