@@ -1,7 +1,9 @@
 """Settings -> the parts of one endpoint process -> that process, answering until SIGTERM.
 
 `wire(settings)` opens the parts that ship: store, log, cache, observers and ranker. A bench or a test
-replaces one of them. `run(wiring, ...)` loads the bundle, answers, follows the champion, and closes the parts.
+replaces one of them. `run(wiring, ...)` loads the bundle, answers, follows the champion, and closes the
+parts.
+
 Nothing listens before the bundle is verified and warm.
 """
 
