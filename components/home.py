@@ -5,19 +5,22 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from feature_repo.atomic_files import write_file
 from feature_repo.errors import CONFLICT, RecoError
 
+LOOK_S = 0.1  # `read_running` holds a lock for a moment; a writer waits that long for it
+
 
 class Conflict(RecoError):
-    """Somebody else is changing the same thing; try again when they are done."""
+    """Another process is changing the same thing; try again when it is done."""
 
     exit_code = CONFLICT
 
@@ -37,7 +40,7 @@ class Running:
 
 
 def read_running(home: Path) -> Running | None:
-    """Return what runs under this home now; None if nothing does, whatever it left behind."""
+    """Return the addresses of the `reco up` that runs under this home; None without one."""
     if not _is_held(home / "up.lock"):
         return None
     try:
@@ -48,7 +51,7 @@ def read_running(home: Path) -> Running | None:
 
 @contextmanager
 def announced(home: Path, running: Running) -> Iterator[None]:
-    """Say what runs under this home as long as it does; only its owner may read it, as a URL may say much."""
+    """Write `up.json` while the context lasts; only its owner may read it: a URL may hold a password."""
     file = home / "up.json"
     write_file(file, json.dumps(asdict(running)), private=True)
     try:
@@ -58,6 +61,7 @@ def announced(home: Path, running: Running) -> Iterator[None]:
 
 
 def _is_held(lock: Path) -> bool:
+    # Not filelock: it would create the file, and would need the right to write.
     try:
         with lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -68,34 +72,23 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def _take(stream: IO[str]) -> None:
-    """Lock a file for us alone; who only looks whether it is locked (`_is_held`) is gone after a moment."""
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        time.sleep(0.05)
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 @contextmanager
 def locked(file: Path, doing: str) -> Iterator[None]:
     """Hold a lock that ends with this process, however it ends.
 
     Raises:
-        Conflict: another process holds it; the message says which, and what it is doing.
+        Conflict: another process holds it; the message names the process and its work.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a+", encoding="utf-8") as stream:
-        try:
-            _take(stream)
-        except BlockingIOError as error:
-            stream.seek(0)
-            holder = stream.read().strip() or "another process"
-            raise Conflict(
-                f"{holder} (lock {file}): wait for it and try again; nothing was changed"
-            ) from error
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} is {doing}")
-        stream.flush()
+    lock = FileLock(file, timeout=LOOK_S, preserve_lock_file=True)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        holder = file.read_text(encoding="utf-8").strip() or "another process"
+        raise Conflict(f"{holder} (lock {file}): wait for it and try again; nothing was changed") from error
+    try:
+        file.write_text(f"process {os.getpid()} is {doing}", encoding="utf-8")
         yield
-        stream.truncate(0)
+        file.write_text("", encoding="utf-8")
+    finally:
+        lock.release()

@@ -7,14 +7,13 @@ then cannot make it gives it back (`release_retrain`).
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from feature_repo.atomic_files import write_file
 from monitoring.verdict import DriftVerdict
@@ -117,8 +116,5 @@ def _read(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error
 
 
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    with (home / f"{STATE}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file gives the lock back
+def _locked(home: Path) -> FileLock:
+    return FileLock(home / f"{STATE}.lock", preserve_lock_file=True)

@@ -1,31 +1,52 @@
-"""Rows -> text tables for a terminal."""
+"""Rows -> text tables for a terminal; colours and the terminal's width only where stdout is one."""
 
 from __future__ import annotations
 
+import io
+import shutil
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+STYLES = {
+    "NO": "red",
+    "failed": "red",
+    "error": "red",
+    "drifted": "red",
+    "warning": "yellow",
+    "warn": "yellow",
+}
+UNLIMITED = 100_000  # columns of a file or a pipe: no cell is wrapped there
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return an aligned table; numbers stand right."""
-    cells = [[_text(value) for value in row] for row in rows]
-    widths = [max(len(row[i]) for row in [list(head), *cells]) for i in range(len(head))]
-    right = [all(isinstance(row[i], int | float) for row in rows) and bool(rows) for i in range(len(head))]
-    lines = []
-    for row in [list(head), *cells]:
-        columns = zip(row, widths, right, strict=True)
-        lines.append("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in columns).rstrip())
-    return "\n".join(lines)
+    """Return an aligned table; numbers are aligned right, and a terminal gets long cells wrapped."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    grid = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, name in enumerate(head):
+        is_number = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        grid.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(text, STYLES.get(text, "")) for text in map(_text, row)))
+    width = shutil.get_terminal_size().columns if terminal else UNLIMITED
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal)
+    with console.capture() as capture:
+        console.print(grid)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as people say it."""
+    """Return a number of bytes in MB or kB."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def moment(seconds: float) -> str:
-    """Return a time as a short local-independent text."""
+    """Return a time in UTC, to the minute."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 

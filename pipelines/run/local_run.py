@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+import psutil
+
 from components.home import locked
 from feature_repo.errors import RecoError
 from feature_repo.spelling import closest
@@ -264,15 +266,6 @@ def _stoppable() -> Iterator[None]:
 
 
 def _end_children() -> None:
-    for pid in _descendants(os.getpid()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in tasks.read_text().split():
-                found += [int(child), *_descendants(int(child))]
-    return found
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()

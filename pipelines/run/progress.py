@@ -1,4 +1,4 @@
-"""A run as it goes -> lines that a person can follow, on stderr."""
+"""A run in progress -> lines that a person can follow, on stderr."""
 
 from __future__ import annotations
 
@@ -7,31 +7,38 @@ import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
 HEARTBEAT_S = 30.0
+WIDEST = 160  # columns of a line in a file
 _EXECUTOR = re.compile(r"^\[KFP Executor [^\]]*\]: (.*)$")
-# What KFP's own executor says about every step.
+# Lines that KFP's executor prints for every step.
 _NOISE = ("Looking for component", "Loading KFP component", "Got executor_input", "Wrote executor output")
 
 
 class Progress:
-    """Tells of one run; a terminal sees the running step's line change, a file gets a heartbeat."""
+    """Reports one run; a terminal sees the running step's line change, a file gets a heartbeat."""
 
     def __init__(self, stream: IO[str], usual_s: Mapping[str, float] | None = None) -> None:
-        """Take the stream, and how long each step usually takes."""
-        self._stream = stream
-        self._terminal = stream.isatty()
+        """Take the stream, and the usual seconds of each step."""
+        from rich.console import Console
+
+        width = None if stream.isatty() else WIDEST
+        self._console = Console(file=stream, force_terminal=stream.isatty(), width=width, highlight=False)
         self._usual_s = usual_s or {}
         self._width = max((len(name) for name in self._usual_s), default=0)
 
     def say(self, text: str) -> None:
         """Write one line."""
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def begin(self, run_id: str, steps: list[str], already: int) -> None:
-        """Tell what is going to happen."""
+        """Announce the run: its steps, and how long they usually take."""
         self._width = max(len(name) for name in steps)
         left = sum(self._usual_s.get(name, 0.0) for name in steps[already:])
         kept = f", {already} kept from before" if already else ""
@@ -39,72 +46,90 @@ class Progress:
         self.say(f"run {run_id}: {len(steps)} steps{kept}{eta}")
 
     def step(self, name: str, number: int, steps: list[str]) -> StepProgress:
-        """Return what tells of one step while it runs, as a context."""
+        """Return the progress of one step, a context for as long as it runs."""
         left = None
         if name in self._usual_s:
             left = sum(self._usual_s.get(other, 0.0) for other in steps[number - 1 :])
         head = f"[{number:>{len(str(len(steps)))}}/{len(steps)}] {name:<{self._width}}"
-        return StepProgress(self._stream, self._terminal, head, left)
+        return StepProgress(self._console, head, left)
 
 
 class StepProgress:
-    """Tells of one step."""
+    """Reports one step."""
 
-    def __init__(self, stream: IO[str], terminal: bool, head: str, left_s: float | None) -> None:
-        """Take the head of the line and how long all that is left usually takes."""
-        self._stream, self._terminal, self._head, self._left_s = stream, terminal, head, left_s
+    def __init__(self, console: Console, head: str, left_s: float | None) -> None:
+        """Take the console, the head of the line, and the usual seconds of all steps that are left."""
+        self._console, self._head, self._left_s = console, head, left_s
         self.last_words = ""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep_telling, daemon=True)
-        self._began = 0.0
+        self._reporter: Live | threading.Thread | None = None
+        self._started_at = 0.0
 
     def __enter__(self) -> StepProgress:
-        """Start telling."""
-        self._began = time.monotonic()
-        self._thread.start()
+        """Start reporting."""
+        self._started_at = time.monotonic()
+        if self._console.is_terminal:
+            from rich.live import Live
+
+            self._reporter = Live(
+                console=self._console,
+                get_renderable=self._line,
+                refresh_per_second=1,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+        else:
+            self._reporter = threading.Thread(target=self._beat, daemon=True)
+        self._reporter.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Stop telling; how it ended is told by `done` or by who catches the error."""
+        """Stop reporting; `done` or `failed` reports the result."""
         self._stop.set()
-        self._thread.join()
-        if self._terminal:
-            self._write("\r\033[K")
+        if isinstance(self._reporter, threading.Thread):
+            self._reporter.join()
+        elif self._reporter is not None:
+            self._reporter.stop()
 
     @property
     def seconds(self) -> float:
-        """Return how long the step runs already."""
-        return time.monotonic() - self._began
+        """Return how long the step has been running."""
+        return time.monotonic() - self._started_at
 
     def hear(self, line: str) -> None:
-        """Take one line that the step said."""
+        """Take one line of the step's output."""
         if words := spoken(line):
             self.last_words = words
 
     def done(self, parameters: Mapping[str, Any]) -> None:
-        """Tell that the step ended well, and what it gave."""
+        """Report success, and the step's small outputs."""
         gave = summary(parameters) or self.last_words
-        self._write(f"{self._head} {duration(self.seconds):>7}  {gave[:160]}\n")
+        self._write(f"{self._head} {duration(self.seconds):>7}  {gave[:WIDEST]}")
 
     def failed(self) -> None:
-        """Tell that it did not."""
-        self._write(f"{self._head} {duration(self.seconds):>7}  failed\n")
+        """Report failure."""
+        self._write(f"{self._head} {duration(self.seconds):>7}  failed", "red")
 
-    def _keep_telling(self) -> None:
-        while not self._stop.wait(1.0 if self._terminal else HEARTBEAT_S):
-            left = "" if self._left_s is None else f", {duration(max(self._left_s - self.seconds, 0))} to go"
-            line = f"{self._head} {duration(self.seconds):>7}{left}  {self.last_words}"
-            self._write(f"\r\033[K{line[:110]}" if self._terminal else f"{line[:160]}\n")
+    def _line(self) -> Text:
+        from rich.text import Text
 
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        left = "" if self._left_s is None else f", {duration(max(self._left_s - self.seconds, 0))} to go"
+        line = f"{self._head} {duration(self.seconds):>7}{left}  {self.last_words}"
+        return Text(line[:WIDEST], no_wrap=True, overflow="ellipsis")
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            self._write(self._line().plain)
+
+    def _write(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
 
 def spoken(line: str) -> str:
-    """Return what a step's line says, without KFP's dress; nothing for KFP's own words."""
+    """Return the text of a step's line without KFP's prefix; nothing for KFP's own lines."""
     found = _EXECUTOR.match(line.strip())
     if found is None or found[1].startswith(_NOISE):
         return ""
@@ -113,17 +138,17 @@ def spoken(line: str) -> str:
 
 def summary(parameters: Mapping[str, Any]) -> str:
     """Return a step's small outputs on one line."""
-    told = []
+    parts = []
     for name, value in sorted(parameters.items()):
         if isinstance(value, Mapping):
-            told += [f"{key} {_short(inner)}" for key, inner in sorted(value.items()) if _short(inner)]
+            parts += [f"{key} {_short(inner)}" for key, inner in sorted(value.items()) if _short(inner)]
         elif _short(value):
-            told.append(_short(value) if name == "Output" else f"{name} {_short(value)}")
-    return ", ".join(told)
+            parts.append(_short(value) if name == "Output" else f"{name} {_short(value)}")
+    return ", ".join(parts)
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them."""
+    """Return seconds in s, min or h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

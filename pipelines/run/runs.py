@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from components.home import write_json
 from feature_repo.errors import USAGE, RecoError
@@ -61,7 +62,7 @@ class Run:
         states = {step.status for step in self.steps}
         if states == {"done"}:
             return "done"
-        if self.pid and _alive(self.pid):
+        if self.pid and psutil.pid_exists(self.pid):
             return "running"
         return "failed" if "failed" in states else "stopped" if states != {"waiting"} else "waiting"
 
@@ -195,13 +196,3 @@ def usual_seconds(home: Path, run: Run) -> dict[str, float]:
         if other.run_id != run.run_id and other.pipeline == run.pipeline and alike and other.status == "done":
             return {step.name: step.seconds for step in other.steps}
     return {}
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

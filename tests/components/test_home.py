@@ -1,6 +1,7 @@
 import fcntl
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,11 @@ def test_a_running_process_is_known_only_while_it_runs(tmp_path: Path) -> None:
     assert read_running(tmp_path) is None
 
 
-def test_looking_for_a_running_process_blocks_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_looking_for_a_running_process_blocks_no_other(tmp_path: Path) -> None:
     lock = tmp_path / "up.lock"
     lock.touch()
     with lock.open() as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
-        monkeypatch.setattr("components.home.time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+        threading.Timer(0.02, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
         with locked(lock, "running `reco up`"):
             pass

@@ -1,12 +1,32 @@
+import sys
+
+import pytest
+
 from pipelines.tables import moment, size, table
 
 
-def test_numbers_stand_right_and_words_left() -> None:
+def test_numbers_are_aligned_right_and_words_left() -> None:
     assert table(["name", "n"], [["a", 1], ["bbbbb", 200]]) == "name     n\na        1\nbbbbb  200"
 
 
-def test_a_table_of_nothing_is_its_head() -> None:
+def test_a_table_without_rows_is_its_head() -> None:
     assert table(["name", "n"], []) == "name  n"
+
+
+def test_a_file_gets_long_cells_whole_and_brackets_as_they_are() -> None:
+    long = "[red] " + "x" * 500
+    assert table(["name"], [[long]]) == f"name\n{long}"
+
+
+def test_a_terminal_gets_its_width_and_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = table(["step", "status"], [["a" * 30, "failed"]])
+    assert "\x1b[31mfailed" in shown
+    assert len(shown.splitlines()) > 2, "the long cell is wrapped"
+    assert "\x1b" not in table(["step"], []).replace("\x1b[1m", "").replace("\x1b[0m", "")
 
 
 def test_sizes_and_times_are_short() -> None:

@@ -14,11 +14,11 @@ class Terminal(io.StringIO):
     ("seconds", "said"),
     [(0.04, "0.0 s"), (59.94, "59.9 s"), (61, "1 min 01"), (3599.4, "59 min 59"), (7260, "2 h 01")],
 )
-def test_durations_are_said_as_people_say_them(seconds: float, said: str) -> None:
+def test_durations_are_short(seconds: float, said: str) -> None:
     assert duration(seconds) == said
 
 
-def test_a_step_s_words_are_told_without_kfp_s_dress() -> None:
+def test_a_step_s_line_loses_kfp_s_prefix() -> None:
     assert spoken("    [KFP Executor 2026-11-21 07:03:03,460 INFO]: 12 rows written") == "12 rows written"
     assert spoken("    [KFP Executor 2026-11-21 07:03:03,460 INFO]: Got executor_input:") == ""
     assert spoken('    "inputs": {') == ""
@@ -47,10 +47,17 @@ def test_a_file_sees_one_line_a_step() -> None:
     assert lines[1].endswith("0.0 s  loss 0.3")
 
 
-def test_a_terminal_s_line_is_wiped_before_the_result() -> None:
+def test_a_terminal_shows_the_running_step_and_wipes_it_before_the_result() -> None:
     stream = Terminal()
     with Progress(stream).step("a", 1, ["a"]) as step:
         pass
     step.failed()
-    assert stream.getvalue().startswith("\r\033[K[1/1] a")
-    assert stream.getvalue().endswith("failed\n")
+    shown, _, result = stream.getvalue().partition("\x1b[2K")
+    assert "[1/1] a" in shown
+    assert "failed" in result.splitlines()[-1]
+
+
+def test_a_long_line_stays_one_line_in_a_file() -> None:
+    stream = io.StringIO()
+    Progress(stream).say("[red] " + "x" * 500)
+    assert stream.getvalue() == "[red] " + "x" * 500 + "\n"
