@@ -93,8 +93,13 @@ def _value(kind: type, known: dict[str, Any], name: str, value: Any) -> Any:
         raise TypeError(
             f"{kind.__name__}.{name} is {value!r}, expected {expected[-1].__name__} like {default!r}"
         )
-    if isinstance(value, float) and not math.isfinite(value):
-        raise TypeError(f"{kind.__name__}.{name} is {value!r}, expected a finite number like {default!r}")
-    if name == "seed" and isinstance(value, int) and value < 0:
-        raise TypeError(f"{kind.__name__}.seed is {value}, expected 0 or more")
+    _check_range(f"{kind.__name__}.{name}", value, default)
     return value
+
+
+def _check_range(name: str, value: Any, default: Any) -> None:
+    """Refuse a number that has the right type and still cannot be meant."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TypeError(f"{name} is {value!r}, expected a finite number like {default!r}")
+    if name.endswith(".seed") and isinstance(value, int) and value < 0:
+        raise TypeError(f"{name} is {value}, expected 0 or more")

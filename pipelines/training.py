@@ -15,7 +15,7 @@ def small(task: dsl.PipelineTask) -> dsl.PipelineTask:
 
 
 def large(task: dsl.PipelineTask, retries: int = 2) -> dsl.PipelineTask:
-    """Ask the cluster for a large container; what comes in is held in memory whole."""
+    """Ask the cluster for a large container; its inputs are held in memory whole."""
     return _fit(task, cpu="2", memory="8Gi", retries=retries)
 
 
@@ -147,8 +147,8 @@ def training_of(fast: bool) -> Any:
     return training_fast if fast else training
 
 
-# What `--fast` puts in for what is not given: one teacher, and less of each step. A quick try need not reach
-# a release's margin over what costs nothing, but it must not be worse than that, nor than the champion.
+# Defaults of `--fast`: one teacher, and less of each step. A quick try need not reach a release's margin over
+# the free baselines, but it must not be worse than they, nor than the champion.
 FAST: dict[str, dict[str, Any]] = {
     "example_params": {"windows": 2, "masks": 1},
     "retriever_params": {"epochs": 1},

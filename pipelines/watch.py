@@ -31,7 +31,7 @@ def watch(
 
 @dsl.pipeline(name="watch-skew", description="Logged answers against their features, computed again.")
 def watch_skew(home: str, bundle: str, last: int = 1_000) -> None:
-    """Replay the latest answers of an endpoint's log; fail if the model saw what the archive does not give.
+    """Replay the latest answers of an endpoint's log; fail if the archive gives other features.
 
     Args:
         home: the endpoint's folder of state, on a volume that the step sees.

@@ -55,7 +55,7 @@ def answer_lines(recommender: Recommender, lines: Iterable[bytes]) -> Iterator[d
 
 
 def item_names(recommender: Recommender, item_ids: Iterable[str]) -> dict[str, str]:
-    """Return what is known of each item: type, or the next wider level that is known."""
+    """Return a name of each item: its type, or the next wider level that has a name."""
     from feature_repo.schema import LEVELS
 
     statistics, vocabulary = recommender.bundle.statistics, recommender.bundle.vocabulary

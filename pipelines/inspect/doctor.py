@@ -1,4 +1,4 @@
-"""This machine and a home -> what is missing or broken, and how to mend it; in seconds, changing nothing."""
+"""This machine and a home -> missing or broken parts, and how to mend them; in seconds, changing nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Look at everything that `reco` needs; each look stands for itself, so that one fault hides no other."""
+    """Check everything that `reco` needs; the checks are independent, so that one fault hides no other."""
     looks: list[Callable[[Settings], Iterator[Finding]]] = [
         _python,
         _packages,
@@ -60,7 +60,7 @@ def examine(settings: Settings) -> list[Finding]:
     for look in looks:
         try:
             findings += look(settings)
-        except Exception as error:  # noqa: BLE001 - whatever is broken, the other looks must be heard
+        except Exception as error:  # noqa: BLE001 - whatever is broken, the other checks must run
             findings.append(Finding(look.__name__.strip("_"), "fail", f"{type(error).__name__}: {error}"))
     return findings
 
@@ -164,7 +164,7 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
     try:
         store.read("doctor")
     except FeaturesUnavailable as error:
-        yield Finding("online store", "fail", str(error), "start it, or run `reco run` to write it anew")
+        yield Finding("online store", "fail", str(error), "start it, or run `reco run` to write it again")
         return
     finally:
         store.close()
@@ -192,7 +192,7 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
 def _stream(settings: Settings) -> Iterator[Finding]:
     file = settings.home / "stream.json"
     if not file.is_file():
-        return  # nobody streams here
+        return  # no stream was started here
     state = json.loads(file.read_bytes())
     silent_s = time.time() - state["updated_at"]
     lag = "an unknown number of" if state["lag"] is None else f"{state['lag']:,}"
@@ -205,7 +205,7 @@ def _stream(settings: Settings) -> Iterator[Finding]:
         yield Finding("stream", "warn", found, "start the broker, or correct RECO_KAFKA_BOOTSTRAP")
     elif state["store_failures"]:
         found += f"; the online store failed {state['store_failures']:,} times"
-        yield Finding("stream", "warn", found, "see what the stream's log says of the store")
+        yield Finding("stream", "warn", found, "see the store's errors in the stream's log")
     else:
         yield Finding("stream", "ok", found)
 
@@ -215,7 +215,7 @@ def _facts(settings: Settings) -> Iterator[Finding]:
     from serving.shop.fact_store import PAGE, open_fact_store
 
     if not settings.store_url and not Path(settings.fact_store_url.removeprefix("sqlite:///")).exists():
-        return  # nobody wrote one
+        return  # no fact was written here
     store = open_fact_store(settings.fact_store_url)
     try:
         facts, _ = store.changed_since(0)
@@ -229,7 +229,7 @@ def _facts(settings: Settings) -> Iterator[Finding]:
 
 
 def _registry(settings: Settings) -> Iterator[Finding]:
-    """Read the alias with plain SQL: MLflow takes seconds to import, and would migrate what it opens."""
+    """Read the alias with plain SQL: MLflow takes seconds to import, and would migrate the database."""
     database = settings.home / "mlflow.db"
     if not database.exists():
         yield Finding("registry", "warn", f"{database} is not there yet", "reco run")
@@ -299,11 +299,11 @@ def _rules(settings: Settings) -> Iterator[Finding]:
     if not file.is_file():
         return
     checked = check_rules(file, settings.home)
-    told = sum(1 for problem in checked.problems if not problem.refused)
+    warnings = sum(1 for problem in checked.problems if not problem.refused)
     if checked.refused:
         yield Finding("rules", "fail", f"{file} is not taken", f"reco rules check {file}")
-    elif told:
-        found = f"{file}: {len(checked.rules)} rules, {told} warnings"
+    elif warnings:
+        found = f"{file}: {len(checked.rules)} rules, {warnings} warnings"
         yield Finding("rules", "warn", found, f"reco rules check {file}")
     else:
         yield Finding("rules", "ok", f"{file}: {len(checked.rules)} rules")

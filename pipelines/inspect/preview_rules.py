@@ -1,4 +1,4 @@
-"""A rules file -> what is wrong with it, and what it changes in one answer."""
+"""A rules file -> its errors, and its effect on one answer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Checked:
 
 
 def check_rules(file: Path, home: Path) -> Checked:
-    """Return what is wrong with a file, and its rules over the items of a home's champion."""
+    """Return the errors of a file, and its rules over the items of a home's champion."""
     try:
         rules, problems = read_rules(file)
     except RulesInvalid as error:
@@ -78,7 +78,7 @@ def check_rules(file: Path, home: Path) -> Checked:
 
 
 def preview(recommender: Recommender, rules: Rules, request: Request) -> dict[str, Any]:
-    """Return a request's answer without rules and with some, and what becomes of each item, as JSON types."""
+    """Return a request's answer without rules and with some, and each item's slots, as JSON types."""
     facts = recommender.facts
     facts.rules = NO_RULES
     before = recommender.recommend(request)

@@ -35,7 +35,7 @@ class NotLogged(RecoError):
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """Where a source has an item among all that it knows."""
 
     source: str
@@ -55,7 +55,7 @@ class Verdict:
     score: float | None = None  # purchase probability, if it was ranked
     rank: int | None = None  # by score among the candidates, from 1
     candidates: int = 0
-    places: tuple[Place, ...] = ()
+    places: tuple[SourcePlace, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON types."""
@@ -91,7 +91,7 @@ def explain(recommender: Recommender, request: Request, item_id: str) -> tuple[V
     return Verdict(item_id, step, why, slot, round(score, 6), rank, len(scores), places), response
 
 
-def places_of(recommender: Recommender, asked: Asked, prepared: Prepared, code: int) -> list[Place]:
+def places_of(recommender: Recommender, asked: Asked, prepared: Prepared, code: int) -> list[SourcePlace]:
     """Return where each source that knows an item has it; the tower's place is that of an exact search."""
     request, query, statistics = asked.request, asked.query, recommender.bundle.statistics
     profile = recommender.bundle.profiles[request.profile]
@@ -110,11 +110,11 @@ def places_of(recommender: Recommender, asked: Asked, prepared: Prepared, code: 
         ("popular", statistics.popular, reached),
     ]
     ranks = ((source, np.flatnonzero(codes == code), brings) for source, codes, brings in lists)
-    return [Place(source, int(at[0]) + 1, brings) for source, at, brings in ranks if len(at)]
+    return [SourcePlace(source, int(at[0]) + 1, brings) for source, at, brings in ranks if len(at)]
 
 
 def _before_ranking(
-    recommender: Recommender, asked: Asked, code: int, places: tuple[Place, ...]
+    recommender: Recommender, asked: Asked, code: int, places: tuple[SourcePlace, ...]
 ) -> tuple[str, str]:
     """Return the step that kept an item from being ranked, and why."""
     request, plan = asked.request, asked.known.plan
@@ -200,7 +200,7 @@ def logged_answer(log: Path, request_id: str) -> dict[str, Any]:
     """Return the newest record of an answer, without features, as plain types.
 
     Raises:
-        NotLogged: there is none.
+        NotLogged: no record has this id.
     """
     from serving.prediction_log import read_log
 
@@ -223,7 +223,7 @@ def request_of(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def served(record: dict[str, Any], item_id: str, bundle_id: str) -> str:
-    """Say what the logged answer had of an item, and what kept it from being the full one."""
+    """Return the item's place in the logged answer, and the reason if that answer was degraded."""
     had = (
         f"shown as number {record['item_ids'].index(item_id) + 1}"
         if item_id in record["item_ids"]

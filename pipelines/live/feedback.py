@@ -1,6 +1,6 @@
 """Prediction log -> the broker: each item that a shopper was shown becomes an impression.
 
-So what was recommended, and taken or left, reaches rows, archive and the next training like any other event.
+So recommended items, bought or not, reach rows, archive and the next training like any other event.
 A segment of the log is noted as sent when the broker has confirmed all of it; after a crash it is sent again,
 and its impressions, which have the same ids then, count once.
 """
@@ -44,25 +44,25 @@ class FeedbackCounts:
     segments: int = 0
     answers: int = 0
     impressions: int = 0
-    anonymous: int = 0  # answers to nobody in particular
+    anonymous: int = 0  # answers without a user
     unreadable: int = 0  # segments
 
 
 def send_impressions(
     settings: Settings, kafka: KafkaSettings, stop: threading.Event, once: bool = False
 ) -> FeedbackCounts:
-    """Send what the log of a home holds, and what comes, until told to stop.
+    """Send the impressions of a home's log, and of new answers, until `stop` is set.
 
     Args:
         settings: where home and log are.
         kafka: where the broker is.
         stop: when set, the segment at hand is left for the next time.
-        once: send what is there and return.
+        once: send the log as it is now and return.
 
     Raises:
         ConnectionError: the broker cannot be reached, or refuses.
         Conflict: another process sends the impressions of this home.
-        ValueError: the note of what was sent is damaged.
+        ValueError: the list of sent segments is damaged.
     """
     create_topics(kafka)
     with locked(settings.home / "feedback.lock", "sending impressions"):

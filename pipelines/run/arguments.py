@@ -65,10 +65,10 @@ def parse_params(texts: Iterable[str], option: str = "--param") -> dict[str, Any
 
 
 def complete_arguments(spec: Spec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a pipeline: what is given, defaults for the rest.
+    """Return all arguments of a pipeline: the given ones, and defaults for the rest.
 
     Raises:
-        ArgumentsInvalid: naming the argument, what was found and what was expected.
+        ArgumentsInvalid: with the argument, its value and the expected type.
     """
     known = spec["root"].get("inputDefinitions", {}).get("parameters", {})
     for name, value in given.items():

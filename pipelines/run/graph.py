@@ -1,7 +1,7 @@
 """A compiled pipeline -> its steps in order, and each step as a pipeline of its own.
 
 The order and the wiring of a local run come from the very IR that a cluster gets. A step alone is that
-same IR with everything else taken out: what came from an earlier step becomes an importer (artifacts) or a
+same IR with everything else removed: each input from an earlier step becomes an importer (artifacts) or a
 constant (parameters).
 """
 

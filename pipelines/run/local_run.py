@@ -1,8 +1,8 @@
 """A pipeline and its arguments -> its steps executed here under kfp.local, one after the other, resumable.
 
-kfp.local runs a pipeline as a whole: it keeps no record, and what failed must be run from the start. Here
-each step is handed to kfp.local as a pipeline of its own, in the order and with the wiring of the compiled
-IR (pipelines.run.graph), and after each one the record of the run is written. That costs some 10 ms a step.
+kfp.local runs a pipeline as a whole: it keeps no record, and a failed run must start again from its first
+step. Here each step is a pipeline of its own for kfp.local. Order and wiring come from the compiled IR
+(pipelines.run.graph). After each step the record of the run is written, which costs some 10 ms.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _call(component: Any, root: Path) -> Outputs | None:
 
 
 class _Log(io.TextIOBase):
-    """Takes all that kfp.local and the step say: into the step's log file, and to who tells of it."""
+    """Writes the output of kfp.local and of the step into the step's log file, and to its progress."""
 
     def __init__(self, file: Path, told: StepProgress) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class _Log(io.TextIOBase):
 
     def cause(self) -> str:
         """Return the step's error, its class with the module: the end of its last traceback."""
-        # kfp.local indents what the step says by four spaces.
+        # kfp.local indents the step's output by four spaces.
         said = [line.removeprefix("    ") for line in self.lines]
         starts = [number for number, line in enumerate(said) if line == TRACEBACK]
         if not starts:
@@ -256,7 +256,7 @@ def _stoppable() -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread: whoever runs us there stops us in their way
+    except ValueError:  # not the main thread: its owner stops us
         yield
         return
     try:

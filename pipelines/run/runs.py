@@ -1,4 +1,4 @@
-"""The record of a local run on disk -> what was asked for, how far it came, what each step gave.
+"""The record of a local run on disk -> its arguments, its progress, and the outputs of each step.
 
 <home>/runs/<run id>/state.json      this record, rewritten after each step
                      artifacts/<step>/<name>/
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Return done, failed, running, stopped (nobody works on it) or waiting."""
+        """Return done, failed, running, stopped (no process works on it) or waiting."""
         states = {step.status for step in self.steps}
         if states == {"done"}:
             return "done"
@@ -83,7 +83,7 @@ class Run:
         return next(step for step in self.steps if step.name == name)
 
     def outputs(self) -> dict[str, Outputs]:
-        """Return what the good steps gave, as far as it is still there."""
+        """Return the outputs of the good steps, as far as they still exist."""
         given = {}
         for step in self.steps:
             places = {name: self.artifacts(step.name) / name for name in step.artifacts}

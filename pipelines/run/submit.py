@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import sys
@@ -11,13 +12,13 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feature_repo.atomic_files import replaced
 from feature_repo.errors import UNREACHABLE, USAGE, RecoError
+from pipelines.run.graph import read_spec
 
 API = "/apis/v2beta1"
 CONNECT_TIMEOUT_S = 10.0
@@ -25,7 +26,7 @@ ENDED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 
 
 class ApiRefused(RecoError):
-    """The pipelines API answers, but does not do what was asked."""
+    """The pipelines API answers, but refuses the request."""
 
     exit_code = USAGE
 
@@ -64,33 +65,35 @@ def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = N
         image: replaces the steps' image.
         mount: what every step gets mounted.
     """
-    import yaml
     from kfp import compiler
 
-    with replaced(file, suffix=".part.yaml") as part:  # the compiler takes no other extension
+    if image or mount:
+        pipeline = _equipped(pipeline, image, mount)
+    part = file.with_name(f".{file.name}.part.yaml")
+    try:
         compiler.Compiler().compile(pipeline, str(part))
-        documents = list(yaml.safe_load_all(part.read_text(encoding="utf-8")))
-        executors = documents[0]["deploymentSpec"]["executors"]
-        for executor in executors.values() if image else ():
-            executor["container"]["image"] = image
-        if mount:
-            documents[1:] = [_mounted(documents[1] if documents[1:] else {}, executors, mount)]
-        if image or mount:
-            part.write_text(yaml.safe_dump_all(documents, sort_keys=True), encoding="utf-8")
-    return len(executors)
+        part.rename(file)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(read_spec(pipeline)["deploymentSpec"]["executors"])
 
 
-def _mounted(platform: dict[str, Any], executors: Iterable[str], mount: Mount) -> dict[str, Any]:
-    """Add a claim to the IR's second document, which says what a step's pod has on Kubernetes."""
-    pods = platform
-    for key in ("platforms", "kubernetes", "deploymentSpec", "executors"):
-        pods = pods.setdefault(key, {})
-    for executor in executors:
-        name = {"runtimeValue": {"constant": mount.claim}}
-        # The name stands there twice, as kfp-kubernetes writes it: older servers read `constant`.
-        claim = {"mountPath": mount.path, "pvcNameParameter": name, "constant": mount.claim}
-        pods.setdefault(executor, {}).setdefault("pvcMount", []).append(claim)
-    return platform
+def _equipped(pipeline: Any, image: str, mount: Mount | None) -> Any:
+    """Return the same pipeline whose tasks all have another image, or a mounted claim."""
+    from kfp import dsl, kubernetes
+    from kfp.dsl.pipeline_context import Pipeline
+
+    @dsl.pipeline(name=pipeline.name, description=pipeline.description)
+    @functools.wraps(pipeline.pipeline_func)
+    def equipped(*inputs: Any, **named: Any) -> None:
+        pipeline.pipeline_func(*inputs, **named)
+        for task in Pipeline.get_default_pipeline().tasks.values():
+            if image:
+                task.set_container_image(image)
+            if mount:
+                kubernetes.mount_pvc(task, mount.claim, mount.path)
+
+    return equipped
 
 
 def submit_pipeline(
@@ -183,7 +186,7 @@ def _client(host: str, namespace: str, token: str) -> Any:
 
 @contextlib.contextmanager
 def _api(host: str) -> Iterator[None]:
-    """Turn the client's errors into ours; what it prints goes to stderr."""
+    """Turn the client's errors into ours; its output goes to stderr."""
     from kfp_server_api import ApiException
     from urllib3.exceptions import HTTPError
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: what a command gets of them."""
+"""Options that several commands share, as a command receives them."""
 
 from pathlib import Path
 from typing import Any

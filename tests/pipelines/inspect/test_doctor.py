@@ -21,7 +21,7 @@ from serving.shop.fact_store import open_fact_store
 
 
 def look(home: Path, **settings: object) -> dict[str, Finding]:
-    """What is found of a home; what is found of this machine's packages is another matter."""
+    """The findings about a home, without those about this machine's packages."""
     findings = examine(replace(Settings(http_port=0, grpc_port=0), home=home, **settings))  # type: ignore[arg-type]
     return {found.name: found for found in findings if found.name != "packages"}
 

@@ -1,4 +1,4 @@
-"""`reco rules` on the toy champion: what is wrong with a file, and what it changes in an answer."""
+"""`reco rules` on the toy champion: the errors of a file, and its effect on an answer."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`reco why` on the toy shop, where it is known what is right: each step of the path loses an item."""
+"""`reco why` on the toy shop, whose right answers are known: each step of the path loses an item."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
 from pipelines.cli.shell import main
-from pipelines.inspect.why import Place, Verdict, explain, served
+from pipelines.inspect.why import SourcePlace, Verdict, explain, served
 from serving.answer.recommender import Recommender, open_recommender
 from serving.prediction_log import PredictionLog
 from serving.release.bundle import read_manifest
@@ -91,18 +91,18 @@ def test_what_is_excluded_says_by_what(toy_line: Path, tmp_path: Path) -> None:
     recommender.facts.close()
 
 
-def test_what_no_source_brings_says_how_far_it_was(recommender: Recommender) -> None:
-    """Of nobody with nothing only best sellers are offered: of five candidates the sixth of them is none."""
+def test_an_item_that_no_source_brings_has_its_distance(recommender: Recommender) -> None:
+    """Without user and basket only best sellers are candidates: the sixth is not among five."""
     request = replace(ask(None, basket=[]), store_id=None)
     narrowed(recommender, total=5)
     statistics = recommender.bundle.statistics
     verdict = why(recommender, statistics.item_ids[statistics.popular[5]], request)
     assert verdict.step == "retrieval"
-    assert verdict.places == (Place("popular", 6, 5),)
+    assert verdict.places == (SourcePlace("popular", 6, 5),)
     assert verdict.why == "no source brings it: the nearest is popular, where it is number 6 and 5 come"
     assert verdict.candidates == 5
     last = why(recommender, statistics.item_ids[statistics.popular[4]], request)
-    assert (last.step, last.places) == ("shown", (Place("popular", 5, 5),))
+    assert (last.step, last.places) == ("shown", (SourcePlace("popular", 5, 5),))
 
 
 def test_what_had_no_room_among_the_candidates(recommender: Recommender) -> None:

@@ -1,4 +1,4 @@
-"""Facts from the broker reach the store, or say why not; the command runs until it is told to stop."""
+"""Facts from the broker reach the store, or are refused with a reason; the command runs until a signal."""
 
 import json
 import os

@@ -15,7 +15,7 @@ import pytest
 
 from pipelines.live.supervisor import Part, PartFailed, State, Supervisor
 
-# A part that says it is ready by writing a file, notes its end, and lives until it is told to stop.
+# A part that is ready once it has written a file, notes its end, and lives until a signal.
 CHILD = """
 import os, signal, sys, time
 name, folder, life = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -33,7 +33,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 
 class Group:
-    """A supervisor in a thread, with what it said and showed."""
+    """A supervisor in a thread, with its messages and tables."""
 
     def __init__(self, folder: Path, *parts: Part) -> None:
         self.folder, self.said, self.shown = folder, list[str](), list[list[State]]()

@@ -1,4 +1,4 @@
-"""`reco up`: which parts, what they are told, how they are checked; store and broker for real."""
+"""`reco up`: its parts, their settings and checks; with a real store and a real broker."""
 
 import http.server
 import json
@@ -224,7 +224,7 @@ def test_store_broker_and_stream_come_up_come_back_and_go(tmp_path: Path) -> Non
         assert {"checkout.events", "checkout.facts", "checkout.dead-letter"} <= set(topics)
         os.kill(shown["broker"].pid or 0, signal.SIGKILL)
         until(lambda: shown["broker"].restarts == 1 and shown["broker"].health == "ok")
-        # In memory it had forgotten the topics; whoever asked for its health made them again.
+        # The broker in memory lost its topics; the health check made them again.
         topics = AdminClient({"bootstrap.servers": found["broker"].address}).list_topics(timeout=10).topics
         assert "checkout.events" in topics
         assert shown["store"].restarts == shown["stream"].restarts == 0

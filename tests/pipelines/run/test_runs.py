@@ -93,7 +93,7 @@ def test_artifacts_of_older_runs_go_and_their_records_stay(tmp_path: Path) -> No
     made[0].step("a").status = "running"
     made[0].save()
     newest = sorted((run.run_id for run in made), reverse=True)
-    (read_run(made[1].folder).folder / "working").mkdir()  # what a step that failed leaves
+    (read_run(made[1].folder).folder / "working").mkdir()  # left by a failed step
     assert drop_artifacts(tmp_path, keep=2, spare=newest[2]) == []
     assert drop_artifacts(tmp_path, keep=2) == [newest[2]]
     assert [run.run_id for run in list_runs(tmp_path)] == newest

@@ -29,7 +29,7 @@ STEPS = 21
 
 
 class Cluster(ThreadingHTTPServer):
-    """Keeps what it is given."""
+    """Keeps the uploads and the runs."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Api)
@@ -83,7 +83,7 @@ class Api(BaseHTTPRequestHandler):
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         if path.startswith("/apis/v2beta1/pipelines/upload"):
             header = f"Content-Type: {self.headers['Content-Type']}\n\n".encode()
-            _, part = message_from_bytes(header + body).walk()  # the envelope, then what it holds
+            _, part = message_from_bytes(header + body).walk()  # the envelope, then its content
             self.server.uploads.append(bytes(part.get_payload(decode=True)).decode())
             version = {"pipeline_version_id": f"v{len(self.server.uploads)}", "pipeline_id": "p1"}
             self.server.versions.append(version)
@@ -179,26 +179,14 @@ def test_a_volume_is_mounted_in_every_step(tmp_path: Path, pipeline: Any) -> Non
     assert set(read) == set(pods)
 
 
-def test_a_mount_is_written_as_kfp_kubernetes_writes_it(tmp_path: Path) -> None:
-    from kfp import dsl, kubernetes
-
-    from components import steps
-
-    @dsl.pipeline(name="bare")
-    def bare() -> None:
-        steps.ingest_events(data="toy", max_quarantine_ratio=0.01, train_until="")
-
-    @dsl.pipeline(name="bare")
-    def mounted() -> None:
-        task = steps.ingest_events(data="toy", max_quarantine_ratio=0.01, train_until="")
-        kubernetes.mount_pvc(task, "shop-state", "/mnt/reco")
-
-    write_ir(mounted, tmp_path / "theirs.yaml")
-    write_ir(bare, tmp_path / "ours.yaml", mount=Mount("shop-state", "/mnt/reco"))
-    theirs, ours = (
-        list(yaml.safe_load_all((tmp_path / f"{n}.yaml").read_text())) for n in ("theirs", "ours")
-    )
-    assert ours == theirs
+def test_image_and_mount_change_nothing_else(tmp_path: Path) -> None:
+    write_ir(training, tmp_path / "bare.yaml")
+    write_ir(training, tmp_path / "equipped.yaml", "registry.example/reco-python:1", Mount("shop", "/mnt"))
+    [bare] = yaml.safe_load_all((tmp_path / "bare.yaml").read_text())
+    equipped, _ = yaml.safe_load_all((tmp_path / "equipped.yaml").read_text())
+    for executor in bare["deploymentSpec"]["executors"].values():
+        executor["container"]["image"] = "registry.example/reco-python:1"
+    assert equipped == bare
 
 
 def test_compiling_twice_gives_the_same(tmp_path: Path) -> None:
