@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
-FUNCTION, LINE = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+[FUNCTION] = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+[LINE] = re.findall(r"```text\n(.*?)```", TUTORIAL, re.DOTALL)
 # What the new feature must say of the row below: 3 distinct items in 2 baskets; one is older.
 CHECK = """
 import sys
