@@ -42,7 +42,7 @@ from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
 from serving.stages.ranking import rank
-from serving.stages.reranking import POOL
+from serving.stages.reranking import NO_RARITY, POOL
 from serving.stages.retrieval import SOURCES, Candidates, retrieve, thin
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import OnlineStore, UserRow
@@ -363,9 +363,13 @@ class Recommender:
         """Return the candidates that come into question for the list, at most so many and what rules need."""
         plan = prepared.known.plan
         codes = prepared.candidates.codes
-        worth = plan.weigh(codes, self.bundle.worth(codes, scores))
-        rare = self.bundle.rarity_of(codes), self.bundle.novel
-        return best_of(prepared.query, prepared.candidates, scores, most, worth, plan, *rare)
+        weights, rarity = self.bundle.weights, self.bundle.rarity
+        worth = scores.astype(np.float64) if weights is None else scores * weights[codes]
+        rare = NO_RARITY if rarity is None else rarity[codes]
+        worth = plan.weigh(codes, worth)
+        return best_of(
+            prepared.query, prepared.candidates, scores, most, worth, plan, rare, self.bundle.novel
+        )
 
     def last_kept(
         self, request: Request, known: Known | None, reason: str, asked_at: float

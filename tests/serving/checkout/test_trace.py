@@ -21,7 +21,7 @@ from serving.api.endpoint import Endpoint
 from serving.settings import Settings
 from serving.wiring import run, wire
 
-MODULES, CHECKOUT_ENTRIES = 37, 3  # limits; the goal for modules is 24
+MODULES, CHECKOUT_ENTRIES = 32, 3  # limits; the goal for modules is 24
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 CHECKOUT = "serving.checkout.checkout"
 REQUEST = {"user_id": "u1", "basket": ["1000005"], "store_id": "store-1", "at": "2017-12-05T18:30:00Z"}
