@@ -43,7 +43,7 @@ from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
 from serving.stages.ranking import rank
 from serving.stages.reranking import NO_RARITY, POOL
-from serving.stages.retrieval import SOURCES, Candidates, retrieve, thin
+from serving.stages.retrieval import Candidates, add_pinned, retrieve, thin
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import OnlineStore, UserRow
 
@@ -197,7 +197,7 @@ class Recommender:
         if is_thinned and most is not None:
             candidates = thin(candidates, most)
         if len(plan.pins):
-            candidates = _with_pinned(candidates, plan, np.concatenate([query.basket, retrieved.barred]))
+            candidates = add_pinned(candidates, plan.pinned, np.concatenate([query.basket, retrieved.barred]))
         begun_at = retrieved.ended_at
         dense, categorical = model_inputs(Rows(query, candidates.codes))
         ready_at = time.perf_counter()
@@ -205,18 +205,8 @@ class Recommender:
             "features": (asked.ready_at - asked.began + ready_at - begun_at) * 1e3,
             "retrieval": (begun_at - asked.ready_at) * 1e3,
         }
-        return Prepared(
-            asked.request,
-            asked.known,
-            query,
-            candidates,
-            dense,
-            categorical,
-            stage_ms,
-            retrieved_at=begun_at,
-            ready_at=ready_at,
-            is_thinned=is_thinned,
-        )
+        inputs = candidates, dense, categorical
+        return Prepared(asked.request, asked.known, query, *inputs, stage_ms, begun_at, ready_at, is_thinned)
 
     async def connect(self) -> None:
         """Read once on the event loop that will answer, so that no request opens the connection."""
@@ -434,14 +424,6 @@ class Recommender:
             low = self.facts.below_minimum(cached.codes.astype(np.int64), at, store_id, plan)
             hidden = np.concatenate([hidden, cached.codes[low]])
         return cached.without(hidden)
-
-
-def _with_pinned(candidates: Candidates, plan: Plan, taken: np.ndarray) -> Candidates:
-    """Return candidates with those that rules pin and no source brought, unless they must not be offered."""
-    pinned = plan.pinned
-    more = pinned[~np.isin(pinned, np.concatenate([candidates.codes, taken]))]
-    source = np.full(len(more), SOURCES.index("pinned"), np.int8)
-    return Candidates(np.concatenate([candidates.codes, more]), np.concatenate([candidates.source, source]))
 
 
 def open_bundle(path: Path) -> Bundle:

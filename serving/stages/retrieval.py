@@ -100,3 +100,10 @@ def thin(candidates: Candidates, most: int) -> Candidates:
     place[np.argsort(sources, kind="stable")] = np.arange(len(sources)) - first
     chosen = np.sort(np.argsort((place + 0.5) / sizes[sources], kind="stable")[:most])
     return Candidates(candidates.codes[chosen], sources[chosen])
+
+
+def add_pinned(candidates: Candidates, pinned: np.ndarray, taken: np.ndarray) -> Candidates:
+    """Return candidates with the pinned items that no source brought, but for those that are taken."""
+    more = pinned[~np.isin(pinned, np.concatenate([candidates.codes, taken]))]
+    source = np.full(len(more), SOURCES.index("pinned"), np.int8)
+    return Candidates(np.concatenate([candidates.codes, more]), np.concatenate([candidates.source, source]))
