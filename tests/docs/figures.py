@@ -61,10 +61,7 @@ def headline() -> str:
             "one answer over HTTP, p50 / p99",
             f"{ours['alone']['p50_ms']:.1f} / {ours['alone']['p99_ms']:.1f} ms",
         ),
-        (
-            "answers a second, one process, p99 within 50 ms",
-            f"{ours['capacity']['rate']:.0f}",
-        ),
+        ("answers a second, one process, p99 within 50 ms", f"{ours['capacity']['rate']:.0f}"),
         (
             "served ranker against its five teachers",
             f"{whole['bytes'] / served['bytes']:.0f} x smaller, {faster:.0f} x faster",
@@ -73,18 +70,9 @@ def headline() -> str:
             "logged answers computed again, equal in every bit",
             f"{replay['equal']:,} of {replay['compared']:,}",
         ),
-        (
-            "client calls that failed while parts were broken",
-            f"{calls['failed']} of {calls['requests']:,}",
-        ),
-        (
-            "fault drills that reach every figure",
-            f"{len(drills) - len(missed_drills())} of {len(drills)}",
-        ),
-        (
-            "load goals reached",
-            f"{sum(goal['reached'] is True for goal in goals)} of {len(goals)}",
-        ),
+        ("client calls that failed while parts were broken", f"{calls['failed']} of {calls['requests']:,}"),
+        ("fault drills that reach every figure", f"{len(drills) - len(missed_drills())} of {len(drills)}"),
+        ("load goals reached", f"{sum(goal['reached'] is True for goal in goals)} of {len(goals)}"),
     ]
     return table(("figure", "measured"), rows)
 
