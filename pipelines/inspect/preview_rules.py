@@ -13,7 +13,7 @@ from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.shop.rules import NO_RULES, Catalogue, Rules
-from serving.shop.rules_file import Problem, RulesInvalid, read_rules
+from serving.shop.rules_file import RuleProblem, RulesInvalid, read_rules
 
 if TYPE_CHECKING:
     from serving.answer.recommender import Recommender
@@ -29,7 +29,7 @@ class Checked:
     """A rules file that was looked through."""
 
     rules: Rules
-    problems: list[Problem]  # by line
+    problems: list[RuleProblem]  # by line
     bundle_id: (
         str  # whose items, types and manufacturers its words were looked up among; "" without a champion
     )

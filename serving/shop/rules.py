@@ -23,7 +23,7 @@ import numpy as np
 
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import NO_ITEM, Statistics
-from serving.shop.rules_file import Problem, Rule, read_rules
+from serving.shop.rules_file import Rule, RuleProblem, read_rules
 from serving.shop.watched_file import WatchedFile
 from serving.stages.reranking import ANY, NEW, NOVEL, PINNED, REPEAT, RESERVED
 
@@ -284,9 +284,9 @@ class Catalogue:
     def __init__(self, statistics: Statistics, vocabulary: Mapping[str, list[str]]) -> None:
         self._statistics, self._vocabulary = statistics, vocabulary
 
-    def bind(self, rules: Sequence[Rule]) -> tuple[Rules, list[Problem]]:
+    def bind(self, rules: Sequence[Rule]) -> tuple[Rules, list[RuleProblem]]:
         """Return rules over this catalogue's codes, and what they name that is not there."""
-        problems: list[Problem] = []
+        problems: list[RuleProblem] = []
         codes: list[np.ndarray | None] = []
         for rule in rules:
             found, missing = self._choose(rule)
@@ -295,15 +295,17 @@ class Catalogue:
         problems += _pinned_and_banned(rules, codes)
         return Rules(rules, codes), sorted(problems)
 
-    def _stores(self, rule: Rule) -> list[Problem]:
+    def _stores(self, rule: Rule) -> list[RuleProblem]:
         """Return a warning of stores that sold nothing before the cut: a new one, or a misspelled one."""
         missing = sorted(rule.stores - self._statistics.store_row.keys())
         if not missing:
             return []
         text = _unknown(len(rule.stores), "stores", missing)
-        return [Problem(rule.line, f"{text}; the rule holds there all the same, check the spelling", False)]
+        return [
+            RuleProblem(rule.line, f"{text}; the rule holds there all the same, check the spelling", False)
+        ]
 
-    def _choose(self, rule: Rule) -> tuple[np.ndarray | None, list[Problem]]:
+    def _choose(self, rule: Rule) -> tuple[np.ndarray | None, list[RuleProblem]]:
         """Return the codes of what a rule is for: what any of a selector's values means, by all selectors."""
         problems = []
         chosen: np.ndarray | None = None
@@ -313,9 +315,9 @@ class Catalogue:
             chosen = codes if chosen is None else np.intersect1d(chosen, codes)
             if missing:
                 text = _unknown(len(values), selector, missing)
-                problems.append(Problem(rule.line, f"{text}; passed over, check the spelling", False))
+                problems.append(RuleProblem(rule.line, f"{text}; passed over, check the spelling", False))
         if chosen is not None and not len(chosen) and not problems:
-            problems.append(Problem(rule.line, "no item is chosen by all of its selectors", False))
+            problems.append(RuleProblem(rule.line, "no item is chosen by all of its selectors", False))
         return chosen, problems
 
     def _of(self, selector: str, values: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
@@ -353,7 +355,7 @@ def _unknown(count: int, what: str, missing: list[str]) -> str:
     return f"of {count} {what}, {len(missing)} not in this catalogue: {some}"
 
 
-def _pinned_and_banned(rules: Sequence[Rule], codes: Sequence[np.ndarray | None]) -> Iterable[Problem]:
+def _pinned_and_banned(rules: Sequence[Rule], codes: Sequence[np.ndarray | None]) -> Iterable[RuleProblem]:
     """Yield the pins that a ban takes back."""
     pins: dict[int, list[Rule]] = {}
     for rule, found in zip(rules, codes, strict=True):
@@ -369,7 +371,7 @@ def _pinned_and_banned(rules: Sequence[Rule], codes: Sequence[np.ndarray | None]
             meets = not (pin.stores and ban.stores) or pin.stores & ban.stores
             if meets and pin.starts < ban.ends and ban.starts < pin.ends:
                 text = f"{pin.item} is pinned here and banned by {ban.name!r} (line {ban.line})"
-                yield Problem(pin.line, f"{text}: the ban wins, take the pin out", False)
+                yield RuleProblem(pin.line, f"{text}: the ban wins, take the pin out", False)
 
 
 class RulesFile(WatchedFile[Rules]):

@@ -50,7 +50,7 @@ _SHOWN = 5  # problems in one message
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class Problem(NamedTuple):
+class RuleProblem(NamedTuple):
     """What is wrong in one line, and how to mend it."""
 
     line: int
@@ -61,7 +61,7 @@ class Problem(NamedTuple):
 class RulesInvalid(ValueError):
     """A rules file that is not taken; `problems` says why, line by line."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[RuleProblem]) -> None:
         self.problems = sorted(problems)
         wrong = [f"line {one.line}: {one.text}" for one in self.problems if one.refused]
         more = [f"and {len(wrong) - _SHOWN} more: `reco rules check`"] if len(wrong) > _SHOWN else []
@@ -86,7 +86,7 @@ class Rule:
     stores: frozenset[str] = frozenset()  # none: every store
 
 
-def read_rules(file: Path) -> tuple[list[Rule], list[Problem]]:
+def read_rules(file: Path) -> tuple[list[Rule], list[RuleProblem]]:
     """Return the rules of a file and what is odd about them, none of it a reason to refuse it.
 
     Raises:
@@ -96,16 +96,16 @@ def read_rules(file: Path) -> tuple[list[Rule], list[Problem]]:
     try:
         text = read_regular(file, MAX_BYTES).decode()
     except UnicodeDecodeError as error:
-        raise RulesInvalid([Problem(1, f"no text in UTF-8 ({error}): save it as UTF-8", True)]) from error
+        raise RulesInvalid([RuleProblem(1, f"no text in UTF-8 ({error}): save it as UTF-8", True)]) from error
     except ValueError as error:
-        raise RulesInvalid([Problem(1, str(error), True)]) from error
+        raise RulesInvalid([RuleProblem(1, str(error), True)]) from error
     rules, problems = parse_rules(text)
     if any(problem.refused for problem in problems):
         raise RulesInvalid(problems)
     return rules, problems
 
 
-def parse_rules(text: str) -> tuple[list[Rule], list[Problem]]:
+def parse_rules(text: str) -> tuple[list[Rule], list[RuleProblem]]:
     """Return what a text says, and all that is wrong or odd about it, by line."""
     try:
         root = _read_yaml(text)
@@ -114,12 +114,12 @@ def parse_rules(text: str) -> tuple[list[Rule], list[Problem]]:
     if root is None or root.value == "":
         return [], []
     if not isinstance(root.value, dict):
-        return [], [Problem(root.line, f"expected sections: {', '.join(SECTIONS)}", True)]
+        return [], [RuleProblem(root.line, f"expected sections: {', '.join(SECTIONS)}", True)]
     rules, problems = [], []
     for section, node in root.value.items():
         if section not in SECTIONS:
             problems.append(
-                Problem(node.key_line, f"no section {section!r}: {closest(section, SECTIONS)}", True)
+                RuleProblem(node.key_line, f"no section {section!r}: {closest(section, SECTIONS)}", True)
             )
         elif isinstance(node.value, list):
             for one in node.value:
@@ -128,7 +128,7 @@ def parse_rules(text: str) -> tuple[list[Rule], list[Problem]]:
                 problems += wrong
         elif node.value != "":
             found = f"{section} is no list: each of its rules begins with a dash, `- name: …`"
-            problems.append(Problem(node.line, found, True))
+            problems.append(RuleProblem(node.line, found, True))
     return rules, sorted(problems + list(_contradictions(rules)))
 
 
@@ -231,7 +231,7 @@ def _node(event: Any, line: int) -> Node:
 
 
 def _refuse(line: int, text: str) -> NoReturn:
-    raise RulesInvalid([Problem(line, text, True)])
+    raise RulesInvalid([RuleProblem(line, text, True)])
 
 
 # --------------------------------------------------------------------------------------------- rules
@@ -241,21 +241,21 @@ class _Wrong(Exception):
     """A value that its key cannot take."""
 
 
-def _read_rule(section: str, node: Node) -> tuple[Rule | None, list[Problem]]:
+def _read_rule(section: str, node: Node) -> tuple[Rule | None, list[RuleProblem]]:
     """Return a rule, None if it cannot be read, and what is wrong with it."""
     if not isinstance(node.value, dict):
-        return None, [Problem(node.line, f"expected a rule of {section}: {_example(section)}", True)]
+        return None, [RuleProblem(node.line, f"expected a rule of {section}: {_example(section)}", True)]
     known = (*COMMON, *SECTIONS[section])
     problems, found = [], {}
     for key, value in node.value.items():
         if key not in known:
             text = f"a rule of {section} has no {key!r}: {closest(key, known)}"
-            problems.append(Problem(value.key_line, text, True))
+            problems.append(RuleProblem(value.key_line, text, True))
             continue
         try:
             found[key] = _READERS[key](value, section)
         except _Wrong as error:
-            problems.append(Problem(value.line, f"{key}: {error}", True))
+            problems.append(RuleProblem(value.line, f"{key}: {error}", True))
     needed = ["name", *_NEEDED.get(section, ())]
     missing = [key for key in needed if key not in node.value]
     if section in ("boost", "bury", "ban") and not node.value.keys() & set(SELECTORS):
@@ -264,15 +264,15 @@ def _read_rule(section: str, node: Node) -> tuple[Rule | None, list[Problem]]:
         missing.append("repeat or new")
     if missing:
         text = f"a rule of {section} needs {' and '.join(missing)}: {_example(section)}"
-        problems.append(Problem(node.line, text, True))
+        problems.append(RuleProblem(node.line, text, True))
     starts, ends = found.get("from", -math.inf), found.get("until", math.inf)
     if ends <= starts:
         text = "until is not after from, so that the rule would never hold: exchange them"
-        problems.append(Problem(node.value["until"].line, text, True))
+        problems.append(RuleProblem(node.value["until"].line, text, True))
     both = set(found.get("repeat", ())) & set(found.get("new", ()))
     if both:
         text = f"slot {min(both)} is reserved for repeat and for new items: choose one"
-        problems.append(Problem(node.line, text, True))
+        problems.append(RuleProblem(node.line, text, True))
     if problems:
         return None, problems
     number = next((found[key] for key in ("factor", "units", "share") if key in found), math.nan)
@@ -406,7 +406,7 @@ _READERS: dict[str, Callable[[Node, str], Any]] = {
 # ------------------------------------------------------------------------------------ contradictions
 
 
-def _contradictions(rules: list[Rule]) -> Iterator[Problem]:
+def _contradictions(rules: list[Rule]) -> Iterator[RuleProblem]:
     """Yield what rules that hold at one time in one store cannot both mean."""
     pins = [rule for rule in rules if rule.kind == "pin"]
     for first, second in _clashes(pins, lambda rule: [rule.slot]):
@@ -414,21 +414,21 @@ def _contradictions(rules: list[Rule]) -> Iterator[Problem]:
             text = (
                 f"{_said(first)} pins {first.item} to slot {first.slot}, where this rule pins {second.item}"
             )
-            yield Problem(second.line, f"{text}: one of them needs another slot, time or store", True)
+            yield RuleProblem(second.line, f"{text}: one of them needs another slot, time or store", True)
     for first, second in _clashes(pins, lambda rule: [rule.item]):
         if first.slot != second.slot:
             text = f"{_said(first)} pins {first.item} to slot {first.slot}, this rule to slot {second.slot}"
-            yield Problem(second.line, f"{text}: an item is shown once, take one of them out", True)
+            yield RuleProblem(second.line, f"{text}: an item is shown once, take one of them out", True)
     kept = [rule for rule in rules if rule.kind == "slots"]
     for first, second in _clashes(kept, lambda rule: [*rule.repeat, *rule.new]):
         if both := {*first.repeat} & {*second.new} | {*first.new} & {*second.repeat}:
             text = f"slot {min(both)} is reserved for repeat and for new items, here and by {_said(first)}"
-            yield Problem(second.line, f"{text}: choose one", True)
+            yield RuleProblem(second.line, f"{text}: choose one", True)
     for first, second in _clashes([*pins, *kept], lambda rule: [rule.slot, *rule.repeat, *rule.new]):
         if {first.kind, second.kind} == {"pin", "slots"}:
             pin, other = (first, second) if first.kind == "pin" else (second, first)
             text = f"slot {pin.slot} is reserved for {_said(other)} and pinned here: the pin stands there"
-            yield Problem(pin.line, text, False)
+            yield RuleProblem(pin.line, text, False)
 
 
 def _said(rule: Rule) -> str:

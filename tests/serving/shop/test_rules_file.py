@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.shop.rules_file import Problem, Rule, RulesInvalid, parse_rules, read_rules
+from serving.shop.rules_file import Rule, RuleProblem, RulesInvalid, parse_rules, read_rules
 
 WHOLE = """\
 pin:
@@ -177,7 +177,7 @@ def test_rules_in_one_line_contradict_one_another_like_others(third: str, said: 
 def test_one_slot_is_not_reserved_for_two_kinds() -> None:
     _, problems = parse_rules("slots:\n  - {name: a, new: [4, 8]}\n  - {name: b, repeat: [8]}\n")
     text = "slot 8 is reserved for repeat and for new items, here and by 'a' (line 2): choose one"
-    assert problems == [Problem(3, text, True)]
+    assert problems == [RuleProblem(3, text, True)]
 
 
 def test_a_long_rule_meets_all_that_come_while_it_holds() -> None:
