@@ -128,7 +128,7 @@ def test_a_class_name_exists_once() -> None:
     assert not [kind for kind, count in names.items() if count > 1]
 
 
-def test_no_module_is_a_drawer() -> None:
+def test_no_module_has_a_catch_all_name() -> None:
     drawers = {"utils.py", "common.py", "helpers.py", "base.py", "manager.py", "core.py"}
     assert not [name(path) for path in MODULES if path.name in drawers]
 
@@ -158,7 +158,7 @@ def test_no_module_executes_its_input() -> None:
     assert not found
 
 
-def test_the_environment_is_touched_only_where_it_is_meant() -> None:
+def test_only_listed_modules_read_the_environment() -> None:
     names = {"os.environ", "os.environb", "os.getenv"}
     found = [
         f"{name(path)}:{node.lineno}"
@@ -170,7 +170,7 @@ def test_the_environment_is_touched_only_where_it_is_meant() -> None:
     assert not found
 
 
-def test_nothing_points_out_of_the_repository() -> None:
+def test_no_file_refers_to_places_outside_the_repository() -> None:
     """A clone has only committed files: no path above the root, no machine's own folder, no stray index."""
     words = re.compile(
         r"\.\./shared|/work/|file:///|/opt/(pypi|wheels)|https?://[^\s\"')]*(pypi|artifactory|nexus)"

@@ -52,7 +52,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 1_200
 
 
-def test_the_readme_has_a_door_for_each_reader() -> None:
+def test_the_readme_has_an_entry_for_each_reader() -> None:
     for reader in ("data scientist", "CI", "checkout developer", "on-call"):
         assert re.search(rf"^\| {reader} \|.*\]\(docs/[\w/-]+\.md\)", README, re.MULTILINE), reader
 
@@ -179,7 +179,7 @@ def test_the_request_is_in_the_reference() -> None:
     assert f"0 to {MAX_K}" in request
 
 
-def test_the_refusal_of_the_reference_is_one() -> None:
+def test_the_refusal_of_the_reference_is_real() -> None:
     [example] = re.findall(r"```json\n(.*?)```", text_of("reference/errors.md"), re.DOTALL)
     with pytest.raises(InvalidRequest) as refused:
         parse_request({"basket": [], "k": -1}, now=0.0, default_id="")
@@ -215,7 +215,7 @@ def test_the_request_of_the_checkout_page_is_a_request() -> None:
         assert parse_request(instance, now=0.0, default_id="").basket
 
 
-def test_the_file_of_best_sellers_is_made_as_the_page_says(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_best_sellers_file_is_made_as_on_the_page(tmp_path: Path, monkeypatch: Any) -> None:
     """The page's program runs against a home whose champion is a stand-in."""
     from dataclasses import make_dataclass
 
@@ -261,7 +261,7 @@ def test_headings_become_anchors() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_links_lead_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" in link:
             continue
@@ -412,7 +412,7 @@ def says(sentence: str) -> None:
     assert sentence in " ".join(PAGE.split()).replace(" %", "%"), sentence
 
 
-def test_kept_answers_on_the_page_were_measured() -> None:
+def test_cached_answers_on_the_page_were_measured() -> None:
     mixed, cache = measured("load-mixed")["arms"], measured("cache")
     assert row("answers a second without") == [f"{mixed['ours']['capacity']['rate']:.0f}"]
     assert row("answers a second with") == [f"{mixed['answer-cache']['capacity']['rate']:.0f}"]

@@ -112,7 +112,7 @@ def test_a_setting_has_its_values_and_its_meaning() -> None:
         (Path(".reco"), ".reco"),
     ],
 )
-def test_a_default_is_written_as_people_write_it(default: object, expected: str) -> None:
+def test_a_default_is_written_for_readers(default: object, expected: str) -> None:
     assert reference.shown(default) == expected
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_every_spoilt_bundle_is_refused_and_one_that_is_sealed_anew_does_no_harm() -> None:
+def test_every_corrupt_bundle_is_refused_and_a_resealed_one_does_no_harm() -> None:
     command = [sys.executable, "-m", "tests.fuzz.artefacts", "--cases", str(CASES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout, done.stderr[-3_000:]

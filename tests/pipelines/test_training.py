@@ -52,7 +52,7 @@ def test_nothing_in_it_is_conditional() -> None:
         assert not task.keys() & {"triggerPolicy", "parameterIterator", "artifactIterator"}
 
 
-def test_what_is_served_changes_only_after_the_gate() -> None:
+def test_the_served_state_changes_only_after_the_gate() -> None:
     """Before it a step reads who is forgotten and no more; what fills the stores waits for promotion."""
     tasks = SPEC["root"]["dag"]["tasks"]
     told = {

@@ -5,20 +5,20 @@ from pipelines.run.graph import read_spec, step_names
 pytestmark = pytest.mark.slow  # importing kfp takes seconds
 
 
-def test_the_alarm_comes_after_the_report() -> None:
+def test_the_alarm_is_raised_after_the_report() -> None:
     from pipelines.watch import watch
 
     assert step_names(read_spec(watch)) == ["ingest-events", "measure-drift", "raise-alert"]
 
 
-def test_it_asks_for_a_bundle_and_a_window() -> None:
+def test_the_command_needs_a_bundle_and_a_window() -> None:
     from pipelines.watch import watch
 
     given = read_spec(watch)["root"]["inputDefinitions"]["parameters"]
     assert {name for name, kind in given.items() if not kind.get("isOptional")} == {"bundle", "since"}
 
 
-def test_an_alarm_is_not_tried_again() -> None:
+def test_an_alarm_is_not_retried() -> None:
     from pipelines.watch import watch
 
     task = read_spec(watch)["root"]["dag"]["tasks"]["raise-alert"]

@@ -37,7 +37,7 @@ def test_the_reference_begins_with_the_first_whole_week(
     assert first_weeks(read_dataset(dataset(events(3, first_day=1)))) == Window(day(7), day(70))
 
 
-def test_the_table_shows_what_alarmed() -> None:
+def test_the_table_shows_the_cause_of_each_alarm() -> None:
     found = {"noise_floor": 0.01, "warn_at": 0.06, "alarm_at": 0.1}
     rows = [
         {"week": "2024-01-01", "column": "category", "psi": 0.2, "status": "alarm", **found},
@@ -68,7 +68,7 @@ def test_the_result_is_written(events: Events, dataset: Callable[..., Path], tmp
 
 
 @pytest.mark.slow
-def test_the_real_year(tmp_path: Path) -> None:
+def test_the_real_year_alarms_in_its_known_weeks_only(tmp_path: Path) -> None:
     """Easter, Memorial Day, Thanksgiving and Christmas alarm; quiet weeks, spikes and closed days do not."""
     from components.data.complete_journey import read_complete_journey
     from feature_repo.events import complete_columns, write_dataset

@@ -24,7 +24,7 @@ def test_the_served_ranker_is_judged_as_it_was_when_served(toy_line: Path, tmp_p
     assert found == served
 
 
-def test_labels_are_what_was_hidden_and_retrieved(toy_line: Path, tmp_path: Path) -> None:
+def test_labels_are_the_hidden_items_that_were_retrieved(toy_line: Path, tmp_path: Path) -> None:
     lists = read_judged_lists(load_bundle(toy_line / "bundle"), read_dataset(toy_line / "dataset"), tmp_path)
     examples = lists.examples
     for i in (0, len(lists.tasks) // 2, len(lists.tasks) - 1):

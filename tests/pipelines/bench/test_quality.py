@@ -10,7 +10,7 @@ from pipelines.bench.quality import bench_quality
 pytestmark = pytest.mark.slow
 
 
-def test_files_and_what_they_say(toy_line: Path, tmp_path: Path) -> None:
+def test_the_result_files_hold_the_figures(toy_line: Path, tmp_path: Path) -> None:
     results = bench_quality(toy_line / "evaluated", toy_line / "dataset", tmp_path)
     recorded = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())
     assert results["served"] == recorded["served"]  # evaluating again gives the same numbers

@@ -118,7 +118,7 @@ def test_an_old_bundle_takes_the_manufacturers_of_the_data_set(toy_line: Path) -
 
 
 @pytest.mark.slow
-def test_files_and_what_they_say(toy_line: Path, tmp_path: Path) -> None:
+def test_the_result_files_hold_the_figures(toy_line: Path, tmp_path: Path) -> None:
     results = bench_rerank(toy_line / "evaluated", toy_line / "dataset", tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rerank.json", "rerank.md", "rerank.png"]
     assert json.loads((tmp_path / "rerank.json").read_text())["judged_on"] == results["judged_on"] > 0

@@ -40,7 +40,7 @@ def test_every_item_is_bought_often_enough_before_the_window_of_the_examples(eve
     assert events["at"].max() < base + pd.Timedelta(weeks=WEEKS - 35)
 
 
-def test_a_four_pairs_off_mostly_in_its_own_way(tmp_path: Path) -> None:
+def test_each_four_items_pair_off_mostly_in_one_way(tmp_path: Path) -> None:
     write_synthetic_shop(tmp_path, items=4_000, users=2_000)
     events = pq.read_table(tmp_path / "events.parquet").to_pandas()
     code = events["item_id"].str.removeprefix("item-").astype(int).to_numpy().reshape(-1, 5)
@@ -72,7 +72,7 @@ def test_the_seed_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("items", [0, 6, 44])
-def test_sizes_that_do_not_fit_are_told(items: int, tmp_path: Path) -> None:
+def test_sizes_that_do_not_fit_are_refused(items: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{items} items for 20 users: expected a multiple of four"):
         write_synthetic_shop(tmp_path, items, 20)
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from tests.pipelines.cli.conftest import reco
     [(["bench", "drift"], "pipelines.bench"), (["drill", "--list"], "pipelines.drills")],
     ids=" ".join,
 )
-def test_without_a_clone_the_error_says_where_to_run(
+def test_without_a_clone_the_error_names_the_folder_to_run_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], package: str
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -23,7 +23,7 @@ def test_without_a_clone_the_error_says_where_to_run(
     assert f"{package} is not installed: benches and drills run from a clone" in done.output
 
 
-def test_results_lie_under_the_home_unless_a_folder_is_named(
+def test_results_are_written_under_the_home_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[Path] = []

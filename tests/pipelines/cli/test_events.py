@@ -12,7 +12,7 @@ from serving.shop.fact_store import open_fact_store
 from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
 
 
-def test_facts_from_a_file_stand_in_the_store_beside_the_users(tmp_path: Path) -> None:
+def test_facts_from_a_file_are_written_to_the_store_beside_the_users(tmp_path: Path) -> None:
     file = tmp_path / "facts.jsonl"
     file.write_text(f"{PRICE}\n\n{SOLD_OUT}\n")
     checked = reco(tmp_path, "facts", str(file), "--dry-run")
@@ -24,7 +24,7 @@ def test_facts_from_a_file_stand_in_the_store_beside_the_users(tmp_path: Path) -
     assert "2 facts read, 0 changed a stored value" in reco(tmp_path, "facts", str(file)).output
 
 
-def test_one_bad_line_keeps_the_whole_file_out_and_is_told_by_number(tmp_path: Path) -> None:
+def test_one_invalid_line_refuses_the_whole_file_with_its_number(tmp_path: Path) -> None:
     file = tmp_path / "facts.jsonl"
     file.write_text("\n".join([PRICE, "", SOLD_OUT.replace("stock", "stok"), "{"]))
     refused = reco(tmp_path, "facts", str(file))
@@ -34,7 +34,7 @@ def test_one_bad_line_keeps_the_whole_file_out_and_is_told_by_number(tmp_path: P
     assert "2 lines are no facts: nothing was written" in refused.output
 
 
-def test_a_fact_store_that_cannot_be_written_is_out_of_reach(tmp_path: Path) -> None:
+def test_an_unwritable_fact_store_exits_as_unavailable(tmp_path: Path) -> None:
     (tmp_path / "facts.db").write_bytes(b"no database" * 100)
     (tmp_path / "facts.jsonl").write_text(PRICE)
     refused = reco(tmp_path, "facts", str(tmp_path / "facts.jsonl"))
@@ -43,7 +43,7 @@ def test_a_fact_store_that_cannot_be_written_is_out_of_reach(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_the_file_says_is_honoured_by_the_next_answer(home: Path, tmp_path: Path) -> None:
+def test_the_next_answer_follows_the_facts_of_the_file(home: Path, tmp_path: Path) -> None:
     place = tmp_path / "shop"
     shutil.copytree(home, place, symlinks=True)
     ask = ("recommend", "--basket", "item-002", "--at", "2024-06-10T00:00:00Z", "--output", "json")
@@ -56,7 +56,7 @@ def test_what_the_file_says_is_honoured_by_the_next_answer(home: Path, tmp_path:
     assert {item["item_id"]: item["price"] for item in items if "price" in item} == {second: 2.5}
 
 
-def test_a_shopper_is_forgotten_without_a_word_of_who_it_was(tmp_path: Path) -> None:
+def test_forgetting_a_shopper_does_not_print_the_user_id(tmp_path: Path) -> None:
     file = tmp_path / "facts.jsonl"
     coupon = {**json.loads(PRICE), "fact": "coupon", "value": "TEA", "user_id": "somebody"}
     file.write_text(json.dumps(coupon))
@@ -98,7 +98,7 @@ def test_a_second_terminal_uses_the_store_of_reco_up(
         assert standing(tmp_path) == []
 
 
-def test_a_store_that_is_away_makes_forgetting_come_again(
+def test_forgetting_with_an_unavailable_store_asks_to_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECO_STORE_URL", "redis://127.0.0.1:1/0")

@@ -22,7 +22,7 @@ def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "arguments", [["models"], ["models", "show", "2"], ["promote"], ["rollback"]], ids=" ".join
 )
 @pytest.mark.parametrize("left", [None, b""], ids=["nothing", "an empty file"])
-def test_where_no_registry_is_none_is_made(tmp_path: Path, arguments: list[str], left: bytes | None) -> None:
+def test_a_missing_registry_is_not_created(tmp_path: Path, arguments: list[str], left: bytes | None) -> None:
     database = tmp_path / "lost" / "mlflow.db"
     if left is not None:
         database.parent.mkdir()
@@ -69,7 +69,7 @@ def test_a_registry_that_is_no_database_is_no_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["promote", "rollback"])
-def test_two_who_release_at_once_are_a_conflict(tmp_path: Path, command: str) -> None:
+def test_two_releases_at_once_are_a_conflict(tmp_path: Path, command: str) -> None:
     (tmp_path / "mlflow.db").write_text("not read: the lock comes first")
     with locked(tmp_path / "promote.lock", "promoting checkout-recommender 7"):
         done = reco(tmp_path, command)

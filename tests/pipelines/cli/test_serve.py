@@ -37,7 +37,7 @@ def test_the_table_names_items_source_and_reason(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_profile_finds_other_candidates(home: Path) -> None:
+def test_a_profile_retrieves_other_candidates(home: Path) -> None:
     common = ["recommend", "--basket", "item-000", "--at", "2024-06-12T10:00:00Z", "--output", "json"]
     usual, dear = (answered(reco(home, *common, "--profile", name)) for name in ("default", "premium"))
     assert {i["item_id"] for i in dear["items"]} != {i["item_id"] for i in usual["items"]}

@@ -103,7 +103,9 @@ def test_each_command_takes_the_common_options(name: str) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_usage_is_two_and_says_how_to_mend_it(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_wrong_usage_exits_with_2_and_says_how_to_fix_it(
+    tmp_path: Path, arguments: list[str], says: str
+) -> None:
     done = reco(tmp_path / "home", *arguments)
     assert done.exit_code == 2
     assert says in done.output

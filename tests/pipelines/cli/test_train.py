@@ -12,7 +12,7 @@ from pipelines.run.submit import Submitted
 from tests.pipelines.cli.conftest import answered, reco
 
 
-def test_no_runs_is_an_answer(tmp_path: Path) -> None:
+def test_listing_no_runs_succeeds(tmp_path: Path) -> None:
     done = reco(tmp_path, "runs")
     assert (done.exit_code, done.output) == (0, "no runs yet: reco run\n")
     assert json.loads(reco(tmp_path, "runs", "--output", "json").output) == []
@@ -60,7 +60,7 @@ def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, monkeypatch: pytes
     assert [arguments["online_store"] for arguments in launched] == ["redis://127.0.0.1:16379/0"]
 
 
-def test_a_submission_fills_the_redis_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[dict[str, Any]] = []
 
     def submit(pipeline: object, host: str, arguments: dict[str, Any], *_: object) -> Submitted:

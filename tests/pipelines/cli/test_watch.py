@@ -19,7 +19,7 @@ from tests.pipelines.cli.conftest import answered, reco
     [({"started": False, "said": "not started: x"}, 1), (Conflict("process 7 is running a pipeline"), 4)],
     ids=["drifted", "conflict"],
 )
-def test_drift_reports_what_became_of_the_retraining(
+def test_drift_reports_the_outcome_of_the_retraining(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: dict[str, Any] | Conflict, code: int
 ) -> None:
     def retrain(home: Path, verdict: DriftVerdict, stream: object) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def test_an_empty_log_is_one_line_not_a_table(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_drift_against_another_stretch_of_the_same_data(home: Path, toy_line: Path) -> None:
+def test_drift_is_measured_against_another_window_of_the_same_data(home: Path, toy_line: Path) -> None:
     """The toy shop's weeks before the cut are alike; against themselves nothing has moved at all."""
     place = str(toy_line / "dataset")
     stretch = ["2024-03-01", "2024-04-01"]
@@ -60,7 +60,7 @@ def test_drift_against_another_stretch_of_the_same_data(home: Path, toy_line: Pa
 
 
 @pytest.mark.slow
-def test_a_window_upside_down_is_wrong_usage(home: Path, toy_line: Path) -> None:
+def test_a_window_that_ends_before_it_begins_is_wrong_usage(home: Path, toy_line: Path) -> None:
     window = ["--from", "2024-04-01", "--until", "2024-03-01"]
     done = reco(home, "drift", "--data", str(toy_line / "dataset"), *window)
     assert done.exit_code == 2

@@ -39,7 +39,7 @@ def test_each_body_is_counted_by_its_answer(
     assert b"chunked" in heads[1]
 
 
-def test_where_nobody_listens_no_body_is_refused() -> None:
+def test_without_a_server_no_body_counts_as_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         host, port = closed.getsockname()
     over = threading.Event()

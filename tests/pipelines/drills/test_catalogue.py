@@ -11,14 +11,14 @@ WANTED = {
 }
 
 
-def test_every_drill_is_there_once() -> None:
+def test_every_drill_exists_once() -> None:
     names = [drill.name for drill in DRILLS]
     assert len(names) == len(set(names))
     assert set(names) == WANTED
 
 
 @pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.name)
-def test_a_drill_breaks_something_and_asks_more_than_every_drill_does(drill: Drill) -> None:
+def test_each_drill_has_a_fault_and_goals_of_its_own(drill: Drill) -> None:
     assert drill.breaks
     assert drill.own_goals
     goals = [goal.name for goal in drill.goals()]
@@ -37,6 +37,6 @@ def test_drills_are_chosen_by_name_in_their_own_order() -> None:
     assert choose_drills(["overload", "all"]) == DRILLS
 
 
-def test_an_unknown_name_is_answered_with_the_closest() -> None:
+def test_an_unknown_name_gets_the_closest_name_as_a_hint() -> None:
     with pytest.raises(ValueError, match=r"no drill 'store-frosen'.*store-frozen"):
         choose_drills(["store-frosen"])

@@ -23,7 +23,7 @@ def system_of(**parts: Any) -> System:
     return cast(System, SimpleNamespace(**parts))
 
 
-def test_a_silent_service_takes_connections_and_a_gone_one_does_not() -> None:
+def test_a_silent_service_accepts_connections_and_a_stopped_one_does_not() -> None:
     def echo(client: socket.socket) -> None:
         while data := client.recv(100):
             client.sendall(data)
@@ -80,7 +80,7 @@ def test_only_an_answer_that_names_the_ranking_was_computed() -> None:
 
 
 @pytest.mark.slow
-def test_without_a_name_the_client_answers_by_itself(tmp_path: Path) -> None:
+def test_without_a_host_address_the_client_falls_back(tmp_path: Path) -> None:
     (tmp_path / "best_sellers.json").write_text('["bread"]')
     testbed = SimpleNamespace(
         asked=[{"basket": ["a"]}],

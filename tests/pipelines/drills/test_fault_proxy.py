@@ -32,7 +32,7 @@ def exchange(client: socket.socket) -> bytes:
     return answer
 
 
-def test_it_passes_on(proxy: Proxy) -> None:
+def test_the_proxy_forwards_requests_and_answers(proxy: Proxy) -> None:
     with dial(proxy) as client:
         assert exchange(client) == b"abcabc"
     assert proxy.accepted == 1
@@ -51,7 +51,7 @@ def test_latency_and_drip_slow_an_answer_down(proxy: Proxy) -> None:
         assert time.perf_counter() - began >= 0.05
 
 
-def test_a_frozen_one_accepts_and_never_answers_until_it_thaws(proxy: Proxy) -> None:
+def test_a_frozen_proxy_accepts_connections_and_answers_after_it_thaws(proxy: Proxy) -> None:
     proxy.frozen = True
     with dial(proxy) as client:
         client.settimeout(0.05)
@@ -81,7 +81,7 @@ def test_limit_data_cuts_an_answer_and_reset_peer_the_connection(proxy: Proxy) -
             keep_asking(client)
 
 
-def test_it_refuses_and_listens_again(proxy: Proxy) -> None:
+def test_the_proxy_refuses_connections_and_accepts_again(proxy: Proxy) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionRefusedError):
         dial(proxy)

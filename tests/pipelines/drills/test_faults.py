@@ -20,7 +20,7 @@ from tests.chaos.listening import listening
 from tests.chaos.rows import packed, proto
 
 
-def test_each_kind_of_poison_is_what_no_reader_takes_or_no_shopper_paid() -> None:
+def test_each_kind_of_poison_is_unreadable_or_an_impossible_price() -> None:
     row = {HISTORY_FIELD: proto(packed("apple", "pear"))}
     spoilt = [poisoned(row, number)[HISTORY_FIELD] for number in range(6)]
     cut, nonsense, other_format, *money = spoilt
@@ -52,7 +52,7 @@ def system_of(**parts: Any) -> System:
     return cast(System, SimpleNamespace(**parts))
 
 
-def test_a_spoilt_proxy_is_healed_whatever_happens() -> None:
+def test_a_proxy_fault_is_removed_even_after_an_error() -> None:
     with listening(lambda client: None) as address, Proxy(address) as proxy:
         system = system_of(proxy=proxy)
         with contextlib.suppress(RuntimeError), faults.store_late(0.02)(system, {}):
@@ -68,7 +68,7 @@ def test_a_spoilt_proxy_is_healed_whatever_happens() -> None:
         assert healed is None
 
 
-def test_one_answer_in_so_many_is_late() -> None:
+def test_one_answer_in_n_is_late() -> None:
     late = faults.store_late_now_and_then(4, 0.2)
     with (
         listening(lambda client: None) as address,
@@ -79,7 +79,7 @@ def test_one_answer_in_so_many_is_late() -> None:
     assert waits == [0.0, 0.0, 0.0, 0.2] * 3
 
 
-def test_something_is_done_again_and_again_until_the_end() -> None:
+def test_an_action_is_repeated_until_the_end() -> None:
     done = threading.Event()
     counts: list[int] = []
 

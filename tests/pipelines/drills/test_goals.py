@@ -46,7 +46,7 @@ def missed(found: dict[str, Any], raw_suffers: bool = False) -> list[str]:
     return [goal["name"] for goal in judged if not goal["reached"]]
 
 
-def test_a_drill_that_nobody_noticed_reaches_all() -> None:
+def test_a_drill_without_any_effect_reaches_all_goals() -> None:
     assert missed(outcome()) == []
 
 
@@ -61,17 +61,17 @@ def test_a_drill_that_nobody_noticed_reaches_all() -> None:
         ({"recovery_s": None}, "until answers are whole again"),
     ],
 )
-def test_one_of_a_thousand_is_enough_to_miss(changed: dict[str, Any], name: str) -> None:
+def test_one_bad_answer_of_a_thousand_misses_the_goal(changed: dict[str, Any], name: str) -> None:
     assert missed(outcome(**changed)) == [name]
 
 
-def test_those_without_the_client_must_be_told_too_unless_they_are_who_is_hurt() -> None:
+def test_raw_callers_need_labelled_fallbacks_unless_the_fault_hits_them() -> None:
     hurt = outcome(all={CLIENT: tally(), RAW: tally(unlabelled=3)})
     assert missed(hurt) == ["fallbacks that do not say so"]
     assert missed(hurt, raw_suffers=True) == []
 
 
-def test_the_stores_goals_are_missed_by_who_waits_for_it() -> None:
+def test_waiting_for_the_store_misses_its_goals() -> None:
     def reached(during: dict[str, Any], told_s: float = 0.2) -> list[bool]:
         found = outcome(during=during)
         found["faults"][0]["told_s"] = told_s
@@ -83,7 +83,7 @@ def test_the_stores_goals_are_missed_by_who_waits_for_it() -> None:
     assert reached(phases(), told_s=1.1) == [True, True, False]
 
 
-def test_shares_are_of_requests_in_per_cent() -> None:
+def test_shares_are_per_cent_of_the_requests() -> None:
     found = outcome(during={CLIENT: tally(degraded=3, from_client=1), RAW: tally(degraded=1, requests=300)})
     assert goals.share("degraded", "broken")(found) == pytest.approx(1.0)
     assert goals.client_share("degraded")(found) == pytest.approx(3.0)
@@ -93,7 +93,7 @@ def test_shares_are_of_requests_in_per_cent() -> None:
     assert goals.served(nobody) is None
 
 
-def test_goodput_is_what_both_kinds_got_whole_of_what_the_endpoint_can() -> None:
+def test_goodput_is_the_full_answers_of_both_callers_per_capacity() -> None:
     found = outcome(during={CLIENT: tally(degraded=20), RAW: tally(failed=30)})
     found["notes"] = {"capacity": 100.0, "good_per_s": 60.0}
     assert goals.goodput(found) == pytest.approx(100 * ((80 + 70) / 10.0 + 60.0) / 100.0)
@@ -117,7 +117,7 @@ def test_a_goal_without_a_figure_is_neither_reached_nor_missed() -> None:
     assert (judged["reached"], judged["goal"]) == (None, "<= 5 s")
 
 
-def test_bundles_are_those_of_all_callers() -> None:
+def test_the_bundles_of_all_callers_are_counted() -> None:
     seen = {CLIENT: tally(bundles=["b1", "b2"]), RAW: tally(bundles=["b2", "b3"])}
     assert goals.bundles(outcome(all=seen)) == 3.0
 
@@ -130,7 +130,7 @@ def test_latencies_are_compared_with_the_healthy_ones() -> None:
     assert goals.of_fault("broken", "during", CLIENT, "p99_ms")(found) == 12.0
 
 
-def test_what_the_endpoint_answered_more_often_than_it_was_asked_is_counted() -> None:
+def test_answers_beyond_the_number_of_requests_are_counted_as_retries() -> None:
     found = outcome(
         all=phases(requests=150),
         before=phases(requests=50),
@@ -141,10 +141,10 @@ def test_what_the_endpoint_answered_more_often_than_it_was_asked_is_counted() ->
     assert goals.asked_again(fewer) == 0.0
 
 
-def test_degraded_answers_are_a_share_of_all_that_were_asked_meanwhile() -> None:
+def test_degraded_answers_are_a_share_of_the_requests_during_the_fault() -> None:
     assert goals.degraded(outcome(during=phases(degraded=3))) == pytest.approx(1.5)
 
 
-def test_what_one_gets_is_a_share_of_what_it_asked() -> None:
+def test_the_answers_of_one_shopper_are_a_share_of_its_requests() -> None:
     assert goals.computed_for_one(outcome(notes={"whole": 30, "asked": 120})) == pytest.approx(25.0)
     assert goals.computed_for_one(outcome(notes={"whole": 0, "asked": 0})) is None

@@ -49,7 +49,7 @@ def answer(due: float, ms: float = 4.0, question: int = 0, ok: bool = True, **ch
 FAULT = Fault("killed", 10.0, 19.0, 20.0)
 
 
-def test_answers_keep_their_question_their_time_and_what_they_say() -> None:
+def test_answers_keep_their_request_time_and_content() -> None:
     client, raw = document(), {"predictions": [document(reason="features_unavailable")]}
     load = Load(
         due_s=np.array([0.5, 1.0, 1.5]),
@@ -85,12 +85,12 @@ def test_answers_keep_their_question_their_time_and_what_they_say() -> None:
         ({"reason": "", "rung": "popular"}, False),
     ],
 )
-def test_what_is_less_must_say_so_and_why(changed: dict[str, Any], labelled: bool) -> None:
+def test_a_degraded_answer_needs_a_label_and_a_reason(changed: dict[str, Any], labelled: bool) -> None:
     assert answer(0.0, **changed).labelled is labelled
     assert tally([answer(0.0, **changed)], 50.0)["unlabelled"] == int(not labelled)
 
 
-def test_an_answer_that_claims_to_be_whole_and_is_another_one_is_not_labelled() -> None:
+def test_a_different_answer_without_a_label_counts_as_unlabelled() -> None:
     expected = {0: answer(0.0), 1: answer(0.0, question=1)}
     same, moved = answer(1.0), answer(1.0, scores=(0.9, 0.51))
     others = answer(1.0, question=1, items=[{"item_id": "item-9", "score": 0.9, "source": "popular"}])
@@ -106,7 +106,7 @@ def test_a_list_that_cannot_be_shown_is_counted() -> None:
     assert tally([answer(0.0, items=twice), answer(0.0, items=endless), answer(0.0)], 50.0)["invalid"] == 2
 
 
-def test_late_is_what_the_caller_waited_and_not_when_it_was_due() -> None:
+def test_lateness_counts_from_the_send_time_not_from_the_due_time() -> None:
     answers = [answer(0.0, ms=80.0, took_ms=54.0), answer(0.0, ms=56.0, took_ms=56.0), answer(0.0, ok=False)]
     found = tally(answers, 50.0)
     assert (found["requests"], found["failed"], found["late"]) == (3, 1, 1)
@@ -119,7 +119,7 @@ def test_percentiles_are_values_that_were_measured() -> None:
     assert tally([], 50.0)["p99_ms"] is None
 
 
-def test_each_phase_has_the_answers_that_were_under_way_in_it() -> None:
+def test_each_phase_has_the_answers_in_flight_during_it() -> None:
     answers = [
         answer(5.0),  # before
         answer(9.99, ms=30.0, reason="features_unavailable"),  # asked before, answered when it was broken
@@ -152,7 +152,7 @@ def test_a_second_fault_begins_a_phase_of_its_own() -> None:
     assert outcome["during"][RAW]["requests"] == 2
 
 
-def test_it_is_over_with_the_first_of_enough_whole_answers_in_a_row() -> None:
+def test_recovery_is_the_first_of_enough_full_answers_in_a_row() -> None:
     bad = [answer(20.0 + n / 10, reason="overloaded") for n in range(3)]
     good = [answer(21.0 + n / 10) for n in range(WHOLE)]
     assert recovery_s([*bad, *good], 20.0) == pytest.approx(1.0)
@@ -160,20 +160,20 @@ def test_it_is_over_with_the_first_of_enough_whole_answers_in_a_row() -> None:
     assert recovery_s(good, 21.0) == 0.0
 
 
-def test_it_is_told_from_the_last_whole_answer_on() -> None:
+def test_the_fault_is_reported_after_the_last_full_answer() -> None:
     answers = [answer(10.2), answer(10.7), answer(11.0, reason="features_unavailable")]
     assert told_s(answers, FAULT) == pytest.approx(0.7)
     assert told_s(answers[2:], FAULT) == 0.0
 
 
-def test_a_fallback_has_waited_for_features_all_the_time_it_took() -> None:
+def test_all_the_time_of_a_fallback_counts_as_waiting_for_features() -> None:
     late = answer(0.0, reason="deadline_exceeded", rung="popular")
     late = Answer(0, 0.0, 60.0, 60.0, True, {**late.document, "stage_ms": {"fallback": 0.2, "total": 57.0}})
     found = tally([answer(0.0, features_ms=6.0), late], 50.0)
     assert found["features_max_ms"] == 57.0
 
 
-def test_an_answer_that_never_came_may_have_waited_until_its_caller_gave_up() -> None:
+def test_a_missing_answer_may_have_waited_until_the_callers_timeout() -> None:
     gave_up = answer(0.0, ms=53.0, took_ms=50.4, reason="deadline_exceeded", rung="popular", source=SOURCE)
     gave_up = replace(gave_up, document={**gave_up.document, "bundle_id": "", "stage_ms": {}})
     assert tally([answer(0.1, features_ms=6.0), gave_up], 50.0)["features_max_ms"] == 50.4

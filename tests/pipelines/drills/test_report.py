@@ -49,7 +49,7 @@ def result() -> dict[str, Any]:
     }
 
 
-def test_the_page_begins_with_what_passed_and_what_did_not() -> None:
+def test_the_page_begins_with_the_passed_and_the_failed_drills() -> None:
     page = drill_table(result())
     assert page.startswith("# Drills on bundle b1\n\n1 of 2 drills reach every figure, not `overload`;")
     assert "of 7,200 calls of the client 0 failed, 4 came too late, and 0 were less" in page
@@ -61,7 +61,7 @@ def test_the_page_begins_with_what_passed_and_what_did_not() -> None:
     assert "| killed | 10.0 | raw | 1200 | 7 | 0 | – | – / 8.2 |" in page
 
 
-def test_a_row_says_what_callers_noticed() -> None:
+def test_a_row_shows_the_effect_on_callers() -> None:
     _, line, killed, overload = drill_rows(result())
     assert set(line) == {"|", "-"}
     assert (
@@ -78,7 +78,7 @@ def test_each_drill_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "drills.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_list_says_what_each_proves_and_asks() -> None:
+def test_the_list_has_the_proof_and_the_goals_of_each_drill() -> None:
     [drill] = choose_drills(["store-frozen"])
     said = list_table([drill])
     assert said.startswith("store-frozen\n  a store that hangs")

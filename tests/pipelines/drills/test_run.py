@@ -89,7 +89,7 @@ def is_too_busy(outcome: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [drill.name for drill in DRILLS])
-def test_nobody_fails_and_every_fallback_says_so(drilled: dict[str, Any], name: str) -> None:
+def test_no_request_fails_and_every_fallback_is_labelled(drilled: dict[str, Any], name: str) -> None:
     outcome = drilled["drills"][name]
     assert outcome["all"][CLIENT]["requests"] > 50
     assert all(row["during"][CLIENT]["requests"] for row in outcome["faults"]), "nothing was asked meanwhile"
@@ -116,9 +116,7 @@ def test_nobody_fails_and_every_fallback_says_so(drilled: dict[str, Any], name: 
         ("service-gone", "silent", "deadline_exceeded"),
     ],
 )
-def test_a_fault_is_noticed_and_told_by_its_name(
-    drilled: dict[str, Any], name: str, fault: str, reason: str
-) -> None:
+def test_a_fault_is_reported_by_its_name(drilled: dict[str, Any], name: str, fault: str, reason: str) -> None:
     """A drill in which nothing broke would prove nothing."""
     outcome = drilled["drills"][name]
     if is_too_busy(outcome):
@@ -128,7 +126,7 @@ def test_a_fault_is_noticed_and_told_by_its_name(
 
 
 @pytest.mark.slow
-def test_what_only_a_fault_sees_was_seen(drilled: dict[str, Any]) -> None:
+def test_the_notes_of_each_fault_are_recorded(drilled: dict[str, Any]) -> None:
     notes = {name: outcome["notes"] for name, outcome in drilled["drills"].items()}
     assert notes["overload"]["prefetches"] > 0
     assert notes["slow-clients"]["half"]["crowd"] == SHORT.crowd
@@ -157,7 +155,7 @@ def endpoint_dies(system: System, notes: Notes) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_drill_that_is_broken_off_leaves_the_others_their_results(toy_line: Path, tmp_path: Path) -> None:
+def test_an_aborted_drill_keeps_the_results_of_the_others(toy_line: Path, tmp_path: Path) -> None:
     broken = Drill("broken-off", "nothing", {"never": never_comes})
     dead = Drill("dead", "nothing", {"dies": endpoint_dies})
     before, after = choose_drills(["store-killed", "disk-full"])
@@ -232,9 +230,7 @@ def test_the_list_needs_no_champion(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_says_by_its_exit_code_whether_all_was_reached(
-    home: Path, carried_out: dict[str, Any]
-) -> None:
+def test_the_exit_code_shows_whether_all_goals_were_reached(home: Path, carried_out: dict[str, Any]) -> None:
     assert reco(home, ALL).exit_code == 0
     assert carried_out["names"] == [drill.name for drill in DRILLS]
     bundle, offline_store, requests, out, effort = carried_out["arguments"]
@@ -251,7 +247,7 @@ def test_the_command_says_by_its_exit_code_whether_all_was_reached(
 
 
 @pytest.mark.slow
-def test_nothing_to_start_a_store_with_is_out_of_reach(
+def test_a_missing_store_program_exits_as_unavailable(
     home: Path, toy_line: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.drills.system.store_program", lambda: None)
@@ -270,13 +266,13 @@ def test_nothing_to_start_a_store_with_is_out_of_reach(
         (("store-frozen",), "no champion"),
     ],
 )
-def test_wrong_usage_is_two(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_wrong_usage_exits_with_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     done = reco(tmp_path / "empty", *arguments)
     assert done.exit_code == 2
     assert says in done.output
 
 
-def test_a_toy_shop_is_trained_once_and_its_rows_go_nowhere_else(
+def test_a_toy_shop_is_trained_once_and_its_rows_stay_in_its_store(
     tmp_path: Path, carried_out: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[dict[str, Any]] = []

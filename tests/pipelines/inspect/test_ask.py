@@ -36,7 +36,7 @@ def test_each_line_gets_an_answer_and_a_bad_one_its_number_and_reason(recommende
 
 
 @pytest.mark.slow
-def test_items_are_named_by_the_narrowest_level_that_is_known(recommender: Recommender) -> None:
+def test_items_are_named_by_their_narrowest_known_level(recommender: Recommender) -> None:
     assert item_names(recommender, ["item-000", "item-001"]) == {"item-000": "type 0", "item-001": "type 1"}
 
 
@@ -48,6 +48,6 @@ def test_the_bundle_holds_requests_of_real_baskets(toy_line: Path, recommender: 
     assert all(answer["items"] for answer in answers)
 
 
-def test_a_bundle_without_them_is_told(tmp_path: Path) -> None:
+def test_a_bundle_without_requests_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BundleInvalid, match=r"holds no reference_log\.parquet"):
         evaluation_requests(tmp_path, 5)

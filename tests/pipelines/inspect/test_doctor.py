@@ -46,12 +46,12 @@ def home(tmp_path: Path, toy_line: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_finished_run_leaves_nothing_to_mend(home: Path) -> None:
+def test_a_finished_run_needs_no_repair(home: Path) -> None:
     for finding in look(home).values():
         assert (finding.status, finding.mend) == ("ok", ""), finding
 
 
-def test_an_empty_home_lacks_things_and_none_is_broken(tmp_path: Path) -> None:
+def test_an_empty_home_has_missing_parts_and_no_broken_one(tmp_path: Path) -> None:
     found = look(tmp_path / "new")
     for name in ("champion", "online store", "registry"):
         assert (found[name].status, found[name].mend) == ("warn", "reco run")
@@ -60,7 +60,7 @@ def test_an_empty_home_lacks_things_and_none_is_broken(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_flipped_byte_in_the_champion(home: Path) -> None:
+def test_a_flipped_byte_in_the_champion_is_found(home: Path) -> None:
     ranker = read_champion(home).bundle(home) / "ranker.onnx"
     ranker.write_bytes(b"X" + ranker.read_bytes()[1:])
     found = look(home)["champion"]
@@ -70,7 +70,7 @@ def test_a_flipped_byte_in_the_champion(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pointer_beside_the_alias(home: Path) -> None:
+def test_a_pointer_that_differs_from_the_alias_is_found(home: Path) -> None:
     write_champion(home, replace(read_champion(home), version="2"))
     found = look(home)["registry"]
     assert (found.status, found.mend) == ("fail", "reco promote champion")
@@ -78,7 +78,7 @@ def test_a_pointer_beside_the_alias(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_online_store_of_another_cut(home: Path) -> None:
+def test_an_online_store_of_another_run_is_found(home: Path) -> None:
     (home / "online_store.json").write_text(json.dumps({"cut": "2024-05-01T00:00:00Z", "users": 3}))
     found = look(home)["online store"]
     assert (found.status, found.found) == ("warn", "3 users as of 2024-05-01T00:00:00Z")
@@ -95,7 +95,9 @@ def test_an_online_store_of_another_cut(home: Path) -> None:
         ({"broker_silent_s": 60.0}, "warn", "the broker has been silent for 60 s"),
     ],
 )
-def test_how_the_stream_is(tmp_path: Path, changed: dict[str, object], status: str, says: str) -> None:
+def test_the_state_of_the_stream_is_reported(
+    tmp_path: Path, changed: dict[str, object], status: str, says: str
+) -> None:
     assert "stream" not in look(tmp_path)
     state = {"updated_at": time.time(), "events": 1_234, "dead_letters": 5, "lag": 6}
     state |= {"store_failures": 0, "broker_silent_s": 0.4}
@@ -106,7 +108,7 @@ def test_how_the_stream_is(tmp_path: Path, changed: dict[str, object], status: s
     assert bool(found.mend) == (status == "warn")
 
 
-def test_the_facts_that_are_in_force(tmp_path: Path) -> None:
+def test_the_facts_in_force_are_reported(tmp_path: Path) -> None:
     assert "facts" not in look(tmp_path)
     store = open_fact_store(Settings(home=tmp_path).fact_store_url)
     line = {"fact_id": "f", "fact": "stock", "item_id": "tea", "value": 0, "at": "2024-06-12T10:00:00Z"}
@@ -117,14 +119,14 @@ def test_the_facts_that_are_in_force(tmp_path: Path) -> None:
     assert look(tmp_path)["facts"].status == "fail"
 
 
-def test_what_is_no_database_is_told(tmp_path: Path) -> None:
+def test_an_invalid_database_is_reported(tmp_path: Path) -> None:
     for file in ("mlflow.db", "online_store.db"):
         (tmp_path / file).write_text("hello" * 100)
     found = look(tmp_path)
     assert found["registry"].status == found["online store"].status == "fail"
 
 
-def test_a_failed_run_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_failed_run_comes_with_the_command_to_resume(tmp_path: Path) -> None:
     run = new_run(tmp_path, "training", {}, ["ingest-events", "fit-statistics"])
     run.step("ingest-events").status = "done"
     run.step("fit-statistics").status = "failed"
@@ -145,7 +147,7 @@ def test_a_refused_model_is_compared_again_not_resumed(tmp_path: Path) -> None:
     assert found.mend == "reco promote --dry-run"
 
 
-def test_a_taken_port(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -155,7 +157,7 @@ def test_a_taken_port(tmp_path: Path) -> None:
     assert variable("http_port") in found.mend
 
 
-def test_a_misspelt_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_setting_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECO_DEADLINE", "50")
     assert "RECO_DEADLINE" in look(tmp_path)["settings"].found
 
@@ -167,7 +169,7 @@ def test_a_misspelt_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("[]", 'expected {"out_of_stock": [ids], "banned": [ids]} and no other key'),
     ],
 )
-def test_a_list_of_items_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
+def test_an_unreadable_availability_file_is_reported(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "availability.json").write_text(text)
     found = look(tmp_path)["availability"]
     assert found.status == "fail"
@@ -178,14 +180,14 @@ def test_a_list_of_items_that_cannot_be_read(tmp_path: Path, text: str, says: st
     ("text", "status", "says"),
     [("ban: [", "fail", "is not taken"), ("ban:\n  - {name: a, items: [x]}\n", "ok", "1 rules")],
 )
-def test_rules_as_they_are_read(tmp_path: Path, text: str, status: str, says: str) -> None:
+def test_the_rules_are_reported_as_read(tmp_path: Path, text: str, status: str, says: str) -> None:
     (tmp_path / "rules.yaml").write_text(text)
     found = look(tmp_path)["rules"]
     assert (found.status, bool(found.mend)) == (status, status != "ok")
     assert says in found.found
 
 
-def test_a_home_that_is_a_file(tmp_path: Path) -> None:
+def test_a_home_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = look(tmp_path / "file")["home"]
     assert (found.status, "--home" in found.mend) == ("fail", True)

@@ -60,7 +60,7 @@ def test_each_mistake_has_its_line_and_the_file_is_refused(tmp_path: Path) -> No
     ]
 
 
-def test_without_a_champion_words_are_not_looked_up(tmp_path: Path) -> None:
+def test_without_a_champion_names_are_not_checked(tmp_path: Path) -> None:
     text = "ban:\n  - {name: a, types: [anything], until: 2020-01-01}\n  - {name: b, items: [x]}\n"
     (tmp_path / "rules.yaml").write_text(text)
     done = reco(tmp_path, "check")
@@ -69,7 +69,7 @@ def test_without_a_champion_words_are_not_looked_up(tmp_path: Path) -> None:
     assert done.stdout == f"{tmp_path / 'rules.yaml'}: {said}\n"
 
 
-def test_no_file_and_one_that_is_none(tmp_path: Path) -> None:
+def test_a_missing_or_an_oversized_file_is_refused(tmp_path: Path) -> None:
     assert reco(tmp_path, "check").exit_code == 2
     assert "docs/how-to/own-rules.md" in reco(tmp_path, "check").output
     assert reco(tmp_path, "check", str(tmp_path / "nothing")).exit_code == 2
@@ -87,7 +87,7 @@ def test_no_file_and_one_that_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_word_that_the_champion_does_not_know_is_a_warning(home: Path) -> None:
+def test_a_name_unknown_to_the_champion_is_a_warning(home: Path) -> None:
     text = "ban:\n  - {name: a, items: [item-003, nothing]}\n  - {name: b, manufacturers: [Maker 1]}\n"
     (home / "rules.yaml").write_text(text)
     done = reco(home, "check")
@@ -127,7 +127,7 @@ def test_an_answer_is_shown_before_and_after(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_rules_than_those_that_are_served(home: Path, tmp_path: Path) -> None:
+def test_a_rules_file_that_is_not_served_can_be_previewed(home: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft.yaml"
     draft.write_text("pin:\n  - {name: draft, item: item-079, slot: 2}\n")
     (home / "rules.yaml").write_text("pin:\n  - {name: served, item: item-078, slot: 2}\n")

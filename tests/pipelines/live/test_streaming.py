@@ -43,7 +43,7 @@ def test_each_message_is_a_fact_or_has_a_reason(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_store_that_cannot_be_written_is_tried_again_later() -> None:
+def test_an_unwritable_store_is_retried_later() -> None:
     class Away:
         def write(self, facts: list[Fact]) -> int:
             raise FactsUnavailable("away")
@@ -52,7 +52,7 @@ def test_a_store_that_cannot_be_written_is_tried_again_later() -> None:
         take_facts(Away(), [json.dumps(FACT).encode()])  # type: ignore[arg-type]
 
 
-def test_a_coupon_of_who_is_forgotten_does_not_come_back(tmp_path: Path) -> None:
+def test_a_forgotten_shoppers_coupon_is_not_restored(tmp_path: Path) -> None:
     forget(tmp_path, "u1", 1_772_442_840_000_000)  # 2026-03-02T09:14Z
     store = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
     coupon = {**FACT, "fact": "coupon", "value": "MILK", "user_id": "u1"}
@@ -65,7 +65,7 @@ def test_a_coupon_of_who_is_forgotten_does_not_come_back(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_command_folds_events_and_facts_until_it_is_told_to_stop(broker: Any, tmp_path: Path) -> None:
+def test_the_command_processes_events_and_facts_until_a_signal(broker: Any, tmp_path: Path) -> None:
     from confluent_kafka import Producer
 
     kafka = KafkaSettings(bootstrap=broker.bootstrap)
@@ -140,7 +140,7 @@ def test_facts_do_not_wait_for_the_rows(broker: Any, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_who_takes_facts_and_fails_ends_the_stream(
+def test_a_failing_fact_consumer_ends_the_stream(
     broker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Any, stop: Any) -> None:

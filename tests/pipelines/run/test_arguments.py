@@ -23,7 +23,7 @@ def test_a_param_without_name_or_value_is_refused(text: str) -> None:
         parse_params([text])
 
 
-def test_what_is_not_given_is_the_default(spec: Spec) -> None:
+def test_an_absent_argument_gets_the_default(spec: Spec) -> None:
     arguments = complete_arguments(spec, {"count": 7})
     assert arguments == {"count": 7, "times": {}, "fail_while": "", "die": "", "wait_s": 0.0}
 
@@ -42,7 +42,7 @@ def test_an_unknown_or_mistyped_argument_is_named(spec: Spec, given: dict, told:
         complete_arguments(spec, given)
 
 
-def test_a_missing_one_is_named() -> None:
+def test_a_missing_argument_is_named() -> None:
     spec = {"root": {"inputDefinitions": {"parameters": {"home": {"parameterType": "STRING"}}}}}
     with pytest.raises(ArgumentsInvalid, match="home is missing: give --param home=VALUE"):
         complete_arguments(spec, {})

@@ -72,5 +72,5 @@ def test_a_step_in_another_process_has_the_code_of_its_error(error: Exception, c
 @pytest.mark.parametrize(
     "line", ["components.home.Lost: x", "components.home.read_champion: x", "killed", ""]
 )
-def test_a_line_that_names_no_error_of_ours_is_a_failed_check(line: str) -> None:
+def test_an_unknown_error_line_is_a_failed_check(line: str) -> None:
     assert exit_code_of_step(line) == 1

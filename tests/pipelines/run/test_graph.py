@@ -35,7 +35,7 @@ def test_a_step_alone_is_a_valid_pipeline_with_its_inputs_filled_in(spec: Spec) 
     assert json.dumps(spec, sort_keys=True) == before
 
 
-def test_what_no_earlier_step_gave_is_told(spec: Spec) -> None:
+def test_a_missing_input_of_a_step_is_reported(spec: Spec) -> None:
     given = {"make-numbers": Outputs({"Output": "2017"}, {})}
     with pytest.raises(
         WiringChanged, match="add-up takes 'numbers' of make-numbers, which this run does not hold"

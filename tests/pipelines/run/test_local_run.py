@@ -55,7 +55,7 @@ def test_a_run_gives_what_its_steps_give(tmp_path: Path, spec: Spec) -> None:
     assert find_run(tmp_path, run.run_id[:8]).outputs() == run.outputs()
 
 
-def test_the_next_run_knows_how_long_it_will_take(tmp_path: Path, spec: Spec) -> None:
+def test_the_next_run_estimates_its_duration(tmp_path: Path, spec: Spec) -> None:
     start(tmp_path, spec)
     _, said = start(tmp_path, spec)
     assert ", about 0." in said.splitlines()[0]
@@ -77,7 +77,7 @@ def test_a_failing_step_stops_the_run_with_its_own_error_first(tmp_path: Path, s
     assert "Traceback" in run.log("add-up").read_text()
 
 
-def test_resume_goes_on_after_the_last_good_step(tmp_path: Path, spec: Spec) -> None:
+def test_resume_continues_after_the_last_finished_step(tmp_path: Path, spec: Spec) -> None:
     flag = tmp_path / "flag"
     flag.touch()
     with pytest.raises(StepFailed):
@@ -113,12 +113,12 @@ def test_a_removed_artifact_is_made_again_and_all_after_it(tmp_path: Path, spec:
     assert run.status == "done"
 
 
-def test_a_killed_step_is_told_as_such(tmp_path: Path, spec: Spec) -> None:
+def test_a_killed_step_is_reported_as_killed(tmp_path: Path, spec: Spec) -> None:
     with pytest.raises(StepFailed, match="it was killed, or memory ran out"):
         start(tmp_path, spec, die="9")
 
 
-def test_a_refused_model_is_not_told_to_try_again(tmp_path: Path, spec: Spec) -> None:
+def test_a_refused_model_comes_without_advice_to_retry(tmp_path: Path, spec: Spec) -> None:
     """The same step on the same inputs fails the same gate: what helps is to look at the comparison."""
     run, _ = start(tmp_path, spec)
     told = str(StepFailed(run, "promote-bundle", "GateFailed: ndcg_at_10 is 0.1, needed 0.2", 1))
@@ -134,7 +134,7 @@ def test_only_the_newest_runs_keep_their_artifacts(tmp_path: Path, spec: Spec) -
     assert not (runs[0][0].folder / "artifacts").exists()
 
 
-def test_a_run_that_failed_or_went_on_frees_space_too(tmp_path: Path, spec: Spec) -> None:
+def test_a_failed_or_resumed_run_frees_space_too(tmp_path: Path, spec: Spec) -> None:
     flag = tmp_path / "flag"
     runs = [start(tmp_path, spec)[0] for _ in range(3)]
     flag.touch()
@@ -150,13 +150,13 @@ def test_a_run_that_failed_or_went_on_frees_space_too(tmp_path: Path, spec: Spec
     assert oldest.run_id > failed.run_id
 
 
-def test_a_run_that_goes_on_keeps_its_artifacts_however_old_it_is(tmp_path: Path, spec: Spec) -> None:
+def test_a_resumed_run_keeps_its_artifacts_at_any_age(tmp_path: Path, spec: Spec) -> None:
     runs = [start(tmp_path, spec)[0] for _ in range(4)]
     resume_run(tmp_path, find_run(tmp_path, runs[0].run_id), spec, "", io.StringIO())
     assert find_run(tmp_path, runs[0].run_id).outputs().keys() == {"make-numbers", "add-up", "report"}
 
 
-def test_what_cannot_be_removed_does_not_hide_the_end(
+def test_a_failed_cleanup_does_not_hide_the_result(
     tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> list[str]:
@@ -168,7 +168,7 @@ def test_what_cannot_be_removed_does_not_hide_the_end(
     assert "could not be removed: artifacts of another user" in start(tmp_path, spec)[1]
 
 
-def test_changed_code_is_told_on_resume(tmp_path: Path, spec: Spec) -> None:
+def test_changed_code_is_reported_on_resume(tmp_path: Path, spec: Spec) -> None:
     run, _ = start(tmp_path, spec)
     run.code = "older"
     run.step("report").status = "failed"
@@ -178,7 +178,7 @@ def test_changed_code_is_told_on_resume(tmp_path: Path, spec: Spec) -> None:
     assert len(code_hash()) == 16
 
 
-def test_two_runs_under_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> None:
+def test_two_runs_in_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> None:
     with (
         locked(tmp_path / "run.lock", "running 20261121"),
         pytest.raises(Conflict, match="is running 20261121"),

@@ -34,7 +34,7 @@ def test_outputs_are_summed_up_on_one_line() -> None:
     assert summary({}) == ""
 
 
-def test_a_file_sees_one_line_a_step() -> None:
+def test_a_file_gets_one_line_per_step() -> None:
     stream = io.StringIO()
     progress = Progress(stream, {"a": 60.0, "bb": 120.0})
     progress.begin("r1", ["a", "bb"], 1)

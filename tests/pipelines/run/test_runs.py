@@ -48,7 +48,7 @@ def test_runs_are_listed_newest_first_and_found_by_their_beginning(tmp_path: Pat
         find_run(tmp_path, "x")
 
 
-def test_no_run_yet_says_how_to_start_one(tmp_path: Path) -> None:
+def test_without_a_run_the_message_names_the_command_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(RunUnknown, match="none yet: start one with `reco run`"):
         find_run(tmp_path, "last")
 
@@ -62,7 +62,7 @@ def test_an_unreadable_record_is_no_run(tmp_path: Path, text: str) -> None:
         read_run(run.folder)
 
 
-def test_status_says_who_works_on_it(tmp_path: Path) -> None:
+def test_the_status_follows_the_process_and_the_steps(tmp_path: Path) -> None:
     run = new_run(tmp_path, "training", {}, ["a", "b"])
     assert run.status == "waiting"
     run.steps[0].status = "running"
@@ -76,7 +76,7 @@ def test_status_says_who_works_on_it(tmp_path: Path) -> None:
     assert run.seconds == 2.0
 
 
-def test_the_usual_time_is_that_of_a_like_run(tmp_path: Path) -> None:
+def test_the_usual_time_is_that_of_a_similar_run(tmp_path: Path) -> None:
     finish(new_run(tmp_path, "training", {"data": "toy"}, ["a"]), 3.0)
     finish(new_run(tmp_path, "training", {"data": "complete-journey"}, ["a"]), 300.0)
     new_run(tmp_path, "training", {"data": "toy"}, ["a"])
@@ -85,7 +85,7 @@ def test_the_usual_time_is_that_of_a_like_run(tmp_path: Path) -> None:
     assert usual_seconds(tmp_path, new_run(tmp_path, "training", {"data": "shop"}, ["a"])) == {}
 
 
-def test_artifacts_of_older_runs_go_and_their_records_stay(tmp_path: Path) -> None:
+def test_artifacts_of_older_runs_are_removed_and_their_records_stay(tmp_path: Path) -> None:
     made = [finish(new_run(tmp_path, "training", {}, ["a"])) for _ in range(4)]
     for run in made:
         run.artifacts("a").mkdir(parents=True)

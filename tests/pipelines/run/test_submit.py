@@ -137,7 +137,7 @@ ARGUMENTS = {
 }
 
 
-def test_the_ir_says_image_size_and_retries_and_installs_nothing(tmp_path: Path) -> None:
+def test_the_ir_has_image_size_and_retries_and_installs_nothing(tmp_path: Path) -> None:
     file = tmp_path / "training.yaml"
     assert write_ir(training, file, "registry.example/reco-python:1") == STEPS
     text = file.read_text()
@@ -217,20 +217,20 @@ def test_the_next_one_adds_a_version(cluster: Cluster) -> None:
     assert wait_for_run(cluster.url, "r2", every_s=0.01) == "SUCCEEDED"
 
 
-def test_a_token_is_sent_and_its_lack_is_told(cluster: Cluster) -> None:
+def test_a_token_is_sent_and_a_missing_one_is_reported(cluster: Cluster) -> None:
     cluster.token = "sesame"
     with pytest.raises(ApiRefused, match="answers 401: give a token with --token-file"):
         submit_pipeline(training, cluster.url, ARGUMENTS)
     assert submit_pipeline(training, cluster.url, ARGUMENTS, token="sesame").run_id == "r1"
 
 
-def test_a_refusal_says_what_the_server_said(cluster: Cluster) -> None:
+def test_a_refusal_has_the_message_of_the_server(cluster: Cluster) -> None:
     cluster.fail = (400, {"message": "Invalid input error: pipeline spec is invalid"})
     with pytest.raises(ApiRefused, match="answers 400: Invalid input error: pipeline spec is invalid"):
         submit_pipeline(training, cluster.url, ARGUMENTS)
 
 
-def test_nothing_there_is_told_in_seconds() -> None:
+def test_a_missing_server_is_reported_within_seconds() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -238,6 +238,6 @@ def test_nothing_there_is_told_in_seconds() -> None:
         submit_pipeline(training, url, ARGUMENTS)
 
 
-def test_something_else_there_is_told(cluster: Cluster) -> None:
+def test_a_server_that_is_not_kfp_is_reported(cluster: Cluster) -> None:
     with pytest.raises(ApiUnreachable, match=r"is not a Kubeflow Pipelines v2 API: .*healthz answers 404"):
         submit_pipeline(training, f"{cluster.url}/elsewhere", ARGUMENTS)

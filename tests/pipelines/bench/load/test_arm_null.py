@@ -13,7 +13,7 @@ def test_it_burns_processor_time_not_wall_time() -> None:
     assert time.thread_time() - before >= 0.02
 
 
-def test_it_answers_whatever_came_in_pieces() -> None:
+def test_it_answers_a_body_that_arrives_in_pieces() -> None:
     sent: list[dict[str, Any]] = []
     came = [{"body": b"0.", "more_body": True}, {"body": b"5", "more_body": False}]
 

@@ -83,7 +83,7 @@ def test_a_variant_is_served_by_the_server_itself(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_each_variant_pays_for_what_ours_pays_for(
+def test_each_variant_pays_for_logging_metrics_and_features(
     toy_line: Path, valkey: tuple[str, object], tmp_path: Path
 ) -> None:
     """A line of JSON per request, metrics, the stream's pulse, and calls that may be shared."""
@@ -144,7 +144,7 @@ def request_lines(log: Path, count: int) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranker", ["student", "pruned"])
 @pytest.mark.parametrize("field", ["weights", "graph"])
-def test_a_variant_ranks_with_the_ranker_it_was_given(field: str, ranker: str, toy_line: Path) -> None:
+def test_a_variant_ranks_with_its_configured_ranker(field: str, ranker: str, toy_line: Path) -> None:
     """Whatever the door: not with the bundle's own, which differs from both."""
     from serving.release.bundle import open_session
 

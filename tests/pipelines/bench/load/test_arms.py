@@ -42,14 +42,14 @@ def arm(name: str) -> Arm:
     return next(arm for arm in ARMS if arm.name == name)
 
 
-def test_ours_is_always_among_them() -> None:
+def test_ours_is_always_among_the_arms() -> None:
     assert [one.name for one in choose_arms([NULL, "feast-sdk"])] == [OURS, "feast-sdk", NULL]
     assert choose_arms([]) == ARMS
     with pytest.raises(ValueError, match="no arm 'triton': choose among ours"):
         choose_arms(["triton"])
 
 
-def test_an_arm_says_why_it_is_missing() -> None:
+def test_a_missing_arm_has_a_reason() -> None:
     later = Arm("later", "", lambda _: [], {"RECO_FROM_THE_FUTURE": "1", "RECO_DEADLINE_MS": "50"})
     assert later.missing(setup()) == "this version has no RECO_FROM_THE_FUTURE"
     assert "keeps what distill-ranker made" in arm(UNOPTIMISED).missing(setup(pruned="pruned"))
@@ -58,7 +58,9 @@ def test_an_arm_says_why_it_is_missing() -> None:
     assert arm("onnx-fp32").missing(setup(pruned="pruned")) == ""
 
 
-def test_nothing_of_the_callers_shell_reaches_an_arm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_callers_environment_does_not_reach_an_arm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name, value in {**SHELL, **dict.fromkeys(FEASTS_OWN, "/tmp/metrics")}.items():
         monkeypatch.setenv(name, value)
     places = {"RECO_HOME": str(tmp_path), "RECO_HTTP_PORT": "0", "RECO_GRPC_PORT": "0"}
@@ -128,7 +130,7 @@ def test_a_ranker_is_that_of_the_champions_own_run(step: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_endpoint_reads_what_was_written_through_feast(
+def test_the_endpoint_reads_rows_written_by_feast(
     toy_line: Path, valkey: tuple[str, object], tmp_path: Path
 ) -> None:
     import pyarrow.parquet as pq

@@ -37,13 +37,13 @@ def search(probe: Callable[[float], Probe], start: float) -> Capacity:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.floats(1.0, 1e4), st.floats(0.1, 1e4))
-def test_the_knee_is_found_from_wherever_one_begins(capacity: float, start: float) -> None:
+def test_the_knee_is_found_from_any_starting_rate(capacity: float, start: float) -> None:
     found = search(lambda rate: queue(capacity, rate), start)
     assert capacity / (1 + PRECISION) <= found.rate <= capacity
     assert found.rate in [probe.rate for probe in found.probes]
 
 
-def test_each_rate_near_the_edge_is_asked_twice_and_doubling_once() -> None:
+def test_each_rate_near_the_knee_is_probed_twice_and_each_doubling_once() -> None:
     found = search(lambda rate: queue(100.0, rate), 10.0)
     asked = [probe.rate for probe in found.probes]
     assert asked[:6] == [10.0, 20.0, 40.0, 80.0, 160.0, 160.0]
@@ -64,13 +64,13 @@ def test_one_unlucky_run_does_not_decide() -> None:
     "broken",
     [{"failed": 1}, {"answered_ratio": 0.98}, {"p99_ms": 51.0}, {"p99_ms": None}, {"degraded_ratio": 0.02}],
 )
-def test_what_does_not_hold(broken: dict[str, float | None]) -> None:
+def test_a_probe_that_breaks_a_goal_does_not_hold(broken: dict[str, float | None]) -> None:
     sound = {"rate": 1.0, "answered_ratio": 1.0, "failed": 0, "p50_ms": 1.0, "p99_ms": 50.0}
     assert Probe(**sound).holds(GOAL_MS)  # type: ignore[arg-type]
     assert not Probe(**{**sound, **broken}).holds(GOAL_MS)  # type: ignore[arg-type]
 
 
-def test_a_server_that_never_holds_has_no_knee_and_one_without_end_ends() -> None:
+def test_the_search_ends_for_a_server_that_holds_no_rate_or_any_rate() -> None:
     assert search(lambda rate: queue(0.0, rate), 100.0).rate == 0.0
     assert search(lambda rate: queue(np.inf, rate), 100.0).rate > HIGHEST / 2
     assert all(probe.rate >= LOWEST for probe in search(lambda rate: queue(0.0, rate), 100.0).probes)

@@ -108,7 +108,7 @@ def test_each_request_gets_its_own_answer_at_its_own_time() -> None:
     assert np.diff(load.due_s) == pytest.approx(gaps[1:], abs=1e-6)
 
 
-def test_the_warm_up_asks_what_comes_before() -> None:
+def test_the_warm_up_sends_the_bodies_before_the_start() -> None:
     came: list[bytes] = []
 
     async def note(body: bytes) -> tuple[int, bytes]:
@@ -122,7 +122,7 @@ def test_the_warm_up_asks_what_comes_before() -> None:
     assert came == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
-def test_all_who_wait_for_a_stalled_server_are_charged_for_it() -> None:
+def test_every_request_waiting_for_a_stalled_server_is_charged_for_it() -> None:
     stalled_until: list[float] = []
 
     async def stall(body: bytes) -> tuple[int, bytes]:
@@ -141,7 +141,7 @@ def test_all_who_wait_for_a_stalled_server_are_charged_for_it() -> None:
     assert until - load.due_s[0] >= 0.3
 
 
-def test_what_is_refused_or_broken_is_counted_and_never_dropped() -> None:
+def test_refused_and_broken_requests_are_counted_and_never_dropped() -> None:
     async def by_name(body: bytes) -> tuple[int, bytes]:
         return int(body), b'{"degraded":true}' if body == b"200" else b"{}"
 
@@ -156,7 +156,7 @@ def test_what_is_refused_or_broken_is_counted_and_never_dropped() -> None:
     assert load.summary(deadline_ms=0.0)["good_per_s"] == 0
 
 
-def test_an_answer_that_never_comes_has_waited_until_the_end() -> None:
+def test_a_missing_answer_counts_as_waited_until_the_end() -> None:
     async def never(body: bytes) -> tuple[int, bytes]:
         await asyncio.sleep(1e6 if body == b"lost" else 0)
         return 200, body
@@ -169,7 +169,7 @@ def test_an_answer_that_never_comes_has_waited_until_the_end() -> None:
     assert load.summary(1e6)["ms"]["max"] == load.client_ms[0]
 
 
-def test_a_share_of_the_requests_says_that_nobody_waits_and_the_load_says_which() -> None:
+def test_the_prefetch_share_is_sent_and_marked_in_the_load() -> None:
     heads: list[bool] = []
 
     async def note(body: bytes, head: bytes) -> tuple[int, bytes]:
@@ -191,7 +191,7 @@ def test_a_share_of_the_requests_says_that_nobody_waits_and_the_load_says_which(
     assert load.only(~load.prefetch).summary(1e6)["degraded"] == 0
 
 
-def test_a_load_says_when_it_began() -> None:
+def test_a_load_holds_its_start_time() -> None:
     with http_server(echo) as url:
         before = time.monotonic()
         load = ask(replace(PLAN, url=url), b"a")
@@ -216,14 +216,14 @@ def test_connections_are_bounded_and_the_wait_for_one_counts() -> None:
     assert load.client_ms.max() / 1e3 >= 100 / 2 * 0.03 - np.ptp(load.due_s) - 0.05
 
 
-def test_the_closed_loop_asks_one_after_the_other() -> None:
+def test_the_closed_loop_sends_one_request_after_the_other() -> None:
     with http_server(echo) as url:
         load = ask(replace(PLAN, url=url, rate=0, connections=1, seconds=60, requests=20), b"a", b"b", b"c")
     assert load.answers == [b"a", b"b", b"c"] * 6 + [b"a", b"b"]
     assert (np.diff(load.due_s) * 1e3 >= load.client_ms[:-1] - 1e-6).all()
 
 
-def test_nobody_listening_is_told_by_the_figures() -> None:
+def test_without_a_server_all_requests_count_as_unanswered() -> None:
     with http_server(echo) as url:
         pass
     load = ask(replace(PLAN, url=url, rate=40), b"a")
@@ -270,7 +270,7 @@ def test_every_request_is_counted_once(rows: list[tuple[int, float]]) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_says_the_same() -> None:
+def test_a_generator_process_gives_the_same_load() -> None:
     with http_server(echo) as url, load_generator() as generator:
         bodies = generator.bodies([b"a", b"bb"])
         for seed in (0, 1):
@@ -283,7 +283,7 @@ def test_a_process_of_its_own_says_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_a_generator_that_dies_is_told(tmp_path: Path) -> None:
+def test_a_dead_generator_is_reported(tmp_path: Path) -> None:
     with load_generator() as generator, pytest.raises(RuntimeError, match=r"(?s)died: .*no-such-file"):
         generator.run(replace(PLAN, url="http://127.0.0.1:1/", bodies=str(tmp_path / "no-such-file")))
 
@@ -304,7 +304,7 @@ def best_sellers(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_the_projects_own_client_asks_and_answers(best_sellers: str) -> None:
+def test_the_load_can_go_through_our_client(best_sellers: str) -> None:
     bodies = [orjson.dumps({"basket": [f"i{n}"], "user_id": "u", "k": 1}) for n in range(7)]
     with http_server(with_head=recommended) as url:
         plan = replace(PLAN, url=f"client+{url.removesuffix('/ask')}", best_sellers=best_sellers)
@@ -315,7 +315,7 @@ def test_the_projects_own_client_asks_and_answers(best_sellers: str) -> None:
     assert items == [f"i{n % 7}!" for n in range(50)]
 
 
-def test_where_nobody_answers_the_client_does(best_sellers: str) -> None:
+def test_without_a_server_our_client_answers(best_sellers: str) -> None:
     plan = replace(PLAN, url="client+http://127.0.0.1:1", best_sellers=best_sellers)
     load = ask(plan, b'{"basket": ["milk"]}')
     assert load.answered.all()
@@ -323,13 +323,13 @@ def test_where_nobody_answers_the_client_does(best_sellers: str) -> None:
     assert {orjson.loads(answer)["items"][0]["source"] for answer in load.answers} == {"client_fallback"}
 
 
-def test_what_the_client_raises_has_failed(best_sellers: str) -> None:
+def test_an_exception_of_the_client_counts_as_a_failure(best_sellers: str) -> None:
     plan = replace(PLAN, url="client+http://127.0.0.1:1", best_sellers=best_sellers)
     load = ask(plan, b'{"no_basket": []}')
     assert (load.status == 500).all()
 
 
-def test_an_open_loop_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_an_open_loop_ends_on_request(tmp_path: Path) -> None:
     over = tmp_path / "over"
     came: list[bytes] = []
 

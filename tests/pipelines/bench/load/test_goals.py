@@ -90,7 +90,9 @@ def test_all_goals_are_reached_at_their_bounds() -> None:
         (("endurance", "mb_per_1000_requests"), 0.084, "growth of memory"),
     ],
 )
-def test_a_miss_is_one_and_no_other_goal_is(path: tuple[str, ...], value: float | None, name: str) -> None:
+def test_a_figure_beyond_its_bound_misses_that_goal_alone(
+    path: tuple[str, ...], value: float | None, name: str
+) -> None:
     found = result()
     place: Any = found
     for key in path[:-1]:
@@ -101,7 +103,7 @@ def test_a_miss_is_one_and_no_other_goal_is(path: tuple[str, ...], value: float 
     assert missed[0]["name"].startswith(name)
 
 
-def test_what_was_not_measured_is_neither_reached_nor_missed() -> None:
+def test_an_unmeasured_goal_is_neither_reached_nor_missed() -> None:
     found = result()
     found["arms"] = {"ours": {**found["arms"]["ours"], "stages": None, "choosing": None}}
     del found["arms"]["ours"]["overload"], found["arms"]["ours"]["half"], found["endurance"]
@@ -113,13 +115,13 @@ def test_what_was_not_measured_is_neither_reached_nor_missed() -> None:
     assert not any(name.startswith("growth of") for name in goals), "only with --endurance"
 
 
-def test_memory_is_judged_after_so_many_requests_only() -> None:
+def test_memory_is_judged_only_after_enough_requests() -> None:
     found = result()
     found["endurance"]["requests"] = 400
     assert judged(found)["growth of memory in 60,000 requests"]["reached"] is None
 
 
-def test_a_server_that_holds_no_rate_is_exceeded_without_a_figure() -> None:
+def test_a_server_that_holds_no_rate_is_exceeded_by_no_figure() -> None:
     found, name = result(), "capacity higher than that of `fastapi-torch`"
     found["arms"]["fastapi-torch"]["ratio"]["capacity"] = 0.0
     assert (judged(found)[name]["reached"], judged(found)[name]["measured"]) == (True, None)

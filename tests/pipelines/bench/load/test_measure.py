@@ -141,7 +141,7 @@ def test_the_first_request_comes_before_any_warm_up(load: Load, expected: tuple[
     assert run.position == 1, "the next run continues behind it"
 
 
-def test_the_command_hands_over_the_deadline_and_no_other_setting(
+def test_the_command_passes_the_deadline_and_no_other_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
@@ -229,7 +229,7 @@ def test_all_arms_are_measured_and_written(
 
 
 @pytest.mark.slow
-def test_ours_alone_is_tried_beside_a_canary(toy_line: Path, tmp_path: Path) -> None:
+def test_only_ours_is_measured_beside_a_canary(toy_line: Path, tmp_path: Path) -> None:
     home, bundle = tmp_path / "home", toy_line / "evaluated"
     shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
     champion = Champion("b", "1", "m", str(bundle), "", "")

@@ -41,7 +41,7 @@ def test_a_server_is_measured_with_its_children_and_ends_with_them(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_what_a_server_says_before_it_dies_is_told(tmp_path: Path) -> None:
+def test_the_last_output_of_a_server_that_fails_to_start_is_in_the_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no bundle here')"]
     with (
         pytest.raises(RuntimeError, match="did not start: no bundle here"),
@@ -96,7 +96,7 @@ def test_events_are_the_whole_lines_of_their_kind(tmp_path: Path) -> None:
     assert MeasuredServer(process, {}).events("bundle") == []
 
 
-def test_what_was_looked_at_once_is_not_read_again(tmp_path: Path) -> None:
+def test_events_already_read_are_not_read_again(tmp_path: Path) -> None:
     said = tmp_path / "server.log"
     said.write_text('{"event": "bundle", "bundle_id": "b2"}\n')
     events = Events(said)

@@ -80,7 +80,7 @@ def result(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_the_first_table_has_an_arm_a_row() -> None:
+def test_the_first_table_has_one_row_per_arm() -> None:
     text = load_table(result())
     rows = re.findall(r"^\| (?:\*\*ours\*\*|fastapi-torch|eager) \|.*$", text, re.MULTILINE)
     assert rows[:3] == [
@@ -106,7 +106,7 @@ def test_the_report_begins_with_ours_beside_the_unoptimised_stack() -> None:
     assert alone.endswith("400 answers a second; `fastapi-torch` was not measured beside it.")
 
 
-def test_the_first_answer_stands_beside_the_warm_ones() -> None:
+def test_the_first_answer_is_shown_beside_the_warm_ones() -> None:
     arms = {"ours": arm(2.0, 1.5, 400.0), "fastapi-torch": arm(90.0, 60.0, 8.0, 4.0)}
     arms["fastapi-torch"] |= {"ready_s": 31.42, "first_ms": 50.5, "first_degraded": True}
     arms["null"] = arm(1.0, 1.0, 1.0) | {"first_ms": None}
@@ -116,11 +116,11 @@ def test_the_first_answer_stands_beside_the_warm_ones() -> None:
     assert "| null | 1.0 | – |" in text
 
 
-def test_the_stages_that_choose_are_told_together() -> None:
+def test_the_selecting_stages_are_reported_together() -> None:
     assert "re-ranking of an answer together: p50 1.25 ms, p99 2.75 ms." in load_table(result())
 
 
-def test_goals_are_told_and_misses_plainly() -> None:
+def test_goals_are_reported_and_misses_are_marked() -> None:
     text = load_table(result())
     assert "| p50 | <= 2 ms | 2.00 ms | yes |" in text
     assert "| rate | >= 500 | 400 | no |" in text
@@ -128,7 +128,7 @@ def test_goals_are_told_and_misses_plainly() -> None:
     assert "| over | >= 8 x | the other holds no rate | yes |" in text
 
 
-def test_each_part_says_its_figures() -> None:
+def test_each_part_reports_its_figures() -> None:
     text = load_table(result())
     assert "| ours | 200.0 | 2.00 | 4.00 | – | 1.50 | 2, 0, 3 of 100 | 90% | 25% | 7 of 300 | 3 |" in text
     assert "From 1 item to 200: p50 1.25x." in text
@@ -138,7 +138,7 @@ def test_each_part_says_its_figures() -> None:
         assert part not in text, "it was not measured"
 
 
-def test_an_arm_without_a_capacity_and_an_endurance_run_are_told() -> None:
+def test_an_arm_without_capacity_and_an_endurance_run_are_reported() -> None:
     slow = arm(90.0, 60.0, 0.0, 4.0)
     del slow["half"], slow["overload"]
     grown = {"requests": 60_000, "failed": 0, "rss_mb": [(0, 300.0), (60_000, 310.0)]}
@@ -160,7 +160,7 @@ def test_a_canary_is_shown_round_by_round() -> None:
     assert "the canary at 20.0, with a p99 of 6.50 ms." in text
 
 
-def test_settings_of_an_arm_are_told_but_not_where_it_is() -> None:
+def test_the_report_has_the_settings_of_an_arm_without_its_paths() -> None:
     set_ = arm(2.0, 1.5, 400.0) | {"settings": {"RECO_HOME": "/tmp/place", "RECO_PROCESSES": "2"}}
     text = load_table(result(arms={"ours": set_}))
     assert "- ours: a server (RECO_PROCESSES=2)\n" in text

@@ -87,7 +87,7 @@ def test_stages_are_those_of_all_answers_in_the_order_they_first_appear() -> Non
     assert stages_of(answers) is None
 
 
-def test_the_stages_that_choose_are_added_answer_by_answer() -> None:
+def test_the_selecting_stages_are_added_per_answer() -> None:
     assert choosing_of([]) is None
     # Their p99s are 9 each, but no answer was slow in more than one of them.
     slow = [{"retrieval": 9.0}, {"ranking": 9.0}, {"reranking": 9.0}]
