@@ -4,7 +4,7 @@ import serving.errors
 from serving.errors import RecommendError
 
 
-def test_each_error_stands_in_the_picture() -> None:
+def test_each_error_is_in_the_picture() -> None:
     names = {kind.__name__ for kind in RecommendError.__subclasses__() if kind.__module__ == "serving.errors"}
     assert {"InvalidRequest", "FeaturesUnavailable", "FactsUnavailable", "BundleInvalid"} <= names
     for name in names:

@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY
 from serving import metrics
 
 
-def test_a_label_takes_only_so_many_values() -> None:
+def test_a_label_has_a_limited_number_of_values() -> None:
     seen = {metrics.bounded("rejected", f"reason {n}") for n in range(200)}
     assert len(seen) <= metrics.MAX_LABELS + 1
     assert "other" in seen

@@ -39,7 +39,7 @@ def wait_for(condition: object, timeout_s: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-def test_a_record_comes_back_as_it_was() -> None:
+def test_a_record_round_trips() -> None:
     table = records_to_table([record(3), record(4, items=0, rung="empty")], NAMES)
     assert table.schema.equals(RECORD_SCHEMA)
     assert feature_names(table) == list(NAMES)
@@ -92,7 +92,7 @@ def test_an_empty_log_is_an_empty_table(tmp_path: Path) -> None:
     assert read_log(tmp_path / "log").schema.equals(RECORD_SCHEMA)
 
 
-def test_a_segment_appears_when_its_time_is_over(tmp_path: Path) -> None:
+def test_a_segment_is_written_when_its_time_is_over(tmp_path: Path) -> None:
     log = PredictionLog(tmp_path, NAMES, segment_s=0.05, poll_s=0.01)
     log.append(record())
     wait_for(lambda: list(tmp_path.glob("*.parquet")))
@@ -113,7 +113,7 @@ def test_a_full_queue_drops_and_counts_and_never_waits(tmp_path: Path) -> None:
     assert log.dropped == 991
 
 
-def test_a_disk_that_refuses_writes_costs_records_not_answers(
+def test_an_unwritable_disk_costs_records_not_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / "log"
@@ -129,7 +129,7 @@ def test_a_disk_that_refuses_writes_costs_records_not_answers(
     assert "user-7" not in caplog.text
 
 
-def test_a_disk_that_fills_up_leaves_no_half_segment(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_segment(tmp_path: Path) -> None:
     """A directory that vanishes under an open segment fails at its rename, as a full disk does."""
     log = PredictionLog(tmp_path / "log", NAMES, poll_s=0.01)
     log.append(record(0))

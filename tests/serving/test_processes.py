@@ -25,7 +25,7 @@ from tests.chaos.callers import V1, calling
 from tests.chaos.procs import eventually
 
 
-def test_the_first_death_is_made_good_at_once_and_a_row_of_them_ever_later() -> None:
+def test_the_first_restart_is_immediate_and_later_ones_back_off() -> None:
     assert [pause_s(deaths) for deaths in (0, 1, 2, 3, 4)] == [0, 0, 0.5, 1, 2]
     assert pause_s(1_000) == LONGEST_PAUSE_S
 
@@ -42,7 +42,7 @@ def bound(port: int = 0, **options: int) -> socket.socket:
     return made
 
 
-def test_a_port_that_is_held_is_for_the_children_alone() -> None:
+def test_a_reserved_port_can_be_bound_by_the_children_only() -> None:
     with bound(SO_REUSEADDR=1) as parent:
         hold(parent)
         port = parent.getsockname()[1]
@@ -66,14 +66,14 @@ def test_memory_counts_shared_pages_once() -> None:
     assert memory_mb(2**31 - 1) is None
 
 
-def test_the_folder_of_the_metrics_goes_with_them() -> None:
+def test_the_metrics_folder_is_removed_at_the_end() -> None:
     with metrics_folder() as folder:
         assert Path(folder).is_dir()
     assert not Path(folder).exists()
 
 
 @pytest.mark.slow
-def test_a_line_that_nobody_reads_holds_up_nobody() -> None:
+def test_an_unread_log_line_blocks_no_process() -> None:
     script = "from serving.processes import say\nsay({'event': 'bundle', 'long': 'x' * 500_000})\nsay({})\n"
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) as deaf:
         try:
@@ -87,7 +87,7 @@ def test_a_line_that_nobody_reads_holds_up_nobody() -> None:
 
 
 @pytest.mark.slow
-def test_a_child_that_could_not_be_started_is_tried_again(
+def test_a_child_that_could_not_start_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ready = json.dumps({"event": "ready"}).encode() + b"\n"
@@ -206,7 +206,7 @@ def test_two_processes_answer_count_together_and_end_without_a_failed_request(
 
 
 @pytest.mark.slow
-def test_a_killed_process_costs_its_own_requests_only_and_comes_back(
+def test_a_killed_process_loses_only_its_own_requests_and_is_restarted(
     toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
 ) -> None:
     running = start_endpoint(toy_bundle, replace(settings, log=False))
@@ -258,7 +258,7 @@ def refused_start(bundle: Path, settings: Settings) -> tuple[int, list[str]]:
 
 
 @pytest.mark.slow
-def test_what_keeps_every_process_from_starting_ends_the_endpoint_with_their_message(
+def test_an_error_in_every_process_ends_the_endpoint_with_its_message(
     toy_bundle: Path, settings: Settings, tmp_path: Path
 ) -> None:
     code, said = refused_start(tmp_path / "nowhere", replace(settings, http_port=0, grpc_port=0))
@@ -268,7 +268,7 @@ def test_what_keeps_every_process_from_starting_ends_the_endpoint_with_their_mes
 
 
 @pytest.mark.slow
-def test_a_port_in_use_is_told_at_once_with_several_processes_too(
+def test_several_processes_report_a_port_in_use_at_once(
     toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
 ) -> None:
     running = start_endpoint(toy_bundle, replace(settings, log=False))

@@ -27,7 +27,7 @@ def parse(raw: object) -> Request:
     return parse_request(raw, now=1_000.0, default_id="generated")
 
 
-def test_a_full_request() -> None:
+def test_a_full_request_is_parsed() -> None:
     request = parse(
         {
             "request_id": "r1",
@@ -45,7 +45,7 @@ def test_all_but_the_basket_may_be_absent() -> None:
     assert parse({"basket": []}) == Request((), 1_000.0, None, None, 10, "generated")
 
 
-def test_a_profile_of_the_bundle_is_taken() -> None:
+def test_a_profile_of_the_bundle_is_accepted() -> None:
     known = ("default", "premium")
     given = parse_request({"basket": [], "profile": "premium"}, now=0.0, default_id="", profiles=known)
     assert given.profile == "premium"
@@ -54,7 +54,7 @@ def test_a_profile_of_the_bundle_is_taken() -> None:
         parse_request({"basket": [], "profile": "clearance"}, now=0.0, default_id="", profiles=known)
 
 
-def test_a_huge_k_is_cut() -> None:
+def test_a_huge_k_is_limited() -> None:
     assert parse({"basket": [], "k": 10**6}).k == MAX_K
 
 
@@ -118,7 +118,7 @@ def test_bytes_are_checked_like_the_document_in_them() -> None:
         *(b'{"basket": 5, nonsense', b'{"basket": [], "k": 1e400}', b'{"basket": []} x', b"[" * 100_000),
     ],
 )
-def test_bytes_that_are_no_json_are_told_from_a_wrong_document(text: bytes) -> None:
+def test_bytes_that_are_not_json_have_an_error_of_their_own(text: bytes) -> None:
     with pytest.raises(NotJson, match=r"^the body is not JSON"):
         read_body(text, RequestBody)
     with pytest.raises(NotJson):
@@ -147,7 +147,7 @@ def test_a_message_never_repeats_a_value_or_an_unknown_name(document: Any) -> No
         assert "canary" not in str(caught.value)
 
 
-def test_an_item_tells_its_terms_only_where_they_are_known() -> None:
+def test_an_item_has_only_its_known_terms() -> None:
     plain = {"item_id": "a", "score": 0.5, "source": "popular", "reason": "popular now"}
     assert Recommendation("a", 0.5, "popular", "popular now").to_dict() == plain
     offered = Recommendation("a", 0.5, "popular", "popular now", 0.0, 0.25, "SAVE")

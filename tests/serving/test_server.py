@@ -48,7 +48,7 @@ def connect(http: str) -> socket.socket:
 
 
 @pytest.mark.slow
-def test_sigterm_lets_a_request_in_flight_finish_and_the_log_reach_the_disk(
+def test_sigterm_finishes_a_request_in_flight_and_flushes_the_log(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
     running = start_endpoint(
@@ -135,7 +135,7 @@ class Http2:
 
 
 @pytest.mark.slow
-def test_sigterm_lets_a_grpc_call_in_flight_finish_and_the_drain_takes_five_seconds_at_most(
+def test_sigterm_finishes_a_grpc_call_and_drains_within_five_seconds(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
     from serving.proto.recommendations_pb2 import RecommendRequest, RecommendResponse
@@ -163,7 +163,7 @@ def test_sigterm_lets_a_grpc_call_in_flight_finish_and_the_drain_takes_five_seco
 
 
 @pytest.mark.slow
-def test_readiness_goes_off_before_the_door_shuts(
+def test_readiness_ends_before_the_socket_closes(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
     running = start_endpoint(
@@ -184,7 +184,7 @@ def test_readiness_goes_off_before_the_door_shuts(
 
 
 @pytest.mark.slow
-def test_without_its_store_the_endpoint_serves_degraded_and_says_so(
+def test_without_its_store_the_endpoint_serves_labelled_degraded_answers(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "online_store.db"
@@ -208,7 +208,7 @@ def test_without_its_store_the_endpoint_serves_degraded_and_says_so(
 
 
 @pytest.mark.slow
-def test_an_endpoint_whose_lines_nobody_reads_answers_and_ends(toy_bundle: Path, tmp_path: Path) -> None:
+def test_an_endpoint_with_unread_log_lines_answers_and_ends(toy_bundle: Path, tmp_path: Path) -> None:
     """Each answer has its line, and a warning a second that there is no store: soon the pipe is full."""
     settings = Settings(home=tmp_path, http_port=0, grpc_port=0, log=False, drain_s=0.0, user_limit_per_s=0.0)
     command = [sys.executable, "-m", "serving.server", "--bundle", str(toy_bundle)]
@@ -274,7 +274,7 @@ def test_a_bundle_with_a_flipped_byte_is_not_served(toy_bundle: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_taken_port_is_told_at_once(endpoint: Any, toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_at_once(endpoint: Any, toy_bundle: Path, tmp_path: Path) -> None:
     http, grpc = (int(address.rsplit(":", 1)[1]) for address in (endpoint.http, endpoint.grpc))
     for settings, variable in (
         (Settings(home=tmp_path, http_port=http, grpc_port=0), "RECO_HTTP_PORT"),
@@ -287,7 +287,7 @@ def test_a_taken_port_is_told_at_once(endpoint: Any, toy_bundle: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_wrong_setting_is_told(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, http_port=0, grpc_port=0)
     code, said = refused_start(toy_bundle, settings, RECO_DEADLINE_MS="soon", RECO_DEADLIN_MS="5")
     assert code == 2
@@ -303,7 +303,7 @@ def test_a_wrong_setting_is_told(toy_bundle: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"a line that nobody reads"])
-def test_a_child_ends_with_its_parent_whatever_that_had_read(said: bytes) -> None:
+def test_a_child_ends_with_its_parent_despite_unread_messages(said: bytes) -> None:
     told = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: told.set())
     try:
@@ -318,9 +318,7 @@ def test_a_child_ends_with_its_parent_whatever_that_had_read(said: bytes) -> Non
 
 
 @pytest.mark.slow
-def test_what_is_banned_while_requests_come_is_gone_within_two_seconds(
-    endpoint: Any, client: httpx.Client
-) -> None:
+def test_an_item_banned_under_load_is_gone_within_two_seconds(endpoint: Any, client: httpx.Client) -> None:
     """Scenario: a change of the catalogue takes 30 % of the items away."""
     file, gone = endpoint.settings.rules_path, {str(1_000_000 + code) for code in range(0, 240, 3)}
 
@@ -343,7 +341,7 @@ def test_what_is_banned_while_requests_come_is_gone_within_two_seconds(
 
 
 @pytest.mark.slow
-def test_a_start_and_its_answers_need_nothing_but_the_local_copy(
+def test_starting_and_answering_need_only_the_local_copy(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow, the broker and the collector hang, then are gone; no Feast registry, no Prometheus anywhere."""

@@ -32,7 +32,7 @@ def test_each_field_is_read_from_its_variable_and_written_back() -> None:
     assert Settings.from_env(Settings().to_env()) == Settings()
 
 
-def test_a_child_keeps_its_metrics_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_does_not_inherit_the_metrics_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/of/feast")
     monkeypatch.setenv("SOMETHING_ELSE", "stays")
     given = Settings().to_env()
@@ -58,12 +58,12 @@ def test_a_child_keeps_its_metrics_to_itself(monkeypatch: pytest.MonkeyPatch) ->
         ("RECO_TRACE_URL", "collector:4318"),
     ],
 )
-def test_a_wrong_value_is_told_with_name_found_and_expected(name: str, text: str) -> None:
+def test_a_wrong_value_is_reported_with_name_found_and_expected(name: str, text: str) -> None:
     with pytest.raises(SettingInvalid, match=rf"{name} is '{text}'; expected "):
         Settings.from_env({name: text})
 
 
-def test_a_wrong_store_url_is_told_without_its_password() -> None:
+def test_a_wrong_store_url_is_reported_without_its_password() -> None:
     with pytest.raises(SettingInvalid, match=r"'mysql' URL; expected sqlite:///PATH") as found:
         Settings.from_env({"RECO_STORE_URL": "mysql://app:hunter2@db/reco"})
     assert "hunter2" not in str(found.value)
@@ -83,7 +83,7 @@ def test_a_wrong_store_url_is_told_without_its_password() -> None:
         "nonsense",
     ],
 )
-def test_a_store_url_that_opens_nothing_is_told_at_once(url: str) -> None:
+def test_an_unusable_store_url_is_reported_at_once(url: str) -> None:
     with pytest.raises(SettingInvalid, match="expected sqlite:///PATH, redis://HOST:PORT or memory:"):
         Settings.from_env({"RECO_STORE_URL": url})
 
@@ -95,11 +95,11 @@ def test_a_store_url_that_opens_nothing_is_told_at_once(url: str) -> None:
         *("redis+cluster://a:1,b:2", "redis+sentinel://a,b/shop/1", "rediss://a?ssl_ca_certs=/ca.pem"),
     ],
 )
-def test_a_store_url_that_opens_something_is_taken(url: str) -> None:
+def test_a_usable_store_url_is_accepted(url: str) -> None:
     assert Settings.from_env({"RECO_STORE_URL": url}).store_url == url
 
 
-def test_a_password_of_its_own_goes_into_the_url_and_into_no_text() -> None:
+def test_a_separate_password_is_in_the_url_and_in_no_text() -> None:
     environ = {"RECO_STORE_URL": "redis://shop@cache:6380/1", "RECO_STORE_PASSWORD": "hunter@2"}
     settings = Settings.from_env(environ)
     assert settings.online_store_url == "redis://shop:hunter%402@cache:6380/1"
@@ -111,7 +111,7 @@ def test_a_password_of_its_own_goes_into_the_url_and_into_no_text() -> None:
     assert "hunter2" not in f"{found.value} {found.value.__cause__}"
 
 
-def test_places_under_home() -> None:
+def test_default_places_are_under_the_home() -> None:
     settings = Settings(home=Path("/srv/reco"))
     assert settings.online_store_url == "sqlite:////srv/reco/online_store.db"
     assert settings.fact_store_url == "sqlite:////srv/reco/facts.db"
@@ -138,7 +138,7 @@ def test_a_misspelt_variable_is_found() -> None:
     assert unknown_variables(environ) == ["RECO_HTP_PORT"]
 
 
-def test_a_setting_of_the_broker_is_no_mistake() -> None:
+def test_a_broker_setting_is_not_reported_as_unknown() -> None:
     assert not unknown_variables({"RECO_KAFKA_BOOTSTRAP": "kafka:9092", "RECO_EVENTS_TOPIC": "events"})
     assert unknown_variables({"RECO_KAFKA_BOOTSTRAPS": "kafka:9092"}) == ["RECO_KAFKA_BOOTSTRAPS"]
 
@@ -150,7 +150,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_environment_comes_before_dotenv_and_dotenv_before_the_toml_file(folder: Path) -> None:
+def test_the_environment_overrides_dotenv_and_dotenv_the_toml_file(folder: Path) -> None:
     (folder / "reco.toml").write_text(
         'home = "t"\nhost = "t"\nhttp_port = 1\nlog = false\n[kafka]\ngroup = "t"\n'
     )
@@ -208,7 +208,7 @@ def test_no_secret_is_in_the_text_of_the_settings() -> None:
     assert "CANARY" not in f"{Settings(**secrets)} {Settings(**secrets)!r}"  # type: ignore[arg-type]
 
 
-def test_the_home_is_read_whatever_the_other_settings_are(
+def test_the_home_is_read_even_with_other_invalid_settings(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RECO_HOME")

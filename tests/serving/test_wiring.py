@@ -31,7 +31,7 @@ class StubDoor:
         act()
 
 
-def test_wire_opens_what_ships(tmp_path: Path) -> None:
+def test_wire_opens_the_shipped_parts(tmp_path: Path) -> None:
     wiring = wire(Settings(home=tmp_path))
     with wiring.cleanup:
         assert isinstance(wiring.store, SqliteStore)
@@ -50,7 +50,7 @@ def test_a_remote_ranker_takes_the_place_of_the_one_in_process(tmp_path: Path) -
         assert wiring.at_end is not None
 
 
-def test_run_answers_with_the_parts_it_is_given_and_closes_them(toy_bundle: Path, tmp_path: Path) -> None:
+def test_run_uses_and_closes_the_given_parts(toy_bundle: Path, tmp_path: Path) -> None:
     opened: list[Path] = []
     doors: list[StubDoor] = []
     events: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ def test_run_answers_with_the_parts_it_is_given_and_closes_them(toy_bundle: Path
     assert checkout.recommender.bundle.path == toy_bundle
 
 
-def test_a_bundle_that_is_not_the_one_named_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_bundle_other_than_the_named_one_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
     wiring = Wiring(Settings(home=tmp_path), MemoryStore(), observers=())
     recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
@@ -92,7 +92,7 @@ def test_a_bundle_that_is_not_the_one_named_is_refused(toy_bundle: Path, tmp_pat
     recommender.facts.close()
 
 
-def test_a_swap_turns_first_and_tells_afterwards(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_swap_is_reported_after_it_takes_effect(toy_bundle: Path, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     wiring = replace(Wiring(Settings(home=tmp_path), MemoryStore()), observers=())
     recommender = wiring.load(toy_bundle, rest=lambda took_s: None)

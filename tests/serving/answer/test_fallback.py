@@ -57,7 +57,7 @@ def test_a_list_that_is_too_short_does_not_suffice_unless_it_is_whole() -> None:
     assert stale_list(REQUEST, False, lambda *_: whole) is whole
 
 
-def test_best_sellers_are_those_of_the_store_where_it_is_known(recommender: Recommender) -> None:
+def test_best_sellers_are_those_of_a_known_store(recommender: Recommender) -> None:
     bundle, facts = recommender.bundle, recommender.facts
     chain = best_sellers(bundle, facts, REQUEST)
     assert [item.item_id for item in chain] == ["1000000", "1000001", "1000002", "1000003"]
@@ -66,6 +66,6 @@ def test_best_sellers_are_those_of_the_store_where_it_is_known(recommender: Reco
     assert {(item.source, item.reason) for item in local} == {("store", "popular in this store")}
 
 
-def test_the_basket_is_not_among_them(recommender: Recommender) -> None:
+def test_best_sellers_exclude_the_basket(recommender: Recommender) -> None:
     items = best_sellers(recommender.bundle, recommender.facts, replace(REQUEST, basket=("1000000",)))
     assert [item.item_id for item in items] == ["1000001", "1000002", "1000003", "1000004"]

@@ -41,5 +41,5 @@ def test_every_source_has_a_reason() -> None:
     assert set(SOURCES) - {"history", "together"} == set(POPULAR)
 
 
-def test_terms_that_no_fact_states_are_none(recommender: Recommender) -> None:
+def test_terms_without_a_fact_are_null(recommender: Recommender) -> None:
     assert terms(recommender.facts, np.arange(2), REQUEST) == ([None, None], [None, None], [None, None])

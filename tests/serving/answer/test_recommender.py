@@ -83,7 +83,7 @@ def test_the_same_request_gets_the_same_answer(recommender: Recommender) -> None
     assert first.items == second.items
 
 
-def test_stages_add_up(recommender: Recommender) -> None:
+def test_the_stage_times_add_up(recommender: Recommender) -> None:
     stages = recommender.recommend(ask(["item-002"])).stage_ms
     assert set(stages) == {"features", "retrieval", "ranking", "reranking", "total"}
     assert stages["total"] == pytest.approx(sum(ms for name, ms in stages.items() if name != "total"))
@@ -130,7 +130,7 @@ def test_the_fallback_needs_no_model_and_says_its_rung(recommender: Recommender)
     assert recommender.fallback(ask(ITEMS, store=None), "deadline").rung == "empty"
 
 
-def test_reasons_are_true(recommender: Recommender, row_of: Callable[..., UserEvents]) -> None:
+def test_the_reasons_match_the_sources(recommender: Recommender, row_of: Callable[..., UserEvents]) -> None:
     store = MemoryStore()
     row = row_of([(AT - 3 * 86_400 - 60, ["item-006"], 1.0, 0.0)])
     store.write("new", UserRow(pack(row), AT))
@@ -165,7 +165,7 @@ def test_each_answer_leaves_one_record_with_the_features_the_ranker_saw(
     )
 
 
-def test_golden_requests_are_asked_with_their_history(toy_line: Path) -> None:
+def test_golden_requests_are_answered_with_their_history(toy_line: Path) -> None:
     known = [golden for golden in read_golden(toy_line / "bundle") if golden.history]
     bundle = load_bundle(toy_line / "bundle")
     nobody = [answer_golden(bundle, replace(golden, history=None)) for golden in known]

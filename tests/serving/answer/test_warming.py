@@ -33,19 +33,19 @@ class Asked:
         return self.now
 
 
-def test_all_are_asked_in_their_order_and_one_that_fails_stops_nothing() -> None:
+def test_warm_up_keeps_the_order_and_continues_after_a_failure() -> None:
     asked = Asked()
     assert warm(requests(5), asked, 100.0, clock=asked.clock) == Warmed(5, 0, 5.0)
     assert asked.items == [f"item-{number}" for number in range(5)]
 
 
-def test_it_ends_when_its_time_is_over() -> None:
+def test_warm_up_ends_at_its_time_limit() -> None:
     asked = Asked()
     assert warm(requests(50), asked, 3.0, clock=asked.clock) == Warmed(3, 47, 3.0)
     assert warm(requests(50), asked, 0.0, clock=asked.clock).asked == 0
 
 
-def test_it_rests_as_long_as_it_is_told() -> None:
+def test_warm_up_rests_between_requests() -> None:
     asked, rested = Asked(), list[float]()
     assert warm(requests(2), asked, rest=rested.append, clock=asked.clock).asked == 2
     assert rested == [1.0, 1.0]
@@ -97,7 +97,7 @@ def test_only_the_newest_records_count_and_only_so_many_requests(
     assert baskets_in(tmp_path) == [("new",)]
 
 
-def test_without_a_log_nothing_is_asked(tmp_path: Path) -> None:
+def test_without_a_log_no_request_is_warmed(tmp_path: Path) -> None:
     assert frequent_requests(tmp_path / "none", 0.0) == []
 
 

@@ -154,7 +154,7 @@ def near_of(recommender: Recommender, request: Request) -> np.ndarray:
 
 @PATIENT
 @given(request_=requests, excluded=some_items)
-def test_no_answer_holds_what_is_in_the_basket_sold_out_or_there_already(
+def test_no_answer_holds_duplicates_basket_items_or_sold_out_items(
     bundle: Bundle,
     store: MemoryStore,
     tmp_path_factory: pytest.TempPathFactory,
@@ -175,7 +175,7 @@ def test_no_answer_holds_what_is_in_the_basket_sold_out_or_there_already(
 
 @pytest.mark.parametrize("user_id", [None, "u1"])
 @pytest.mark.parametrize("why", ["in the basket", "sold out", "banned"])
-def test_where_nothing_is_left_the_answer_is_empty_and_says_so(
+def test_without_any_item_left_the_answer_is_empty_with_its_reason(
     bundle: Bundle, store: MemoryStore, tmp_path: Path, why: str, user_id: str | None
 ) -> None:
     (tmp_path / "a.json").write_text(
@@ -204,7 +204,7 @@ def test_where_nothing_is_left_the_answer_is_empty_and_says_so(
 
 @settings(PATIENT, max_examples=40)
 @given(asked=st.lists(requests, min_size=2, max_size=12), seed=st.integers(0, 1_000))
-def test_an_answer_does_not_depend_on_who_asks_at_the_same_time(
+def test_an_answer_does_not_depend_on_concurrent_requests(
     bundle: Bundle, store: MemoryStore, asked: list[Request], seed: int
 ) -> None:
     recommender = Recommender(bundle, store)
@@ -267,7 +267,7 @@ def answer_when(happens: str, recommender: Recommender, request: Request, exclud
     ],
 )
 @pytest.mark.parametrize("penalty", [1.0, 0.3])
-def test_the_same_holds_on_every_rung(
+def test_the_rules_of_an_answer_hold_on_every_rung(
     bundle: Bundle, store: MemoryStore, happens: str, rungs: set[str], penalty: float
 ) -> None:
     weighed = replace(bundle, settings=replace(bundle.settings, type_penalty=penalty))

@@ -104,7 +104,7 @@ def test_a_profile_shows_only_items_that_pass(client: httpx.Client, recommender:
     assert next(output["data"] for output in outputs if output["name"] == "item_id") == shown
 
 
-def test_an_absent_request_id_is_given_one(client: httpx.Client) -> None:
+def test_a_request_without_an_id_gets_a_new_one(client: httpx.Client) -> None:
     first, second = (ask(client, {"basket": []})["request_id"] for _ in range(2))
     assert first != second
     answer = client.post(V1, json={"instances": [{"basket": []}] * 3}, headers={"x-request-id": "till-4"})
@@ -129,7 +129,7 @@ def refused_with(body: bytes) -> int:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"instances": []}', b'{"basket": [], "k": 2.5}'])
-def test_our_own_route_refuses_what_is_no_request(client: httpx.Client, body: bytes) -> None:
+def test_our_own_route_refuses_invalid_requests(client: httpx.Client, body: bytes) -> None:
     answer = client.post(OWN, content=body)
     assert answer.status_code == refused_with(body)
     check_refusal(answer)
@@ -154,7 +154,7 @@ def test_headers_shorten_the_deadline_and_set_the_priority(client: httpx.Client,
         check_refusal(refused)
 
 
-def test_a_client_that_hangs_up_ends_the_work_for_it(endpoint: Any, client: httpx.Client) -> None:
+def test_a_disconnect_cancels_the_work_of_the_request(endpoint: Any, client: httpx.Client) -> None:
     def gone() -> float:
         found = re.search(r'reco_rejected_total\{reason="client_gone"\} (\S+)', client.get("/metrics").text)
         return float(found[1]) if found else 0.0
@@ -178,7 +178,7 @@ def connect(endpoint: Any) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=5)
 
 
-def test_clients_that_come_and_go_leave_nothing_behind(endpoint: Any, client: httpx.Client) -> None:
+def test_connects_and_disconnects_leak_nothing(endpoint: Any, client: httpx.Client) -> None:
     process = Path(f"/proc/{endpoint.process.pid}")
 
     def held() -> tuple[int, int]:
@@ -221,7 +221,7 @@ def test_two_requests_in_one_packet_get_two_answers(endpoint: Any) -> None:
     assert answer.index(b'"first"') < answer.index(b'"second"')
 
 
-def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(endpoint: Any) -> None:
+def test_expect_100_continue_is_answered(endpoint: Any) -> None:
     with connect(endpoint) as one:
         headers = b"Host: x\r\nExpect: 100-continue\r\nContent-Length: 14\r\n\r\n"
         one.sendall(b"POST /v1/recommendations HTTP/1.1\r\n" + headers)
@@ -230,7 +230,7 @@ def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(endpoint: 
         assert one.recv(10_000).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_an_answer_without_a_body_is_an_answer(client: httpx.Client) -> None:
+def test_an_answer_without_a_body_is_valid(client: httpx.Client) -> None:
     assert client.head("/healthz").status_code == 405
     assert client.get("/healthz").status_code == 200
 
@@ -283,7 +283,7 @@ BAD_V1 = {
 
 
 @pytest.mark.parametrize("body", BAD_V1.values(), ids=BAD_V1.keys())
-def test_a_bad_request_is_the_clients_fault(client: httpx.Client, body: bytes) -> None:
+def test_a_bad_request_is_a_client_error(client: httpx.Client, body: bytes) -> None:
     answer = client.post(V1, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == refused_with(body)
     check_refusal(answer)
@@ -337,22 +337,20 @@ BAD_V2 = {
 
 
 @pytest.mark.parametrize(("body", "status"), BAD_V2.values(), ids=BAD_V2.keys())
-def test_a_bad_v2_request_is_the_clients_fault(
-    client: httpx.Client, body: dict[str, Any], status: int
-) -> None:
+def test_a_bad_v2_request_is_a_client_error(client: httpx.Client, body: dict[str, Any], status: int) -> None:
     answer = client.post(V2, json=body)
     assert answer.status_code == status, answer.text
     check_refusal(answer)
 
 
-def test_a_v2_body_that_is_nested_deeply_is_the_clients_fault(client: httpx.Client) -> None:
+def test_a_deeply_nested_v2_body_is_a_client_error(client: httpx.Client) -> None:
     for depth in (500, 1_010, 100_000):  # within, between and beyond the limits of the two JSON parsers
         answer = client.post(V2, content=b'{"inputs": ' + b"[" * depth + b"]" * depth + b"}")
         assert answer.status_code in (400, 422)
         check_refusal(answer)
 
 
-def test_bodies_of_5_mb_are_refused_and_their_client_can_ask_on(client: httpx.Client) -> None:
+def test_bodies_of_5_mb_are_refused_and_the_client_can_send_the_next(client: httpx.Client) -> None:
     body = b'{"instances": [{"basket": ["' + b"7" * 5_000_000 + b'"]}]}'
 
     def chunks() -> Iterator[bytes]:
@@ -368,7 +366,7 @@ def test_bodies_of_5_mb_are_refused_and_their_client_can_ask_on(client: httpx.Cl
     assert ask(client, {"basket": []})["items"]
 
 
-def test_a_body_that_stops_arriving_is_cut_off(endpoint: Any) -> None:
+def test_a_stalled_body_times_out(endpoint: Any) -> None:
     with connect(endpoint) as slow:
         slow.sendall(b"POST /v1/models/checkout:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         answer = b"".join(iter(lambda: slow.recv(1_000), b""))  # until the server hangs up
@@ -393,7 +391,9 @@ def test_a_body_that_stops_arriving_is_cut_off(endpoint: Any) -> None:
         ("PUT", V1, 405),
     ],
 )
-def test_what_is_not_offered(client: httpx.Client, method: str, path: str, status: int) -> None:
+def test_paths_and_methods_that_are_not_offered_are_refused(
+    client: httpx.Client, method: str, path: str, status: int
+) -> None:
     content = json.dumps(tensors(basket=[])).encode() if method != "GET" else None
     answer = client.request(method, path, content=content)
     assert answer.status_code == status
@@ -456,7 +456,7 @@ def test_v2_with_no_items_and_with_chosen_outputs(client: httpx.Client) -> None:
     assert [output["name"] for output in chosen["outputs"]] == ["item_id"]
 
 
-def test_metrics(client: httpx.Client) -> None:
+def test_the_metrics_are_served(client: httpx.Client) -> None:
     ask(client, {"basket": []})
     client.post(V1, content=b"{")
     text = client.get("/metrics").text
@@ -543,7 +543,7 @@ def test_each_status_of_a_refusal_is_in_the_reference() -> None:
     assert "`INTERNAL`" in told[500]
 
 
-def test_fewer_connections_than_the_setting_says_are_told(
+def test_a_limit_below_max_connections_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from serving.api.endpoint import most_connections
@@ -567,7 +567,7 @@ def test_grpc_health_and_metadata(stub: Any) -> None:
     assert [tensor.name for tensor in told.inputs][:2] == ["basket", "user_id"]
 
 
-def test_grpc_refuses_what_is_the_clients_fault(stub: Any) -> None:
+def test_grpc_refuses_client_errors(stub: Any) -> None:
     from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
     assert status_of(stub.ModelInfer, grpc_request(k=3)) == "INVALID_ARGUMENT"
@@ -604,7 +604,7 @@ def memory_mb(endpoint: Any) -> float:
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
 
-def test_what_is_far_too_long_is_refused_at_once_and_costs_no_memory(
+def test_oversized_requests_are_refused_at_once_without_memory_growth(
     endpoint: Any, client: httpx.Client
 ) -> None:
     ask(client, {"basket": []})
@@ -629,7 +629,7 @@ def test_what_is_far_too_long_is_refused_at_once_and_costs_no_memory(
     assert memory_mb(endpoint) - before < 20  # the figure is 10; what the allocator keeps is not ours
 
 
-def test_a_body_that_is_announced_as_too_long_is_refused_before_any_of_it_comes(
+def test_an_oversized_content_length_is_refused_before_the_body_arrives(
     endpoint: Any, client: httpx.Client
 ) -> None:
     host, port = endpoint.http.removeprefix("http://").split(":")
@@ -641,7 +641,7 @@ def test_a_body_that_is_announced_as_too_long_is_refused_before_any_of_it_comes(
         assert client.get("/healthz").status_code == 200
 
 
-def test_a_grpc_call_that_is_odd_ends_and_the_endpoint_goes_on(stub: Any) -> None:
+def test_the_endpoint_survives_odd_grpc_calls(stub: Any) -> None:
     flood = tuple((f"x-{number}", "7" * 1_000) for number in range(1_000))
     request = grpc_request(basket=["1000005"])
     with pytest.raises(
@@ -681,7 +681,7 @@ def test_a_grpc_call_s_own_deadline_bounds_the_answer(stub: Any) -> None:
         stub.ModelInfer(bad, metadata=(("x-priority", MARK),), timeout=5)
 
 
-def test_nobody_is_let_in_before_the_rehearsal_and_what_belongs_to_the_loop_ends_in_it(
+def test_no_connection_is_accepted_before_the_rehearsal_has_ended(
     recommender: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serving.api.endpoint import Endpoint

@@ -76,7 +76,7 @@ def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
     assert set(answer.stage_ms) == {"features", "retrieval", "ranking", "reranking", "total"}
 
 
-def test_an_empty_message_asks_for_an_empty_basket_now(recommender: Recommender) -> None:
+def test_an_empty_message_means_an_empty_basket_now(recommender: Recommender) -> None:
     turns: list[Turn] = []
 
     async def ask(recommend: Any) -> RecommendResponse:
@@ -115,7 +115,9 @@ def test_the_deadline_and_the_priority_of_the_call_are_the_request_s(recommender
     ],
     ids=["k", "basket", "priority"],
 )
-def test_a_broken_request_is_no_answer(recommender: Recommender, bad: RecommendRequest) -> None:
+def test_an_invalid_request_is_not_observed_as_an_answer(
+    recommender: Recommender, bad: RecommendRequest
+) -> None:
     async def ask(recommend: Any) -> None:
         with pytest.raises(grpc.aio.AioRpcError):
             await recommend(bad, timeout=60)
@@ -125,7 +127,7 @@ def test_a_broken_request_is_no_answer(recommender: Recommender, bad: RecommendR
     assert not turns
 
 
-def test_a_time_out_of_the_calendar_is_refused(recommender: Recommender) -> None:
+def test_a_time_outside_the_calendar_is_refused(recommender: Recommender) -> None:
     message = request()
     message.at.seconds = 10**15
 
@@ -136,7 +138,7 @@ def test_a_time_out_of_the_calendar_is_refused(recommender: Recommender) -> None
     served(Checkout(recommender, 1e9), ask)
 
 
-def test_who_hangs_up_or_gives_a_millisecond_leaves_the_next_call_alone(recommender: Recommender) -> None:
+def test_a_cancelled_or_1_ms_call_does_not_affect_the_next_one(recommender: Recommender) -> None:
     async def slow(turn: Turn) -> np.ndarray:
         if turn.request.k == 7:
             await asyncio.sleep(3_600)

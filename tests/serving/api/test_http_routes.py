@@ -65,7 +65,7 @@ def test_each_request_of_a_body_has_its_own_id_and_state(recommender: Recommende
     assert ask(recommender, PREDICT, {"instances": []}) == {"predictions": []}
 
 
-def test_a_body_is_answered_by_one_bundle_whatever_comes_meanwhile(recommender: Recommender) -> None:
+def test_one_bundle_answers_a_whole_body_during_a_swap(recommender: Recommender) -> None:
     bundle = recommender.bundle
     plain = replace(bundle, bundle_id="other", settings=replace(bundle.settings, profiles={}))
     other = Recommender(plain, open_store("memory:"))
@@ -86,12 +86,12 @@ def test_a_body_is_answered_by_one_bundle_whatever_comes_meanwhile(recommender: 
     "document",
     [[], {}, {"inputs": []}, {"instances": {}}, {"instances": [], "x": 1}, {"instances": [{}] * 65}],
 )
-def test_another_body_is_refused(recommender: Recommender, document: object) -> None:
+def test_a_body_without_valid_instances_is_refused(recommender: Recommender, document: object) -> None:
     with pytest.raises(InvalidRequest, match=rf"instances|`object`|length <= {MAX_INSTANCES}"):
         ask(recommender, PREDICT, document)
 
 
-def test_a_refusal_names_the_request_it_is_about(recommender: Recommender) -> None:
+def test_a_refusal_names_its_request(recommender: Recommender) -> None:
     with pytest.raises(InvalidRequest, match=r"^Expected `float` >= 0.0 - at `\$.instances\[1\].k`$"):
         ask(recommender, PREDICT, {"instances": [REQUEST, {**REQUEST, "k": -1}]})
 
@@ -104,12 +104,12 @@ def test_the_deadline_counts_from_the_arrival(recommender: Recommender) -> None:
     assert ask(recommender, RECOMMENDATIONS, REQUEST, **{ARRIVED: time.perf_counter()})["rung"] == "full"
 
 
-def test_a_client_that_left_before_its_turn_costs_no_work(recommender: Recommender) -> None:
+def test_a_client_that_left_the_queue_costs_no_work(recommender: Recommender) -> None:
     with pytest.raises(ClientGone):
         ask(recommender, RECOMMENDATIONS, REQUEST, **{GONE: True})
 
 
-def test_a_client_that_leaves_while_it_waits_is_cancelled(recommender: Recommender) -> None:
+def test_a_disconnect_while_waiting_cancels_the_request(recommender: Recommender) -> None:
     ended: list[str] = []
     sent: list[Any] = []
     ranking = asyncio.Event()
@@ -182,7 +182,7 @@ def send(
     return sent[0]["status"], orjson.loads(sent[1]["body"])
 
 
-def test_a_good_body_goes_through_whole_and_as_json() -> None:
+def test_a_valid_body_is_passed_on_whole_as_json() -> None:
     status, answer = send(
         [b'{"a"', b": 1}"], headers={"Content-Type": "text/plain", "CE-Id": "7", "X-Request-Id": "r"}
     )
@@ -193,7 +193,7 @@ def test_a_good_body_goes_through_whole_and_as_json() -> None:
     }
 
 
-def test_a_prefetch_that_there_is_no_time_for_is_a_429() -> None:
+def test_a_prefetch_without_time_is_a_429() -> None:
     async def refuses(scope: Any, body: bytes) -> bytes:
         raise Overloaded("overloaded: ask later")
 
@@ -212,7 +212,7 @@ def test_a_prefetch_that_there_is_no_time_for_is_a_429() -> None:
     assert (b"content-type", b"application/problem+json") in sent[0]["headers"]
 
 
-def test_a_get_goes_through_untouched() -> None:
+def test_a_get_is_passed_on_unchanged() -> None:
     assert send([], method="GET")[0] == 200
 
 
@@ -224,11 +224,11 @@ def test_a_long_body_is_refused(announced: bool) -> None:
     assert answer == problem(413, "the body is longer than 1024 bytes")
 
 
-def test_a_body_that_does_not_end_is_refused() -> None:
+def test_an_endless_body_is_refused() -> None:
     assert send([b"{"], ends=False)[0] == 408
 
 
-def test_a_client_that_goes_away_gets_no_answer() -> None:
+def test_a_disconnected_client_gets_no_answer() -> None:
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -256,7 +256,7 @@ def test_a_client_that_goes_away_gets_no_answer() -> None:
     ],
     ids=["cut", "nan", "infinity", "1e400", "surrogate", "not utf-8", "deep"],
 )
-def test_what_is_not_json_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
     status, answer = send([body])
     assert status == 400
     assert answer["detail"].startswith("the body is not JSON")
@@ -266,7 +266,7 @@ def test_binary_tensors_are_refused() -> None:
     assert send([b"{}"], headers={"Inference-Header-Content-Length": "2"})[0] == 400
 
 
-def test_a_path_of_ours_takes_posts_only_and_no_other_body_is_read() -> None:
+def test_our_paths_take_post_only_and_read_no_other_body() -> None:
     async def never(scope: Any, body: bytes) -> bytes:
         raise AssertionError
 
@@ -287,7 +287,7 @@ def test_a_path_of_ours_takes_posts_only_and_no_other_body_is_read() -> None:
         assert orjson.loads(body["body"]) == problem(405, "method not allowed here")
 
 
-def test_a_fault_of_ours_is_a_problem_document_too_and_is_raised_for_the_log() -> None:
+def test_an_internal_error_is_a_problem_document_and_is_raised_for_the_log() -> None:
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -323,7 +323,7 @@ BODIES: dict[str, object] = {
 @pytest.mark.slow  # importing kserve takes seconds
 @pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated")  # what KServe answers with
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-def test_v1_answers_as_kserve_s_own_route_would_byte_for_byte(
+def test_v1_answers_match_the_kserve_route_byte_for_byte(
     recommender: Recommender, body: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import httpx

@@ -110,7 +110,7 @@ def refusal(answer: bytes) -> tuple[int, str]:
     return document["status"], document["detail"]
 
 
-def test_a_connection_answers_and_one_that_says_nothing_is_closed() -> None:
+def test_a_connection_is_answered_and_an_idle_one_is_closed() -> None:
     async def scenario(ask: Ask) -> None:
         (silent, _), (reader, writer) = await ask(), await ask()
         for _ in range(3):
@@ -128,7 +128,7 @@ def test_a_connection_answers_and_one_that_says_nothing_is_closed() -> None:
 @pytest.mark.parametrize(
     "head", [b"P", b"POST /echo HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le"]
 )
-def test_a_head_that_does_not_end_is_refused(head: bytes) -> None:
+def test_an_endless_head_is_refused(head: bytes) -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         writer.write(head)
@@ -137,7 +137,7 @@ def test_a_head_that_does_not_end_is_refused(head: bytes) -> None:
     served(scenario)
 
 
-def test_a_head_that_drips_is_refused_however_long_it_goes_on() -> None:
+def test_a_slowly_dripping_head_is_refused() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         dripping = asyncio.create_task(drip(writer, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1_000))
@@ -152,7 +152,7 @@ def test_a_head_that_drips_is_refused_however_long_it_goes_on() -> None:
     served(scenario)
 
 
-def test_line_ends_are_no_beginning_of_a_request() -> None:
+def test_line_ends_do_not_begin_a_request() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
 
@@ -168,7 +168,7 @@ def test_line_ends_are_no_beginning_of_a_request() -> None:
     served(scenario)
 
 
-def test_a_body_that_stops_is_refused_once_and_its_rest_is_no_request() -> None:
+def test_a_stalled_body_is_refused_once_and_its_rest_is_no_request() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -186,7 +186,7 @@ def test_a_body_that_stops_is_refused_once_and_its_rest_is_no_request() -> None:
     ],
     ids=["too long", "of a GET", "of no POST"],
 )
-def test_a_body_that_nobody_reads_holds_no_connection(request_: bytes) -> None:
+def test_an_unread_body_holds_no_connection(request_: bytes) -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         writer.write(request_)
@@ -205,7 +205,7 @@ def test_a_body_that_nobody_reads_holds_no_connection(request_: bytes) -> None:
 
 
 @pytest.mark.parametrize("how", [b"Content-Length: 80000000", b"Transfer-Encoding: chunked"])
-def test_who_sends_on_after_a_refusal_is_read_no_more_and_cut_off(how: bytes) -> None:
+def test_a_client_that_keeps_sending_after_a_refusal_is_disconnected(how: bytes) -> None:
     piece = b"10000\r\n" + b" " * 65_536 + b"\r\n"
 
     async def scenario(ask: Ask) -> None:
@@ -230,7 +230,7 @@ def test_who_sends_on_after_a_refusal_is_read_no_more_and_cut_off(how: bytes) ->
 
 
 @pytest.mark.parametrize("length", [BODY_LIMIT + 1, 100 * BODY_LIMIT])
-def test_who_reads_only_after_it_has_sent_all_is_told_too_and_then_hung_up_on(length: int) -> None:
+def test_a_client_that_reads_after_sending_gets_the_refusal_and_a_close(length: int) -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
@@ -270,7 +270,7 @@ def test_long_heads_are_refused_while_they_arrive(headers: bytes, is_told: bool)
     served(scenario)
 
 
-def test_a_head_of_some_kilobytes_is_none_too_long() -> None:
+def test_a_head_of_some_kilobytes_is_accepted() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         padding = b"a: " + b"x" * (MAX_HEAD_BYTES - 200) + b"\r\n"
@@ -282,7 +282,7 @@ def test_a_head_of_some_kilobytes_is_none_too_long() -> None:
     served(scenario)
 
 
-def test_what_is_no_http_is_told_so_and_echoed_nowhere() -> None:
+def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
     async def scenario(ask: Ask) -> None:
         for garbage in (b"\x16\x03\x01\x02\x00", b"PRIVATE-17 / HTTP/1.1\r\n\r\n", b"GET  HTTP/9.9\r\n\r\n"):
             reader, writer = await ask()
@@ -294,7 +294,7 @@ def test_what_is_no_http_is_told_so_and_echoed_nowhere() -> None:
     served(scenario)
 
 
-def test_a_fault_of_ours_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         writer.write(GOOD.replace(b"/echo", b"/broken"))
@@ -309,7 +309,7 @@ def test_a_fault_of_ours_is_told_and_logged(caplog: pytest.LogCaptureFixture) ->
     assert record.exc_info[0] is ZeroDivisionError
 
 
-def test_who_does_not_read_its_answers_is_hung_up_on() -> None:
+def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -322,7 +322,7 @@ def test_who_does_not_read_its_answers_is_hung_up_on() -> None:
     served(scenario)
 
 
-def test_where_there_is_no_room_the_one_that_idles_longest_makes_it() -> None:
+def test_a_full_server_closes_the_connection_with_the_longest_idle_time() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         idle = [await ask() for _ in range(4)]
@@ -339,7 +339,7 @@ def test_where_there_is_no_room_the_one_that_idles_longest_makes_it() -> None:
     served(scenario, most=5)
 
 
-def test_requests_that_come_together_are_all_answered() -> None:
+def test_simultaneous_requests_are_all_answered() -> None:
     """However long their turns take: nobody waits for a client whose request is here."""
 
     async def scenario(ask: Ask) -> None:
@@ -355,7 +355,7 @@ def test_requests_that_come_together_are_all_answered() -> None:
     served(scenario)
 
 
-def test_a_head_that_is_a_little_too_long_is_refused_wherever_it_is_cut() -> None:
+def test_a_slightly_too_long_head_is_refused_in_any_split() -> None:
     async def scenario(ask: Ask) -> None:
         head = GOOD[:30] + b"a: " + b"x" * MAX_HEAD_BYTES + b"\r\n" + GOOD[30:]
         for cut in (10, 5_000, MAX_HEAD_BYTES, len(head)):
@@ -368,7 +368,7 @@ def test_a_head_that_is_a_little_too_long_is_refused_wherever_it_is_cut() -> Non
     served(scenario)
 
 
-def test_a_request_does_not_wait_until_a_whole_crowd_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_does_not_wait_for_a_crowd_of_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.api.http_server.AT_ONCE", 2)
     waits: Waits[Any] = Waits(1_000)
 
@@ -401,7 +401,7 @@ def no_files_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_where_no_file_is_left_those_who_come_wait_and_the_others_are_answered(
+def test_without_free_files_new_clients_wait_and_open_ones_are_answered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -480,7 +480,7 @@ class Clock:
         return self.now
 
 
-def test_those_whose_time_is_over_are_named_and_no_others() -> None:
+def test_only_overdue_connections_are_listed() -> None:
     clock = Clock()
     waits = Waits[str](10, clock)
     waits.expect("idle", 5.0)
@@ -496,7 +496,7 @@ def test_those_whose_time_is_over_are_named_and_no_others() -> None:
     assert waits.overdue() == ["idle", "slow"]
 
 
-def test_the_one_we_have_waited_for_longest_makes_room() -> None:
+def test_the_longest_wait_is_the_first_to_be_closed() -> None:
     waits = Waits[str](3)
     assert waits.longest() is None
     for one in ("first", "second", "third"):
@@ -517,7 +517,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
     return now
 
 
-def test_a_low_limit_of_open_files_is_raised_as_far_as_it_may_be(limits: dict[str, tuple[int, int]]) -> None:
+def test_a_low_limit_of_open_files_is_raised_to_the_hard_limit(limits: dict[str, tuple[int, int]]) -> None:
     assert room_for(200) == 200
     assert limits["files"] == (1_024, 4_096), "there was room already"
     assert room_for(1_000) == 1_000
@@ -526,6 +526,6 @@ def test_a_low_limit_of_open_files_is_raised_as_far_as_it_may_be(limits: dict[st
     assert limits["files"] == (4_096, 4_096)
 
 
-def test_without_a_limit_there_is_room(limits: dict[str, tuple[int, int]]) -> None:
+def test_without_a_file_limit_all_connections_fit(limits: dict[str, tuple[int, int]]) -> None:
     limits["files"] = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert room_for(100_000) == 100_000

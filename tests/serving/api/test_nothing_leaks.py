@@ -104,7 +104,7 @@ def tensor(name: str, data: list[str]) -> dict[str, Any]:
     return {"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data}
 
 
-def test_what_was_sent_and_what_is_secret_is_written_nowhere(
+def test_request_values_and_secrets_are_written_nowhere(
     running: Any, collector: tuple[str, list[bytes]]
 ) -> None:
     from serving.proto.recommendations_pb2 import RecommendRequest
@@ -148,7 +148,7 @@ def test_what_was_sent_and_what_is_secret_is_written_nowhere(
     assert CANARY.encode() not in b"".join(collector[1])
 
 
-def test_a_label_takes_few_values_whatever_is_asked(running: Any) -> None:
+def test_a_label_takes_few_values_for_any_request(running: Any) -> None:
     """A metric that grows with the callers' imagination ends the server that scrapes it."""
     text = httpx.get(f"{running.http}/metrics", timeout=30).text
     series: dict[str, int] = {}

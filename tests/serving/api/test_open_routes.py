@@ -65,7 +65,7 @@ def routes_of(app: Any) -> dict[str, set[str]]:
     return found
 
 
-def test_every_route_of_the_application_is_known() -> None:
+def test_every_route_of_the_application_is_listed() -> None:
     from fastapi import FastAPI
     from kserve.model_repository import ModelRepository
     from kserve.protocol.dataplane import DataPlane
@@ -88,14 +88,14 @@ def filled(path: str) -> str:
     return path.replace("{model_name}", "checkout").replace("{model_version}", "1")
 
 
-def test_what_changes_something_is_not_there(client: httpx.Client) -> None:
+def test_routes_that_change_state_do_not_exist(client: httpx.Client) -> None:
     for path, method in REFUSED.items():
         answer = client.request(method, filled(path), json={} if method == "POST" else None)
         assert (answer.status_code, answer.json()) == (404, problem(404, "no such path")), path
     assert client.get("/v2/models/checkout/ready").json() == {"name": "checkout", "ready": True}
 
 
-def test_a_path_takes_its_own_method_and_no_other(client: httpx.Client) -> None:
+def test_a_path_takes_only_its_own_method(client: httpx.Client) -> None:
     for path, method in (READS | ASKS | OURS).items():
         for other in METHODS:
             if other != method:
@@ -107,12 +107,12 @@ def test_a_path_takes_its_own_method_and_no_other(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/debug", "/admin", "/config", "/v2/repository/index"])
-def test_nothing_else_is_there(client: httpx.Client, path: str) -> None:
+def test_other_paths_do_not_exist(client: httpx.Client, path: str) -> None:
     for method in ("GET", "POST"):
         assert client.request(method, path, json={}).status_code == 404
 
 
-def test_every_grpc_call_is_known_and_what_changes_something_is_not_offered(endpoint: Any) -> None:
+def test_every_grpc_call_is_listed_and_none_changes_state(endpoint: Any) -> None:
     import grpc
     from kserve.protocol.grpc import grpc_predict_v2_pb2 as v2
 
@@ -138,7 +138,7 @@ def test_every_grpc_call_is_known_and_what_changes_something_is_not_offered(endp
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_metrics_can_be_shown_elsewhere_and_nowhere_else(
+def test_metrics_can_move_to_another_address(
     toy_bundle: Path, toy_store: str, tmp_path: Path, start_endpoint: Callable[..., Any], processes: int
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -206,14 +206,14 @@ def shapes_of(running_http: str, running_grpc: str, users: Iterable[str | None])
     return found
 
 
-def test_a_shopper_who_is_known_and_one_who_is_not_get_answers_of_one_shape(endpoint: Any) -> None:
+def test_known_and_unknown_shoppers_get_answers_of_one_shape(endpoint: Any) -> None:
     """Who asks cannot find out whether the shop knows somebody: not by status, fields or reason."""
     known, unknown, nobody = shapes_of(endpoint.http, endpoint.grpc, ("u1", "nobody", None))
     assert known == unknown == nobody
     assert known[0][1][0] == "full"
 
 
-def test_nor_while_the_store_is_away_or_there_is_no_time(
+def test_answers_keep_one_shape_without_a_store_and_without_time(
     toy_bundle: Path, tmp_path: Path, start_endpoint: Callable[..., Any]
 ) -> None:
     """Who says who they are is told that the history is missing, whether there is one or not."""

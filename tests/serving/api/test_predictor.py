@@ -66,11 +66,11 @@ def test_the_ranker_refuses_rows_that_would_break_a_batch(
     assert len(answer.content) < 1_000
 
 
-def test_the_ranker_speaks_v2_only(client: httpx.Client) -> None:
+def test_the_ranker_supports_v2_only(client: httpx.Client) -> None:
     assert client.post("/v1/models/ranker:predict", json={"instances": []}).status_code == 422
 
 
-def test_no_rows_have_no_scores_and_the_metadata_tells_the_shapes(client: httpx.Client) -> None:
+def test_no_rows_have_no_scores_and_the_metadata_has_the_shapes(client: httpx.Client) -> None:
     body = ranker_inputs([], [])
     for tensor, width in zip(body["inputs"], (len(DENSE_NAMES), len(CATEGORICAL)), strict=True):
         tensor["shape"] = [0, width]

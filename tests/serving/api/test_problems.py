@@ -8,7 +8,7 @@ import pytest
 from serving.api.problems import MAX_DETAIL_LENGTH, problem
 
 
-def test_a_problem_says_what_rfc_9457_asks_for_and_what_kserve_s_clients_look_for() -> None:
+def test_a_problem_has_the_fields_of_rfc_9457_and_of_kserve_clients() -> None:
     assert problem(413, "the body is longer than 9 bytes") == {
         "type": "about:blank",
         "title": HTTPStatus.REQUEST_ENTITY_TOO_LARGE.phrase,

@@ -22,7 +22,7 @@ def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
     return open_recommender(toy_bundle, open_store(toy_store))
 
 
-def test_each_golden_request_is_asked_over_each_route(recommender: Recommender) -> None:
+def test_each_golden_request_is_sent_over_each_route(recommender: Recommender) -> None:
     asked: list[tuple[str, Any]] = []
     seen: list[Turn] = []
     checkout = Checkout(recommender, 0.0, observers=(seen.append,))
@@ -58,7 +58,7 @@ def test_each_golden_request_is_asked_over_each_route(recommender: Recommender) 
 @pytest.mark.parametrize(
     ("status", "body"), [(500, b'{"degraded":false}'), (200, b'{"degraded":true}')], ids=["500", "degraded"]
 )
-def test_a_stack_that_does_not_answer_is_not_opened(
+def test_a_stack_that_fails_the_rehearsal_is_not_opened(
     recommender: Recommender, status: int, body: bytes
 ) -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:

@@ -37,7 +37,7 @@ def ask() -> Ask:
     return answers
 
 
-def test_a_late_answer_steps_down(recommender: Recommender, ask: Ask, tmp_path: Path) -> None:
+def test_a_late_answer_takes_a_lower_rung(recommender: Recommender, ask: Ask, tmp_path: Path) -> None:
     log = PredictionLog(tmp_path, ())
     late = Recommender(recommender.bundle, open_store("memory:"), log)
     answers = ask(late, REQUEST, REQUEST, deadline_ms=1e-6)

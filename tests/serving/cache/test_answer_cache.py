@@ -60,7 +60,7 @@ def test_the_last_forty_items_of_a_long_basket_are_distinguished() -> None:
     assert key_of(ask(*long)) != key_of(ask(*long[::-1]))
 
 
-def test_all_that_an_answer_depends_on_is_part_of_its_key() -> None:
+def test_every_input_of_an_answer_is_part_of_its_key() -> None:
     keys: list[AnswerKey | None] = [
         key_of(ask(item(1), item(2))),
         key_of(ask(item(1))),
@@ -80,7 +80,7 @@ def test_all_that_an_answer_depends_on_is_part_of_its_key() -> None:
     assert len({key.digest for key in keys if key is not None}) == len(keys)
 
 
-def test_the_key_leaves_out_what_the_list_does_not_depend_on() -> None:
+def test_the_key_has_no_field_that_leaves_the_list_unchanged() -> None:
     key = key_of(ask(item(1), "unknown"))
     assert key == key_of(ask(item(1), "never heard of", at=AT + 1e7)), "an anonymous answer has no time"
     assert key == key_of(ask(item(1), "unknown", k=3))
@@ -261,7 +261,7 @@ def test_an_expired_list_is_a_miss_and_stays_as_a_stale_one(key: AnswerKey, last
     assert len(cache) == 1
 
 
-def test_a_known_user_s_list_is_gone_within_a_day_and_an_anonymous_one_is_not() -> None:
+def test_a_known_user_s_list_expires_within_a_day_unlike_an_anonymous_one() -> None:
     clock = Clock()
     cache = AnswerCache(clock=clock)
     for key in (KEY, KNOWN_KEY):
@@ -274,7 +274,7 @@ def test_a_known_user_s_list_is_gone_within_a_day_and_an_anonymous_one_is_not() 
     assert len(cache) == 1
 
 
-def test_lists_that_were_stored_together_do_not_expire_together() -> None:
+def test_lists_stored_together_do_not_expire_together() -> None:
     """Of 10,000 keys that are asked for all the time: the busiest sixtieth of the span against the mean."""
     cache = AnswerCache(clock=Clock())
     for key in keys(10_000):

@@ -91,7 +91,7 @@ def test_a_cached_answer_is_the_computed_one(cached: Recommender, request_: Requ
     assert set(again.stage_ms) == {"features", "cache", "reranking", "total"}
 
 
-def test_a_herd_that_waits_for_one_list_is_no_queue(cached: Recommender) -> None:
+def test_a_herd_that_waits_for_one_list_does_not_count_as_a_queue(cached: Recommender) -> None:
     rank = Counting(wait_s=0.05)
 
     async def ask() -> list[Response]:
@@ -108,7 +108,7 @@ def test_a_herd_that_waits_for_one_list_is_no_queue(cached: Recommender) -> None
     assert len(rank.turns) == 1
 
 
-def test_lists_that_are_to_be_made_are_a_queue(cached: Recommender) -> None:
+def test_lists_to_be_computed_count_as_a_queue(cached: Recommender) -> None:
     """All of them come before the first is made: only so many as the deadline has room for are begun."""
     requests = [replace(NOBODY, basket=(f"100000{n}", f"100001{n}"), request_id=str(n)) for n in range(9)]
 
@@ -127,7 +127,7 @@ def test_lists_that_are_to_be_made_are_a_queue(cached: Recommender) -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_who_has_no_time_for_a_list_takes_one_that_is_kept(cached: Recommender, is_kept: bool) -> None:
+def test_a_request_without_time_to_compute_takes_a_cached_list(cached: Recommender, is_kept: bool) -> None:
     rank = Counting()
     if is_kept:
         ask_all(cached, rank, NOBODY)
@@ -138,7 +138,7 @@ def test_who_has_no_time_for_a_list_takes_one_that_is_kept(cached: Recommender, 
     assert len(rank.turns) == is_kept
 
 
-def test_the_reason_counts_days_from_the_question_not_from_the_list(cached: Recommender) -> None:
+def test_the_reason_counts_days_from_the_request_not_from_the_list(cached: Recommender) -> None:
     later = replace(KNOWN, at=AT + 40 * 60)
     rank = Counting()
     ask_all(cached, rank, KNOWN)
@@ -146,16 +146,14 @@ def test_the_reason_counts_days_from_the_question_not_from_the_list(cached: Reco
     assert [item.reason for item in answer.items] == [item.reason for item in cached.recommend(later).items]
 
 
-def test_a_list_longer_than_what_is_kept_is_computed_each_time(cached: Recommender) -> None:
+def test_a_list_longer_than_the_cached_length_is_computed_each_time(cached: Recommender) -> None:
     rank, long = Counting(), replace(NOBODY, k=16)
     answers = ask_all(cached, rank, long, long)
     assert len(rank.turns) == 2
     assert shown(answers[0]) == shown(cached.recommend(long))
 
 
-def test_what_sold_out_and_costs_something_else_since_is_told_as_it_is_now(
-    toy_bundle: Path, tmp_path: Path
-) -> None:
+def test_a_cached_answer_has_the_current_stock_and_prices(toy_bundle: Path, tmp_path: Path) -> None:
     facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
     recommender = open_recommender(toy_bundle, open_store("memory:"), facts=facts, answers=AnswerCache())
     rank = Counting()
@@ -172,7 +170,7 @@ def test_what_sold_out_and_costs_something_else_since_is_told_as_it_is_now(
     assert [item.price for item in after.items if item.item_id == cheaper] == [0.99]
 
 
-def test_when_too_much_of_a_list_is_sold_out_it_is_computed_anew(cached: Recommender) -> None:
+def test_a_list_with_too_many_sold_out_items_is_computed_again(cached: Recommender) -> None:
     rank = Counting()
     ask_all(cached, rank, replace(NOBODY, k=10))
     kept = only_list(cached)
@@ -185,7 +183,7 @@ def test_when_too_much_of_a_list_is_sold_out_it_is_computed_anew(cached: Recomme
     assert not set(cached.bundle.statistics.item_ids[some]) & {item.item_id for item in answer.items}
 
 
-def test_few_candidates_that_sold_out_are_filled_up_as_without_a_cache(toy_bundle: Path) -> None:
+def test_few_sold_out_candidates_are_replaced_as_without_a_cache(toy_bundle: Path) -> None:
     recommender = open_recommender(toy_bundle, open_store("memory:"), answers=AnswerCache())
     few = replace(recommender.bundle.settings, quotas=Quotas(total=40))
     small = replace(recommender.bundle, settings=few)
@@ -200,7 +198,7 @@ def test_few_candidates_that_sold_out_are_filled_up_as_without_a_cache(toy_bundl
     assert shown(answer) == shown(recommender.recommend(ten))
 
 
-def test_a_ranker_that_fails_is_not_asked_twice_and_leaves_nothing_behind(cached: Recommender) -> None:
+def test_a_failing_ranker_is_called_once_and_stores_nothing(cached: Recommender) -> None:
     broken = Counting(RankerUnavailable("gone"))
     first, second = ask_all(cached, broken, NOBODY, NOBODY)
     assert (first.degraded_reason, second.degraded_reason) == ("ranker_unavailable",) * 2
@@ -210,7 +208,7 @@ def test_a_ranker_that_fails_is_not_asked_twice_and_leaves_nothing_behind(cached
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KeyError("another")])
-def test_a_bug_in_the_cache_costs_time_and_no_answer(
+def test_a_bug_in_the_cache_costs_time_but_no_answer(
     cached: Recommender, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -222,7 +220,7 @@ def test_a_bug_in_the_cache_costs_time_and_no_answer(
     assert not answer.degraded
 
 
-def test_who_waits_for_another_s_computation_keeps_the_own_deadline(cached: Recommender) -> None:
+def test_a_request_that_waits_for_a_shared_list_keeps_its_deadline(cached: Recommender) -> None:
     slow = Counting(wait_s=0.5)
 
     async def ask() -> Response:
@@ -239,7 +237,7 @@ def test_who_waits_for_another_s_computation_keeps_the_own_deadline(cached: Reco
 
 @pytest.mark.parametrize(("error", "reason"), [(DeadlineExceeded("late"), "deadline_exceeded"),
                                                (Overloaded("full"), "overloaded")])  # fmt: skip
-def test_who_has_time_left_computes_alone_when_another_s_computation_came_too_late(
+def test_a_request_with_time_left_computes_alone_after_a_failed_shared_one(
     cached: Recommender, error: Exception, reason: str
 ) -> None:
     rank = Counting(error, wait_s=0.05, fails=1)
@@ -249,7 +247,7 @@ def test_who_has_time_left_computes_alone_when_another_s_computation_came_too_la
     assert len(rank.turns) == 3
 
 
-def test_a_list_is_made_for_all_who_wait_whoever_asked_first(cached: Recommender) -> None:
+def test_a_shared_list_gets_the_longest_deadline_of_its_requests(cached: Recommender) -> None:
     rank = Counting(wait_s=0.2)
 
     async def ask() -> tuple[Response, Response]:
@@ -267,15 +265,13 @@ def test_a_list_is_made_for_all_who_wait_whoever_asked_first(cached: Recommender
     assert 50 < turn.call.deadline - turn.call.arrived <= 60
 
 
-def test_a_time_out_of_something_else_is_no_deadline_that_passed(cached: Recommender) -> None:
+def test_an_inner_timeout_is_not_a_missed_deadline(cached: Recommender) -> None:
     (answer,) = ask_all(cached, Counting(TimeoutError(), fails=1), NOBODY)
     assert shown(answer) == shown(cached.recommend(NOBODY))
     assert not answer.degraded
 
 
-def test_the_answer_whose_list_was_made_is_logged_with_its_features_and_times(
-    toy_bundle: Path, tmp_path: Path
-) -> None:
+def test_the_computed_answer_is_logged_with_its_features_and_times(toy_bundle: Path, tmp_path: Path) -> None:
     log = PredictionLog(tmp_path, DENSE_NAMES)
     recommender = open_recommender(toy_bundle, open_store("memory:"), log, answers=AnswerCache())
     alone = open_recommender(toy_bundle, open_store("memory:"))
@@ -325,7 +321,7 @@ def test_a_warm_cache_answers_without_the_ranker(
     assert not rank.turns
 
 
-def test_a_log_that_cannot_be_read_warms_nothing_and_is_reported(
+def test_an_unreadable_log_warms_nothing_and_is_reported(
     cached: Recommender, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "20260101.parquet").write_text("not Parquet")
@@ -334,7 +330,7 @@ def test_a_log_that_cannot_be_read_warms_nothing_and_is_reported(
     assert len(cached.answers or ()) == 0
 
 
-def test_a_recommender_that_is_dropped_takes_its_cached_lists_along(toy_bundle: Path) -> None:
+def test_a_dropped_recommender_frees_its_cached_lists(toy_bundle: Path) -> None:
     """Without the collector: lists cached before `gc.freeze` would outlive their bundle for ever."""
     gc.collect()
     gc.disable()
@@ -351,7 +347,7 @@ def test_a_recommender_that_is_dropped_takes_its_cached_lists_along(toy_bundle: 
 
 
 @pytest.mark.slow
-def test_the_endpoint_caches_if_it_is_told_to(
+def test_the_endpoint_caches_if_the_setting_is_on(
     start_endpoint: Callable, toy_bundle: Path, toy_store: str, tmp_path: Path
 ) -> None:
     settings = Settings(home=tmp_path, store_url=toy_store, answer_cache="memory:", deadline_ms=30_000.0)
@@ -386,7 +382,7 @@ def expire_all(recommender: Recommender) -> None:
 
 @pytest.mark.parametrize("request_", [KNOWN, NOBODY], ids=["a known user", "nobody"])
 @pytest.mark.parametrize("error", [RankerUnavailable("gone"), DeadlineExceeded("late"), Overloaded("full")])
-def test_a_list_whose_life_is_over_is_better_than_best_sellers(
+def test_an_expired_list_comes_before_best_sellers(
     cached: Recommender, request_: Request, error: RankingFailed
 ) -> None:
     (full,) = ask_all(cached, Counting(), request_)
@@ -399,7 +395,7 @@ def test_a_list_whose_life_is_over_is_better_than_best_sellers(
     assert (again.rung, shown(again)) == ("full", shown(full)), "it was made anew"
 
 
-def test_the_list_of_the_hour_before_or_of_nobody_with_this_basket_will_do(cached: Recommender) -> None:
+def test_the_fallback_may_be_the_last_hours_or_the_anonymous_list(cached: Recommender) -> None:
     broken = Counting(RankerUnavailable("gone"))
     ask_all(cached, Counting(), KNOWN)
     (later,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3_600))
@@ -412,7 +408,7 @@ def test_the_list_of_the_hour_before_or_of_nobody_with_this_basket_will_do(cache
     assert (as_nobody.rung, shown(as_nobody)) == ("cached", shown(nobody))
 
 
-def test_a_list_of_another_question_is_no_answer(cached: Recommender) -> None:
+def test_a_list_of_another_request_is_no_fallback(cached: Recommender) -> None:
     ask_all(cached, Counting(), NOBODY, KNOWN)
     broken = Counting(RankerUnavailable("gone"))
     for other in (replace(NOBODY, basket=("1000006",)), replace(NOBODY, store_id="store-2"),
@@ -421,14 +417,14 @@ def test_a_list_of_another_question_is_no_answer(cached: Recommender) -> None:
         assert answer.rung in ("segment", "popular")
 
 
-def test_without_a_cache_there_is_no_such_rung(toy_bundle: Path) -> None:
+def test_without_a_cache_there_is_no_cached_rung(toy_bundle: Path) -> None:
     recommender = open_recommender(toy_bundle, open_store("memory:"))
     ask_all(recommender, Counting(), NOBODY)
     (answer,) = ask_all(recommender, Counting(RankerUnavailable("gone")), NOBODY)
     assert answer.rung == "segment"
 
 
-def test_of_a_kept_list_is_told_what_holds_now(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_stale_list_is_shown_with_current_facts(toy_bundle: Path, tmp_path: Path) -> None:
     facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
     log = PredictionLog(tmp_path / "log", DENSE_NAMES)
     recommender = open_recommender(toy_bundle, open_store("memory:"), log, facts=facts, answers=AnswerCache())
@@ -449,7 +445,7 @@ def test_of_a_kept_list_is_told_what_holds_now(toy_bundle: Path, tmp_path: Path)
     assert not record["features"]
 
 
-def test_a_kept_list_of_which_too_little_is_left_gives_way_to_best_sellers(cached: Recommender) -> None:
+def test_a_stale_list_with_too_few_items_left_is_replaced_by_best_sellers(cached: Recommender) -> None:
     ask_all(cached, Counting(), NOBODY)
     kept = only_list(cached)
     cached.facts._listed = kept.codes[NOBODY.k - 1 :].astype(np.int64)
@@ -457,7 +453,7 @@ def test_a_kept_list_of_which_too_little_is_left_gives_way_to_best_sellers(cache
     assert (answer.rung, len(answer.items)) == ("segment", NOBODY.k)
 
 
-def test_a_fault_in_the_kept_lists_costs_no_answer(
+def test_an_error_in_the_stale_lists_costs_no_answer(
     cached: Recommender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
@@ -469,7 +465,7 @@ def test_a_fault_in_the_kept_lists_costs_no_answer(
     assert "a kept list cannot be used" in caplog.text
 
 
-def test_who_is_too_late_for_anything_takes_a_kept_list(cached: Recommender) -> None:
+def test_a_request_past_its_deadline_takes_a_cached_list(cached: Recommender) -> None:
     rank = Counting()
     ask_all(cached, rank, NOBODY)
     (answer,) = ask_all(cached, rank, NOBODY, limit_s=-1.0)
@@ -479,7 +475,7 @@ def test_who_is_too_late_for_anything_takes_a_kept_list(cached: Recommender) -> 
     assert len(rank.turns) == 1
 
 
-def test_who_has_no_time_for_all_candidates_makes_no_list_for_others(cached: Recommender) -> None:
+def test_a_request_that_ranks_fewer_candidates_stores_no_list(cached: Recommender) -> None:
     rank = Counting()
 
     async def ask() -> tuple[Response, Response, Response]:
@@ -499,7 +495,7 @@ def test_who_has_no_time_for_all_candidates_makes_no_list_for_others(cached: Rec
     assert 90 < few <= 100 < every
 
 
-def test_a_list_is_made_of_all_candidates_or_not_at_all(cached: Recommender) -> None:
+def test_a_cached_list_is_made_of_all_candidates(cached: Recommender) -> None:
     rank = Counting()
     checkout = Checkout(cached, 200e3, rank)
     for _ in range(FIRST):
@@ -509,7 +505,7 @@ def test_a_list_is_made_of_all_candidates_or_not_at_all(cached: Recommender) -> 
     assert len(cached.answers or ()) == 0
 
 
-def test_a_herd_without_time_for_all_candidates_waits_for_the_list_all_the_same(cached: Recommender) -> None:
+def test_hurried_requests_wait_for_a_shared_list_in_flight(cached: Recommender) -> None:
     rank = Counting(wait_s=0.2)
 
     async def ask() -> list[Response]:
@@ -524,7 +520,7 @@ def test_a_herd_without_time_for_all_candidates_waits_for_the_list_all_the_same(
     assert len(rank.turns) == 1
 
 
-def test_a_list_of_scores_that_are_no_probabilities_is_not_kept(cached: Recommender) -> None:
+def test_a_list_whose_scores_are_no_probabilities_is_not_cached(cached: Recommender) -> None:
     async def logits(turn: Turn) -> np.ndarray:
         return 20 * await rank_here(turn) - 10
 
@@ -533,7 +529,7 @@ def test_a_list_of_scores_that_are_no_probabilities_is_not_kept(cached: Recommen
     assert len(cached.answers or ()) == 0
 
 
-def test_who_is_forgotten_finds_no_list_that_was_kept(cached: Recommender) -> None:
+def test_a_forgotten_shopper_gets_no_cached_list(cached: Recommender) -> None:
     (before,) = ask_all(cached, Counting(), KNOWN)
     assert "history" in {item.source for item in before.items}
     cached._store = MemoryStore()

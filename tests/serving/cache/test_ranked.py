@@ -38,7 +38,7 @@ def test_its_size_is_that_of_its_columns_and_objects(size: int) -> None:
 @pytest.mark.parametrize(
     ("score", "expected"), [(0.0, True), (1.0, True), (-1e-6, False), (1.1, False), (np.nan, False)]
 )
-def test_scores_beside_0_to_1_are_no_probabilities(score: float, expected: bool) -> None:
+def test_scores_outside_0_to_1_are_no_probabilities(score: float, expected: bool) -> None:
     ranked = ranked_of([1, 2, 3], history=False, whole=True)
     ranked.scores[1] = score
     assert ranked.holds_probabilities() == expected
@@ -68,7 +68,7 @@ def test_the_best_are_kept_in_the_order_of_their_scores(query: Query) -> None:
     assert ranked.times[ranked.codes == 50].tolist() in ([1], [])
 
 
-def test_few_candidates_are_all_there_are(query: Query) -> None:
+def test_a_list_of_few_candidates_is_complete(query: Query) -> None:
     ranked = best_of(query, Candidates(np.array([7]), np.array([4], np.int8)), np.array([0.1], np.float32))
     assert ranked.whole
     assert ranked.suffices(10)
@@ -76,7 +76,7 @@ def test_few_candidates_are_all_there_are(query: Query) -> None:
     assert nobody.whole
 
 
-def test_a_short_list_that_has_lost_some_is_no_longer_all_there_could_be(query: Query) -> None:
+def test_a_complete_list_with_items_removed_is_no_longer_complete(query: Query) -> None:
     codes, scores = np.arange(100, 140), np.linspace(1, 0.1, 40, dtype=np.float32)
     ranked = best_of(query, Candidates(codes, np.full(40, 4, np.int8)), scores)
     assert ranked.without(np.array([5])).suffices(20), "nothing was taken out"
@@ -86,7 +86,7 @@ def test_a_short_list_that_has_lost_some_is_no_longer_all_there_could_be(query: 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 10), st.integers(0, 30))
-def test_the_list_that_is_shown_is_the_one_that_all_candidates_give(seed: int, k: int, gone: int) -> None:
+def test_the_shown_list_is_the_one_computed_from_all_candidates(seed: int, k: int, gone: int) -> None:
     """Sold-out items leave the cached list; while it suffices, the answer is the computed one."""
     rng = np.random.default_rng(seed)
     statistics = STATISTICS

@@ -59,38 +59,38 @@ def computing(admission: Admission, answers: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("priority", "limit"), [("checkout", 100 * PATIENT), ("prefetch", 100 * PREFETCH)])
-def test_a_burst_may_use_most_of_the_deadline(priority: str, limit: float) -> None:
+def test_a_burst_may_wait_most_of_the_deadline(priority: str, limit: float) -> None:
     assert Admission(100.0).admits(waited(limit - 1, 1e3, priority), 1e3)
     assert not Admission(100.0).admits(waited(limit + 1, 1e3, priority), 1e3)
 
 
-def test_one_refusal_makes_nothing_strict() -> None:
+def test_one_refusal_does_not_tighten_the_limit() -> None:
     admission = Admission(100.0)
     assert not admission.admits(waited(99, 1e3), 1e3)
     assert admission.admits(waited(100 * PATIENT - 1, 1e3), 1e3)
 
 
-def test_a_queue_that_stands_is_kept_short_and_prefetches_out_of_it() -> None:
+def test_a_standing_queue_is_kept_short_and_refuses_prefetches() -> None:
     admission = overloaded(until=1e3)
     assert admission.admits(waited(100 * STRICT - 1, 1e3), 1e3)
     assert not admission.admits(waited(100 * STRICT + 1, 1e3), 1e3)
     assert not admission.admits(waited(1, 1e3, "prefetch"), 1e3)
 
 
-def test_a_wait_that_is_still_to_come_counts_and_makes_no_pause() -> None:
+def test_the_expected_wait_counts_but_is_no_calm_period() -> None:
     admission = overloaded(until=1e3)
     assert not admission.admits(waited(1, 1e3, "prefetch"), 1e3, ahead_s=2 * CALM_S)
     assert Admission(100.0).admits(waited(1, 1e3, "prefetch"), 1e3, ahead_s=100 * PREFETCH - 2)
     assert not Admission(100.0).admits(waited(1, 1e3, "prefetch"), 1e3, ahead_s=100 * PREFETCH)
 
 
-def test_after_a_pause_it_is_patient_again() -> None:
+def test_the_limit_relaxes_after_a_calm_period() -> None:
     admission, now = overloaded(until=1e3), 1e3 + 2 * CALM_S
     assert admission.admits(waited(100 * PATIENT - 1, now), now)
     assert admission.admits(waited(100 * PREFETCH - 1, now, "prefetch"), now)
 
 
-def test_prefetches_that_are_refused_make_nothing_strict() -> None:
+def test_refused_prefetches_do_not_tighten_the_limit() -> None:
     admission, now = overloaded(until=1e3), 1e3
     while now < 1e3 + 4 * STANDING_S:
         admission.admits(waited(1, now, "prefetch"), now)
@@ -99,7 +99,7 @@ def test_prefetches_that_are_refused_make_nothing_strict() -> None:
     assert admission.admits(waited(100 * PATIENT - 1, now), now)
 
 
-def test_a_caller_in_a_hurry_makes_nothing_strict() -> None:
+def test_a_short_deadline_does_not_tighten_the_limit() -> None:
     admission, now = Admission(100.0), 1e3
     while now < 1e3 + 4 * STANDING_S:
         assert not admission.admits(waited(1, now, given_s=1.0), now)
@@ -107,14 +107,14 @@ def test_a_caller_in_a_hurry_makes_nothing_strict() -> None:
     assert admission.admits(waited(100 * PATIENT - 1, now), now)
 
 
-def test_refusals_apart_from_each_other_are_bursts() -> None:
+def test_separate_refusals_count_as_bursts() -> None:
     admission = Admission(100.0)
     for now in range(1_000, 1_100):
         assert not admission.admits(waited(99, now), now)
     assert admission.admits(waited(100 * PATIENT - 1, 1_100), 1_100)
 
 
-def test_those_who_have_begun_are_in_front() -> None:
+def test_started_requests_count_as_ahead_in_the_queue() -> None:
     admission = Admission(100.0)
     for second in range(0, 4_000, 4):
         admission.served(second, second + 2)  # each takes two seconds, and two it rests
@@ -125,7 +125,7 @@ def test_those_who_have_begun_are_in_front() -> None:
     assert admission.admits(waited(100 * PATIENT - 1, now + 1), now + 1)
 
 
-def test_answers_that_were_made_together_share_their_time() -> None:
+def test_concurrent_answers_share_their_service_time() -> None:
     admission = Admission(100.0)
     for second in range(0, 4_000, 4):
         admission.served(second, second + 2)
@@ -148,7 +148,7 @@ def run(test: Callable[[VirtualLoop, LoopAdmission], Coroutine[Any, Any, None]])
         runner.run(test(loop, LoopAdmission(loop.time)))
 
 
-def test_who_comes_alone_waits_for_nobody() -> None:
+def test_a_single_request_does_not_wait() -> None:
     async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
         for _ in range(3):
             assert admission.enter(urgent=True) is None
@@ -159,7 +159,7 @@ def test_who_comes_alone_waits_for_nobody() -> None:
     run(test)
 
 
-def test_a_few_that_come_together_begin_together() -> None:
+def test_a_few_simultaneous_requests_start_together() -> None:
     async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
         for _ in range(4):
             assert admission.enter(urgent=True) is None
@@ -169,7 +169,7 @@ def test_a_few_that_come_together_begin_together() -> None:
     run(test)
 
 
-def test_in_a_burst_who_has_begun_goes_on_before_the_others_begin() -> None:
+def test_in_a_burst_started_requests_continue_before_new_ones_start() -> None:
     async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
         begun: list[int] = []
         begun_at_end: list[int] = []
@@ -193,7 +193,7 @@ def test_in_a_burst_who_has_begun_goes_on_before_the_others_begin() -> None:
     run(test)
 
 
-def test_a_slice_is_as_long_as_the_slowest_of_late_allow() -> None:
+def test_a_slice_follows_the_slowest_recent_steps() -> None:
     async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
         begun = 0
 
@@ -218,7 +218,7 @@ def test_a_slice_is_as_long_as_the_slowest_of_late_allow() -> None:
     run(test)
 
 
-def test_those_whom_nobody_waits_for_come_after_the_others() -> None:
+def test_prefetches_start_after_checkouts() -> None:
     async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
         begun: list[str] = []
 
@@ -234,7 +234,7 @@ def test_those_whom_nobody_waits_for_come_after_the_others() -> None:
     run(test)
 
 
-def test_who_has_left_takes_no_turn() -> None:
+def test_a_cancelled_request_takes_no_turn() -> None:
     async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
         assert admission.enter(urgent=True) is None
         loop.work(5 * STEP_MS)
@@ -250,7 +250,7 @@ def test_who_has_left_takes_no_turn() -> None:
     run(test)
 
 
-def test_how_long_a_newcomer_would_queue_is_learnt() -> None:
+def test_the_queueing_time_of_a_new_request_is_estimated() -> None:
     async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
         waits: list[float] = []
 
@@ -292,7 +292,7 @@ def spent(limits: ShopperLimits, user: str, now: float) -> int:
     return count
 
 
-def test_a_burst_at_once_and_the_limit_after_it() -> None:
+def test_a_shopper_may_burst_once_and_then_keeps_to_the_limit() -> None:
     limits = ShopperLimits(10.0)
     assert spent(limits, "u1", 100.0) == BURST + 1  # the one that reaches the limit is the last
     assert spent(limits, "u1", 101.0) == 10
@@ -300,7 +300,7 @@ def test_a_burst_at_once_and_the_limit_after_it() -> None:
     assert spent(limits, "u1", 101.0 + BURST_S + 0.1) == BURST + 1
 
 
-def test_others_and_those_without_a_name_are_not_touched() -> None:
+def test_the_limit_does_not_affect_other_or_anonymous_shoppers() -> None:
     limits = ShopperLimits(10.0)
     spent(limits, "u1", 100.0)
     assert limits.admits("u2", 100.0)
@@ -309,11 +309,11 @@ def test_others_and_those_without_a_name_are_not_touched() -> None:
     assert limits.admits(None, 100.0)
 
 
-def test_without_a_limit_nobody_is_refused() -> None:
+def test_without_a_limit_no_request_is_refused() -> None:
     assert spent(ShopperLimits(0.0), "u1", 100.0) == 1_000
 
 
-def test_who_is_within_the_limit_again_is_forgotten() -> None:
+def test_a_shopper_back_within_the_limit_is_forgotten() -> None:
     limits = ShopperLimits(10.0)
     spent(limits, "greedy", 100.0)
     for number in range(2 * MOST_SHOPPERS):
@@ -322,7 +322,7 @@ def test_who_is_within_the_limit_again_is_forgotten() -> None:
     assert len(limits._paid_at) <= MOST_SHOPPERS + 1
 
 
-def test_many_who_are_not_within_the_limit_are_looked_through_seldom() -> None:
+def test_many_shoppers_above_the_limit_are_scanned_rarely() -> None:
     limits, seen = ShopperLimits(10.0), list[dict[str, float]]()
     for number in range(MOST_SHOPPERS + 1_000):
         limits.spend(f"u{number}", 100.0)
@@ -339,7 +339,7 @@ def call_of(priority: str = "checkout") -> Call:
     return Call(0.0, 1e9, "given", priority=priority)
 
 
-def test_an_endpoint_computes_no_more_for_one_and_all_for_the_others(recommender: Recommender) -> None:
+def test_only_the_shopper_above_the_limit_loses_computed_answers(recommender: Recommender) -> None:
     checkout = Checkout(recommender, 1e12, user_limit_per_s=0.01 / BURST_S)  # none comes back meanwhile
     reasons: dict[str, Counter[str | None]] = {"greedy": Counter(), "other": Counter()}
 
@@ -359,7 +359,7 @@ def test_an_endpoint_computes_no_more_for_one_and_all_for_the_others(recommender
     assert reasons["other"] == {None: 5}
 
 
-def test_a_rehearsal_spends_nothing(recommender: Recommender) -> None:
+def test_a_rehearsal_uses_no_budget_of_a_shopper(recommender: Recommender) -> None:
     checkout = Checkout(recommender, 1e12, user_limit_per_s=1e-3)
 
     async def ask() -> list[str | None]:

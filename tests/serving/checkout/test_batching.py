@@ -134,7 +134,7 @@ def test_checkouts_come_before_prefetches_each_in_the_order_of_arrival() -> None
     assert shop.works == [[[1], [3]], [[4], [0]], [[2]]]
 
 
-def test_a_batch_holds_no_more_rows_than_the_limit_but_for_a_single_request() -> None:
+def test_only_a_single_request_may_exceed_the_row_limit_of_a_batch() -> None:
     shop = Shop(max_rows=4)
     shop.all(*(shop.ask([number] * size) for number, size in enumerate([3, 1, 2, 9, 1, 1])))
     sizes = [[len(work) for work in works] for works in shop.works]
@@ -155,7 +155,7 @@ def test_a_request_whose_deadline_passed_in_the_queue_is_not_sent() -> None:
     assert shop.works == [[[1]], [[3]]]
 
 
-def test_a_request_that_comes_too_late_is_not_sent() -> None:
+def test_a_request_that_arrives_too_late_is_not_sent() -> None:
     shop = Shop()
     [answer] = shop.all(shop.ask([1], at=1.0, deadline=0.5))
     assert isinstance(answer, DeadlineExceeded)
@@ -206,7 +206,7 @@ def test_rows_that_break_a_joined_call_fail_alone(word: str, error: type[Excepti
     assert shop.calls[1:] == [("a", [[1]]), ("a", [[word]]), ("a", [[2]])]
 
 
-def test_a_ranker_that_is_gone_is_asked_once_for_all() -> None:
+def test_an_unavailable_ranker_is_called_once_for_all_requests() -> None:
     shop = Shop()
     answers = shop.all(shop.ask([1]), shop.ask(["gone"]), shop.ask([2]))
     assert all(isinstance(answer, RankerUnavailable) for answer in answers)
@@ -228,7 +228,7 @@ def test_a_result_that_is_an_error_is_raised_to_its_request() -> None:
 
 
 @pytest.mark.parametrize("error", [StopAsyncIteration("model"), KeyError("model")])
-def test_no_request_hangs_whatever_the_model_raises(error: Exception) -> None:
+def test_no_request_hangs_on_any_error_of_the_model(error: Exception) -> None:
     async def fail(bundle_id: str, works: Sequence[int], deadline: float) -> list[int | Exception]:
         raise error
 
@@ -309,7 +309,7 @@ def test_calls_and_waits_are_counted() -> None:
     most_waiting=st.integers(1, 30),
     expected=st.integers(1, 20),
 )
-def test_each_request_gets_its_own_rows_once_whatever_happens(
+def test_each_request_gets_its_own_rows_once(
     asks: list[tuple[int, int, str, Priority, float | None, float | None]],
     max_wait_ms: float,
     max_rows: int,

@@ -16,17 +16,17 @@ def learnt(times_s: Iterable[float], candidates: int = 0, budget: Budget | None 
     return budget
 
 
-def test_nothing_is_known_of_a_stage_that_was_not_seen_a_few_times() -> None:
+def test_a_stage_has_no_budget_before_enough_calls() -> None:
     assert learnt([9.0] * (FIRST - 1)).of() == 0
     assert learnt([9.0] * FIRST).of() == 9.0
 
 
-def test_the_first_times_of_a_process_do_not_count_as_what_is_usual() -> None:
+def test_the_first_times_of_a_process_do_not_shape_the_budget() -> None:
     assert learnt([*[3.0] * (FIRST // 2 - 1), *[0.002] * (FIRST // 2 + 1)]).of() == 0.002
 
 
 @pytest.mark.parametrize("candidates", [0, 50, 150, 500, 2_000])
-def test_it_is_what_nineteen_of_twenty_keep_to(candidates: int) -> None:
+def test_the_budget_is_the_95th_percentile(candidates: int) -> None:
     times = np.random.default_rng(candidates).lognormal(np.log(0.002), 0.5, 4_000)
     budget = learnt(times[:2_000], candidates)
     within = 0
@@ -36,14 +36,14 @@ def test_it_is_what_nineteen_of_twenty_keep_to(candidates: int) -> None:
     assert 0.91 < within / 2_000 < 0.97
 
 
-def test_one_pause_counts_no_more_than_any_late_answer() -> None:
+def test_one_pause_counts_like_any_late_answer() -> None:
     budget = learnt([0.002] * 50)
     usual = budget.of()
     assert learnt([60.0], budget=budget).of() < 1.1 * usual
 
 
 @pytest.mark.parametrize("candidates", [0, 150, 500])
-def test_it_follows_a_stage_that_becomes_slow_and_quick_again(candidates: int) -> None:
+def test_the_budget_follows_a_stage_that_slows_and_recovers(candidates: int) -> None:
     rng = np.random.default_rng(1)
     budget = learnt(rng.normal(0.002, 0.0002, 200), candidates)
     assert learnt(rng.normal(0.02, 0.002, 60), candidates, budget).of(candidates) > 0.018
@@ -66,7 +66,7 @@ def test_there_is_time_for_as_many_candidates_as_the_budget_says() -> None:
     assert learnt([0.005] * 100).most(0.002) == 0, "it does not depend on them"
 
 
-def test_a_budget_that_keeps_everybody_out_is_believed_less_until_somebody_sees_the_stage() -> None:
+def test_a_budget_that_refuses_all_requests_decays_until_the_next_sample() -> None:
     budget, now = learnt([0.03] * 100), 0.0
     usual = budget.of()
     for _ in range(20):
@@ -82,7 +82,7 @@ def test_a_budget_that_keeps_everybody_out_is_believed_less_until_somebody_sees_
     assert budget.of() < 0.02 * usual
 
 
-def test_a_budget_that_keeps_everybody_out_for_ever_can_still_be_asked() -> None:
+def test_a_budget_that_decays_for_long_still_answers_and_learns() -> None:
     budget, now = learnt([0.03] * 100, SCALE), 0.0
     for _ in range(4_000):
         now += 2 * UNSEEN_S
@@ -93,13 +93,13 @@ def test_a_budget_that_keeps_everybody_out_for_ever_can_still_be_asked() -> None
     assert budget.of(SCALE) == pytest.approx(0.03, rel=0.2)
 
 
-def test_of_the_times_of_a_stage_two_numbers_are_kept() -> None:
+def test_a_budget_stores_numbers_and_no_list_of_times() -> None:
     budget = learnt([0.002] * FIRST)
     kept = [getattr(budget, name) for name in Budget.__slots__]
     assert not any(isinstance(one, list) for one in kept)
 
 
-def test_a_budget_whose_stage_is_seen_is_believed_whoever_is_kept_out() -> None:
+def test_a_budget_with_recent_samples_does_not_decay() -> None:
     budget, now = learnt([0.03] * 100), 0.0
     for _ in range(100):
         now += UNSEEN_S / 2
@@ -119,7 +119,7 @@ def all_learnt() -> Budgets:
     return budgets
 
 
-def test_without_experience_all_has_room() -> None:
+def test_without_samples_every_request_fits() -> None:
     assert Budgets().has_room(1e-9, 500)
     assert Budgets().most(1e-9, 500, 50, 0.0) == 500
 
@@ -128,14 +128,14 @@ def test_without_experience_all_has_room() -> None:
     ("left_s", "candidates", "has_room"),
     [(0.0141, 500, True), (0.0139, 500, False), (0.0051, 50, True), (0.0049, 50, False)],
 )
-def test_an_answer_has_room_where_all_its_stages_have(left_s: float, candidates: int, has_room: bool) -> None:
+def test_an_answer_fits_if_all_its_stages_fit(left_s: float, candidates: int, has_room: bool) -> None:
     assert all_learnt().has_room(left_s, candidates) == has_room
 
 
 @pytest.mark.parametrize(
     ("left_s", "most"), [(0.0111, 500), (0.00605, 252), (0.00205, 52), (0.0019, 0), (0.0, 0), (-1.0, 0)]
 )
-def test_as_many_candidates_are_ranked_as_there_is_time_for(left_s: float, most: int) -> None:
+def test_the_time_left_decides_the_number_of_candidates(left_s: float, most: int) -> None:
     assert all_learnt().most(left_s, 500, 50, 0.0) == most
 
 

@@ -27,7 +27,7 @@ def test_a_header_may_shorten_the_deadline_and_never_lengthens_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "1 2"])
-def test_a_deadline_that_is_no_time_is_refused(text: str) -> None:
+def test_an_invalid_deadline_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="x-deadline-ms must be a number of milliseconds above 0"):
         read(x_deadline_ms=text)
 
@@ -38,7 +38,7 @@ def test_the_priority_is_one_of_two() -> None:
         read(x_priority="urgent")
 
 
-def test_a_given_id_is_kept_and_others_are_all_different() -> None:
+def test_a_given_id_is_kept_and_generated_ids_are_distinct() -> None:
     assert read(x_request_id="till-4").request_id == "till-4"
     made = [read(x_request_id=bad).request_id for bad in ("", "a\x00b", "x" * 129)]
     assert len({*made, *(read().request_id for _ in range(100))}) == 103

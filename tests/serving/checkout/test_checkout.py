@@ -79,7 +79,7 @@ def test_requests_that_share_calls_are_answered_as_if_alone(recommender: Recomme
     assert max(sizes) > 1
 
 
-def test_in_a_burst_who_has_begun_is_answered_before_the_last_begin(recommender: Recommender) -> None:
+def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: Recommender) -> None:
     begun = 0
     begun_when_answered: list[int] = []
 
@@ -177,7 +177,7 @@ def test_broken_retrieval_is_answered_by_the_store_s_best_sellers(recommender: R
     assert {item.source for item in answer.items} == {"store"}
 
 
-def test_when_all_is_broken_the_answer_is_an_empty_list(
+def test_with_every_part_broken_the_answer_is_an_empty_list(
     recommender: Recommender, caplog: pytest.LogCaptureFixture
 ) -> None:
     nothing = Recommender(recommender.bundle, open_store("memory:"))
@@ -192,7 +192,7 @@ def test_the_fallback_knows_best_sellers_for_a_profile_of_another_bundle(recomme
     assert recommender.fallback(replace(REQUEST, profile="no such profile"), "test").items == expected != ()
 
 
-def test_a_late_answer_steps_down(recommender: Recommender, tmp_path: Path) -> None:
+def test_a_late_answer_takes_a_lower_rung(recommender: Recommender, tmp_path: Path) -> None:
     log = PredictionLog(tmp_path, ())
     late = Recommender(recommender.bundle, open_store("memory:"), log)
     assert ask(late, limit_s=0.0).degraded_reason == "deadline_exceeded"
@@ -204,7 +204,7 @@ def test_a_late_answer_steps_down(recommender: Recommender, tmp_path: Path) -> N
     ("priority", "waited_s", "reason"),
     [("checkout", 70, None), ("checkout", 90, "overloaded"), ("prefetch", 8, None)],
 )
-def test_who_waited_for_most_of_the_deadline_is_answered_at_once(
+def test_a_request_that_queued_too_long_is_answered_at_once(
     recommender: Recommender, priority: str, waited_s: float, reason: str | None
 ) -> None:
     arrived = time.perf_counter() - waited_s
@@ -224,7 +224,7 @@ def test_a_prefetch_without_time_is_refused_and_computes_nothing(recommender: Re
     assert not turns
 
 
-def test_who_is_computed_is_counted_whatever_becomes_of_it(recommender: Recommender) -> None:
+def test_a_computing_request_is_counted_for_any_outcome(recommender: Recommender) -> None:
     seen: list[int] = []
 
     async def rank(turn: Turn) -> np.ndarray:
@@ -246,7 +246,7 @@ def test_who_is_computed_is_counted_whatever_becomes_of_it(recommender: Recommen
     assert (seen, checkout.service.admission._computing) == ([1] * 4, 0)
 
 
-def test_a_request_whose_client_has_left_does_not_reach_the_ranker(recommender: Recommender) -> None:
+def test_a_disconnected_clients_request_does_not_reach_the_ranker(recommender: Recommender) -> None:
     ranked: list[Turn] = []
     left = iter([False, True, True])  # between retrieval and ranking
 
@@ -261,7 +261,7 @@ def test_a_request_whose_client_has_left_does_not_reach_the_ranker(recommender: 
     assert not ranked
 
 
-def test_a_swap_between_requests_leaves_those_on_their_way_alone(recommender: Recommender) -> None:
+def test_a_swap_does_not_affect_requests_in_flight(recommender: Recommender) -> None:
     other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
 
     async def swap_while_ranking() -> tuple[Response, Response]:
@@ -322,7 +322,7 @@ def test_a_fallback_took_as_long_as_the_request_waited_for_it(recommender: Recom
     assert answer.stage_ms["total"] >= 100 > answer.stage_ms["fallback"]
 
 
-def test_the_wait_for_others_is_measured(recommender: Recommender) -> None:
+def test_the_wait_for_a_shared_call_is_measured(recommender: Recommender) -> None:
     def waited_s() -> float:
         return REGISTRY.get_sample_value("reco_queue_seconds_sum") or 0.0
 
@@ -360,7 +360,7 @@ def told_of(caplog: pytest.LogCaptureFixture, checkout: Checkout) -> Response:
     ],
 )
 @pytest.mark.parametrize("error", [KeyError(SECRET.user_id), ValueError(SECRET), KeyError(SECRET.basket[0])])
-def test_a_fault_of_ours_tells_the_log_where_it_is_and_nothing_of_the_shopper(
+def test_an_internal_error_logs_its_place_and_no_shopper_data(
     recommender: Recommender,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -389,7 +389,7 @@ def test_a_fault_of_ours_tells_the_log_where_it_is_and_nothing_of_the_shopper(
 
 
 @pytest.mark.parametrize("broken", ["fallback", "last_kept", "key"])
-def test_nor_does_one_on_the_way_down_or_in_the_cache(
+def test_an_error_in_a_fallback_or_the_cache_logs_no_shopper_data(
     recommender: Recommender,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -408,7 +408,7 @@ def test_nor_does_one_on_the_way_down_or_in_the_cache(
 
 
 @pytest.mark.parametrize("reason", ["features_unavailable", "features_invalid"])
-def test_nor_does_a_row_that_cannot_be_used(
+def test_an_unusable_row_logs_no_shopper_data(
     recommender: Recommender, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:
     class Broken(MemoryStore):
@@ -438,7 +438,7 @@ def experienced(
     return checkout
 
 
-def test_with_time_for_some_candidates_these_are_ranked_as_if_they_were_all(recommender: Recommender) -> None:
+def test_with_time_for_some_candidates_only_these_are_ranked(recommender: Recommender) -> None:
     turns: list[Turn] = []
     checkout = experienced(Checkout(recommender, 1e6, observers=(turns.append,)), ranking_s=1_000.0)
     answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
@@ -456,7 +456,7 @@ def test_with_time_for_some_candidates_these_are_ranked_as_if_they_were_all(reco
     assert (answer.rung, answer.degraded, answer.degraded_reason) == ("fewer", True, "deadline_near")
 
 
-def test_with_time_for_all_the_answer_is_what_it_always_was(recommender: Recommender) -> None:
+def test_with_time_for_all_candidates_the_answer_is_unchanged(recommender: Recommender) -> None:
     checkout = experienced(Checkout(recommender, 1e6), 1.0, 10.0, 1.0)
     answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
     assert structs.replace(answer, stage_ms={}) == structs.replace(
@@ -465,7 +465,7 @@ def test_with_time_for_all_the_answer_is_what_it_always_was(recommender: Recomme
 
 
 @pytest.mark.parametrize("slow", ["retrieval_s", "ranking_s", "reranking_s"])
-def test_what_would_not_end_in_time_is_not_begun(recommender: Recommender, slow: str) -> None:
+def test_a_stage_that_would_miss_the_deadline_is_not_started(recommender: Recommender, slow: str) -> None:
     begun: list[Turn] = []
 
     async def find(turn: Turn) -> np.ndarray:
@@ -478,7 +478,7 @@ def test_what_would_not_end_in_time_is_not_begun(recommender: Recommender, slow:
     assert not begun
 
 
-def test_time_that_retrieval_took_is_missing_for_the_ranking(recommender: Recommender) -> None:
+def test_slow_retrieval_leaves_less_time_for_ranking(recommender: Recommender) -> None:
     async def find(turn: Turn) -> np.ndarray:
         await asyncio.sleep(0.5)
         return await find_here(turn)
@@ -491,9 +491,7 @@ def test_time_that_retrieval_took_is_missing_for_the_ranking(recommender: Recomm
 
 
 @pytest.mark.parametrize("stage", ["find", "rank"])
-def test_a_stage_that_never_answers_holds_nobody_past_its_budget(
-    recommender: Recommender, stage: str
-) -> None:
+def test_a_hanging_stage_holds_no_request_past_its_budget(recommender: Recommender, stage: str) -> None:
     """What comes after it has its share: half an hour of the hour here."""
     waits: list[float] = []
 
@@ -509,7 +507,7 @@ def test_a_stage_that_never_answers_holds_nobody_past_its_budget(
     assert waits == [pytest.approx(1_800.0)]
 
 
-def test_retrieval_that_came_too_late_is_learnt_from(recommender: Recommender) -> None:
+def test_late_retrieval_still_updates_the_budget(recommender: Recommender) -> None:
     async def hangs(turn: Turn) -> np.ndarray:
         await asyncio.sleep(3_600)
         raise AssertionError("nobody waits so long")
@@ -521,7 +519,7 @@ def test_retrieval_that_came_too_late_is_learnt_from(recommender: Recommender) -
 
 
 @pytest.mark.parametrize(("stage", "reason"), [("find", "preprocess_error"), ("rank", "predict_error")])
-def test_a_time_out_of_a_stage_s_own_is_a_fault_of_ours(
+def test_a_timeout_inside_a_stage_is_an_internal_error(
     recommender: Recommender, stage: str, reason: str
 ) -> None:
     async def raises(turn: Turn) -> np.ndarray:
@@ -532,7 +530,7 @@ def test_a_time_out_of_a_stage_s_own_is_a_fault_of_ours(
 
 
 @pytest.mark.slow
-def test_a_ranker_that_is_too_slow_gets_fewer_candidates_and_all_when_it_is_quick_again(
+def test_a_slow_ranker_gets_fewer_candidates_until_it_recovers(
     recommender: Recommender,
 ) -> None:
     each_s = 1e-3
@@ -562,7 +560,7 @@ def test_a_ranker_that_is_too_slow_gets_fewer_candidates_and_all_when_it_is_quic
     asyncio.run(run())
 
 
-def test_every_stage_is_learnt_from_and_a_rehearsal_is_not(recommender: Recommender) -> None:
+def test_every_stage_updates_its_budget_except_in_a_rehearsal(recommender: Recommender) -> None:
     checkout = Checkout(recommender, 1e6)
 
     async def ask_often() -> None:
@@ -580,7 +578,7 @@ def test_every_stage_is_learnt_from_and_a_rehearsal_is_not(recommender: Recommen
     assert 0 < budgets.ranking.of(100) < 1
 
 
-def test_a_read_of_the_store_gets_the_time_that_the_rest_does_not_need(recommender: Recommender) -> None:
+def test_a_store_read_may_take_the_time_not_needed_by_later_stages(recommender: Recommender) -> None:
     read_by: list[float] = []
 
     class Asked(MemoryStore):

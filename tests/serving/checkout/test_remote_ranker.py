@@ -53,7 +53,7 @@ def ranked(address: str, *turns: Turn) -> list[np.ndarray]:
     return asyncio.run(run())
 
 
-def test_the_scores_are_those_of_this_process(endpoint: Any, recommender: Recommender) -> None:
+def test_the_scores_equal_those_of_this_process(endpoint: Any, recommender: Recommender) -> None:
     for scores in ranked(endpoint.grpc, turn(recommender), turn(recommender)):
         here = turn(recommender).prepared
         assert here is not None
@@ -74,7 +74,7 @@ def test_a_ranker_that_does_not_have_the_model_is_unavailable(
         ranked(f"{endpoint.grpc}/ranker-{{bundle_id}}", turn(recommender))
 
 
-def test_a_ranker_that_is_not_there_is_told_long_before_the_deadline(recommender: Recommender) -> None:
+def test_a_missing_ranker_is_reported_long_before_the_deadline(recommender: Recommender) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -82,7 +82,7 @@ def test_a_ranker_that_is_not_there_is_told_long_before_the_deadline(recommender
             ranked(address, turn(recommender, limit_s=600.0))  # the test would take as long
 
 
-def test_a_ranker_that_does_not_answer_costs_the_deadline_and_no_more(recommender: Recommender) -> None:
+def test_a_hanging_ranker_costs_no_more_than_the_deadline(recommender: Recommender) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -134,7 +134,7 @@ def answered(recommender: Recommender, model: str, *, raw: bool, told: str | Non
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_ranker_that_does_not_tell_its_bundle_must_be_named_after_it(
+def test_a_ranker_without_a_bundle_id_must_be_named_after_the_bundle(
     recommender: Recommender, raw: bool
 ) -> None:
     scores = answered(recommender, "/ranker-{bundle_id}", raw=raw, told=None)
@@ -161,7 +161,7 @@ def test_a_dead_ranker_is_answered_by_a_fallback_with_its_reason(recommender: Re
     assert issubclass(RankerUnavailable, RankingFailed)
 
 
-def test_an_endpoint_that_ranks_elsewhere_gives_the_same_answers(
+def test_an_endpoint_with_a_remote_ranker_gives_the_same_answers(
     endpoint: Any,
     client: httpx.Client,
     start_endpoint: Any,
@@ -275,7 +275,7 @@ async def within(condition: Callable[[], bool], seconds: float = 20.0) -> float:
     return time.perf_counter() - began
 
 
-def test_a_ranker_that_is_killed_is_not_asked_for_long_and_found_when_it_is_back(
+def test_a_killed_ranker_is_skipped_and_used_again_after_its_return(
     recommender: Recommender,
 ) -> None:
     def opened() -> float | None:
@@ -307,7 +307,7 @@ def test_a_ranker_that_is_killed_is_not_asked_for_long_and_found_when_it_is_back
     asyncio.run(run())
 
 
-def test_a_ranker_that_hangs_is_given_up_after_a_few_calls_and_asked_when_it_answers(
+def test_a_hanging_ranker_is_skipped_until_it_answers_again(
     recommender: Recommender,
 ) -> None:
     async def run() -> None:
@@ -332,7 +332,7 @@ def test_a_ranker_that_hangs_is_given_up_after_a_few_calls_and_asked_when_it_ans
     asyncio.run(run())
 
 
-def test_what_is_wrong_with_a_request_does_not_take_the_ranker_from_others(recommender: Recommender) -> None:
+def test_an_invalid_request_does_not_open_the_circuit_breaker(recommender: Recommender) -> None:
     from serving.checkout.remote_ranker import FAIR_S, MARGIN_S
 
     other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
@@ -355,7 +355,7 @@ def test_what_is_wrong_with_a_request_does_not_take_the_ranker_from_others(recom
     asyncio.run(run())
 
 
-def test_a_model_that_is_not_ready_is_not_asked(recommender: Recommender) -> None:
+def test_a_model_that_is_not_ready_gets_no_requests(recommender: Recommender) -> None:
     async def run() -> None:
         async with ranking(recommender, probe_s=0.05) as (elsewhere, ranker):
             await ranker.rank(turn(recommender))
@@ -373,7 +373,7 @@ def test_a_model_that_is_not_ready_is_not_asked(recommender: Recommender) -> Non
     asyncio.run(run())
 
 
-def test_a_call_ends_when_what_comes_after_it_would_be_late(recommender: Recommender) -> None:
+def test_a_call_ends_in_time_for_the_later_stages(recommender: Recommender) -> None:
     async def run() -> float:
         async with ranking(recommender) as (elsewhere, ranker):
             await ranker.rank(turn(recommender))
@@ -388,7 +388,7 @@ def test_a_call_ends_when_what_comes_after_it_would_be_late(recommender: Recomme
     assert 0.1 < asyncio.run(run()) < 20
 
 
-def test_who_waits_when_the_connection_is_closed_is_answered(recommender: Recommender) -> None:
+def test_a_request_in_flight_is_answered_when_the_connection_closes(recommender: Recommender) -> None:
     async def run() -> None:
         async with ranking(recommender) as (elsewhere, ranker):
             await ranker.rank(turn(recommender))

@@ -90,7 +90,7 @@ def way_of_one_request(bundle: Path, settings: Settings) -> tuple[list[str], dic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_the_way_of_a_request_is_short(
+def test_a_request_passes_few_functions(
     toy_bundle: Path,
     toy_store: str,
     valkey: tuple[str, object],

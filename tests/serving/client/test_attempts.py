@@ -26,11 +26,11 @@ def test_the_path_is_the_endpoints() -> None:
         (404, "unexpected_status"),
     ],
 )
-def test_what_a_status_means(status: int, reason: str) -> None:
+def test_each_status_has_its_reason(status: int, reason: str) -> None:
     assert attempts._reason_of(status) == reason
 
 
-def test_the_budget_is_a_tenth_of_the_calls_and_saves_up_a_few() -> None:
+def test_the_retry_budget_is_a_tenth_of_the_calls_with_a_small_reserve() -> None:
     budget, calls = RetryBudget(), 10_000
     spent = 0
     for _ in range(calls):

@@ -227,7 +227,7 @@ def test_a_request_without_an_id_gets_one(serve: Callable[[Say], Server], ask: A
     assert answer.request_id == server.requests[0][1]["request_id"] != ""
 
 
-def test_fields_of_tomorrow_are_passed_over(serve: Callable[[Say], Server], ask: Ask) -> None:
+def test_unknown_fields_are_ignored(serve: Callable[[Say], Server], ask: Ask) -> None:
     def tomorrow(number: int, document: dict[str, Any]) -> bytes:
         item = {"item_id": "i1", "score": 1, "stars": [5]}
         return http(200, json.dumps({"items": [item], "mood": {"good": True}}).encode())
@@ -237,7 +237,7 @@ def test_fields_of_tomorrow_are_passed_over(serve: Callable[[Say], Server], ask:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"items": [], "request_id": "of somebody else"}'])
-def test_what_is_no_answer_is_none(serve: Callable[[Say], Server], ask: Ask, body: bytes) -> None:
+def test_an_invalid_answer_is_refused(serve: Callable[[Say], Server], ask: Ask, body: bytes) -> None:
     server = serve(always(http(200, body)))
     check_fallback(ask(server.url), answers.MALFORMED_ANSWER)
     assert len(server.requests) == 1
@@ -276,7 +276,7 @@ def test_a_name_service_that_hangs_costs_the_deadline_and_one_thread(ask: Ask) -
     over.set()
 
 
-def test_the_waiting_side_needs_no_loop_that_turns(serve: Callable[[Say], Server]) -> None:
+def test_a_blocked_event_loop_does_not_block_the_caller(serve: Callable[[Say], Server]) -> None:
     with Client(serve(good).url, BEST, deadline_ms=PATIENT_MS) as asking:
         assert not asking.recommend([]).degraded
         assert asking._loop_thread is not None
@@ -290,13 +290,15 @@ def test_the_waiting_side_needs_no_loop_that_turns(serve: Callable[[Say], Server
 
 
 @pytest.mark.parametrize("first", [RESET, HALF, http(503, b"{}"), http(429, b"{}"), http(500, b"")], ids=repr)
-def test_one_failure_is_hidden(serve: Callable[[Say], Server], ask: Ask, first: bytes | str) -> None:
+def test_one_failure_is_hidden_by_a_retry(
+    serve: Callable[[Say], Server], ask: Ask, first: bytes | str
+) -> None:
     server = serve(then(first))
     assert ask(server.url, request_id="r") == answer_to({"request_id": "r"})
     assert len(server.requests) == 2
 
 
-def test_a_process_that_dies_under_a_connection_is_hidden(serve: Callable[[Say], Server]) -> None:
+def test_a_process_that_dies_during_a_call_is_hidden_by_a_retry(serve: Callable[[Say], Server]) -> None:
     server = serve(lambda number, document: RESET if number == 3 else good(number, document))
     with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
         assert not any(asking.recommend([]).degraded for _ in range(6))
@@ -312,7 +314,7 @@ def test_a_process_that_dies_under_a_connection_is_hidden(serve: Callable[[Say],
         (http(502, b"{}"), answers.SERVER_ERROR),
     ],
 )
-def test_two_failures_are_told(
+def test_two_failures_give_a_fallback(
     serve: Callable[[Say], Server], ask: Ask, said: bytes | str, reason: str
 ) -> None:
     server = serve(always(said))
@@ -330,7 +332,7 @@ def test_two_failures_are_told(
         (302, answers.UNEXPECTED_STATUS),
     ],
 )
-def test_what_would_fail_again_is_asked_once(
+def test_an_error_that_would_repeat_is_not_retried(
     serve: Callable[[Say], Server], ask: Ask, status: int, reason: str
 ) -> None:
     server = serve(always(http(status, b'{"error": "k must be 0 or more"}')))
@@ -338,13 +340,13 @@ def test_what_would_fail_again_is_asked_once(
     assert len(server.requests) == 1
 
 
-def test_nobody_listens(ask: Ask) -> None:
+def test_a_closed_port_gives_a_fallback(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     check_fallback(ask(f"http://127.0.0.1:{port}"), answers.CONNECTION_FAILED)
 
 
-def test_a_storm_is_a_tenth_more_and_no_more(serve: Callable[[Say], Server]) -> None:
+def test_retries_add_at_most_a_tenth_to_the_load(serve: Callable[[Say], Server]) -> None:
     calls = 200
     # One good answer among four keeps the breaker shut: it is the budget that holds.
     server = serve(lambda n, document: good(n, document) if n % 4 == 3 else http(503, b"{}"))
@@ -357,7 +359,7 @@ def test_a_storm_is_a_tenth_more_and_no_more(serve: Callable[[Say], Server]) -> 
 # ------------------------------------------------------------------------------------------- breaker
 
 
-def test_a_server_that_goes_on_failing_is_left_alone(serve: Callable[[Say], Server]) -> None:
+def test_a_server_that_keeps_failing_gets_no_more_requests(serve: Callable[[Say], Server]) -> None:
     server = serve(always(http(500, b"")))
     with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
         for _ in range(attempts.FAILURES):
@@ -367,7 +369,7 @@ def test_a_server_that_goes_on_failing_is_left_alone(serve: Callable[[Say], Serv
         assert len(server.requests) == asked
 
 
-def test_requests_that_are_refused_leave_the_breaker_shut(serve: Callable[[Say], Server]) -> None:
+def test_refused_requests_leave_the_breaker_closed(serve: Callable[[Say], Server]) -> None:
     with Client(serve(always(http(400, b"{}"))).url, BEST, deadline_ms=PATIENT_MS) as asking:
         for _ in range(2 * attempts.FAILURES):
             check_fallback(asking.recommend(["b2"]), answers.INVALID_REQUEST)
@@ -376,14 +378,14 @@ def test_requests_that_are_refused_leave_the_breaker_shut(serve: Callable[[Say],
 # ------------------------------------------------------------------------------------------ addresses
 
 
-def test_a_name_that_is_gone(ask: Ask) -> None:
+def test_an_unresolvable_name_gives_a_fallback(ask: Ask) -> None:
     def gone(host: str, port: int) -> Sequence[str]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     check_fallback(ask("http://recommender.shop", options={"resolve": gone}), answers.NAME_UNRESOLVED)
 
 
-def test_an_address_that_is_known_outlives_the_name_service(
+def test_a_known_address_outlives_the_name_service(
     serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "NAME_TTL_S", 0.0)
@@ -434,7 +436,9 @@ def test_the_retry_takes_the_next_address_and_stays_with_it(serve: Callable[[Say
         {"basket": iter(["b2"])},
     ],
 )
-def test_what_cannot_be_sent_is_not(serve: Callable[[Say], Server], ask: Ask, wrong: dict[str, Any]) -> None:
+def test_an_invalid_request_is_not_sent(
+    serve: Callable[[Say], Server], ask: Ask, wrong: dict[str, Any]
+) -> None:
     server = serve(good)
     answer = ask(server.url, **{"basket": [], **wrong})
     check_fallback(answer, answers.INVALID_REQUEST, BEST)
@@ -464,7 +468,7 @@ class Lazy:
 
 
 @pytest.mark.parametrize(("kind", "items"), [(Rows, BEST[1:]), (Lazy, BEST)])
-def test_a_basket_that_cannot_be_read_raises_nothing(
+def test_an_unreadable_basket_raises_nothing(
     serve: Callable[[Say], Server], ask: Ask, kind: type, items: list[str]
 ) -> None:
     server = serve(good)
@@ -482,13 +486,13 @@ def test_the_best_sellers_are_k_without_the_basket(k: int, items: list[str]) -> 
 
 
 @pytest.mark.parametrize("url", ["recommender:8080", "ftp://recommender", "http://", ""])
-def test_an_address_that_cannot_be_meant(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError):
         Client(url, BEST)
 
 
 @pytest.mark.parametrize("deadline_ms", [0, -1, math.nan, math.inf])
-def test_a_deadline_that_cannot_be_meant(deadline_ms: float) -> None:
+def test_an_invalid_deadline_is_refused(deadline_ms: float) -> None:
     with pytest.raises(ValueError, match="milliseconds above 0"):
         AsyncClient("http://127.0.0.1", BEST, deadline_ms=deadline_ms)
 
@@ -532,7 +536,7 @@ def test_callers_together_share_a_thread_and_few_connections(serve: Callable[[Sa
     assert not any(thread.is_alive() for thread in ours)
 
 
-def test_calls_that_hung_leave_their_connections_to_the_next(
+def test_hung_calls_return_their_connections(
     serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "FAILURES", 1_000)
@@ -580,7 +584,7 @@ def test_a_closed_client_answers_without_the_endpoint(serve: Callable[[Say], Ser
     assert len(server.requests) == 1
 
 
-def test_closing_ends_a_call_under_way(serve: Callable[[Say], Server]) -> None:
+def test_closing_ends_a_call_in_flight(serve: Callable[[Say], Server]) -> None:
     server, replies = serve(always(NEVER)), list[Recommendations]()
     asking = Client(server.url, BEST, deadline_ms=PATIENT_MS)
     caller = threading.Thread(target=lambda: replies.append(asking.recommend(["b2"])))
@@ -605,7 +609,7 @@ def test_a_caller_that_is_cancelled_stays_cancelled(serve: Callable[[Say], Serve
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "no JSON"])
-def test_a_file_that_holds_no_best_sellers(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_of_best_sellers_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "best.json").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError):
         client.read_best_sellers(tmp_path / "best.json")
@@ -667,7 +671,7 @@ print(*late)
 
 
 @pytest.mark.slow
-def test_a_process_that_is_forked_off_goes_on(serve: Callable[[Say], Server]) -> None:
+def test_a_forked_process_can_use_the_client(serve: Callable[[Say], Server]) -> None:
     program = """
 import os, sys
 from serving.client.client import Client

@@ -28,7 +28,7 @@ def test_the_asynchronous_fake_does_the_same() -> None:
     assert (answer.degraded_reason, [item.item_id for item in answer.items]) == ("overloaded", ["b1"])
 
 
-def test_all_have_the_same_methods() -> None:
+def test_all_clients_have_the_same_methods() -> None:
     public = {
         kind: {name for name in vars(kind) if not name.startswith("_")}
         for kind in (Client, AsyncClient, FakeClient, AsyncFakeClient)

@@ -37,7 +37,7 @@ def lines(*turns: Turn, key: str = "k") -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_line_says_how_a_request_was_answered() -> None:
+def test_a_line_shows_the_outcome_of_a_request() -> None:
     (line,) = lines(turn())
     assert isinstance(line.pop("at"), float)
     assert line == {
@@ -86,7 +86,7 @@ def test_lines_that_are_not_read_are_dropped_and_counted_without_waiting() -> No
     log.close()
 
 
-def test_a_closed_pipe_ends_nothing() -> None:
+def test_logging_to_a_closed_pipe_raises_nothing() -> None:
     stream = io.BytesIO()
     stream.close()
     log = RequestLog(stream, "k")

@@ -55,7 +55,7 @@ def test_lines_that_are_not_read_are_dropped_and_counted_without_waiting() -> No
     assert stream.getvalue().startswith(b"line 0\nline 1\n")
 
 
-def test_a_closed_pipe_ends_nothing() -> None:
+def test_logging_to_a_closed_pipe_raises_nothing() -> None:
     before, stream = dropped(), io.BytesIO()
     stream.close()
     handler = BackgroundHandler(stream)
@@ -121,7 +121,7 @@ def test_messages_of_our_own_errors_and_of_the_system_s_stay() -> None:
     )
 
 
-def test_errors_in_a_ring_have_an_end() -> None:
+def test_a_cycle_of_error_causes_is_cut_off() -> None:
     error = raised(KeyError(CANARY))
     error.__cause__ = ValueError(CANARY)
     error.__cause__.__cause__ = error

@@ -50,7 +50,7 @@ def test_a_request_has_a_span_for_its_wait_and_each_stage() -> None:
     assert (root.attributes["reco.bundle_id"], root.attributes["reco.rung"]) == ("b1", "full")
 
 
-def test_the_caller_s_trace_goes_on() -> None:
+def test_the_caller_s_trace_is_continued() -> None:
     root = spans(f"00-{TRACE}-{PARENT}-01")["recommend"]
     assert f"{root.context.trace_id:032x}" == TRACE
     assert root.parent is not None

@@ -57,7 +57,7 @@ def test_each_form_is_read(url: str, expected: RedisAddress) -> None:
         ("rediss://:hunter2@cache?ssl_check_hostname=hunter2", "the parameter 'ssl_check_hostname'"),
     ],
 )
-def test_a_wrong_url_is_told_without_its_password(url: str, why: str) -> None:
+def test_a_wrong_url_is_reported_without_its_password(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why) as caught:
         parse_redis_url(url)
     assert "hunter2" not in str(caught.value)
@@ -82,7 +82,7 @@ def test_an_address_shows_no_password() -> None:
         ("sqlite:///x.db", "sqlite:///x.db"),
     ],
 )
-def test_a_password_is_put_where_none_is(url: str, expected: str) -> None:
+def test_a_password_is_added_to_a_url_without_one(url: str, expected: str) -> None:
     assert with_password(url, "s@me/") == expected
     assert with_password(url, "") == url
     if is_redis_url(url):

@@ -107,7 +107,7 @@ def test_an_error_shows_its_code_alone_and_the_connection_stays_open() -> None:
         b"$-2\r\n",
     ],
 )
-def test_bytes_that_are_no_reply_or_announce_too_much_are_an_error(answer: bytes) -> None:
+def test_invalid_or_oversized_replies_are_an_error(answer: bytes) -> None:
     with listening(answering(answer, answer)) as node:
         client = client_of(node)
         with pytest.raises((ValueError, ConnectionError)):
@@ -115,7 +115,7 @@ def test_bytes_that_are_no_reply_or_announce_too_much_are_an_error(answer: bytes
         client.close()
 
 
-def test_an_announced_array_of_two_thousand_million_does_not_hold_the_interpreter() -> None:
+def test_a_huge_announced_array_does_not_block_the_interpreter() -> None:
     with listening(answering(b"*2000000000\r\n")) as node:
         client = client_of(node)
         began = time.thread_time(), time.perf_counter()
@@ -126,7 +126,7 @@ def test_an_announced_array_of_two_thousand_million_does_not_hold_the_interprete
 
 
 @pytest.mark.parametrize("answer", [b"", b"$10\r\nabc", b"*2\r\n$1\r\na\r\n"])
-def test_half_an_answer_and_an_end_is_a_lost_connection(answer: bytes) -> None:
+def test_half_an_answer_followed_by_eof_is_a_lost_connection(answer: bytes) -> None:
     def serve(client: socket.socket) -> None:
         while sent := client.recv(4_096):
             if numbers_in(sent):
@@ -173,7 +173,7 @@ def test_a_reply_that_is_sent_twice_never_answers_the_next_command() -> None:
 
 
 @pytest.mark.parametrize("head", [b"+", b"$9999\r\n", b"*9999\r\n", b"*60000\r\n$1\r\na\r\n"])
-def test_a_server_that_drips_holds_no_caller_beyond_the_deadline(head: bytes) -> None:
+def test_a_dripping_server_holds_no_caller_beyond_the_deadline(head: bytes) -> None:
     def drip(client: socket.socket) -> None:
         while not numbers_in(client.recv(4_096)):
             client.sendall(b"+PONG\r\n")
@@ -191,7 +191,7 @@ def test_a_server_that_drips_holds_no_caller_beyond_the_deadline(head: bytes) ->
         client.close()
 
 
-def test_a_deadline_that_is_over_sends_nothing() -> None:
+def test_a_passed_deadline_sends_nothing() -> None:
     client = client_of(("127.0.0.1", free_port()))
     with pytest.raises(TimeoutError):
         client.ask_now(time.perf_counter() - 1, "ANY")
@@ -205,7 +205,7 @@ def test_no_server_is_a_lost_connection() -> None:
     client.close()
 
 
-def test_a_reply_that_arrived_is_taken_though_our_loop_is_late() -> None:
+def test_a_reply_that_arrived_counts_although_our_loop_is_late() -> None:
     with listening(answering(b"+warm\r\n", b"+OK\r\n")) as node:
 
         async def ask() -> object:
@@ -301,7 +301,7 @@ def test_threads_share_a_client_and_it_moves_to_the_loop_that_awaits_it() -> Non
 
 
 @pytest.mark.slow
-def test_a_value_is_read_as_it_was_written_and_close_is_no_end(
+def test_a_value_round_trips_and_a_closed_client_reconnects(
     valkey: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
     client = RedisClient(parse_redis_url(valkey[0]))
@@ -380,7 +380,7 @@ def user_of(first: int, last: int) -> str:
 
 
 @pytest.mark.slow
-def test_each_user_is_found_on_its_node_though_the_url_names_one_dead_node_and_one_live(
+def test_each_user_is_found_on_its_node_with_one_dead_seed_node(
     cluster: tuple[Valkey, Valkey],
 ) -> None:
     url = f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster[1].port}"
@@ -394,7 +394,7 @@ def test_each_user_is_found_on_its_node_though_the_url_names_one_dead_node_and_o
 
 
 @pytest.mark.slow
-def test_a_user_of_a_cluster_needs_no_permission_but_to_read(cluster: tuple[Valkey, Valkey]) -> None:
+def test_a_cluster_user_needs_only_read_permission(cluster: tuple[Valkey, Valkey]) -> None:
     for node in cluster:
         with node.client() as client:
             client.execute_command(
@@ -406,7 +406,7 @@ def test_a_user_of_a_cluster_needs_no_permission_but_to_read(cluster: tuple[Valk
 
 
 @pytest.mark.slow
-def test_a_slot_that_moves_is_followed_while_and_after_it_moves(cluster: tuple[Valkey, Valkey]) -> None:
+def test_a_moving_slot_is_followed_during_and_after_the_move(cluster: tuple[Valkey, Valkey]) -> None:
     source, target = cluster
     user = user_of(0, 8_191)
     key = entity_key(user) + b"checkout"
@@ -428,7 +428,7 @@ def test_a_slot_that_moves_is_followed_while_and_after_it_moves(cluster: tuple[V
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_gone_is_unavailable_and_found_again(cluster: tuple[Valkey, Valkey]) -> None:
+def test_a_stopped_cluster_is_unavailable_and_found_again(cluster: tuple[Valkey, Valkey]) -> None:
     store = RedisStore(f"redis+cluster://127.0.0.1:{cluster[0].port}")
     user = user_of(8_192, 16_383)
     with cluster[1].client() as client:

@@ -40,7 +40,7 @@ def reseal(bundle: Path) -> None:
     seal_bundle(bundle, cut="2024-06-10T00:00:00Z", settings=RankingSettings(Quotas(), 0.95), made_from={})
 
 
-def test_it_loads_and_answers(bundle: Path) -> None:
+def test_a_bundle_loads_and_answers(bundle: Path) -> None:
     loaded = open_recommender(bundle, MemoryStore()).bundle
     assert loaded.bundle_id == read_manifest(bundle)["bundle_id"]
     assert len(loaded.statistics.item_ids) == loaded.index.rows == 80
@@ -85,7 +85,7 @@ def test_a_spoilt_directory_is_refused(bundle: Path, spoil: Callable[[Path], obj
         load_bundle(bundle)
 
 
-def test_a_manifest_that_points_outside_is_refused(bundle: Path, tmp_path: Path) -> None:
+def test_a_manifest_with_paths_outside_the_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     manifest = json.loads((bundle / "manifest.json").read_text())
     manifest["files"]["../secret"] = _sha256(tmp_path / "secret")
@@ -95,7 +95,7 @@ def test_a_manifest_that_points_outside_is_refused(bundle: Path, tmp_path: Path)
         load_bundle(bundle)
 
 
-def test_a_link_to_a_bundle_is_fine_a_link_in_it_is_not(bundle: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_bundle_is_valid_and_a_link_inside_is_not(bundle: Path, tmp_path: Path) -> None:
     """A volume mount may be reached through links; a linked file could change after it was checked."""
     (tmp_path / "current").symlink_to(bundle)
     assert load_bundle(tmp_path / "current").bundle_id == load_bundle(bundle).bundle_id
@@ -105,7 +105,7 @@ def test_a_link_to_a_bundle_is_fine_a_link_in_it_is_not(bundle: Path, tmp_path: 
         load_bundle(bundle)
 
 
-def test_an_index_of_another_size_is_refused_though_its_hash_is_right(bundle: Path) -> None:
+def test_an_index_of_another_size_is_refused_despite_a_valid_hash(bundle: Path) -> None:
     index = faiss.IndexFlatIP(64)
     index.add(np.zeros((3, 64), np.float32))
     faiss.write_index(index, str(bundle / "index.faiss"))
@@ -324,7 +324,7 @@ def without_last_type(bundle: Path) -> None:
         (without_last_type, "vocabulary.json names"),
     ],
 )
-def test_a_table_that_is_none_is_named(bundle: Path, spoil: Callable[[Path], None], message: str) -> None:
+def test_an_invalid_table_is_named(bundle: Path, spoil: Callable[[Path], None], message: str) -> None:
     with np.errstate(all="ignore"):
         spoil(bundle)
     reseal(bundle)
@@ -335,7 +335,7 @@ def test_a_table_that_is_none_is_named(bundle: Path, spoil: Callable[[Path], Non
 @pytest.mark.parametrize(
     "line", ["{", "[]", "{}", '{"request": 1}', "[" * 5_000, '{"request": {"basket": 7}}']
 )
-def test_golden_requests_that_are_none_are_no_golden_requests(bundle: Path, line: str) -> None:
+def test_invalid_golden_requests_are_refused(bundle: Path, line: str) -> None:
     (bundle / "golden.jsonl").write_text(line + "\n")
     reseal(bundle)
     with pytest.raises(BundleInvalid, match="golden requests of"):

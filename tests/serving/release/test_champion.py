@@ -11,7 +11,7 @@ from serving.release.champion import Champion, read_champion, write_champion
 CHAMPION = Champion("b1", "3", "reco", "bundles/b1", "2024-01-01", "2024-01-02")
 
 
-def test_what_is_written_is_read_and_its_bundle_lies_under_home(tmp_path: Path) -> None:
+def test_a_written_champion_is_read_with_its_bundle_under_the_home(tmp_path: Path) -> None:
     write_champion(tmp_path / "home", CHAMPION)
     assert read_champion(tmp_path / "home") == CHAMPION
     assert CHAMPION.bundle(tmp_path) == tmp_path / "bundles" / "b1"
@@ -23,7 +23,7 @@ def test_an_endpoint_needs_id_and_path_alone(tmp_path: Path) -> None:
     assert read_champion(tmp_path) == Champion("b1", "", "", "bundles/b1", "", "")
 
 
-def test_the_error_says_how_to_get_a_champion(tmp_path: Path) -> None:
+def test_the_error_names_the_command_that_makes_a_champion(tmp_path: Path) -> None:
     with pytest.raises(NoChampion, match="train one with `reco run`, point --home at one") as error:
         read_champion(tmp_path)
     assert error.value.exit_code == 2

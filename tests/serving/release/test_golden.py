@@ -22,7 +22,7 @@ EXPECTED = [["a", 0.5], ["b", 0.4], ["c", 0.3]]
 ANSWER = [("a", 0.5), ("b", 0.4), ("c", 0.3)]
 
 
-def test_what_is_written_is_read_again_in_the_format_of_old_bundles(tmp_path: Path) -> None:
+def test_golden_requests_round_trip_in_the_format_of_old_bundles(tmp_path: Path) -> None:
     records = [GoldenRequest(REQUEST, None, EXPECTED), GoldenRequest(REQUEST, "aGk=", EXPECTED)]
     write_golden(tmp_path, records)
     assert read_golden(tmp_path) == records

@@ -57,7 +57,7 @@ class Endpoint:
         return follow_up
 
 
-def test_a_promoted_bundle_is_taken_once(tmp_path: Path) -> None:
+def test_a_promoted_bundle_is_loaded_once(tmp_path: Path) -> None:
     endpoint = Endpoint(tmp_path)
     for promoted, given in (("b1", []), ("b2", ["b2"]), ("b2", ["b2"]), ("b1", ["b2", "b1"])):
         point(tmp_path, promoted)
@@ -67,7 +67,7 @@ def test_a_promoted_bundle_is_taken_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [BundleInvalid("ranker.onnx is broken"), MemoryError()])
-def test_a_broken_bundle_leaves_the_old_one_and_is_tried_again_later(
+def test_a_broken_bundle_keeps_the_old_one_and_is_retried_later(
     tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = Endpoint(tmp_path)
@@ -84,7 +84,7 @@ def test_a_broken_bundle_leaves_the_old_one_and_is_tried_again_later(
     assert (endpoint.given, endpoint.updates.serving) == (["b2", "b2"], "b2")
 
 
-def test_what_fails_after_the_turn_refuses_no_bundle(
+def test_an_error_after_the_swap_does_not_refuse_the_bundle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused() -> float:
@@ -120,7 +120,7 @@ def test_an_unreadable_pointer_changes_nothing(tmp_path: Path, caplog: pytest.Lo
     assert endpoint.updates.serving == "b2"
 
 
-def test_it_looks_until_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polling_ends_with_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.release.updates.POLL_S", 0.001)
     endpoint = Endpoint(tmp_path)
     point(tmp_path, "b2")
@@ -202,7 +202,7 @@ def test_a_promoted_bundle_takes_over_without_a_failed_request(
 
 
 @pytest.mark.slow
-def test_two_processes_refuse_a_corrupt_bundle_go_on_and_begin_again_with_the_good_one(
+def test_two_processes_refuse_a_corrupt_bundle_and_restart_with_the_good_one(
     home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
 ) -> None:
     old = read_champion(home).bundle_id
@@ -250,7 +250,7 @@ def written(name: str, content: bytes) -> Callable[[Path], object]:
 
 
 @pytest.mark.slow
-def test_spoilt_bundles_with_true_hashes_are_refused_while_the_old_one_answers(
+def test_corrupt_bundles_with_valid_hashes_are_refused_during_serving(
     home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
 ) -> None:
     old = read_champion(home).bundle_id
@@ -285,7 +285,7 @@ def test_spoilt_bundles_with_true_hashes_are_refused_while_the_old_one_answers(
 
 
 @pytest.mark.slow
-def test_a_bundle_that_cannot_read_what_is_sold_out_does_not_take_over(
+def test_a_bundle_without_readable_availability_does_not_take_over(
     home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
 ) -> None:
     old, new = read_champion(home).bundle_id, add_bundle(home, toy_bundle, "new")
@@ -323,7 +323,7 @@ def children(pid: int) -> set[int]:
 
 
 @pytest.mark.slow
-def test_without_a_champion_there_is_nothing_to_serve(tmp_path: Path) -> None:
+def test_without_a_champion_the_endpoint_does_not_start(tmp_path: Path) -> None:
     settings = replace(Settings(home=tmp_path), http_port=0, grpc_port=0)
     done = subprocess.run(
         [sys.executable, "-m", "serving.server", "--home", str(tmp_path)],

@@ -37,7 +37,7 @@ def test_a_file_is_read_when_it_changes_and_excludes_nothing_once_it_is_gone(tmp
         "\xff",
     ],
 )
-def test_a_broken_file_changes_nothing_and_is_told_once(
+def test_a_broken_file_changes_nothing_and_is_logged_once(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "availability.json"
@@ -48,7 +48,7 @@ def test_a_broken_file_changes_nothing_and_is_told_once(
     assert "what was last read stays in force" in caplog.text
 
 
-def test_it_says_whether_it_is_broken_now(tmp_path: Path) -> None:
+def test_the_file_reports_whether_it_is_broken(tmp_path: Path) -> None:
     file = tmp_path / "availability.json"
     availability = AvailabilityFile(file)
     file.write_text('{"banned": ["a"]}')
@@ -66,7 +66,7 @@ def test_it_says_whether_it_is_broken_now(tmp_path: Path) -> None:
     assert (two_looks(availability), availability.broken) == ([None, []], "")
 
 
-def test_a_file_that_could_not_be_read_once_is_read_again(
+def test_a_file_is_read_again_after_a_failed_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "availability.json"
@@ -84,7 +84,7 @@ def test_a_file_that_could_not_be_read_once_is_read_again(
     assert (availability.changed(), availability.broken) == (["a"], "")
 
 
-def test_what_is_no_regular_file_is_never_opened(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_never_opened(tmp_path: Path) -> None:
     """Opening a pipe waits for its other end: the watching thread would stand still."""
     file = tmp_path / "availability.json"
     os.mkfifo(file)

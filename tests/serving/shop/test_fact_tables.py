@@ -41,7 +41,7 @@ def standing(facts: list[tuple[int, Fact]], code: int, store: str | None) -> Fac
 
 @settings(max_examples=300, deadline=None)
 @given(facts=said(), cuts=st.lists(st.integers(0, 25), max_size=3), at=st.sampled_from([5.0, 10, 15, 20, 30]))
-def test_numbers_say_what_the_facts_say(facts: list[tuple[int, Fact]], cuts: list[int], at: float) -> None:
+def test_numbers_equal_a_scan_of_the_facts(facts: list[tuple[int, Fact]], cuts: list[int], at: float) -> None:
     numbers = Numbers(excludes=0.0)
     edges = [0, *sorted(cuts), len(facts)]
     for start, end in pairwise(edges):
@@ -62,7 +62,7 @@ def test_numbers_say_what_the_facts_say(facts: list[tuple[int, Fact]], cuts: lis
         assert {int(code) for part in parts for code in part} == expected_out
 
 
-def test_what_was_known_earlier_changes_nothing() -> None:
+def test_an_older_fact_changes_nothing() -> None:
     numbers = Numbers()
     numbers.add([(0, Fact("f2", "price", "a", 2.0, 20.0))])
     numbers.add([(0, Fact("f1", "price", "a", 1.0, 10.0))])
@@ -106,7 +106,7 @@ def test_the_shopper_s_own_coupon_comes_first_then_the_store_s_then_the_latest()
     assert shown(facts, 5.0, "u1", "s1") == "MINE-HERE"
 
 
-def test_null_withdraws_what_was_offered_before_it() -> None:
+def test_null_withdraws_earlier_coupons() -> None:
     facts = [coupon("OLD", 1.0), coupon("MINE", 1.0, None, "u1"), coupon(None, 2.0)]
     assert shown(facts, 5.0) is None
     assert shown(facts, 5.0, "u1") == "MINE"
@@ -114,6 +114,6 @@ def test_null_withdraws_what_was_offered_before_it() -> None:
     assert shown([*facts, coupon("NEW", 3.0)][::-1], 5.0) == "NEW"
 
 
-def test_one_coupon_is_ended_by_saying_it_again_with_an_end() -> None:
+def test_a_coupon_ends_by_a_repeated_fact_with_an_end_time() -> None:
     facts = [coupon("A", 1.0), coupon("B", 2.0), coupon("B", 3.0, until=4.0)]
     assert [shown(facts, at) for at in (3.5, 4.0)] == ["B", "A"]

@@ -75,7 +75,7 @@ def excluded(live: LiveFacts, store: str | None = None, at: float = AT) -> list[
 # ------------------------------------------------------------------------------------- the live facts
 
 
-def test_nothing_said_excludes_nothing_and_knows_nothing() -> None:
+def test_without_facts_no_item_is_excluded_and_no_term_is_known() -> None:
     live = LiveFacts(CATALOGUE)
     codes = np.array([3, 1])
     assert live.excluded(AT, "s1").dtype == np.int64
@@ -86,7 +86,7 @@ def test_nothing_said_excludes_nothing_and_knows_nothing() -> None:
     live.close()
 
 
-def test_what_is_there_is_read_before_the_first_request() -> None:
+def test_existing_facts_are_read_before_the_first_request() -> None:
     store = MemoryFactStore()
     store.write(
         [
@@ -114,7 +114,7 @@ def test_what_is_there_is_read_before_the_first_request() -> None:
         assert live.coupons(codes, AT, "u2", "s9") == [None, None]
 
 
-def test_a_change_shows_within_two_seconds_and_so_does_its_end() -> None:
+def test_a_change_and_its_end_take_effect_within_two_seconds() -> None:
     store = MemoryFactStore()
     with closing(LiveFacts(CATALOGUE, store)) as live:
         store.write([stock("i1", 0)])
@@ -136,7 +136,7 @@ def test_the_file_and_the_store_exclude_together(tmp_path: Path) -> None:
         assert until(lambda: excluded(live) == [1])
 
 
-def test_a_broken_store_keeps_what_was_read_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_store_keeps_the_last_facts_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def reads(outcome: str) -> float:
         return REGISTRY.get_sample_value("reco_fact_reads_total", {"outcome": outcome}) or 0.0
 
@@ -166,7 +166,7 @@ def test_a_store_broken_from_the_start_is_read_when_it_comes_back() -> None:
         assert until(lambda: excluded(live) == [1])
 
 
-def test_what_another_one_has_read_and_this_one_could_not_is_named(tmp_path: Path) -> None:
+def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
     store, file = Breaking(), tmp_path / "availability.json"
     file.write_text('{"banned": ["i2"]}')
     store.write([stock("i1", 0)])
@@ -209,7 +209,7 @@ def test_a_store_that_breaks_between_two_pages_is_not_read(monkeypatch: pytest.M
         assert live.lacks(before) == ["fact store"]
 
 
-def test_an_error_nobody_expected_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
     class Mad(MemoryFactStore):
         mad = False
 
@@ -227,7 +227,7 @@ def test_an_error_nobody_expected_does_not_end_the_watch(caplog: pytest.LogCaptu
         assert until(lambda: excluded(live) == [1])
 
 
-def test_requests_read_a_whole_state_while_it_changes() -> None:
+def test_requests_read_a_consistent_state_during_changes() -> None:
     """Price and its validity change together: a torn read would show a price that was never asked."""
     store = MemoryFactStore()
     with closing(LiveFacts(CATALOGUE, store)) as live:
@@ -274,7 +274,7 @@ def recommender(toy_line: Path, facts: FactStore) -> Iterator[Recommender]:
 
 
 @pytest.mark.slow
-def test_thirty_percent_sold_out_are_gone_within_two_seconds(
+def test_thirty_percent_sold_out_items_are_gone_within_two_seconds(
     recommender: Recommender, facts: FactStore
 ) -> None:
     """Scenario: a catalogue update takes 30 % of the items away while requests come, fallback included."""
@@ -302,7 +302,7 @@ def test_sold_out_in_one_store_is_offered_in_another(recommender: Recommender, f
 
 
 @pytest.mark.slow
-def test_an_answer_tells_price_promotion_and_coupon_until_the_second_they_end(
+def test_an_answer_has_price_promotion_and_coupon_until_they_end(
     recommender: Recommender, facts: FactStore
 ) -> None:
     item = recommender.recommend(Request((), AT, "user-000", "store-0")).items[0].item_id
@@ -333,7 +333,7 @@ def test_an_answer_tells_price_promotion_and_coupon_until_the_second_they_end(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_redis_frozen_or_killed_costs_no_request_anything(
+def test_a_frozen_or_killed_redis_delays_no_request(
     toy_line: Path, valkey: tuple[str, subprocess.Popen[bytes]], stop: signal.Signals
 ) -> None:
     url, server = valkey
@@ -361,7 +361,7 @@ def test_a_redis_frozen_or_killed_costs_no_request_anything(
 
 
 @pytest.mark.slow
-def test_a_running_endpoint_honours_facts_and_tells_them(
+def test_a_running_endpoint_applies_and_shows_facts(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
     settings = Settings(

@@ -66,13 +66,13 @@ def item(code: int) -> str:
         ("own_brand: false", set(range(240)) - set(range(0, 240, 3))),
     ],
 )
-def test_a_rule_is_for_what_all_of_its_selectors_choose(chosen: str, expected: set[int]) -> None:
+def test_a_rule_applies_to_the_items_that_all_selectors_choose(chosen: str, expected: set[int]) -> None:
     found = plan(f"ban:\n  - {{name: a, {chosen}}}")
     assert found.banned.tolist() == sorted(expected)
     assert found.banned.dtype == np.int64
 
 
-def test_what_the_catalogue_does_not_know_is_told_and_takes_nothing_down() -> None:
+def test_unknown_catalogue_names_are_reported_and_skipped() -> None:
     bound, missing = bind(
         f"ban:\n  - {{name: a, items: [nothing, {item(3)}]}}\n  - {{name: b, types: [typ 1]}}\n"
         "  - {name: c, departments: [grocery], types: [type 1]}\npin:\n  - {name: d, item: gone, slot: 1}\n"
@@ -87,7 +87,7 @@ def test_what_the_catalogue_does_not_know_is_told_and_takes_nothing_down() -> No
     assert bound.plan(AT, None).pins.tolist() == []
 
 
-def test_a_store_that_sold_nothing_is_told() -> None:
+def test_a_store_without_sales_is_reported() -> None:
     bound, missing = bind(f"ban:\n  - {{name: a, items: [{item(3)}], stores: [store-1, stor-1]}}\n")
     told = (
         "of 2 stores, 1 not in this catalogue: stor-1; the rule holds there all the same, check the spelling"
@@ -103,7 +103,7 @@ def test_a_bundle_from_before_manufacturers_were_known_has_none() -> None:
     assert not len(bound.plan(AT, None).banned)
 
 
-def test_a_ban_takes_a_pin_back_and_says_so() -> None:
+def test_a_ban_overrides_a_pin_and_is_reported() -> None:
     pin, ban = (
         "pin:\n  - {name: p, item: 1000013, slot: 1 WHEN}\n",
         "ban:\n  - {name: b, types: [type 1] WHEN}\n",
@@ -146,7 +146,7 @@ def test_stores_that_the_same_rules_name_share_a_plan() -> None:
     assert [bound.plan(later, "s7").banned.tolist() for later in (AT, 2e9)] == [[3], [3, 4]]
 
 
-def test_plans_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_made_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     bound, _ = bind(f"ban:\n  - {{name: a, items: [{item(3)}], stores: [s1, s2]}}\n")
     bound.make_plans(AT)
     monkeypatch.setattr(Rules, "_make", None)
@@ -154,7 +154,7 @@ def test_plans_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatc
     assert bound.plan(AT, None).banned.tolist() == []
 
 
-def test_more_plans_than_are_kept_cost_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_plan_is_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.shop.rules.MAX_PLANS", 2)
     bound, _ = bind(
         "".join(["ban:\n", *(f"  - {{name: a, items: [{item(n)}], stores: [s{n}]}}\n" for n in range(3))])
@@ -166,7 +166,7 @@ def test_more_plans_than_are_kept_cost_the_oldest(monkeypatch: pytest.MonkeyPatc
     assert bound.plan(AT, "s0").banned.tolist() == [0]
 
 
-def test_no_rules_cost_nothing() -> None:
+def test_an_empty_set_of_rules_costs_nothing() -> None:
     assert Rules().plan(AT, "s1") is NO_PLAN
     assert (NO_PLAN.digest, len(NO_PLAN.banned)) == (b"", 0)
 
@@ -190,7 +190,7 @@ def test_factors_of_one_item_multiply_and_the_largest_boost_gives_the_name() -> 
     assert (found.factors.tolist(), found.raised_by) == ([0.75], ("",)), "it goes down: nothing raises it"
 
 
-def test_weights_multiply_what_items_are_worth() -> None:
+def test_weights_multiply_the_value_of_items() -> None:
     found = plan(
         f"boost:\n  - {{name: a, factor: 2, items: [{item(1)}]}}\n"
         f"  - {{name: b, factor: 3, items: [{item(2)}]}}\n"
@@ -200,7 +200,7 @@ def test_weights_multiply_what_items_are_worth() -> None:
     assert worth.tolist() == pytest.approx([1.0, 0.5, 0.3, 1.0, 0.4])
 
 
-def test_slots_are_told_by_their_number() -> None:
+def test_slots_are_stored_by_number() -> None:
     found = plan(
         f"pin:\n  - {{name: p, item: {item(9)}, slot: 3}}\n  - {{name: q, item: {item(4)}, slot: 1}}\n"
         "slots:\n  - {name: n, repeat: [2], new: [4]}\n"
@@ -211,7 +211,7 @@ def test_slots_are_told_by_their_number() -> None:
     assert (found.pinned_because(9), found.pinned_because(8)) == ("pinned by p", "")
 
 
-def test_the_digest_tells_what_arranges_a_list_and_nothing_else() -> None:
+def test_the_digest_covers_only_rules_that_arrange_a_list() -> None:
     boost = f"boost:\n  - {{name: a, factor: 2, items: [{item(1)}]}}\n"
     ban = f"ban:\n  - {{name: a, items: [{item(1)}]}}\n"
     assert plan(ban).digest == plan("minimum_stock:\n  - {name: a, units: 3}\n").digest == b""
@@ -262,7 +262,7 @@ def test_a_ban_holds_on_every_rung(recommender: Recommender) -> None:
 
 @pytest.mark.parametrize("pinned", [3, 77, 239])
 @pytest.mark.parametrize("slot", [1, 2, 10])
-def test_a_pin_stands_in_its_slot_on_every_rung_and_says_so(
+def test_a_pin_is_in_its_slot_on_every_rung_with_its_reason(
     recommender: Recommender, pinned: int, slot: int
 ) -> None:
     usual = recommender.recommend(LOUD)
@@ -282,7 +282,7 @@ def test_a_pin_stands_in_its_slot_on_every_rung_and_says_so(
 
 
 @pytest.mark.parametrize("why", ["basket", "ban", "sold out", "premium"])
-def test_a_pin_that_must_not_be_shown_is_not(recommender: Recommender, why: str) -> None:
+def test_a_pinned_item_that_is_excluded_is_not_shown(recommender: Recommender, why: str) -> None:
     """`premium` shows the dearest fifth alone: item 0 is none of them."""
     cheap = int(np.argmin(STATISTICS.price))
     text = f"pin:\n  - {{name: Christmas, item: {item(cheap)}, slot: 1}}\n"
@@ -305,7 +305,7 @@ def test_a_pin_that_must_not_be_shown_is_not(recommender: Recommender, why: str)
         recommender.facts._listed = np.empty(0, np.int64)
 
 
-def test_a_boost_reaches_what_lies_far_below_and_is_told(recommender: Recommender) -> None:
+def test_a_boost_lifts_a_low_item_and_gives_its_reason(recommender: Recommender) -> None:
     ranked = recommender.recommend(replace(LOUD, k=100))
     low = ranked.items[90]
     factor = 1.01 * ranked.items[0].score / low.score
@@ -316,7 +316,7 @@ def test_a_boost_reaches_what_lies_far_below_and_is_told(recommender: Recommende
     assert answer.items[0].reason == f"{low.reason}; raised by own week"
 
 
-def test_what_is_buried_goes_down(recommender: Recommender) -> None:
+def test_a_buried_item_moves_down(recommender: Recommender) -> None:
     first = recommender.recommend(LOUD).items[0]
     follow(recommender, f"bury:\n  - {{name: slow, factor: 0.001, items: [{first.item_id}]}}\n")
     answer = recommender.recommend(LOUD)
@@ -324,7 +324,7 @@ def test_what_is_buried_goes_down(recommender: Recommender) -> None:
     assert not [one for one in answer.items if "slow" in one.reason]
 
 
-def test_reserved_slots_hold_what_they_are_reserved_for_and_the_others_the_best(
+def test_reserved_slots_hold_their_kind_and_the_others_the_best(
     recommender: Recommender,
 ) -> None:
     before = {item(code) for code in (5, 50, 51, 120, 10)}
@@ -343,7 +343,9 @@ def test_reserved_slots_hold_what_they_are_reserved_for_and_the_others_the_best(
     assert shown(stranger) == shown(recommender.recommend(QUIET)), "to whom nobody knows all is alike"
 
 
-def test_less_than_the_minimum_is_not_offered_what_is_not_known_is(toy_bundle: Path, toy_store: str) -> None:
+def test_items_below_a_minimum_are_excluded_and_unknown_ones_are_not(
+    toy_bundle: Path, toy_store: str
+) -> None:
     store = MemoryFactStore()
     recommender = open_recommender(toy_bundle, open_store(toy_store), facts=store, answers=AnswerCache())
     usual = ids(recommender.recommend(LOUD))
@@ -383,7 +385,7 @@ def test_less_than_the_minimum_is_not_offered_what_is_not_known_is(toy_bundle: P
     assert names == ["shelf", "earns", ""]
 
 
-def test_of_several_minimums_the_strictest_counts() -> None:
+def test_the_strictest_of_several_minimums_applies() -> None:
     [found] = plan(
         "minimum_stock:\n  - {name: all, units: 3}\n"
         f"  - {{name: few, units: 2, items: [{item(1)}]}}\n"
@@ -398,9 +400,7 @@ def test_of_several_minimums_the_strictest_counts() -> None:
 
 
 @pytest.mark.parametrize("most", [None, 10])
-def test_others_come_for_candidates_below_a_minimum(
-    toy_bundle: Path, toy_store: str, most: int | None
-) -> None:
+def test_candidates_below_a_minimum_are_replaced(toy_bundle: Path, toy_store: str, most: int | None) -> None:
     """All that the sources bring first is low: best sellers behind it fill the answer, thinned or not."""
     recommender = open_recommender(toy_bundle, open_store(toy_store))
     profile = recommender.bundle.profiles["default"]
@@ -419,7 +419,7 @@ def test_others_come_for_candidates_below_a_minimum(
     assert len(recommender.recommend(LOUD).items) == 10
 
 
-def test_a_cached_list_follows_the_rules_of_now(toy_bundle: Path, toy_store: str) -> None:
+def test_a_cached_list_follows_the_current_rules(toy_bundle: Path, toy_store: str) -> None:
     recommender = open_recommender(toy_bundle, open_store(toy_store), answers=AnswerCache())
     rank = Counting()
     usual = ids(*ask_all(recommender, rank, LOUD))
@@ -456,7 +456,7 @@ codes = st.integers(0, 239)
     k=st.integers(0, 15),
     user=st.sampled_from([None, "u1", "u2"]),
 )
-def test_whatever_the_rules_an_answer_is_legal(
+def test_an_answer_is_legal_under_any_rules(
     recommender: Recommender,
     basket: list[int],
     banned: list[int],
@@ -492,7 +492,7 @@ def test_whatever_the_rules_an_answer_is_legal(
 
 @settings(max_examples=30)
 @given(st.lists(codes, max_size=5, unique=True), st.integers(0, 30), st.sampled_from([None, "u1", "u2"]))
-def test_rules_that_choose_nothing_change_nothing(
+def test_rules_without_matching_items_change_nothing(
     recommender: Recommender, basket: list[int], k: int, user: str | None
 ) -> None:
     asked = Request(tuple(item(code) for code in basket), AT, user, "store-1", k, "r1")
@@ -547,7 +547,7 @@ def test_a_change_of_the_file_is_followed_and_a_broken_one_changes_nothing(
     recommender.facts.close()
 
 
-def test_who_could_not_read_the_rules_lacks_what_another_one_has(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_failed_read_of_rules_is_seen_against_another_reader(toy_bundle: Path, tmp_path: Path) -> None:
     """So that no new bundle takes over that would show what is banned."""
     from serving.shop.rules import RulesFile
 
@@ -570,7 +570,7 @@ def test_who_could_not_read_the_rules_lacks_what_another_one_has(toy_bundle: Pat
 # ---------------------------------------------------------------------------------------- novel slots
 
 
-def test_a_novel_slot_says_so_with_the_cache_and_without(toy_bundle: Path, toy_store: str) -> None:
+def test_a_novel_slot_has_its_reason_with_and_without_the_cache(toy_bundle: Path, toy_store: str) -> None:
     bundle = load_bundle(toy_bundle)
     weighed = replace(bundle, settings=replace(bundle.settings, novelty=3.0, novel_slots=(3, 8)))
     recommender = Recommender(weighed, open_store(toy_store), answers=AnswerCache())

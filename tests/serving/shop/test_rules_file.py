@@ -35,7 +35,7 @@ slots:
 """
 
 
-def test_a_whole_file_is_read_as_it_stands() -> None:
+def test_a_full_file_is_read_field_by_field() -> None:
     rules, problems = parse_rules(WHOLE)
     assert [problem.text for problem in problems] == [
         "slot 1 is reserved for 'both' (line 22) and pinned here: the pin stands there"
@@ -56,7 +56,7 @@ def test_a_whole_file_is_read_as_it_stands() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n", "~", "pin:\nban: []\n"])
-def test_a_file_without_rules_is_one(text: str) -> None:
+def test_a_file_without_rules_is_valid(text: str) -> None:
     assert parse_rules(text) == ([], [])
 
 
@@ -104,7 +104,7 @@ def test_a_file_without_rules_is_one(text: str) -> None:
         ("[" * 100_000, 1, "nested too deep"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_line_and_how_to_mend_it(text: str, line: int, said: str) -> None:
+def test_a_mistake_is_reported_with_its_line_and_a_fix(text: str, line: int, said: str) -> None:
     rules, problems = parse_rules(text)
     assert rules == []
     [problem] = problems
@@ -113,7 +113,7 @@ def test_a_mistake_is_told_with_its_line_and_how_to_mend_it(text: str, line: int
     assert said in problem.text
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text("ban:\n" + "  - {name: a, item: x}\n" * 4)
     with pytest.raises(
@@ -123,7 +123,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     assert [problem.line for problem in found.value.problems] == [2, 2, 3, 3, 4, 4, 5, 5]
 
 
-def test_what_is_no_text_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_bytes(b"ban:\xff")
     with pytest.raises(RulesInvalid, match="line 1: no text in UTF-8"):
@@ -154,7 +154,7 @@ def pin(name: str, item: str, slot: int, more: str = "") -> str:
         (pin("a", "x", 1, ", until: 2026-12-01"), pin("b", "y", 1, ", from: 2026-12-01"), ""),
     ],
 )
-def test_two_pins_must_not_want_one_place(first: str, second: str, said: str) -> None:
+def test_two_pins_in_one_slot_are_refused(first: str, second: str, said: str) -> None:
     _, problems = parse_rules(f"pin:\n{first}{second}")
     assert [(problem.line, problem.refused) for problem in problems] == ([(3, True)] if said else [])
     assert all(said in problem.text for problem in problems)
@@ -167,20 +167,20 @@ def test_two_pins_must_not_want_one_place(first: str, second: str, said: str) ->
         ("item: y, slot: 1", "'a' (line 1) pins x to slot 1, where this rule pins y"),
     ],
 )
-def test_rules_in_one_line_contradict_one_another_like_others(third: str, said: str) -> None:
+def test_conflicting_rules_in_one_line_are_reported(third: str, said: str) -> None:
     one = "name: a, item: x, slot: 1"
     _, problems = parse_rules(f"pin: [{{{one}}}, {{{one.replace('a,', 'b,')}}}, {{name: c, {third}}}]")
     assert [(problem.line, problem.refused) for problem in problems] == [(1, True)]
     assert problems[0].text.startswith(said)
 
 
-def test_one_slot_is_not_reserved_for_two_kinds() -> None:
+def test_one_slot_reserved_for_two_kinds_is_refused() -> None:
     _, problems = parse_rules("slots:\n  - {name: a, new: [4, 8]}\n  - {name: b, repeat: [8]}\n")
     text = "slot 8 is reserved for repeat and for new items, here and by 'a' (line 2): choose one"
     assert problems == [RuleProblem(3, text, True)]
 
 
-def test_a_long_rule_meets_all_that_come_while_it_holds() -> None:
+def test_a_long_rule_conflicts_with_each_later_one_in_its_period() -> None:
     text = "pin:\n" + pin("all year", "x", 1)
     text += "".join(
         pin(f"day {day}", f"y{day}", 1, f", from: 2026-05-0{day}, until: 2026-05-0{day + 1}")
@@ -200,7 +200,7 @@ words = st.sampled_from(
 
 
 @given(st.one_of(st.text(max_size=60), st.lists(words, max_size=40).map("".join)))
-def test_whatever_is_written_is_read_or_told(text: str) -> None:
+def test_any_text_is_read_or_reported(text: str) -> None:
     rules, problems = parse_rules(text)
     assert all(isinstance(rule, Rule) for rule in rules)
     assert all(

@@ -21,7 +21,7 @@ def two_looks(watched: WatchedFile[Any]) -> list[Any]:
     return [watched.changed(), watched.changed()]
 
 
-def test_what_was_last_read_stays_while_the_file_is_broken(
+def test_the_last_value_is_kept_while_the_file_is_broken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "number"
@@ -41,7 +41,7 @@ def test_what_was_last_read_stays_while_the_file_is_broken(
     assert two_looks(watched) + two_looks(watched) == [None, 0, None, None]
 
 
-def test_what_is_being_written_is_believed_when_it_has_stayed_the_same(tmp_path: Path) -> None:
+def test_a_file_being_written_is_used_once_it_stays_the_same(tmp_path: Path) -> None:
     """A save that is no rename: the file is empty, then half there; or it is gone, then there again."""
     file = tmp_path / "number"
     file.write_text("700")
@@ -57,7 +57,7 @@ def test_what_is_being_written_is_believed_when_it_has_stayed_the_same(tmp_path:
     assert two_looks(watched) == [None, "9000"]
 
 
-def test_what_is_written_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+def test_a_file_changed_during_a_read_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "number"
     file.write_text("1")
     more = iter(["22", "333"])
@@ -72,7 +72,7 @@ def test_what_is_written_while_it_is_read_is_read_again(tmp_path: Path) -> None:
     assert [watched.changed() for _ in range(4)] == [None, None, None, "333"]
 
 
-def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "number"
     file.write_text("12345678901")
     watched = WatchedFile(file, lambda place: int(read_regular(place, 10)), 0, "number")

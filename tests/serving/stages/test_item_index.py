@@ -46,7 +46,7 @@ def scan(vectors: np.ndarray, query: np.ndarray, k: int, without: np.ndarray) ->
     return np.argsort(-scores)[:k].tolist()
 
 
-def test_exact_search_finds_what_a_full_scan_finds(indexes: dict[str, faiss.Index]) -> None:
+def test_exact_search_equals_a_full_scan(indexes: dict[str, faiss.Index]) -> None:
     queries = planted(5, seed=1)
     scores, codes = ItemIndex(indexes["Flat"]).search(queries, 10)
     nothing = np.empty(0, np.int64)
@@ -55,7 +55,7 @@ def test_exact_search_finds_what_a_full_scan_finds(indexes: dict[str, faiss.Inde
 
 
 @pytest.mark.parametrize("description", TYPES)
-def test_others_take_the_places_of_removed_items(indexes: dict[str, faiss.Index], description: str) -> None:
+def test_other_items_replace_removed_ones(indexes: dict[str, faiss.Index], description: str) -> None:
     index, query = ItemIndex(indexes[description]), planted(1, seed=2)
     search = Search(TYPES[description])
     best = index.search(query, 50, search)[1][0]
@@ -105,7 +105,7 @@ def test_an_added_item_is_found_among_the_others(indexes: dict[str, faiss.Index]
     assert index.search(query, 1, Search(allowed=short))[1][0, 0] < ITEMS
 
 
-def test_a_new_vector_takes_the_place_of_the_old_one(indexes: dict[str, faiss.Index]) -> None:
+def test_a_new_vector_replaces_the_old_one(indexes: dict[str, faiss.Index]) -> None:
     index, query = ItemIndex(indexes["Flat"]), planted(1, seed=6)
     worst = int(index.search(query, ITEMS)[1][0, -1])
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_codes_outside_the_catalogue_never_reach_the_ranker() -> None:
 
 
 @pytest.mark.slow
-def test_the_tower_brings_every_item_when_asked_for_more(toy_line: Path) -> None:
+def test_the_tower_returns_every_item_for_a_larger_k(toy_line: Path) -> None:
     bundle = load_bundle(toy_line / "bundle")
     query = build_query(bundle.statistics, ("item-002",), no_events(), 1_511_740_800)
     items = len(bundle.statistics.item_ids)
@@ -236,7 +236,7 @@ def test_the_tower_brings_every_item_when_asked_for_more(toy_line: Path) -> None
     )
 
 
-def test_queries_that_share_a_call_find_what_each_finds_alone(toy_bundle: Path) -> None:
+def test_queries_in_one_call_give_the_results_of_single_calls(toy_bundle: Path) -> None:
     bundle = load_bundle(toy_bundle)
     tower = FaissTower(bundle.query_tower, bundle.index)
     baskets = [("1000005",), (), ("1000001", "1000002"), ("no such item",), ("1000030",)]
@@ -252,7 +252,7 @@ def test_queries_that_share_a_call_find_what_each_finds_alone(toy_bundle: Path) 
 @pytest.mark.gpu
 @pytest.mark.skipif(faiss.get_num_gpus() == 0, reason="no GPU, or a Faiss without GPU support")
 @pytest.mark.parametrize("description", ["Flat", "IVF16,SQ8"])
-def test_the_gpu_finds_what_the_cpu_finds(description: str) -> None:
+def test_gpu_search_equals_cpu_search(description: str) -> None:
     main = faiss_index(description, planted())
     index, queries = ItemIndex(main), planted(4, seed=10)
     assert index._twin is not None

@@ -12,7 +12,7 @@ from serving.stages.ranking import check_scores, rank
 
 
 @pytest.mark.slow
-def test_one_probability_per_row_and_rows_do_not_see_each_other(toy_line: Path) -> None:
+def test_each_row_gets_one_probability_independent_of_other_rows(toy_line: Path) -> None:
     ranker = load_bundle(toy_line / "bundle").ranker
     dense = np.random.default_rng(0).random((7, len(DENSE_NAMES)), np.float32)
     categorical = np.ones((7, len(CATEGORICAL)), np.int64)
@@ -25,7 +25,7 @@ def test_one_probability_per_row_and_rows_do_not_see_each_other(toy_line: Path) 
 
 
 @pytest.mark.slow
-def test_no_candidates_no_scores(toy_line: Path) -> None:
+def test_no_candidates_give_no_scores(toy_line: Path) -> None:
     ranker = load_bundle(toy_line / "bundle").ranker
     dense, categorical = (
         np.empty((0, len(DENSE_NAMES)), np.float32),

@@ -37,13 +37,13 @@ def test_the_second_of_a_type_pays_the_penalty() -> None:
     assert rerank(scores, types, 3, 0.7).tolist() == [0, 1, 2]  # 0.8 x 0.7 is still more than 0.5
 
 
-def test_a_third_pays_twice_and_unknown_types_never() -> None:
+def test_a_third_of_a_type_pays_twice_and_unknown_types_never() -> None:
     scores = np.array([0.9, 0.8, 0.7, 0.3])
     assert rerank(scores, np.array([1, 1, 1, 0]), 4, 0.5).tolist() == [0, 1, 3, 2]
     assert rerank(scores, np.array([0, 0, 0, 0]), 4, 0.5).tolist() == [0, 1, 2, 3]
 
 
-def test_penalty_one_keeps_the_order() -> None:
+def test_a_penalty_of_1_keeps_the_order() -> None:
     assert rerank(np.array([0.1, 0.9, 0.5]), np.array([1, 1, 1]), 2, 1.0).tolist() == [1, 2]
 
 
@@ -78,14 +78,14 @@ def fill(k: int, pins: list[int], bought: list[bool] | None = None, reserved: li
     return rows.tolist(), why.tolist()
 
 
-def test_a_pin_stands_in_its_slot_and_nowhere_else() -> None:
+def test_a_pin_is_in_its_slot_only() -> None:
     assert fill(4, [-1, 5, -1, 0]) == ([1, 5, 2, 0], [CHOSEN, PINNED, CHOSEN, PINNED])
     assert fill(3, [-1, 5, -1, 0]) == ([1, 5, 2], [CHOSEN, PINNED, CHOSEN]), (
         "the beginning of the longer list"
     )
 
 
-def test_when_nothing_else_is_left_pins_move_forward() -> None:
+def test_pins_move_forward_if_other_items_run_out() -> None:
     rows, why = fill(6, [-1, -1, -1, -1, -1, -1, -1, 0, 2])
     assert rows == [1, 3, 4, 5, 0, 2]
     assert why == [CHOSEN] * 4 + [PINNED] * 2
@@ -112,7 +112,7 @@ def test_a_reserved_slot_reaches_beyond_the_best() -> None:
 # ---------------------------------------------------------------------------------------- novel slots
 
 
-def test_in_a_novel_slot_the_rare_is_worth_more() -> None:
+def test_in_a_novel_slot_rare_items_are_worth_more() -> None:
     rarity = np.array([1.0, 1.0, 1.0, 1.0, 3.0, 3.0])  # 0.5 and 0.4 are worth 1.5 and 1.2 there
     slots = SlotRules(novel=np.array([1, 3]))
     rows, why = fill_slots(WeighedCandidates(SCORES, NO_TYPES, rarity), slots, 4, 1.0)
@@ -136,7 +136,7 @@ def test_a_novel_slot_reaches_beyond_the_best_and_pins_and_reserved_slots_come_f
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 15), st.floats(0.1, 1))
-def test_all_that_a_novel_slot_may_hold_is_cached(seed: int, k: int, penalty: float) -> None:
+def test_every_candidate_of_a_novel_slot_is_cached(seed: int, k: int, penalty: float) -> None:
     """The rows that may come into question give the list that all of them give."""
     rng = np.random.default_rng(seed)
     worth, rarity, types = rng.random(200), rng.uniform(1, 9, 200), rng.integers(0, 9, 200)
@@ -152,7 +152,7 @@ def test_all_that_a_novel_slot_may_hold_is_cached(seed: int, k: int, penalty: fl
     st.integers(0, 20),
     st.floats(0.1, 1),
 )
-def test_without_rules_and_weights_it_is_the_greedy_choice_by_type(
+def test_without_rules_and_weights_the_choice_is_greedy_by_type(
     pairs: list[tuple[float, int]], k: int, penalty: float
 ) -> None:
     scores = np.array([score for score, _ in pairs], np.float32)
@@ -188,7 +188,7 @@ def any_case(rng: np.random.Generator) -> tuple[WeighedCandidates, SlotRules, in
     return pool, slots, int(rng.integers(0, 16)), float(rng.choice([1.0, 0.95, 0.5]))
 
 
-def test_the_lists_are_those_that_were_recorded() -> None:
+def test_the_lists_equal_the_recorded_ones() -> None:
     """A bundle's golden requests hold few rules; the sum was recorded before the slots were functions."""
     rng, recorded = np.random.default_rng(0), 0
     for _ in range(2_000):
@@ -200,13 +200,13 @@ def test_the_lists_are_those_that_were_recorded() -> None:
 # -------------------------------------------------------------------------------------------- weights
 
 
-def test_weights_of_nothing_are_none() -> None:
+def test_zero_weights_are_omitted() -> None:
     statistics, _ = build_statistics()
     assert exposure_weights(statistics, 0.0) is None
     assert item_rarity(statistics, 0.0) is None
 
 
-def test_the_rare_and_the_new_are_worth_more() -> None:
+def test_rare_and_new_items_are_worth_more() -> None:
     statistics, _ = build_statistics(6)
     table = replace(
         statistics,

@@ -63,7 +63,7 @@ def query_of(statistics: Statistics, row_of: Callable[..., UserEvents]) -> Ask:
     return make
 
 
-def test_sources_come_in_order_and_the_first_one_counts(statistics: Statistics, query_of: Ask) -> None:
+def test_sources_are_ordered_and_the_first_one_counts(statistics: Statistics, query_of: Ask) -> None:
     query = query_of(["i00"], ["i07", "i02", "i02"])
     found = retrieve(query, statistics.store_popular[0], Quotas(total=8), near(9, 1))
     assert found.codes.tolist() == [2, 7, 1, 9, 5, 3, 11, 10]
@@ -79,14 +79,14 @@ def test_sources_come_in_order_and_the_first_one_counts(statistics: Statistics, 
     ]
 
 
-def test_a_query_says_something_with_one_known_item(query_of: Ask) -> None:
+def test_a_query_needs_one_known_item(query_of: Ask) -> None:
     for basket, bought in ([], []), (["unknown"], []), ([], ["unknown"]):
         assert not query_of(basket, bought).says_something
     assert query_of(["i11"], []).says_something
     assert query_of([], ["i03"]).says_something
 
 
-def test_basket_and_excluded_items_never_come_back(statistics: Statistics, query_of: Ask) -> None:
+def test_basket_and_excluded_items_are_never_retrieved(statistics: Statistics, query_of: Ask) -> None:
     query = query_of(["i00", "i02", "i11"], ["i02", "i03", "i04"])
     found = retrieve(query, statistics.store_popular[0], Quotas(), near(0, 4, 6), np.array([3, 10]))
     assert set(found.codes.tolist()) == set(range(ITEMS)) - {0, 2, 11, 3, 10}
@@ -114,7 +114,7 @@ def test_any_quota_gives_distinct_items_up_to_the_total(
     assert len(found.codes) == len(set(found.codes.tolist())) == min(size, ITEMS - 1)
 
 
-def test_a_row_of_ids_becomes_codes_and_what_is_unknown_still_counts(
+def test_a_row_of_ids_becomes_codes_and_unknown_ids_still_count(
     statistics: Statistics, row_of: Callable[..., UserEvents]
 ) -> None:
     row = row_of([(NOW - DAY_S, ["a", "i03", "i05"], 3.0, 0.0), (NOW - 60, ["i05"], 1.0, 0.0)])
@@ -145,7 +145,7 @@ def test_replacing_statistics_does_not_share_its_cached_lookups(statistics: Stat
     assert renamed.codes(["i03"]).tolist() == []
 
 
-def test_of_fewer_candidates_each_source_keeps_its_share_the_best_first() -> None:
+def test_thinning_keeps_each_sources_share_of_best_candidates() -> None:
     source = np.repeat(np.arange(5, dtype=np.int8), [20, 10, 0, 6, 4])
     found = Candidates(np.arange(40), source)
     fewer = thin(found, 20)
@@ -156,13 +156,13 @@ def test_of_fewer_candidates_each_source_keeps_its_share_the_best_first() -> Non
     assert len(thin(Candidates(found.codes[:0], source[:0]), 0).codes) == 0
 
 
-def test_sources_need_not_stand_together() -> None:
+def test_thinning_accepts_interleaved_sources() -> None:
     mixed = Candidates(np.arange(8), np.array([0, 1, 0, 1, 0, 1, 0, 0], np.int8))
     assert thin(mixed, 3).codes.tolist() == [0, 1, 2]
     assert thin(mixed, 5).codes.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("quota", [-1, 2.5, True, None, "60", [], 10**9])
-def test_a_quota_that_is_no_number_of_candidates_is_named(quota: Any) -> None:
+def test_an_invalid_quota_is_named(quota: Any) -> None:
     with pytest.raises(ValueError, match="quota tower is"):
         Quotas(tower=quota)

@@ -50,7 +50,7 @@ def spoilt(row: UserEvents, column: str, line: int, value: float) -> bytes:
 
 @pytest.mark.parametrize("column", ["at", "paid", "discount"])
 @pytest.mark.parametrize("value", BAD_NUMBERS)
-def test_a_number_that_is_none_makes_the_row_no_row(good: UserEvents, column: str, value: float) -> None:
+def test_a_row_with_nan_is_invalid(good: UserEvents, column: str, value: float) -> None:
     for line in range(len(good)):
         with pytest.raises(ValueError, match="it is damaged"):
             unpack(spoilt(good, column, line, value))
@@ -59,14 +59,14 @@ def test_a_number_that_is_none_makes_the_row_no_row(good: UserEvents, column: st
 @pytest.mark.parametrize(
     ("column", "line", "value"), [("at", 0, -1.0), ("at", 2, 1.0), ("at", 0, 1e308), ("kind", 1, 3)]
 )
-def test_a_line_that_no_event_makes_makes_the_row_no_row(
+def test_a_row_with_an_impossible_line_is_invalid(
     good: UserEvents, column: str, line: int, value: float
 ) -> None:
     with pytest.raises(ValueError, match="it is damaged"):
         unpack(spoilt(good, column, line, value))
 
 
-def test_a_good_row_stays_as_it_was(good: UserEvents) -> None:
+def test_a_valid_row_is_unchanged(good: UserEvents) -> None:
     again = unpack(pack(good))
     for name in ("items", "at", "item", "kind", "basket", "key", "paid", "discount"):
         np.testing.assert_array_equal(getattr(again, name), getattr(good, name))
@@ -87,7 +87,7 @@ def check(response: Response) -> None:
     assert len({item.item_id for item in response.items}) == 10
 
 
-def test_a_broken_row_costs_the_shopper_the_history_and_is_counted(bundle: Bundle, good: UserEvents) -> None:
+def test_an_invalid_row_is_ignored_and_counted(bundle: Bundle, good: UserEvents) -> None:
     def counted() -> float:
         labels = {"rung": "full", "degraded_reason": "features_invalid"}
         return REGISTRY.get_sample_value("reco_responses_total", labels) or 0.0
@@ -123,7 +123,9 @@ def test_a_row_of_any_bytes_gives_a_sound_answer(
         max_size=12,
     )
 )
-def test_absurd_numbers_of_the_item_table_stop_before_the_model(bundle: Bundle, numbers: list[float]) -> None:
+def test_absurd_numbers_in_the_item_table_are_clipped_before_the_model(
+    bundle: Bundle, numbers: list[float]
+) -> None:
     """Of prices, counts and ages; what holds no number is 0, what is too large as large as may be."""
     with np.errstate(all="ignore"):
         broken = np.resize(np.array(numbers).astype(np.float32), len(bundle.statistics.item_ids))
@@ -148,7 +150,7 @@ def test_absurd_numbers_of_the_item_table_stop_before_the_model(bundle: Bundle, 
         check(recommender.recommend(asked.request))
 
 
-def test_one_broken_shopper_moves_nobody_who_shares_the_call(bundle: Bundle, good: UserEvents) -> None:
+def test_an_invalid_row_moves_no_scores_of_a_shared_call(bundle: Bundle, good: UserEvents) -> None:
     """The scores of ten shoppers who wait together, with and without one whose row is broken or absurd."""
     store = MemoryStore()
     store.write("well", UserRow(pack(good), AT))

@@ -47,7 +47,7 @@ def fail(breaker: CircuitBreaker, times: int) -> None:
         breaker.failed("down")
 
 
-def test_a_few_failures_in_a_row_open_it(breaker: CircuitBreaker, dependency: Dependency) -> None:
+def test_a_few_failures_in_a_row_open_the_breaker(breaker: CircuitBreaker, dependency: Dependency) -> None:
     dependency.wrong = "down"
     for _ in range(2):
         fail(breaker, FAILURES - 1)
@@ -57,7 +57,7 @@ def test_a_few_failures_in_a_row_open_it(breaker: CircuitBreaker, dependency: De
     assert breaker.is_open
 
 
-def test_what_was_well_all_the_time_is_asked_again_soon(dependency: Dependency) -> None:
+def test_a_healthy_dependency_is_used_again_soon(dependency: Dependency) -> None:
     breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=600.0)
     fail(breaker, FAILURES)
     eventually(lambda: not breaker.is_open)
@@ -65,7 +65,7 @@ def test_what_was_well_all_the_time_is_asked_again_soon(dependency: Dependency) 
     breaker.close()
 
 
-def test_many_failures_among_the_latest_calls_open_it_whatever_succeeds_between(
+def test_a_high_share_of_recent_failures_opens_the_breaker(
     breaker: CircuitBreaker, dependency: Dependency
 ) -> None:
     dependency.wrong = "down"
@@ -77,7 +77,7 @@ def test_many_failures_among_the_latest_calls_open_it_whatever_succeeds_between(
     assert calls == 2 * MOST_FAILED <= LATEST
 
 
-def test_rare_failures_never_open_it(breaker: CircuitBreaker) -> None:
+def test_rare_failures_never_open_the_breaker(breaker: CircuitBreaker) -> None:
     for _ in range(1_000):
         fail(breaker, 1)
         for _ in range(LATEST // MOST_FAILED):
@@ -85,7 +85,7 @@ def test_rare_failures_never_open_it(breaker: CircuitBreaker) -> None:
     assert not breaker.is_open
 
 
-def test_it_probes_until_all_is_well_and_no_longer(dependency: Dependency) -> None:
+def test_probing_ends_once_the_dependency_is_healthy(dependency: Dependency) -> None:
     breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
     dependency.wrong = "still down"
     fail(breaker, FAILURES)
@@ -99,7 +99,7 @@ def test_it_probes_until_all_is_well_and_no_longer(dependency: Dependency) -> No
     breaker.close()
 
 
-def test_one_that_begins_open_probes_at_once_and_tells_once_what_is_wrong(
+def test_a_breaker_that_starts_open_probes_at_once_and_logs_once(
     dependency: Dependency, caplog: pytest.LogCaptureFixture
 ) -> None:
     dependency.wrong = "nobody listens"
@@ -113,7 +113,7 @@ def test_one_that_begins_open_probes_at_once_and_tells_once_what_is_wrong(
     breaker.close()
 
 
-def test_one_that_begins_open_and_is_well_says_nothing(
+def test_a_breaker_that_starts_open_on_a_healthy_one_logs_nothing(
     dependency: Dependency, caplog: pytest.LogCaptureFixture
 ) -> None:
     breaker = CircuitBreaker("some_thing", dependency.probe, is_open=True)
@@ -124,7 +124,7 @@ def test_one_that_begins_open_and_is_well_says_nothing(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_defect_while_probing_does_not_leave_it_open_for_ever(
+def test_a_bug_in_the_probe_does_not_keep_the_breaker_open(
     breaker: CircuitBreaker, dependency: Dependency
 ) -> None:
     dependency.defect = ZeroDivisionError("a defect")
@@ -143,7 +143,7 @@ def test_closing_ends_the_probing(dependency: Dependency) -> None:
     assert dependency.probes == probes
 
 
-def test_many_threads_open_it_once(dependency: Dependency, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_threads_open_the_breaker_once(dependency: Dependency, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=60.0)
     threads = [threading.Thread(target=fail, args=(breaker, 50)) for _ in range(8)]
@@ -158,7 +158,7 @@ def test_many_threads_open_it_once(dependency: Dependency, caplog: pytest.LogCap
     breaker.close()
 
 
-def test_the_gauge_tells_which_one_is_open(breaker: CircuitBreaker, dependency: Dependency) -> None:
+def test_the_gauge_shows_the_open_breaker(breaker: CircuitBreaker, dependency: Dependency) -> None:
     def shown() -> float | None:
         return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "some_thing"})
 

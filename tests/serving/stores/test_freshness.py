@@ -51,7 +51,7 @@ def test_the_age_of_the_heartbeat_decides(age_s: float, expected: str | None) ->
     found.close()
 
 
-def test_a_stream_that_comes_back_is_seen_and_a_store_that_is_away_goes_on_ageing(
+def test_a_returning_stream_is_fresh_and_a_lost_store_keeps_ageing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
@@ -71,9 +71,7 @@ def test_a_stream_that_comes_back_is_seen_and_a_store_that_is_away_goes_on_agein
     found.close()
 
 
-def test_answers_say_that_features_are_stale_and_use_them_all_the_same(
-    recommender: Recommender, row_of: Callable[..., Any]
-) -> None:
+def test_stale_features_are_used_and_labelled(recommender: Recommender, row_of: Callable[..., Any]) -> None:
     from feature_repo.aggregates import pack
 
     at = 1_720_000_000.0
@@ -91,9 +89,7 @@ def test_answers_say_that_features_are_stale_and_use_them_all_the_same(
     assert [item.item_id for item in stale.items] == [item.item_id for item in fresh.items]
 
 
-def test_a_row_older_than_its_time_to_live_counts_as_none(
-    recommender: Recommender, row_of: Callable[..., Any]
-) -> None:
+def test_a_row_older_than_its_ttl_is_ignored(recommender: Recommender, row_of: Callable[..., Any]) -> None:
     from feature_repo.aggregates import pack
 
     store, at = MemoryStore(), 1_720_000_000.0
@@ -110,7 +106,7 @@ def test_a_row_older_than_its_time_to_live_counts_as_none(
 
 
 @pytest.mark.parametrize("row", [b"", b"\x07\x00" + bytes(30), b"\x02\0\0\0\x01\0\0\0\x09\0\0\0" + bytes(8)])
-def test_a_row_of_another_format_or_cut_short_is_left_out_and_said(
+def test_a_row_of_another_format_or_truncated_is_ignored_and_labelled(
     recommender: Recommender, row: bytes
 ) -> None:
     store = MemoryStore()

@@ -75,14 +75,14 @@ def test_open_store_knows_its_urls(url: str, kind: type[OnlineStore]) -> None:
     store.close()
 
 
-def test_open_store_tells_what_is_wrong_with_a_redis_url() -> None:
+def test_open_store_reports_the_mistake_in_a_redis_url() -> None:
     with pytest.raises(ValueError, match="names no service") as caught:
         open_store("redis+sentinel://:secret@a:1")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["", "mysql://root:secret@host", "sqlite:///", "sqlite://x", "redis"])
-def test_open_store_refuses_other_urls_and_keeps_passwords_to_itself(url: str) -> None:
+def test_open_store_refuses_other_urls_without_showing_passwords(url: str) -> None:
     with pytest.raises(ValueError, match="no online store for a") as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
@@ -174,9 +174,7 @@ def test_a_broken_sqlite_store_is_unavailable_and_recovers(
 
 
 @pytest.mark.parametrize("break_it", [_other_value, _torn_value], ids=lambda f: f.__name__)
-def test_a_row_that_is_not_feasts_is_told_from_a_broken_store(
-    break_it: Callable[[Path], None], database: Path
-) -> None:
+def test_an_invalid_row_is_no_store_failure(break_it: Callable[[Path], None], database: Path) -> None:
     break_it(database)
     store = SqliteStore(database)
     with pytest.raises(RowInvalid, match="cannot be read"):
@@ -282,7 +280,7 @@ def test_a_guarded_store_reads_through(guarded: GuardedStore, failing: FailingSt
     assert guarded.read("43") is None
 
 
-def test_a_store_that_fails_is_not_asked_until_it_is_back(failing: FailingStore) -> None:
+def test_a_failing_store_is_not_read_until_it_recovers(failing: FailingStore) -> None:
     guarded = GuardedStore(failing, probe_s=0.2)
     failing.failure = down
     fail(guarded, 3)
@@ -298,7 +296,7 @@ def test_a_store_that_fails_is_not_asked_until_it_is_back(failing: FailingStore)
 
 
 @pytest.mark.parametrize("error", [RowInvalid("torn"), FeaturesLate("in a hurry")])
-def test_a_bad_row_or_a_hurried_request_takes_nobody_elses_row_away(
+def test_invalid_rows_and_short_deadlines_do_not_open_the_breaker(
     guarded: GuardedStore, failing: FailingStore, error: Exception
 ) -> None:
     failing.failure = lambda: error
@@ -308,16 +306,14 @@ def test_a_bad_row_or_a_hurried_request_takes_nobody_elses_row_away(
     assert guarded.read("42") == UserRow(b"row", 1.0)
 
 
-def test_an_answer_of_any_kind_means_that_the_store_is_back(
-    guarded: GuardedStore, failing: FailingStore
-) -> None:
+def test_any_answer_of_the_store_closes_the_breaker(guarded: GuardedStore, failing: FailingStore) -> None:
     failing.failure = down
     fail(guarded, 3)
     failing.failure = lambda: RowInvalid("torn")
     eventually(lambda: not guarded.is_open)
 
 
-def test_a_later_read_asks_a_closed_store_again(guarded: GuardedStore, failing: FailingStore) -> None:
+def test_a_read_after_close_reaches_the_store_again(guarded: GuardedStore, failing: FailingStore) -> None:
     failing.failure = down
     fail(guarded, 3)
     guarded.close()

@@ -86,7 +86,7 @@ def warm_up(store: OnlineStore) -> None:
 # ------------------------------------------------------------------------------------------ ways in
 
 
-def test_a_redis_that_is_not_there_is_unavailable() -> None:
+def test_a_missing_redis_is_unavailable() -> None:
     store = RedisStore(f"redis://127.0.0.1:{free_port()}")
     took, rows = waits_ms(store, 5)
     assert rows == ["unavailable"] * 5
@@ -94,7 +94,7 @@ def test_a_redis_that_is_not_there_is_unavailable() -> None:
     store.close()
 
 
-def test_a_read_ends_with_the_time_of_its_request_and_blames_the_store_only_for_enough_of_it() -> None:
+def test_a_read_ends_with_the_request_and_a_short_one_is_no_store_failure() -> None:
     def serve(connection: socket.socket) -> None:
         while asked := connection.recv(4_096):
             if b"HMGET" not in asked:
@@ -118,7 +118,7 @@ def test_a_read_ends_with_the_time_of_its_request_and_blames_the_store_only_for_
 
 @pytest.mark.slow
 class TestWaysIn:
-    def test_a_password(self, server: Valkey) -> None:
+    def test_a_password_is_accepted(self, server: Valkey) -> None:
         store = RedisStore(url_of(server), timeout_ms=1_000)
         assert store.read("42") == ROW_42
         assert store.read("43") is None
@@ -127,7 +127,7 @@ class TestWaysIn:
         store.close()
 
     @pytest.mark.parametrize(("entry", "code"), [("", "NOAUTH"), (":hunter2@", "WRONGPASS")])
-    def test_a_wrong_password_is_told_and_not_shown(self, entry: str, code: str, server: Valkey) -> None:
+    def test_a_wrong_password_is_reported_and_not_shown(self, entry: str, code: str, server: Valkey) -> None:
         store = RedisStore(f"redis://{entry}127.0.0.1:{server.port}")
         with pytest.raises(
             FeaturesUnavailable, match=f"127.0.0.1:{server.port}: it answers {code}"
@@ -136,19 +136,19 @@ class TestWaysIn:
         assert "hunter2" not in str(caught.value)
         store.close()
 
-    def test_a_user_who_may_do_no_more_than_read(self, server: Valkey) -> None:
+    def test_a_user_with_read_permission_suffices(self, server: Valkey) -> None:
         with server.client() as client:
             client.execute_command("ACL SETUSER", "shop", "on", ">word", "~*", "+ping", "+hmget")
         store = RedisStore(f"redis://shop:word@127.0.0.1:{server.port}/0")
         assert store.read("42") == ROW_42
         store.close()
 
-    def test_a_database_of_its_own(self, server: Valkey) -> None:
+    def test_a_database_number_is_honoured(self, server: Valkey) -> None:
         store = RedisStore(url_of(server).removesuffix("0") + "3")
         assert store.read("42") is None
         store.close()
 
-    def test_a_server_that_sentinels_name_and_its_successor(self, server: Valkey, tmp_path: Path) -> None:
+    def test_a_sentinel_failover_is_followed(self, server: Valkey, tmp_path: Path) -> None:
         """The master is killed: the sentinel promotes the replica, and the store follows."""
         replica_of = ("--save", "", "--replicaof", f"127.0.0.1 {server.port}", "--masterauth", PASSWORD)
         with server.client() as client:
@@ -223,7 +223,7 @@ def tls_proxy(server: Valkey, certificates: Path) -> Iterator[Proxy]:
 
 @pytest.mark.slow
 class TestTls:
-    def test_both_sides_show_a_certificate_and_drips_end_in_time(
+    def test_mutual_tls_works_and_dripping_answers_end_in_time(
         self, tls_proxy: Proxy, certificates: Path
     ) -> None:
         parameters = f"ssl_ca_certs={certificates}/ca.pem&ssl_certfile={certificates}/cert.pem"
@@ -238,13 +238,13 @@ class TestTls:
         warm_up(store)
         store.close()
 
-    def test_a_server_that_no_authority_of_ours_knows_is_refused(self, tls_proxy: Proxy) -> None:
+    def test_a_server_with_an_untrusted_certificate_is_refused(self, tls_proxy: Proxy) -> None:
         store = RedisStore(f"rediss://:{QUOTED}@{tls_proxy.address}/0")
         with pytest.raises(FeaturesUnavailable, match="certificate verify failed"):
             store.read("42")
         store.close()
 
-    def test_who_shows_no_certificate_is_not_let_in(self, tls_proxy: Proxy, certificates: Path) -> None:
+    def test_a_client_without_a_certificate_is_refused(self, tls_proxy: Proxy, certificates: Path) -> None:
         store = RedisStore(f"rediss://:{QUOTED}@{tls_proxy.address}/0?ssl_ca_certs={certificates}/ca.pem")
         with pytest.raises(FeaturesUnavailable):
             store.read("42")
@@ -255,7 +255,7 @@ class TestTls:
 
 
 @pytest.mark.slow
-def test_a_row_that_is_not_feasts_is_told_from_a_broken_store(server: Valkey) -> None:
+def test_an_invalid_row_is_no_store_failure(server: Valkey) -> None:
     keys = {user: entity_key(user) + b"checkout" for user in ("list", "torn", "half")}
     with server.client() as client:
         client.set(keys["list"], b"no hash")
@@ -276,7 +276,7 @@ def test_a_row_that_is_not_feasts_is_told_from_a_broken_store(server: Valkey) ->
 @pytest.mark.slow
 class TestFaults:
     @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
-    def test_a_frozen_or_killed_server_holds_nobody_and_is_found_again(
+    def test_a_frozen_or_killed_server_blocks_no_read_and_is_found_again(
         self, fault: signal.Signals, server: Valkey
     ) -> None:
         store = open_store(url_of(server))
@@ -294,7 +294,7 @@ class TestFaults:
         assert eventually(lambda: waits_ms(store, 1)[1] in ([ROW_42], [None])) < 2
         store.close()
 
-    def test_a_server_that_was_restarted_between_two_reads_is_not_missed(self, server: Valkey) -> None:
+    def test_a_restart_between_two_reads_fails_no_read(self, server: Valkey) -> None:
         store = RedisStore(url_of(server), timeout_ms=1_000)
         assert store.read("42") == ROW_42
         server.restart()
@@ -313,7 +313,7 @@ class TestFaults:
         ],
         ids=["20 ms late", "5 s late", "drips", "half answers", "accepts and never answers", "refuses"],
     )
-    def test_a_spoilt_answer_is_dropped_in_time_and_leaves_nothing_open(
+    def test_a_corrupt_answer_is_dropped_in_time_without_open_sockets(
         self, spoil: Callable[[Proxy], None], proxy: Proxy
     ) -> None:
         store = RedisStore(url_of(proxy))
@@ -333,7 +333,7 @@ class TestFaults:
         assert eventually(lambda: waits_ms(store, 1)[1] == [ROW_42]) < 2
         store.close()
 
-    def test_two_late_answers_in_a_hundred_cost_no_more_than_themselves(self, proxy: Proxy) -> None:
+    def test_two_late_answers_in_a_hundred_delay_no_other_read(self, proxy: Proxy) -> None:
         store = RedisStore(url_of(proxy), timeout_ms=50)
         warm_up(store)
         answers = itertools.count()
@@ -345,7 +345,7 @@ class TestFaults:
         assert max(took) < 1_000
         store.close()
 
-    def test_a_first_read_has_time_for_a_slow_way(self, proxy: Proxy) -> None:
+    def test_the_first_read_has_time_for_a_slow_connection(self, proxy: Proxy) -> None:
         """The warm-up, before which no endpoint is ready; the reads after it keep to their time-out."""
         proxy.latency_s = lambda: 0.03
         store = RedisStore(url_of(proxy))
@@ -378,7 +378,7 @@ class TestFaults:
 
 
 @pytest.mark.slow
-def test_ten_requests_of_a_store_that_is_20_ms_away_wait_together(proxy: Proxy, toy_bundle: Path) -> None:
+def test_ten_requests_to_a_store_20_ms_away_wait_concurrently(proxy: Proxy, toy_bundle: Path) -> None:
     proxy.latency_s = lambda: 0.02
     store = open_store(url_of(proxy))
     assert isinstance(store, GuardedStore)
