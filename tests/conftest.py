@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, strict numerics, its own state folder, its lane.
+"""The conditions of every test: one thread, strict numerics, its own state folder, its lane.
 
 It imports numpy only. torch, kfp, mlflow, feast, evidently and kserve cost seconds each: a test module
 imports its own needs.
@@ -58,7 +58,7 @@ def lane(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def strict_numerics() -> Iterator[None]:
-    """A division by zero, an overflow or a NaN out of nothing is an error; exp(-1000) = 0 is meant."""
+    """A division by zero, an overflow or a new NaN is an error; exp(-1000) = 0 is intended."""
     with np.errstate(all="raise", under="ignore"):
         yield
 

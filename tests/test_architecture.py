@@ -1,4 +1,4 @@
-"""The source tree as it stands -> what import-linter cannot say about it: thin steps, light imports."""
+"""Rules of the source tree that import-linter cannot check: thin steps, light imports."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ TOUCHES_ENVIRONMENT = {
 }
 # Package markers hold no logic to test.
 WITHOUT_TESTS = {"__init__.py"}
-# Part of the feature repository, but never of the endpoint: Feast's objects and what talks to the broker.
+# Part of the feature repository, but never of the endpoint: Feast's objects and the broker's clients.
 NOT_SERVED = {
     "feature_repo/stream/dead_letters.py",
     "feature_repo/stream/delivery.py",
@@ -37,7 +37,7 @@ NOT_SERVED = {
     "feature_repo/stream/replay_events.py",
     "feature_repo/stream/stream.py",
 }
-# What runs, or makes any object of, a text.
+# Calls that execute a text, or make any object from it.
 RUN_TEXT = {
     *("eval", "exec", "compile", "os.system", "os.popen"),
     *("yaml.load", "yaml.full_load", "yaml.unsafe_load"),
@@ -230,7 +230,7 @@ def test_a_step_has_the_name_of_its_function_and_module(path: Path) -> None:
 
 
 def test_each_library_is_declared() -> None:
-    """What the endpoint imports stands in the base dependencies; the rest may come from the extra `train`."""
+    """The endpoint's imports are base dependencies; others may come from the extra `train`."""
     owners = packages_distributions()
     ours = set(sys.stdlib_module_names) | set(PACKAGES)
     missing = []

@@ -1,4 +1,4 @@
-"""README, docs/ and Makefile -> are they true: commands, settings, links, files, examples, figures."""
+"""README, docs/ and Makefile match the code: commands, settings, links, files, examples, figures."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Event -> ... -> answer in one process, plain functions: is the held-out item found first?"""
+"""Event -> ... -> answer in one process, by plain functions: the held-out item comes first."""
 
 import json
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Locks and wheels: what a clone, an endpoint's image and a till install."""
+"""Locks and wheels: the packages that a clone, an endpoint's image and a checkout client install."""
 
 import re
 import shutil

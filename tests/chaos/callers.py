@@ -13,13 +13,13 @@ V1 = "/v1/models/checkout:predict"
 
 @dataclass
 class Callers:
-    """What they saw; a door that is shut to new connections ends a caller and is no failure."""
+    """The outcome of the callers; a connection refused after shutdown ends a caller and is no failure."""
 
     http: str
     answers: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
-    shutting: bool = False  # from then on a new connection that is reset came to a door that was just shut
+    shutting: bool = False  # set at shutdown: from then on a reset of a new connection is expected
 
     def bundles(self, since: int = 0) -> set[str]:
         """The bundles that gave the answers from the given one on."""

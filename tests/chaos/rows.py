@@ -45,7 +45,7 @@ def put_row(client: redis.Redis | redis.RedisCluster, user_id: str, row: bytes =
 
 
 def patient_store(url: str) -> RedisStore | SqliteStore:
-    """What stands behind a URL, for who has time: on a busy machine the endpoint's 5 ms are soon over."""
+    """The store behind a URL with a long timeout: on a busy machine the endpoint's 5 ms pass quickly."""
     if url.startswith("sqlite:///"):
         return SqliteStore(Path(url.removeprefix("sqlite:///")), timeout_ms=5_000)
     return RedisStore(url, timeout_ms=5_000)

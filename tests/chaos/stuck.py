@@ -5,7 +5,7 @@ import threading
 
 
 class Stuck(io.BytesIO):
-    """Takes nothing until `read` is set."""
+    """A stream that blocks each write until `read` is set."""
 
     def __init__(self, read: threading.Event) -> None:
         super().__init__()

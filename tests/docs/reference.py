@@ -44,7 +44,7 @@ def cell(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return text as code; nothing stays nothing."""
+    """Return text as code; empty text stays empty."""
     return f"`{text}`" if text else ""
 
 
@@ -144,7 +144,7 @@ def option_words(option: click.Option) -> str:
 
 
 def shown_default(option: click.Option) -> str:
-    """Return an option's default as code; nothing for none and for a switch that is off."""
+    """Return an option's default as code; empty text without a default and for a switch that is off."""
     if isinstance(option.show_default, str):
         return option.show_default
     value = option.default
@@ -195,7 +195,7 @@ def settings_rows(kind: type, variables: dict[str, str]) -> list[tuple[str, ...]
 
 
 def values(metadata: Mapping[str, Any]) -> str:
-    """Return the values that a setting can take; nothing for any text."""
+    """Return the values that a setting can take; empty for free text."""
     limits = metadata["limits"]
     if {"ge", "le"} <= limits.keys():
         return f"{limits['ge']:,} to {limits['le']:,.10g}"

@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial.md -> do they run, in this order, with the answers that the page promises?"""
+"""The commands of docs/tutorial.md run in this order with the answers that the page shows."""
 
 import os
 import re

@@ -1,10 +1,10 @@
-"""Bundles with one file spoilt -> what our loader makes of them, each in a process of its own.
+"""Bundles with one corrupt file -> the outcome of loading each in a process of its own.
 
     python -m tests.fuzz.artefacts --cases 2000
 
 Half of the cases leave the manifest as it is: each must be refused. In the other half the manifest is sealed
-anew, as an attacker or a step with a fault would do it, so that the checks behind the hashes are reached:
-what is not refused then has given the bundle's golden answers, and must give sound answers to others as well.
+again, as an attacker or a buggy step would do, so that the checks after the hashes are reached. A bundle that
+passes them has given the golden answers, and must give sound answers to other requests as well.
 """
 
 import argparse
@@ -64,12 +64,12 @@ _VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case."""
+    """The outcome of one case."""
 
     family: str
     file: str
     spoilt: str  # how
-    sealed: bool  # whether the manifest was sealed anew
+    sealed: bool  # whether the manifest was sealed again
     outcome: str  # REFUSED, SOUND, UNSOUND, RAISED, or a signal's name
     seconds: float
     megabytes: float
@@ -121,7 +121,7 @@ _BYTES: tuple[Callable[[bytearray, random.Random], None], ...] = (
 
 
 def spoil_bytes(content: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """Return how a file was spoilt, and what is left of it."""
+    """Corrupt a file's bytes; return the kind of damage and the new content."""
     while True:
         how, data = rng.choice(_BYTES), bytearray(content)
         how(data, rng)
@@ -130,7 +130,7 @@ def spoil_bytes(content: bytes, rng: random.Random) -> tuple[str, bytes]:
 
 
 def spoil_json(content: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """Return likewise with one value in it replaced, taken out or nested deeply, still JSON."""
+    """Replace, remove or deeply nest one JSON value; return the kind of damage and the new content."""
     lines = content.split(b"\n")
     filled = [number for number, line in enumerate(lines) if line.strip()]
     whole = not filled or (content.lstrip()[:1] in b"[{" and _is_json(content))
@@ -149,7 +149,7 @@ def spoil_json(content: bytes, rng: random.Random) -> tuple[str, bytes]:
     else:
         holder[key] = "DEEP"
     after = json.dumps(document)
-    if after == before:  # its value was what it was replaced with
+    if after == before:  # the new value equals the old one
         return spoil_json(content, rng)
     text = after.replace('"DEEP"', "[" * 2_000 + "]" * 2_000).encode()
     spoilt = text if number is None else b"\n".join([*lines[:number], text, *lines[number + 1 :]])
@@ -171,7 +171,7 @@ def _places(node: Any) -> Any:
 
 
 def spoil(bundle: Path, name: str, rng: random.Random) -> tuple[str, bytes]:
-    """Return how a file of a bundle was spoilt, and what is left of it."""
+    """Corrupt a file of a bundle; return the kind of damage and the new content."""
     content = (bundle / name).read_bytes()
     others = [file for file in bundle.rglob(f"*{Path(name).suffix}") if file.read_bytes() != content]
     if others and rng.random() < 0.1:
@@ -240,7 +240,7 @@ def put(bundle: Path, case: Path, name: str, content: bytes, sealed: bool) -> No
 
 
 def is_sound(recommender: Recommender) -> str:
-    """Ask some requests; return what is wrong with an answer, empty if nothing is."""
+    """Send some requests; return the first mistake in an answer, empty without one."""
     items = recommender.bundle.statistics.item_ids.tolist()
     rng = random.Random(0)
     for number in range(12):
@@ -263,7 +263,7 @@ def is_sound(recommender: Recommender) -> str:
 
 
 def load(case: Path, history: bytes) -> tuple[str, str]:
-    """Load a bundle as the endpoint does, and return the outcome and what was said."""
+    """Load a bundle as the endpoint does; return the outcome and the message."""
     store = MemoryStore()
     store.write("u1", UserRow(history, 1_512_000_000.0))
     try:
@@ -280,7 +280,7 @@ def load(case: Path, history: bytes) -> tuple[str, str]:
 
 
 def in_a_child(run: Callable[[], tuple[str, str]]) -> tuple[str, str, float, float]:
-    """Run in a fork with bounded time and memory; return outcome, what was said, seconds and megabytes."""
+    """Run in a fork with bounded time and memory; return outcome, message, seconds and megabytes."""
     reading, writing = os.pipe()
     began = time.monotonic()
     if (pid := os.fork()) == 0:
@@ -306,7 +306,7 @@ def in_a_child(run: Callable[[], tuple[str, str]]) -> tuple[str, str, float, flo
 
 
 def fuzz(toy: Path, folder: Path, history: bytes, cases: int, seed: int) -> list[Outcome]:
-    """Spoil files of bundles, one after the other, and load what came of it."""
+    """Corrupt files of bundles, one after the other, and load each result."""
     rng = random.Random(seed)
     bundles = families(toy, folder)
     outcomes = []
@@ -317,7 +317,7 @@ def fuzz(toy: Path, folder: Path, history: bytes, cases: int, seed: int) -> list
             for file in bundles[family].rglob("*")
             if file.is_file()
         )
-        # The graphs and the index hold most of what can go wrong.
+        # Most kinds of damage concern the graphs and the index.
         heavy = ["query_tower.onnx", "ranker.onnx", "index.faiss", "index.faiss"]
         name = rng.choice(heavy if rng.random() < 0.5 else names)
         how, content = spoil(bundles[family], name, rng)

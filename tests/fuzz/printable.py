@@ -1,4 +1,4 @@
-"""What Schemathesis makes for the format `printable` of our OpenAPI document: ids."""
+"""Values that Schemathesis makes for the format `printable` of our OpenAPI document: ids."""
 
 import datetime
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
 CHECKED = {"x-deadline-ms", "x-priority"}
-UNKNOWN = "x-schemathesis-unknown-property"  # anybody may send any other header
+UNKNOWN = "x-schemathesis-unknown-property"  # a client may send any other header
 
 
 @schemathesis.hook
@@ -26,7 +26,7 @@ def filter_case(context: Any, case: Any) -> bool:
 
 
 def has_good_body(case: Any) -> bool:
-    """Say whether a body is right all the same: Schemathesis holds no text against a format of our own."""
+    """Return whether a body is valid after all: Schemathesis cannot check a text against our own format."""
     document = case.operation.schema.raw_schema
     body = document["paths"][case.operation.path][case.operation.method].get("requestBody")
     if body is None:

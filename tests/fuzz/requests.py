@@ -1,9 +1,9 @@
-"""The endpoint's OpenAPI document -> made-up requests, good and bad, each answer held against the document.
+"""The OpenAPI document -> generated requests, good and bad; each answer is checked against the document.
 
     python -m tests.fuzz.requests --cases 2000
 
-Schemathesis makes them, against a real endpoint: no answer may be a 5xx, have a status, a media type or a
-body that the document does not name, refuse what it allows or allow what it refuses.
+Schemathesis sends them to a real endpoint. No answer may be a 5xx, or have a status, a media type or a body
+that is not in the document. Valid requests must be accepted and invalid ones refused.
 """
 
 import argparse
@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Two of the document's operations take bodies, and get all examples but a few; the rest comes by itself.
+# Two of the document's operations take bodies and get nearly all examples; the others need few.
 FIXED, WITH_BODIES = 280, 2
 
 
 def ask(http: str, cases: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Let Schemathesis ask about so many requests, and return how many there were and what went wrong."""
+    """Let Schemathesis send about so many requests; return their number and the failures."""
     report = folder / "report.json"
     done = subprocess.run(
         [

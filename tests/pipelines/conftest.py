@@ -1,4 +1,4 @@
-"""A pipeline of three trivial steps: everything about running one, without training anything."""
+"""A pipeline of three trivial steps: it exercises a run without any training."""
 
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ def add_up(numbers: Input[Dataset], cut: str, fail_while: str, total: Output[Mod
 
 @step
 def report(total: Input[Model], die: str, wait_s: float) -> str:
-    """Say the total; or die; or take long."""
+    """Print the total; or exit; or take long."""
     import os
     import time
     from pathlib import Path

@@ -53,7 +53,7 @@ def test_nothing_in_it_is_conditional() -> None:
 
 
 def test_the_served_state_changes_only_after_the_gate() -> None:
-    """Before it a step reads who is forgotten and no more; what fills the stores waits for promotion."""
+    """Before the gate, steps only read the list of forgotten users; stores are filled after promotion."""
     tasks = SPEC["root"]["dag"]["tasks"]
     told = {
         name

@@ -32,4 +32,4 @@ def test_labels_are_the_hidden_items_that_were_retrieved(toy_line: Path, tmp_pat
         codes = examples.categorical[rows, 0] - 1
         assert np.array_equal(examples.label[rows].astype(bool), np.isin(codes, lists.tasks[i].hidden))
     perfect = lists.judge(examples.label.astype(np.float32))
-    assert np.array(perfect.rows)[:, 1].mean() > 0.95  # whatever was retrieved comes first
+    assert np.array(perfect.rows)[:, 1].mean() > 0.95  # the first retrieved item ranks first

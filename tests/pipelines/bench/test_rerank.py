@@ -1,4 +1,4 @@
-"""What re-ranking brings and costs: its metrics by hand, its choice, and a report of a real bundle."""
+"""Benefit and cost of re-ranking: its metrics by hand, its choice, and a report of a real bundle."""
 
 import json
 from dataclasses import replace

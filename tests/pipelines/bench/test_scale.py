@@ -1,4 +1,4 @@
-"""The steps run on a synthetic shop, and the result says what each took and what each precision kept."""
+"""The steps run on a synthetic shop; the result has the time of each and the quality of each precision."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Crowds of callers, and an endpoint out of reach: each fault does just that."""
+"""Crowds of callers and an unreachable endpoint: each fault has its effect."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Answers and faults at known times -> counts, times and recoveries that one can reckon by hand."""
+"""Answers and faults at known times -> counts, times and recoveries computed by hand."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from serving.client.client import SOURCE
 
 
 def document(scores: Sequence[float] = (0.9, 0.5), **changed: Any) -> dict[str, Any]:
-    """A whole answer; `reason` makes it less."""
+    """A full answer; with a `reason` it is degraded."""
     items = [
         {"item_id": f"item-{n}", "score": score, "source": changed.get("source", "history")}
         for n, score in enumerate(scores)

@@ -1,7 +1,7 @@
 """All drills in their short form on the toy shop, and one on a worse endpoint, which must not pass.
 
-Counts are asserted: nothing fails, all is labelled, what must be refused is. Times are printed: this machine
-may be busy. `reco drill` itself asserts both.
+Counts are asserted: no failure, every fallback labelled, every invalid request refused. Times are printed:
+this machine may be busy. `reco drill` itself asserts both.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A home in each state that a person may leave it in -> what `reco doctor` says of it."""
+"""A home in each state that a user may leave it in -> the findings of `reco doctor`."""
 
 import json
 import shutil

@@ -106,7 +106,7 @@ def test_an_item_that_no_source_brings_has_its_distance(recommender: Recommender
 
 
 def test_an_item_cut_from_the_candidates_is_explained(recommender: Recommender) -> None:
-    """Whoever bought much fills all places with the own history; the tower's nearest comes too late."""
+    """A shopper with a long history fills all places with it; the tower's nearest item finds no room."""
     narrowed(recommender, total=2)
     lost = [verdict for verdict in (why(recommender, item) for item in WHOLE) if verdict.step == "retrieval"]
     full = [verdict for verdict in lost if verdict.why.endswith("when 2 candidates were there already")]
@@ -118,7 +118,7 @@ def test_an_item_missed_by_the_index_is_explained(recommender: Recommender) -> N
     real = recommender.bundle.profiles["default"].tower
 
     class Blind:
-        """Finds nothing unless all is asked for."""
+        """Finds nothing unless all items are requested."""
 
         def search(self, queries: Any, k: int) -> list[np.ndarray]:
             found: list[np.ndarray] = real.search(queries, k)
@@ -187,7 +187,7 @@ def test_an_item_displaced_by_rules_or_weights_is_explained(
 
 
 def test_an_item_lost_to_two_causes_is_not_called_outscored(recommender: Recommender) -> None:
-    """Diversity loses it, and so do pins in its slot and all behind it: without one it is still lost."""
+    """Diversity drops it, and so do pins in its slot and all later ones: each cause alone suffices."""
     plainly = [one.item_id for one in recommender.recommend(ask()).items]
     settled(recommender, type_penalty=0.01)
     varied = [one.item_id for one in recommender.recommend(ask()).items]

@@ -1,4 +1,4 @@
-"""What shoppers were shown comes back as impressions: once each, whatever ends when."""
+"""Shown items come back as impressions: each exactly once, even if a process ends in between."""
 
 import json
 import threading

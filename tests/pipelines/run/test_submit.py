@@ -1,4 +1,4 @@
-"""IR in a file, and a run over real HTTP at a server that speaks the calls of KFP's v2beta1 API."""
+"""IR in a file, and a run over real HTTP on a server with the calls of KFP's v2beta1 API."""
 
 import json
 import re

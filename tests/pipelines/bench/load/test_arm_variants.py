@@ -86,7 +86,7 @@ def test_a_variant_is_served_by_the_server_itself(monkeypatch: pytest.MonkeyPatc
 def test_each_variant_pays_for_logging_metrics_and_features(
     toy_line: Path, valkey: tuple[str, object], tmp_path: Path
 ) -> None:
-    """A line of JSON per request, metrics, the stream's pulse, and calls that may be shared."""
+    """A line of JSON per request, metrics, the stream's heartbeat, and calls that may be shared."""
     url, feast_home = valkey[0], tmp_path / "feast"
     fill_store(toy_line / "home" / "offline_store", feast_home, url)
     write_heartbeat(url, time.time() - 3_600)
@@ -117,7 +117,7 @@ def paths(given: dict[str, Any], toy_line: Path, feast_home: Path) -> dict[str, 
 
 
 def write_heartbeat(url: str, at: float) -> None:
-    """Write the pulse of a stream that fell silent then, as Feast lays a row out."""
+    """Write the last heartbeat of a silent stream, in Feast's row layout."""
     import redis
     from google.protobuf.timestamp_pb2 import Timestamp
 

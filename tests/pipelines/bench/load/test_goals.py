@@ -9,7 +9,7 @@ from pipelines.bench.load.goals import judge_goals
 
 
 def result() -> dict[str, Any]:
-    """Every goal met to the hair."""
+    """A result in which every figure equals its bound."""
     p99s = {"features": 0.49, "retrieval": 0.99, "ranking": 0.99, "reranking": 0.49}
     stages = {name: {"p99": p99} for name, p99 in p99s.items()}
     ours = {

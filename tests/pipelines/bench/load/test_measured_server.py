@@ -1,4 +1,4 @@
-"""A command that says it is ready -> processor time and memory of its processes."""
+"""A command that prints its ready line -> processor time and memory of its processes."""
 
 import sys
 import threading

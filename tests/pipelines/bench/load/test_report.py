@@ -1,4 +1,4 @@
-"""A result of known numbers -> a report that shows just those."""
+"""A result of known numbers -> a report with exactly those."""
 
 import re
 from pathlib import Path

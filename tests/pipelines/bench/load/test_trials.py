@@ -1,4 +1,4 @@
-"""Loads of known figures -> each trial reports just those."""
+"""Loads of known figures -> each trial reports exactly those."""
 
 import time
 from dataclasses import replace
