@@ -118,7 +118,7 @@ def write_graphs(items: int, path: Path) -> None:
         path / "query_tower.onnx",
     )
     weight = rng.normal(0, 0.2, (len(DENSE_NAMES), 1)).astype(np.float32)
-    weight[DENSE_NAMES.index("user_has_item")] = 3.0  # what was bought before comes first
+    weight[DENSE_NAMES.index("user_has_item")] = 3.0  # items bought before come first
     bias = rng.normal(-2, 0.3, (TYPES + 1,)).astype(np.float32)
     _save(
         [
@@ -282,7 +282,7 @@ def start_endpoint() -> Iterator[StartEndpoint]:
 def endpoint(
     toy_bundle: Path, toy_store: str, start_endpoint: StartEndpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Running:
-    """One endpoint for all tests that only ask it something; its deadline is long, this machine is busy."""
+    """One endpoint for all tests that only send requests; its deadline is long, this machine is busy."""
     home = tmp_path_factory.mktemp("home")
     settings = Settings(home=home, store_url=toy_store, deadline_ms=30_000.0, log_segment_s=0.5)
     return start_endpoint(toy_bundle, settings)

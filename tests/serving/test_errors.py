@@ -1,4 +1,4 @@
-"""Every error of the request path is in its module's picture, and a handler of the base catches it."""
+"""Every error of the request path is in its module's picture and derives from the base error."""
 
 import serving.errors
 from serving.errors import RecommendError

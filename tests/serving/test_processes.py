@@ -186,7 +186,7 @@ def test_two_processes_answer_count_together_and_end_without_a_failed_request(
         counts = {(answered(client), timed(client)) for client in clients}
         assert counts == {(before + len(clients), before + len(clients))}
         first = min(pids)
-        os.kill(first, signal.SIGKILL)  # what a dead process counted stays counted
+        os.kill(first, signal.SIGKILL)  # the counts of a dead process are kept
         eventually(lambda: len(children(running.process.pid) - {first}) == 2, 60)
         with httpx.Client(base_url=running.http, timeout=60) as client:
             assert answered(client) == before + len(clients)
@@ -196,7 +196,7 @@ def test_two_processes_answer_count_together_and_end_without_a_failed_request(
 
     with calling(running.http, 6) as seen:
         eventually(lambda: len(seen.answers) > 30, 60)
-        seen.shutting = True  # a balancer would send nobody there any more
+        seen.shutting = True  # a load balancer would send no more requests there
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(60) == 0
     assert not seen.failures
@@ -217,10 +217,12 @@ def test_a_killed_process_loses_only_its_own_requests_and_is_restarted(
         since = len(seen.answers)
         eventually(lambda: len(seen.answers) > since + 40, 60)
         assert httpx.get(f"{running.http}/healthz", timeout=60).status_code == 200
-        assert len(seen.failures) <= 4  # at most what was in flight there; each caller got its next answer
+        assert (
+            len(seen.failures) <= 4
+        )  # at most the requests in flight there; each caller got its next answer
         eventually(lambda: len(children(running.process.pid) - {first}) == 2, 60)
         assert any("SIGKILL" in line for line in running.stderr)
-    os.kill(second, signal.SIGKILL)  # now it is the new one that answers
+    os.kill(second, signal.SIGKILL)  # now the new process answers
     with calling(running.http, 1) as seen:
         eventually(lambda: len(seen.answers) > 5, 60)
     assert not seen.failures

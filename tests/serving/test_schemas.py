@@ -1,4 +1,4 @@
-"""What a request may look like, and what is said about one that may not."""
+"""Valid requests, and the messages about invalid ones."""
 
 import json
 import math

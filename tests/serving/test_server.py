@@ -1,4 +1,4 @@
-"""The process: it starts with a good bundle or says why not, and stops without losing a request."""
+"""The process starts with a valid bundle or reports the reason, and stops without losing a request."""
 
 import contextlib
 import json
@@ -150,7 +150,7 @@ def test_sigterm_finishes_a_grpc_call_and_drains_within_five_seconds(
             pass
         time.sleep(0.2)
         running.process.send_signal(signal.SIGTERM)
-        while call.hear() != GOAWAY:  # the door is shut, and the call is in it
+        while call.hear() != GOAWAY:  # the socket is closed, and the call is in flight
             pass
         time.sleep(0.5)
         assert running.process.poll() is None
@@ -177,7 +177,7 @@ def test_readiness_ends_before_the_socket_closes(
         assert client.get("/healthz").status_code == 503
         answer = client.post(V1, json={"instances": [{"basket": []}]})
         assert answer.json()["predictions"][0]["items"]
-        assert answer.headers["connection"] == "close"  # so that the next request goes elsewhere
+        assert answer.headers["connection"] == "close"  # the next request goes elsewhere
         assert client.post(V1, content=b"{").headers["connection"] == "close"
     assert running.process.wait(10) == 0
     assert not (tmp_path / "prediction_log").exists()
@@ -209,7 +209,7 @@ def test_without_its_store_the_endpoint_serves_labelled_degraded_answers(
 
 @pytest.mark.slow
 def test_an_endpoint_with_unread_log_lines_answers_and_ends(toy_bundle: Path, tmp_path: Path) -> None:
-    """Each answer has its line, and a warning a second that there is no store: soon the pipe is full."""
+    """Each answer logs a line, and each second a warning about the missing store: the pipe fills quickly."""
     settings = Settings(home=tmp_path, http_port=0, grpc_port=0, log=False, drain_s=0.0, user_limit_per_s=0.0)
     command = [sys.executable, "-m", "serving.server", "--bundle", str(toy_bundle)]
     with subprocess.Popen(command, env=settings.to_env(), stderr=subprocess.PIPE, bufsize=0) as process:
@@ -293,7 +293,7 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     assert code == 2
     assert "RECO_DEADLINE_MS is 'soon'; expected a number" in said
     assert "RECO_DEADLIN_MS names no setting" in said
-    for host in ("no.such.host.invalid", "192.0.2.1"):  # the second is nobody's address, RFC 5737
+    for host in ("no.such.host.invalid", "192.0.2.1"):  # the second is reserved for documentation, RFC 5737
         code, said = refused_start(toy_bundle, replace(settings, host=host))
         assert code == 2
         assert "RECO_HOST" in said
@@ -384,5 +384,5 @@ def test_starting_and_answering_need_only_the_local_copy(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{addresses['mlflow']}")
         monkeypatch.setenv("RECO_KAFKA_BOOTSTRAP", addresses["broker"])
         ask_all()
-    ask_all()  # the restart: now they refuse
+    ask_all()  # the restart: now connections are refused
     assert connected <= {"collector"}

@@ -145,7 +145,7 @@ def test_a_broker_setting_is_not_reported_as_unknown() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, where the files of settings are looked for."""
+    """The working directory, where the settings files are read."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

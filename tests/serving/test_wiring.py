@@ -18,7 +18,7 @@ from serving.wiring import Swap, Wiring, run, wire
 
 
 class StubDoor:
-    """Gets ready at once, answers nothing, and swaps on the caller's thread."""
+    """Is ready at once, answers no request, and swaps on the caller's thread."""
 
     def __init__(self, settings: Settings, http_socket: socket.socket) -> None:
         self.checkouts: list[Checkout] = []

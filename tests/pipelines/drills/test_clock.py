@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.drills.clock import Clock
 
-# Stands where the endpoint would: says date and deadlines' clock, then waits for a line, three times.
+# Takes the endpoint's place: prints date and deadlines' clock, then waits for a line, three times.
 SAYS = """
 import sys, time, types
 endpoint = types.ModuleType("serving.server")

@@ -26,7 +26,7 @@ from pipelines.drills.system import SERVER, SHORT, STANDARD, NotReached, System
 from pipelines.inspect.ask import evaluation_requests
 from serving.release.champion import Champion, write_champion
 
-# A store that may be waited for fifty times as long as ours is.
+# A store with a timeout fifty times as long as ours.
 PATIENT_STORE = """
 import sys
 from serving.stores.redis_store import RedisStore

@@ -1,4 +1,4 @@
-"""The lower rungs: a list from the cache whatever its age, and best sellers."""
+"""The lower rungs: a cached list of any age, and best sellers."""
 
 from dataclasses import replace
 from pathlib import Path

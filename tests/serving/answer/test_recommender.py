@@ -1,4 +1,4 @@
-"""The whole path with no server around it: answers, fallbacks, and what may never be shown."""
+"""The whole path without a server: answers, fallbacks, and items that must not be shown."""
 
 import base64
 import json

@@ -17,7 +17,7 @@ def requests(count: int) -> list[Request]:
 
 
 class Asked:
-    """Answers in one second of the test's own clock, and remembers what."""
+    """Answers in one second of the test's own clock, and records the requests."""
 
     def __init__(self) -> None:
         self.items: list[str] = []

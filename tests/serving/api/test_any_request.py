@@ -1,4 +1,4 @@
-"""Any request of any shopper at any moment: what holds of every answer, whoever asks at the same time."""
+"""Rules that hold for every answer: any request, shopper and time, with any concurrent requests."""
 
 import asyncio
 import itertools
@@ -55,7 +55,7 @@ def bundle(toy_bundle: Path) -> Bundle:
 
 
 def made_up() -> dict[str, list[tuple[float, list[str]]]]:
-    """Shopper -> time and items of each basket: of a few, of many and of the same again and again."""
+    """Shopper -> time and items of each basket: few baskets, many, and the same one repeated."""
     rng = random.Random(1)
     return {
         name: [
@@ -78,7 +78,7 @@ def store(row_of: Callable[..., UserEvents]) -> MemoryStore:
 
 
 def check(recommender: Recommender, request: Request, response: Response, excluded: set[str]) -> None:
-    """What holds of any answer of a recommender that has no rules and no weights for the new and the rare."""
+    """Check an answer of a recommender without rules and without weights for new and rare items."""
     shown = [item.item_id for item in response.items]
     scores = np.array([item.score for item in response.items])
     assert len(shown) == len(set(shown)) <= request.k
@@ -98,7 +98,7 @@ def check(recommender: Recommender, request: Request, response: Response, exclud
 
 
 def check_order(bundle: Bundle, request: Request, response: Response) -> None:
-    """Best first: by score and what earlier items of the type leave of it, or as the best sellers stand."""
+    """Best first: by score after the penalty for earlier items of the type, or in best-seller order."""
     statistics = bundle.statistics
     codes = statistics.codes([item.item_id for item in response.items])
     if response.rung in {"segment", "popular"}:
@@ -115,7 +115,7 @@ def check_order(bundle: Bundle, request: Request, response: Response) -> None:
 
 
 def check_reasons(recommender: Recommender, request: Request, response: Response) -> None:
-    """Each reason is true of this shopper, this basket and this store, found by another way than ours."""
+    """Each reason is true for this shopper, basket and store, computed independently of our code."""
     statistics = recommender.bundle.statistics
     for item in response.items:
         code = statistics.code_of[item.item_id]
@@ -237,7 +237,7 @@ def call(limit_s: float) -> Call:
 
 
 def answer_when(happens: str, recommender: Recommender, request: Request, excluded: list[str]) -> Response:
-    """Answer after something happened that costs rungs of the ladder; a part has sold out meanwhile."""
+    """Answer after a fault that rules out some rungs, with some items sold out in the meantime."""
     statistics = recommender.bundle.statistics
     if happens == "it was kept":
         answers = recommender.answers = AnswerCache()
@@ -276,7 +276,7 @@ def test_the_rules_of_an_answer_hold_on_every_rung(
     @settings(PATIENT, max_examples=40)
     @given(request_=requests, excluded=some_items)
     def holds(request_: Request, excluded: list[str]) -> None:
-        request_ = replace(request_, k=request_.k % 16)  # a longer list is never kept
+        request_ = replace(request_, k=request_.k % 16)  # a longer list is never cached
         answer = answer_when(happens, Recommender(weighed, store), request_, excluded)
         check(Recommender(weighed, store), request_, answer, set(excluded))
         seen.add(answer.rung)

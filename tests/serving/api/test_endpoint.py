@@ -33,7 +33,7 @@ V1 = "/v1/models/checkout:predict"
 V2 = "/v2/models/checkout/infer"
 OUTPUTS = ("item_id", "score", "source", "reason", "price", "promotion", "coupon")
 AT = "2017-12-05T18:30:00Z"
-MARK = "PRIVATE-17"  # stands in bad requests and may stand in no answer
+MARK = "PRIVATE-17"  # occurs in bad requests and must not occur in any answer
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_the_endpoint_answers_as_the_recommender_does(
     assert without_times(answer) == without_times(expected)
     assert len(answer["items"]) == min(request.get("k", 10), MAX_K)
     assert not {item["item_id"] for item in answer["items"]} & set(request["basket"])
-    # By then, what the shopper did is older than a row's time to live.
+    # By then the shopper's events are older than a row's time to live.
     stale = "stale_features" if request["at"].startswith("9999") else None
     assert (answer["degraded"], answer["degraded_reason"]) == (stale is not None, stale)
     assert set(answer["stage_ms"]) >= {"features", "retrieval", "ranking", "reranking", "total"}
@@ -588,7 +588,7 @@ def test_grpc_refuses_client_errors(stub: Any) -> None:
     request = grpc_request(basket=["x"])
     request.inputs[0].shape[0] = 2**60
     assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request.inputs[0].shape[:] = [2**60, 16]  # times 16 it is 2**64, which is 0 to who counts in 64 bits
+    request.inputs[0].shape[:] = [2**60, 16]  # times 16 it is 2**64, which is 0 in 64 bits
     assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
     request = grpc_request(basket=["x"])
     request.inputs.append(request.inputs[0])
@@ -626,7 +626,7 @@ def test_oversized_requests_are_refused_at_once_without_memory_growth(
         check_refusal(answer)
         assert client.get("/healthz").status_code == 200, name
         assert ask(client, {"basket": []})["items"]
-    assert memory_mb(endpoint) - before < 20  # the figure is 10; what the allocator keeps is not ours
+    assert memory_mb(endpoint) - before < 20  # the goal is 10; the allocator's reserve is not ours
 
 
 def test_an_oversized_content_length_is_refused_before_the_body_arrives(

@@ -101,7 +101,7 @@ def test_the_deadline_and_the_priority_of_the_call_are_the_request_s(recommender
 
     served(Checkout(recommender, 500_000.0, observers=(turns.append,)), ask)
     limits_s = [turn.call.deadline - turn.call.arrived for turn in turns]
-    assert 50 < limits_s[0] <= 102  # gRPC tells a time so long in whole seconds, rounded up
+    assert 50 < limits_s[0] <= 102  # gRPC sends a time this long in whole seconds, rounded up
     assert limits_s[1:] == pytest.approx([500, 50, 500])
     assert [turn.call.priority for turn in turns] == ["checkout", "prefetch", "checkout", "prefetch"]
 
@@ -147,7 +147,7 @@ def test_a_cancelled_or_1_ms_call_does_not_affect_the_next_one(recommender: Reco
     async def ask(recommend: Any) -> None:
         hurried = recommend(request(), timeout=0.001)
         if await hurried.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
-            assert (await hurried).degraded  # in time after all: from a lower rung, the ranker never answers
+            assert (await hurried).degraded  # in time, from a lower rung: the ranker never answers
         leaves = recommend(request(), timeout=3_000)
         await asyncio.sleep(0.2)
         assert leaves.cancel()

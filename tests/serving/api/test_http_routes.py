@@ -1,4 +1,4 @@
-"""The two routes that go past KServe, in front of the application that they stand in."""
+"""The two routes that bypass KServe, in front of their application."""
 
 import asyncio
 import json
@@ -148,7 +148,7 @@ SETTINGS = Settings(body_limit_bytes=1_024, body_timeout_ms=50.0)
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with what came through: the headers and the body."""
+    """Answers with the headers and the body that it received."""
     body = (await receive())["body"] if scope["method"] != "GET" else b""
     headers = {name.decode(): value.decode() for name, value in scope["headers"]}
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -321,7 +321,7 @@ BODIES: dict[str, object] = {
 
 
 @pytest.mark.slow  # importing kserve takes seconds
-@pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated")  # what KServe answers with
+@pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated")  # KServe's encoder of answers
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 def test_v1_answers_match_the_kserve_route_byte_for_byte(
     recommender: Recommender, body: object, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""What a public door does with clients that are slow, silent, long-winded or too many; over real sockets."""
+"""The public HTTP server against slow, silent, oversized and too many clients, over real sockets."""
 
 import asyncio
 import contextlib
@@ -92,9 +92,9 @@ def served(
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the server hangs up."""
+    """Return the bytes that arrive until the server closes the connection."""
     answer = b""
-    with contextlib.suppress(ConnectionResetError):  # what came before it has come
+    with contextlib.suppress(ConnectionResetError):  # the bytes before the reset have arrived
         while part := await reader.read(65_536):
             answer += part
     return answer
@@ -248,7 +248,7 @@ def test_a_client_that_reads_after_sending_gets_the_refusal_and_a_close(length: 
     [
         (b"a: " + b"x" * MAX_HEAD_BYTES * 3, True),
         (b"a: b\r\n" * (MAX_HEADERS + 1) + b"\r\n", True),
-        (b"a:b\r\n" * 100_000, False),  # who goes on sending may be cut off before it reads
+        (b"a:b\r\n" * 100_000, False),  # a client that keeps sending may be disconnected before it reads
     ],
     ids=["one long", "some too many", "far too many"],
 )
@@ -340,7 +340,7 @@ def test_a_full_server_closes_the_connection_with_the_longest_idle_time() -> Non
 
 
 def test_simultaneous_requests_are_all_answered() -> None:
-    """However long their turns take: nobody waits for a client whose request is here."""
+    """However long their turns take: no timeout runs for a client whose request has arrived."""
 
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
@@ -490,7 +490,7 @@ def test_only_overdue_connections_are_listed() -> None:
     assert waits.overdue() == []
     clock.now += 2.0
     assert waits.overdue() == ["slow"]
-    waits.expect("slow", 1.0)  # it went on, and has its time again
+    waits.expect("slow", 1.0)  # it continued, and its time starts again
     assert waits.overdue() == []
     clock.now += 4.0
     assert waits.overdue() == ["idle", "slow"]
@@ -502,7 +502,7 @@ def test_the_longest_wait_is_the_first_to_be_closed() -> None:
     for one in ("first", "second", "third"):
         waits.expect(one, 60.0)
     assert waits.longest() == "first"
-    waits.expect("first", 1.0)  # it asked again: how long it may take now says nothing of that
+    waits.expect("first", 1.0)  # a new request: its time limit does not change the order
     assert waits.longest() == "second"
     waits.end("second")
     waits.end("second")

@@ -1,4 +1,4 @@
-"""Canary strings: secrets and shoppers stand in no log line, metric, span or refusal, whatever is asked."""
+"""Canary strings: no log line, metric, span or refusal holds a secret or a shopper, for any request."""
 
 import http.server
 import json
@@ -33,7 +33,7 @@ NASTY = [
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """What OpenTelemetry sends, byte for byte."""
+    """The bytes that OpenTelemetry sends."""
     got: list[bytes] = []
 
     class Collects(http.server.BaseHTTPRequestHandler):
@@ -60,7 +60,7 @@ def running(
     tmp_path_factory: pytest.TempPathFactory,
     start_endpoint: Callable[..., Any],
 ) -> Any:
-    """An endpoint whose store is not there, so that what it says of it is in the log, too."""
+    """An endpoint with a missing store, so that the log has the messages about the store, too."""
     settings = Settings(
         home=tmp_path_factory.mktemp("home"),
         store_url=f"redis://:{PASSWORD}@127.0.0.1:{free_port()}/0",
@@ -119,7 +119,7 @@ def test_request_values_and_secrets_are_written_nowhere(
         ):
             answer = client.post(path, json=body)
             assert answer.status_code == 200
-            assert CANARY not in answer.text  # the store is not there: degraded, and it says so
+            assert CANARY not in answer.text  # the store is missing: a labelled degraded answer
             assert "features_unavailable" in answer.text
         refusals = list(refused_bodies(client))
         strange = [

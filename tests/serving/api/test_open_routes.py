@@ -1,6 +1,6 @@
-"""Everything that the endpoint answers, by name: what changes anything is refused, and metrics can move away.
+"""Every route of the endpoint, by name: none changes state, and metrics can move to another address.
 
-A route that a new KServe brings fails here until somebody has decided whether it may be offered.
+A route that a new KServe adds fails here until a developer decides whether it may be offered.
 """
 
 import json
@@ -207,7 +207,7 @@ def shapes_of(running_http: str, running_grpc: str, users: Iterable[str | None])
 
 
 def test_known_and_unknown_shoppers_get_answers_of_one_shape(endpoint: Any) -> None:
-    """Who asks cannot find out whether the shop knows somebody: not by status, fields or reason."""
+    """A client cannot find out whether a shopper is known: not by status, fields or reason."""
     known, unknown, nobody = shapes_of(endpoint.http, endpoint.grpc, ("u1", "nobody", None))
     assert known == unknown == nobody
     assert known[0][1][0] == "full"
@@ -216,7 +216,7 @@ def test_known_and_unknown_shoppers_get_answers_of_one_shape(endpoint: Any) -> N
 def test_answers_keep_one_shape_without_a_store_and_without_time(
     toy_bundle: Path, tmp_path: Path, start_endpoint: Callable[..., Any]
 ) -> None:
-    """Who says who they are is told that the history is missing, whether there is one or not."""
+    """An answer to a user id reports a missing history, whether there is one or not."""
     settings = Settings(
         home=tmp_path, store_url=f"redis://127.0.0.1:{free_port()}/0", log=False, deadline_ms=30_000.0
     )

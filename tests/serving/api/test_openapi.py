@@ -80,7 +80,7 @@ def test_the_parser_accepts_and_refuses_the_same_bodies_as_the_document(raw: Any
         for value in (raw.values() if isinstance(raw, dict) else ())
         for text in (value if isinstance(value, list) else [value])
         if isinstance(text, str) and not text.isprintable()
-    ]  # the one rule that JSON Schema cannot say
+    ]  # the one rule that JSON Schema cannot express
     try:
         parse_request(raw, now=0.0, default_id="made")
         accepted = True

@@ -1,4 +1,4 @@
-"""The ranker on its own, over real HTTP: rows in, probabilities out, no row that breaks its neighbours."""
+"""The ranker on its own, over real HTTP: rows in, probabilities out, no row that affects others."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The adapter on its own: whatever breaks behind it, the checkout gets an answer."""
+"""The adapter on its own: the checkout gets an answer in spite of any error behind it."""
 
 import asyncio
 from collections.abc import Callable

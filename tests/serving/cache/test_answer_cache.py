@@ -1,4 +1,4 @@
-"""What a cached list depends on, how long it lasts, and that it is computed once for all that wait."""
+"""The key of a cached list, its lifetime, and its single computation for all waiting requests."""
 
 import asyncio
 import gc
@@ -275,7 +275,7 @@ def test_a_known_user_s_list_expires_within_a_day_unlike_an_anonymous_one() -> N
 
 
 def test_lists_stored_together_do_not_expire_together() -> None:
-    """Of 10,000 keys that are asked for all the time: the busiest sixtieth of the span against the mean."""
+    """Of 10,000 keys in constant use: the busiest sixtieth of the span against the mean."""
     cache = AnswerCache(clock=Clock())
     for key in keys(10_000):
         cache.put(key, list_of())

@@ -1,4 +1,4 @@
-"""The path with a cache of answers: the same lists, one computation, and nothing that is not true now."""
+"""The path with a cache of answers: the same lists, one computation, and only current facts."""
 
 import asyncio
 import gc
@@ -44,10 +44,10 @@ def cached(toy_bundle: Path, toy_store: str) -> Recommender:
 
 
 class Counting:
-    """Ranks here, and counts; what goes wrong can be said."""
+    """Ranks here, and counts the calls; a failure can be injected."""
 
     def __init__(self, error: Exception | None = None, wait_s: float = 0.0, fails: float = math.inf) -> None:
-        """Take what to raise, how long it takes, and how often it fails before it does not any more."""
+        """Take the error to raise, the duration, and the number of failures before the first success."""
         self.turns: list[Turn] = []
         self.error, self.wait_s, self.fails = error, wait_s, fails
 
@@ -109,13 +109,13 @@ def test_a_herd_that_waits_for_one_list_does_not_count_as_a_queue(cached: Recomm
 
 
 def test_lists_to_be_computed_count_as_a_queue(cached: Recommender) -> None:
-    """All of them come before the first is made: only so many as the deadline has room for are begun."""
+    """All requests arrive before the first list is made: only as many start as fit the deadline."""
     requests = [replace(NOBODY, basket=(f"100000{n}", f"100001{n}"), request_id=str(n)) for n in range(9)]
 
     async def ask() -> list[Response]:
         checkout = Checkout(cached, 100e3, Counting(wait_s=0.05))
         for _ in range(200):
-            # Four answers take more time than the deadline has room for.
+            # Four answers take longer than the deadline allows.
             checkout.service.admission.served(0.0, 21.0)
             checkout.service.admission._spent_s = 0.0
         now = time.perf_counter()

@@ -32,7 +32,7 @@ def joined_ranker(sizes: list[int] | None = None) -> Rank:
     batcher: list[Batcher[Turn, np.ndarray]] = []
 
     async def rank_turn(turn: Turn) -> np.ndarray:
-        if not batcher:  # not before: it belongs to the loop that runs
+        if not batcher:  # made here: it belongs to the running loop
             batcher.append(Batcher(call, max_wait_ms=5.0, max_rows=8_192, stage="test"))
         assert turn.prepared is not None
         return await batcher[0].ask(

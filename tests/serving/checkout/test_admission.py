@@ -1,4 +1,4 @@
-"""Requests begin now, later or never: by the time they waited, by the turn of the loop, by their shopper."""
+"""Requests start now, later or never: by their time in the queue, the loop's turn, and their shopper."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ def waited(seconds: float, now: float, priority: str = "checkout", given_s: floa
 
 
 def overloaded(until: float) -> Admission:
-    """Return one that has refused without a pause for longer than a burst takes."""
+    """Return an admission that has refused without a pause for longer than a burst takes."""
     admission, now = Admission(100.0), until - 2 * STANDING_S
     while now < until:
         assert not admission.admits(waited(99.0, now), now)
@@ -117,7 +117,7 @@ def test_separate_refusals_count_as_bursts() -> None:
 def test_started_requests_count_as_ahead_in_the_queue() -> None:
     admission = Admission(100.0)
     for second in range(0, 4_000, 4):
-        admission.served(second, second + 2)  # each takes two seconds, and two it rests
+        admission.served(second, second + 2)  # each takes two seconds and is followed by two idle ones
     now = 5_000
     with computing(admission, 10):
         assert admission.admits(waited(100 * PATIENT - 21, now), now)
@@ -263,7 +263,7 @@ def test_the_queueing_time_of_a_new_request_is_estimated() -> None:
             loop.work(4 * STEP_MS)
             told.append(expected)
 
-        for _ in range(2):  # the first burst is learnt from
+        for _ in range(2):  # the first burst only trains the estimate
             told: list[float] = []
             waits.clear()
             await asyncio.gather(*(request() for _ in range(100)))
@@ -284,7 +284,7 @@ def recommender(toy_bundle: Path) -> Recommender:
 
 
 def spent(limits: ShopperLimits, user: str, now: float) -> int:
-    """Ask until it is refused; return how often it was not."""
+    """Send requests until a refusal; return the number of admitted ones."""
     count = 0
     while limits.admits(user, now) and count < 1_000:
         limits.spend(user, now)
@@ -294,7 +294,7 @@ def spent(limits: ShopperLimits, user: str, now: float) -> int:
 
 def test_a_shopper_may_burst_once_and_then_keeps_to_the_limit() -> None:
     limits = ShopperLimits(10.0)
-    assert spent(limits, "u1", 100.0) == BURST + 1  # the one that reaches the limit is the last
+    assert spent(limits, "u1", 100.0) == BURST + 1  # the request that reaches the limit is the last
     assert spent(limits, "u1", 101.0) == 10
     assert spent(limits, "u1", 101.05) == 0
     assert spent(limits, "u1", 101.0 + BURST_S + 0.1) == BURST + 1
@@ -340,7 +340,9 @@ def call_of(priority: str = "checkout") -> Call:
 
 
 def test_only_the_shopper_above_the_limit_loses_computed_answers(recommender: Recommender) -> None:
-    checkout = Checkout(recommender, 1e12, user_limit_per_s=0.01 / BURST_S)  # none comes back meanwhile
+    checkout = Checkout(
+        recommender, 1e12, user_limit_per_s=0.01 / BURST_S
+    )  # no request is given back in the meantime
     reasons: dict[str, Counter[str | None]] = {"greedy": Counter(), "other": Counter()}
 
     async def ask() -> None:

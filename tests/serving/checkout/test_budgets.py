@@ -1,4 +1,4 @@
-"""Times that are known -> budgets that follow them, and what they allow."""
+"""Known stage times -> the budgets that follow them, and the requests that these admit."""
 
 from collections.abc import Iterable
 
@@ -78,7 +78,7 @@ def test_a_budget_that_refuses_all_requests_decays_until_the_next_sample() -> No
     for _ in range(20):
         now += 2 * UNSEEN_S
         budget.believe_less(now)
-    budget.learn(0.0001, now)  # it had been slow, and is quick
+    budget.learn(0.0001, now)  # it was slow, and is quick now
     assert budget.of() < 0.02 * usual
 
 

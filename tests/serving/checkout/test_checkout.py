@@ -1,4 +1,4 @@
-"""The path without a protocol around it: whatever breaks in it, the checkout gets an answer."""
+"""The path without a protocol around it: the checkout gets an answer in spite of any error."""
 
 import asyncio
 import contextlib
@@ -152,7 +152,7 @@ def test_a_ranker_that_fails_is_answered_by_best_sellers(
     answer = ask(recommender, rank=fails)
     assert (answer.rung, answer.degraded, answer.degraded_reason) == ("popular", True, reason)
     assert [item.item_id for item in answer.items] == ["1000000", "1000001", "1000002", "1000003"]
-    # A bug of ours is told with its traceback, a ranker that is away in one line.
+    # An internal error is logged with its traceback, an unavailable ranker in one line.
     assert bool(caplog.records[0].exc_info) == (reason == "predict_error")
 
 
@@ -338,7 +338,7 @@ SECRET = replace(REQUEST, user_id=f"{CANARY}-SHOPPER", basket=(f"{CANARY}-ITEM",
 
 
 def told_of(caplog: pytest.LogCaptureFixture, checkout: Checkout) -> Response:
-    """Answer, and look for the shopper in the log as the endpoint writes it."""
+    """Answer, and search the endpoint's log for the shopper."""
     with_traceback = WithoutMessages()
     caplog.handler.addFilter(with_traceback)
     try:
@@ -428,10 +428,10 @@ def test_an_unusable_row_logs_no_shopper_data(
 def experienced(
     checkout: Checkout, retrieval_s: float = 0.0, ranking_s: float = 0.0, reranking_s: float = 0.0
 ) -> Checkout:
-    """Let it have seen stages that took so long; the ranking's is of 200 candidates."""
+    """Train the budgets with these stage times; the ranking's is for 200 candidates."""
     budgets = checkout.service.budgets
     for _ in range(FIRST):
-        budgets.features.learn(0.0, math.inf)  # never doubted
+        budgets.features.learn(0.0, math.inf)  # it never decays
         budgets.retrieval.learn(retrieval_s, math.inf)
         budgets.ranking.learn(ranking_s, math.inf, 200)
         budgets.reranking.learn(reranking_s, math.inf)
@@ -492,12 +492,12 @@ def test_slow_retrieval_leaves_less_time_for_ranking(recommender: Recommender) -
 
 @pytest.mark.parametrize("stage", ["find", "rank"])
 def test_a_hanging_stage_holds_no_request_past_its_budget(recommender: Recommender, stage: str) -> None:
-    """What comes after it has its share: half an hour of the hour here."""
+    """The later stages have their share: half an hour of the hour here."""
     waits: list[float] = []
 
     async def hangs(turn: Turn) -> np.ndarray:
         waits.append(turn.call.deadline - turn.until)
-        turn.call = replace(turn.call, deadline=math.inf)  # it is the budget that ends this
+        turn.call = replace(turn.call, deadline=math.inf)  # the budget ends this call
         await asyncio.sleep(3_600)
         raise AssertionError("nobody waits so long")
 

@@ -1,4 +1,4 @@
-"""A ranker elsewhere: another endpoint's, one that is not there, one that is not ours."""
+"""A remote ranker: that of another endpoint, a missing one, and one of another product."""
 
 import asyncio
 import contextlib
@@ -76,7 +76,7 @@ def test_a_ranker_that_does_not_have_the_model_is_unavailable(
 
 def test_a_missing_ranker_is_reported_long_before_the_deadline(recommender: Recommender) -> None:
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # and nobody listens
+        unused.bind(("127.0.0.1", 0))  # and no server listens
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(RankerUnavailable, match="says UNAVAILABLE"):
             ranked(address, turn(recommender, limit_s=600.0))  # the test would take as long
@@ -253,7 +253,7 @@ class Ranker:
 
 @contextlib.asynccontextmanager
 async def ranking(recommender: Recommender, probe_s: float = 0.1) -> AsyncIterator[tuple[Ranker, Any]]:
-    """A ranker elsewhere and what asks it; both end with the block."""
+    """A remote ranker and its client; both end with the block."""
     from serving.checkout.remote_ranker import RemoteRanker
 
     elsewhere = Ranker(recommender)

@@ -1,4 +1,4 @@
-"""The way of one request, from socket to answer: the modules of ours that it enters, and how often."""
+"""The path of one request, from socket to answer: the modules of ours that it enters, and how often."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Coroutines that wait and work -> the same, at once, on a clock that jumps: load without the machine's own.
+"""Run coroutines that wait and work on a virtual clock that jumps: load without real time.
 
-What waits, waits no real time; what works says how long it took. So a test of time-outs cannot be late on a
-busy machine, and a bench can put load on a model that does not exist.
+A wait takes no real time, and work reports its duration. So a test of timeouts cannot be late on a busy
+machine, and a bench can put load on a model that does not exist.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import selectors
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop that goes on to its next timer instead of waiting for it; `now` is its clock, in s."""
+    """An event loop that jumps to its next timer instead of waiting for it; `now` is its clock, in s."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,12 +22,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
     def work(self, ms: float) -> None:
-        """Let time go on while the loop is held, as by a model call."""
+        """Let time pass while the loop is blocked, as by a model call."""
         self.now += ms / 1e3
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Looks at its files for no longer than an instant."""
+    """Polls its files without waiting."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()

@@ -27,8 +27,8 @@ from tests.chaos.procs import eventually
 
 ROOT = Path(__file__).parents[3]
 BEST = ["b1", "b2", "b3", "b4", "b5"]
-PATIENT_MS = 20_000.0  # where an answer must come however busy the machine is
-SHORT_MS = 60.0  # where none comes
+PATIENT_MS = 20_000.0  # for a call that must be answered on a busy machine
+SHORT_MS = 60.0  # for a call without an answer
 SLACK_S = 2.0  # of a busy machine
 
 NEVER, RESET = "never", "reset"
@@ -140,7 +140,7 @@ def good(number: int, document: dict[str, Any]) -> bytes:
 
 
 def then(*first: bytes | str) -> Say:
-    """Say these, then answer well."""
+    """Send these answers, then valid ones."""
     return lambda number, document: first[number] if number < len(first) else good(number, document)
 
 
@@ -170,7 +170,7 @@ Ask = Callable[..., Recommendations]
 
 @pytest.fixture(params=["sync", "async"])
 def ask(request: pytest.FixtureRequest) -> Ask:
-    """One call with a client of its own kind: what holds of one class holds of the other."""
+    """One call with each kind of client: both classes behave the same."""
 
     def sync(
         url: str, basket: Any = ("b2",), options: dict[str, Any] | None = None, **asked: Any
@@ -348,7 +348,7 @@ def test_a_closed_port_gives_a_fallback(ask: Ask) -> None:
 
 def test_retries_add_at_most_a_tenth_to_the_load(serve: Callable[[Say], Server]) -> None:
     calls = 200
-    # One good answer among four keeps the breaker shut: it is the budget that holds.
+    # One good answer among four keeps the breaker closed: only the budget limits the retries.
     server = serve(lambda n, document: good(n, document) if n % 4 == 3 else http(503, b"{}"))
     with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
         replies = [asking.recommend(["b2"]) for _ in range(calls)]
@@ -446,7 +446,7 @@ def test_an_invalid_request_is_not_sent(
 
 
 class Rows:
-    """A list that is read when it is asked for, until the database is gone."""
+    """A lazy list that fails after the database is gone."""
 
     def __len__(self) -> int:
         return 2
@@ -655,7 +655,7 @@ def test_the_client_loads_httpx_and_nothing_else_of_weight() -> None:
 
 @pytest.mark.slow
 def test_the_first_call_imports_nothing(serve: Callable[[Say], Server]) -> None:
-    """What it had to import would take longer than a call may."""
+    """Imports would take longer than the deadline of a call."""
     program = """
 import sys
 from serving.client.client import Client

@@ -1,4 +1,4 @@
-"""The client as a distribution of its own: only its modules, and httpx is enough to call an endpoint."""
+"""The client as a separate distribution: only its modules, with httpx as the only dependency."""
 
 import shutil
 import subprocess

@@ -42,13 +42,13 @@ def test_lines_that_are_not_read_are_dropped_and_counted_without_waiting() -> No
     before, read = dropped(), threading.Event()
     stream = Stuck(read)
     handler = BackgroundHandler(stream)
-    for number in range(10_000):  # none returns if a call waits
+    for number in range(10_000):  # no call returns here if one of them waits
         warn(handler, "line %s", number)
     lost = dropped() - before
     assert lost in (
         10_000 - stderr_log.QUEUE_LINES,
         10_000 - stderr_log.QUEUE_LINES - 1,
-    )  # the thread holds one
+    )  # the thread holds one line
     read.set()
     handler.close()
     assert len(stream.getvalue().splitlines()) == 10_000 - lost
@@ -68,7 +68,7 @@ def test_logging_to_a_closed_pipe_raises_nothing() -> None:
 @pytest.mark.slow
 def test_a_process_ends_though_its_stderr_is_not_read() -> None:
     begin = "import logging, sys\nfrom serving.observe.stderr_log import log_to\nlog_to(sys.stderr.buffer)\n"
-    many = "logging.warning('x' * 4_096)\n" * (2 * stderr_log.QUEUE_LINES)  # each is another place
+    many = "logging.warning('x' * 4_096)\n" * (2 * stderr_log.QUEUE_LINES)  # each is raised in another place
     with subprocess.Popen([sys.executable, "-c", begin + many], stderr=subprocess.PIPE) as process:
         assert process.wait(60) == 0
     command = [sys.executable, "-c", begin + "logging.warning('bye')"]

@@ -1,4 +1,4 @@
-"""Fake servers, a real server and a real cluster; the ways to log in are in test_redis_store."""
+"""Fake servers, a real server and a real cluster; logins are tested in test_redis_store."""
 
 import asyncio
 import socket
@@ -239,7 +239,7 @@ def test_the_loop_runs_while_a_server_is_frozen() -> None:
 
 
 def test_a_caller_that_gives_up_leaves_the_connection_to_the_next() -> None:
-    """Connecting takes longer than any caller has."""
+    """Connecting takes longer than any caller's deadline."""
     connections = 0
 
     def serve(client: socket.socket) -> None:
@@ -441,7 +441,7 @@ def test_a_stopped_cluster_is_unavailable_and_found_again(cluster: tuple[Valkey,
 
     def back() -> bool:
         try:
-            return store.read(user) is None  # it kept nothing on disk but its place in the cluster
+            return store.read(user) is None  # on disk it has only its place in the cluster
         except FeaturesUnavailable:
             return False
 

@@ -1,4 +1,4 @@
-"""A bundle is what its manifest says, or it is refused with the reason."""
+"""A bundle matches its manifest, or it is refused with the reason."""
 
 import json
 import pickle
@@ -205,7 +205,7 @@ def test_another_feature_schema_is_refused(bundle: Path, monkeypatch: pytest.Mon
 
 
 def test_the_index_and_the_item_table_stay_in_their_files(toy_bundle: Path) -> None:
-    """So that the processes of one machine hold them once."""
+    """The processes of one machine share one copy of them."""
     opened = load_bundle(toy_bundle)
     mapped = Path("/proc/self/maps").read_text()
     for file in ("index.faiss", "statistics/neighbours.npy", "statistics/item_ids.npy"):
@@ -233,7 +233,7 @@ def test_a_bundle_from_before_the_weights_of_re_ranking_has_none(toy_bundle: Pat
 
 
 class Runs:
-    """A pickle that leaves a file behind where somebody reads it."""
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

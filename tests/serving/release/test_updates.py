@@ -1,4 +1,4 @@
-"""The pointer and what follows from it; the endpoint that swaps under load."""
+"""The pointer and the swaps that follow it; the endpoint that swaps under load."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def point(home: Path, bundle_id: str, path: str | None = None) -> None:
 
 
 class Endpoint:
-    """Takes every bundle but those that are broken, and notes what it was given."""
+    """Accepts every bundle except broken ones, and records the accepted ones."""
 
     def __init__(self, home: Path) -> None:
         self.given: list[str] = []
@@ -124,7 +124,7 @@ def test_polling_ends_with_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("serving.release.updates.POLL_S", 0.001)
     endpoint = Endpoint(tmp_path)
     point(tmp_path, "b2")
-    endpoint.updates.close()  # it may not have begun
+    endpoint.updates.close()  # the thread may not have started
     endpoint = Endpoint(tmp_path)
     endpoint.updates.start()
     eventually(lambda: endpoint.updates.serving == "b2")
@@ -148,9 +148,9 @@ def home(tmp_path: Path, toy_bundle: Path) -> Path:
 def add_bundle(
     home: Path, toy_bundle: Path, note: str, spoil: Callable[[Path], object] = lambda bundle: None
 ) -> str:
-    """Put another bundle under home, as a promotion does, and return its id; it is not pointed at.
+    """Put another bundle under home, as a promotion does, and return its id; the pointer stays.
 
-    What is spoilt in it is sealed with it: its hashes are true.
+    A corrupt file is sealed with it: the hashes are valid.
     """
     part = home / "bundles" / f".{note}"
     shutil.copytree(toy_bundle, part)
@@ -180,7 +180,7 @@ def test_a_promoted_bundle_takes_over_without_a_failed_request(
         eventually(lambda: len(seen.answers) > 20)
         point(home, new)
         eventually(lambda: len(seen.callers(new)) == 4, 60)
-        since = len(seen.answers)  # none of the callers waits any more for one that began before
+        since = len(seen.answers)  # no caller waits for a request from before the swap any more
         eventually(lambda: len(seen.answers) > since + 20)
         assert seen.bundles(since) == {new}
         point(home, old)  # a rollback
@@ -190,7 +190,7 @@ def test_a_promoted_bundle_takes_over_without_a_failed_request(
     turned = next(n for n, answer in enumerate(seen.answers) if answer["bundle_id"] == new)
     assert {answer["bundle_id"] for answer in seen.answers[:turned]} == {old}
     assert not any(answer["degraded"] for answer in seen.answers)
-    eventually(lambda: not mapped(running.process.pid, new))  # nothing of it is kept
+    eventually(lambda: not mapped(running.process.pid, new))  # the old bundle is freed
     swaps = [json.loads(line) for line in running.stderr if '"event": "bundle"' in line]
     assert [(swap["was"], swap["bundle_id"]) for swap in swaps] == [(old, new), (new, old)]
     metrics = httpx.get(f"{running.http}/metrics").text
@@ -226,7 +226,7 @@ def test_two_processes_refuse_a_corrupt_bundle_and_restart_with_the_good_one(
         assert httpx.get(f"{running.http}/healthz", timeout=30).status_code == 200
         assert seen.bundles() == {old}
         assert not seen.failures
-    # A process that must be started now does not begin with the champion.
+    # A process that starts now does not load the champion.
     first, second = children(running.process.pid)
     os.kill(first, signal.SIGKILL)
     eventually(lambda: len(children(running.process.pid) - {first}) == 2)
@@ -234,7 +234,7 @@ def test_two_processes_refuse_a_corrupt_bundle_and_restart_with_the_good_one(
     with calling(running.http, 1) as seen:
         eventually(lambda: len(seen.answers) > 0, 60)
         assert seen.bundles() == {old}
-        eventually(lambda: refusals() >= 3, 60)  # what the dead ones counted is still there
+        eventually(lambda: refusals() >= 3, 60)  # counts of dead processes are still there
         point(home, good)
         eventually(lambda: good in seen.bundles(), 90)
     running.process.send_signal(signal.SIGTERM)
@@ -311,7 +311,7 @@ def test_a_bundle_without_readable_availability_does_not_take_over(
         assert any("availability file could not be read anew" in line for line in running.stderr)
         file.write_text(json.dumps({"out_of_stock": [first]}))
         point(home, old)
-        time.sleep(2 * POLL_S)  # it looks at the pointer and forgets the refusal
+        time.sleep(2 * POLL_S)  # the endpoint reads the pointer and forgets the refusal
         point(home, new)
         eventually(lambda: ask()["bundle_id"] == new, 60)
         assert first not in {item["item_id"] for item in ask()["items"]}

@@ -58,7 +58,7 @@ def test_the_file_reports_whether_it_is_broken(tmp_path: Path) -> None:
     assert two_looks(availability) == [None, None]
     assert availability.broken
     file.write_text('{"banned": ["a"]}')
-    os.utime(file, ns=(good, good))  # the good one is put back: nothing changed, and nothing is broken
+    os.utime(file, ns=(good, good))  # the good file is back: nothing changed, and nothing is broken
     assert (two_looks(availability), availability.broken) == ([None, None], "")
     file.write_text("{")
     assert two_looks(availability) == [None, None]
@@ -85,7 +85,7 @@ def test_a_file_is_read_again_after_a_failed_read(
 
 
 def test_a_file_that_is_not_regular_is_never_opened(tmp_path: Path) -> None:
-    """Opening a pipe waits for its other end: the watching thread would stand still."""
+    """Opening a pipe waits for its other end: the watching thread would block."""
     file = tmp_path / "availability.json"
     os.mkfifo(file)
     assert two_looks(AvailabilityFile(file)) == [None, None]

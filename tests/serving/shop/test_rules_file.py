@@ -1,4 +1,4 @@
-"""The rules file: what a merchandiser may write, and that each mistake is told with its line and its fix."""
+"""The rules file: the valid entries, and the line and fix reported for each mistake."""
 
 import math
 from pathlib import Path

@@ -42,7 +42,7 @@ def test_the_last_value_is_kept_while_the_file_is_broken(
 
 
 def test_a_file_being_written_is_used_once_it_stays_the_same(tmp_path: Path) -> None:
-    """A save that is no rename: the file is empty, then half there; or it is gone, then there again."""
+    """A save without a rename: the file is empty, then partial; or it is removed and created again."""
     file = tmp_path / "number"
     file.write_text("700")
     watched = WatchedFile(file, str_of, "nothing", "number")

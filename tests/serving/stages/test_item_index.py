@@ -71,7 +71,7 @@ def test_other_items_replace_removed_ones(indexes: dict[str, faiss.Index], descr
 def test_too_few_items_in_the_searched_lists_widen_the_search(
     indexes: dict[str, faiss.Index], description: str
 ) -> None:
-    """All but 20 items are gone: with one list, or 16 nodes, hardly one of those would be met."""
+    """All but 20 items are removed: a search of one list, or 16 nodes, would hardly find any of them."""
     keep = np.arange(0, ITEMS, ITEMS // 20)
     index = ItemIndex(indexes[description])
     index.remove(np.setdiff1d(np.arange(ITEMS), keep))
@@ -101,7 +101,7 @@ def test_an_added_item_is_found_among_the_others(indexes: dict[str, faiss.Index]
     only = np.zeros(ITEMS + 2, bool)
     only[[3, ITEMS]] = True
     assert index.search(query, 2, Search(allowed=only))[1][0].tolist() == [3, ITEMS]
-    short = np.ones(ITEMS, bool)  # made before the two came: it allows neither
+    short = np.ones(ITEMS, bool)  # made before the two items were added: it allows neither
     assert index.search(query, 1, Search(allowed=short))[1][0, 0] < ITEMS
 
 

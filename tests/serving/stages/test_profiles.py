@@ -1,4 +1,4 @@
-"""A profile lets the right items pass, and says so when it cannot."""
+"""A profile passes the right items; an invalid profile is refused."""
 
 from pathlib import Path
 

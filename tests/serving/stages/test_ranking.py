@@ -1,4 +1,4 @@
-"""The ranker's graph gives one probability per row; no row, no question."""
+"""The ranker's graph gives one probability per row and is not called without rows."""
 
 from pathlib import Path
 

@@ -61,7 +61,7 @@ def test_the_best_comes_first_and_no_item_twice(
     assert len(rows) == len(set(rows.tolist())) == min(k, len(pairs))
     if len(rows):
         assert scores[rows[0]] == scores.max()
-    for kind in set(types.tolist()):  # within a type nothing overtakes
+    for kind in set(types.tolist()):  # the order within a type stays
         assert (np.diff(scores[rows][types[rows] == kind]) <= 1e-12).all()
 
 
@@ -137,7 +137,7 @@ def test_a_novel_slot_reaches_beyond_the_best_and_pins_and_reserved_slots_come_f
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 15), st.floats(0.1, 1))
 def test_every_candidate_of_a_novel_slot_is_cached(seed: int, k: int, penalty: float) -> None:
-    """The rows that may come into question give the list that all of them give."""
+    """The preselected rows give the same list as all rows."""
     rng = np.random.default_rng(seed)
     worth, rarity, types = rng.random(200), rng.uniform(1, 9, 200), rng.integers(0, 9, 200)
     novel = np.array([3, 8, 9])

@@ -1,4 +1,4 @@
-"""A row, a fact or a number that none can be: stopped where it stands, and nobody else's score moves."""
+"""Invalid rows, facts and numbers are stopped at their source and change no other shopper's score."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ def good(row_of: Callable[..., UserEvents]) -> UserEvents:
 
 
 def spoilt(row: UserEvents, column: str, line: int, value: float) -> bytes:
-    """The row as a broken writer would have stored it."""
+    """Return the row as a broken writer would store it."""
     values = getattr(row, column).copy()
     values[line] = value
     return pack(replace(row, **{column: values}))
@@ -126,7 +126,7 @@ def test_a_row_of_any_bytes_gives_a_sound_answer(
 def test_absurd_numbers_in_the_item_table_are_clipped_before_the_model(
     bundle: Bundle, numbers: list[float]
 ) -> None:
-    """Of prices, counts and ages; what holds no number is 0, what is too large as large as may be."""
+    """Prices, counts and ages: NaN becomes 0, and values that are too large are clipped."""
     with np.errstate(all="ignore"):
         broken = np.resize(np.array(numbers).astype(np.float32), len(bundle.statistics.item_ids))
     names = (
@@ -151,7 +151,7 @@ def test_absurd_numbers_in_the_item_table_are_clipped_before_the_model(
 
 
 def test_an_invalid_row_moves_no_scores_of_a_shared_call(bundle: Bundle, good: UserEvents) -> None:
-    """The scores of ten shoppers who wait together, with and without one whose row is broken or absurd."""
+    """The scores of ten shoppers in a shared call, with and without an invalid or absurd row."""
     store = MemoryStore()
     store.write("well", UserRow(pack(good), AT))
     absurd = pack(replace(good, paid=np.full(len(good), 3e38, np.float32)))

@@ -11,7 +11,7 @@ from tests.chaos.procs import eventually
 
 
 class Dependency:
-    """Is well until something is wrong with it, or its probe is broken."""
+    """A dependency that is healthy until a failure is injected, or its probe is broken."""
 
     def __init__(self) -> None:
         self.wrong = ""

@@ -4,7 +4,7 @@ from serving.errors import RowInvalid
 from serving.stores.feast_layout import bytes_value, entity_key, timestamp
 from tests.chaos.rows import AT, TIMESTAMP, proto
 
-# What Feast 0.67 writes for user "42"; the slow tests of `publish_features` hold Feast itself to it.
+# Feast 0.67's bytes for user "42"; the slow tests of `publish_features` check Feast itself against them.
 KEY_42 = bytes.fromhex("010000000200000007000000") + b"user_id" + bytes.fromhex("0200000002000000") + b"42"
 
 

@@ -1,4 +1,4 @@
-"""A stream that falls silent makes answers say so; a store without a stream never ages."""
+"""A silent stream makes answers stale, with a label; a store without a stream never ages."""
 
 import math
 import time
@@ -24,7 +24,7 @@ def recommender(toy_line: Path) -> Recommender:
 
 
 class Broken(MemoryStore):
-    """A store that is away."""
+    """An unavailable store."""
 
     def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         raise FeaturesUnavailable("away")

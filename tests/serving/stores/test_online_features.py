@@ -231,7 +231,7 @@ def test_sqlite_is_not_read_without_time(database: Path) -> None:
 
 
 class FailingStore(LocalStore):
-    """Knows user 42; fails as long as it is told to."""
+    """Has user 42; fails while `failure` is set."""
 
     def __init__(self) -> None:
         self.failure: Callable[[], Exception] | None = None
@@ -287,7 +287,7 @@ def test_a_failing_store_is_not_read_until_it_recovers(failing: FailingStore) ->
     asked = failing.reads
     fail(guarded, 50)
     assert failing.reads - asked <= 1, "only the one in the background"
-    eventually(lambda: failing.reads > asked + 1)  # it goes on trying
+    eventually(lambda: failing.reads > asked + 1)  # probing continues
     assert guarded.is_open
     failing.failure = None
     eventually(lambda: not guarded.is_open)

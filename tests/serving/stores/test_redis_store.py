@@ -1,4 +1,4 @@
-"""A real server, entered in each way that users enter it, and spoilt in each way that servers fail."""
+"""A real server: every way to log in, and every way in which it can fail."""
 
 import asyncio
 import datetime
@@ -39,7 +39,7 @@ QUOTED = "p%40ss%2Cw%2F%C3%B6rd"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Valkey]:
-    """Holds user 42, and lets in who knows the password."""
+    """Holds user 42, and accepts the password."""
     with valkey_server(tmp_path / "valkey", "--save", "", password=PASSWORD) as server:
         with server.client() as client:
             put_row(client, "42")
@@ -73,7 +73,7 @@ def waits_ms(store: OnlineStore, reads: int) -> tuple[list[float], list[UserRow 
 def assert_held(took_ms: list[float]) -> None:
     """Each wait is bounded: loosely for the worst, because other processes may hold the cores for slices.
 
-    What holds a client library's caller does so for seconds.
+    A defect that blocks a client library's caller does so for seconds.
     """
     assert sorted(took_ms)[len(took_ms) // 2] < 15
     assert max(took_ms) < 1_000
@@ -216,7 +216,7 @@ def tls_proxy(server: Valkey, certificates: Path) -> Iterator[Proxy]:
     context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
     context.load_verify_locations(certificates / "ca.pem")
     context.verify_mode = ssl.CERT_REQUIRED
-    context.maximum_version = ssl.TLSVersion.TLSv1_2  # 1.3 tells a client of a missing certificate late
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # 1.3 reports a missing certificate to the client late
     with Proxy(("127.0.0.1", server.port), context) as proxy:
         yield proxy
 
@@ -323,7 +323,7 @@ class TestFaults:
         took, rows = waits_ms(store, 60)
         assert rows == ["unavailable"] * 60
         assert_held(took)
-        # What is being opened fails within half a second; the proxy's own ends are in this process too.
+        # A connection being opened fails within half a second; the proxy's own ends are in this process too.
         proxy.reset_peer()
         eventually(lambda: not store._client._calls)
         eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 3)

@@ -145,7 +145,7 @@ def request_lines(log: Path, count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("ranker", ["student", "pruned"])
 @pytest.mark.parametrize("field", ["weights", "graph"])
 def test_a_variant_ranks_with_its_configured_ranker(field: str, ranker: str, toy_line: Path) -> None:
-    """Whatever the door: not with the bundle's own, which differs from both."""
+    """On every route: not with the bundle's own ranker, which differs from both."""
     from serving.release.bundle import open_session
 
     line = {"basket": ["item-001"], "at": "2024-06-12T10:00:00Z", "request_id": "r"}
