@@ -40,13 +40,13 @@ def test_the_teachers_are_tasks_that_do_not_wait_for_each_other(
     assert from_tasks == {"build-examples", "fit-statistics", *trained}
 
 
-def test_it_begins_with_events_and_ends_with_a_champion_and_its_users() -> None:
+def test_the_pipeline_begins_with_events_and_ends_with_a_champion_and_users() -> None:
     names = step_names(SPEC)
     assert names[0] == "ingest-events"
     assert names[-3:] == ["register-bundle", "promote-bundle", "publish-features"]
 
 
-def test_nothing_in_it_is_conditional() -> None:
+def test_no_step_is_conditional() -> None:
     """The local runner would skip a condition without a word."""
     for task in SPEC["root"]["dag"]["tasks"].values():
         assert not task.keys() & {"triggerPolicy", "parameterIterator", "artifactIterator"}

@@ -166,7 +166,7 @@ def test_closing_ends_the_thread(tmp_path: Path) -> None:
     assert "prediction-log" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_writers_of_one_directory_do_not_overwrite_each_other(
+def test_writers_in_one_directory_do_not_overwrite_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pods that share a volume all have process id 1."""

@@ -170,7 +170,7 @@ def a_client_of_each(http: str, pids: set[int]) -> Iterator[list[httpx.Client]]:
 
 
 @pytest.mark.slow
-def test_two_processes_answer_count_together_and_end_without_a_failed_request(
+def test_two_processes_share_requests_and_counts_and_end_without_a_failure(
     toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
 ) -> None:
     running = start_endpoint(toy_bundle, settings)

@@ -15,7 +15,7 @@ from serving.release.bundle import load_bundle
 pytestmark = pytest.mark.slow
 
 
-def test_the_served_ranker_is_judged_as_it_was_when_served(toy_line: Path, tmp_path: Path) -> None:
+def test_the_served_ranker_is_judged_in_its_served_form(toy_line: Path, tmp_path: Path) -> None:
     bundle, data = load_bundle(toy_line / "bundle"), read_dataset(toy_line / "dataset")
     lists = read_judged_lists(bundle, data, tmp_path)
     tally = lists.judge(OnnxRanker(toy_line / "bundle" / "ranker.onnx").scores(lists.examples))

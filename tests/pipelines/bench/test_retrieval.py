@@ -10,7 +10,7 @@ from pipelines.bench.retrieval import bench_retrieval, clustered
 from pipelines.bench.synthetic_shop import TYPES
 
 
-def test_items_of_a_type_lie_together_and_queries_among_them() -> None:
+def test_vectors_of_a_type_form_a_cluster_with_their_queries() -> None:
     vectors, queries = clustered(8_000, 32, 50)
     assert vectors.shape == (8_000, 32)
     assert (queries[:, -1] == 1).all()

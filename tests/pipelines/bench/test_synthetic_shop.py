@@ -16,7 +16,7 @@ def events(tmp_path: Path) -> pd.DataFrame:
     return pq.read_table(tmp_path / "events.parquet").to_pandas()
 
 
-def test_every_shopper_comes_three_times_and_buys_a_favourite_and_two_pairs(events: pd.DataFrame) -> None:
+def test_every_shopper_buys_a_favourite_and_two_pairs_on_three_visits(events: pd.DataFrame) -> None:
     assert len(events) == 200 * 3 * 5
     assert (events.groupby("user_id", observed=True)["basket_id"].nunique() == 3).all()
     code = events["item_id"].str.removeprefix("item-").astype(int).to_numpy().reshape(-1, 5)
@@ -56,7 +56,7 @@ def test_each_four_items_pair_off_mostly_in_one_way(tmp_path: Path) -> None:
     assert 3.6 < count.max(1).mean() / 2 < 4.1
 
 
-def test_items_of_a_four_are_of_one_type(tmp_path: Path) -> None:
+def test_the_items_of_each_group_of_four_share_a_type(tmp_path: Path) -> None:
     write_synthetic_shop(tmp_path, items=12, users=6)
     items = pq.read_table(tmp_path / "items.parquet").to_pandas()
     assert items["item_id"].tolist() == [f"item-{i:02d}" for i in range(12)]

@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_module_is_the_command_and_answers_fast() -> None:
+def test_the_module_runs_as_the_command_and_starts_fast() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pipelines.cli", "--help"], capture_output=True, text=True, check=True
     )

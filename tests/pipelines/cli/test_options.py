@@ -26,7 +26,7 @@ def call(*arguments: str) -> dict[str, Any]:
     return received
 
 
-def test_the_options_of_a_question_are_one_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_options_form_one_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RECO_HOME", str(tmp_path))
     assert call()["line"] == {"basket": [], "k": 10}
     line = call(

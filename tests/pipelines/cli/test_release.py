@@ -61,7 +61,7 @@ def test_release_commands_keep_the_exit_codes(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_registry_that_is_no_database_is_no_traceback(tmp_path: Path) -> None:
+def test_an_invalid_registry_gives_an_error_without_traceback(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("hello" * 300)
     done = reco(tmp_path, "models")
     assert done.exit_code == 3

@@ -23,7 +23,7 @@ from tests.pipelines.cli.conftest import reco
         (("replay-events", "--seed", "-1"), "'--seed': -1 is not in the range"),
     ],
 )
-def test_impossible_values_are_refused_before_anything_starts(
+def test_invalid_values_are_refused_before_the_start(
     tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     done = reco(tmp_path, *arguments)

@@ -30,7 +30,7 @@ def test_listing_no_runs_succeeds(tmp_path: Path) -> None:
         ("redis://cache", ["online_store="], ""),
     ],
 )
-def test_a_run_fills_the_redis_that_is_served_from(
+def test_a_run_fills_the_redis_of_the_endpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: str, params: list[str], filled: str
 ) -> None:
     launched: list[dict[str, Any]] = []

@@ -61,7 +61,7 @@ def test_connections_that_are_cut_off_are_counted(monkeypatch: pytest.MonkeyPatc
     assert 0 < found["last_s"] < 60
 
 
-def test_cold_questions_are_all_different_and_questions() -> None:
+def test_cold_requests_are_distinct_and_valid() -> None:
     asked = [{"user_id": f"u{n}", "basket": ["a", "b"]} for n in range(3)]
     cold = _cold(system_of(testbed=SimpleNamespace(asked=asked)), 600)
     assert len(set(cold[:MAX_BASKET])) == MAX_BASKET
@@ -70,7 +70,7 @@ def test_cold_questions_are_all_different_and_questions() -> None:
     assert asked[0]["basket"] == ["a", "b"], "the constant streams are as before"
 
 
-def test_only_an_answer_that_names_the_ranking_was_computed() -> None:
+def test_only_an_answer_with_a_ranking_time_counts_as_computed() -> None:
     def answer(degraded: bool = False, **stage_ms: float) -> bytes:
         return orjson.dumps({"predictions": [{"stage_ms": stage_ms, "degraded": degraded}]})
 

@@ -168,7 +168,7 @@ def test_an_aborted_drill_keeps_the_results_of_the_others(toy_line: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_an_endpoint_that_waits_for_its_store_does_not_pass(toy_line: Path, tmp_path: Path) -> None:
+def test_an_endpoint_that_waits_for_its_store_fails_the_drill(toy_line: Path, tmp_path: Path) -> None:
     launch = sys.executable, "-c", PATIENT_STORE
     result = drill_toy(choose_drills(["store-frozen"]), toy_line, tmp_path, launch)
     found = result["drills"]["store-frozen"]

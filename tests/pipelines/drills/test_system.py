@@ -42,7 +42,7 @@ def test_two_crowds_share_no_shopper_and_repeat_no_request() -> None:
         assert len({(request["user_id"], *request["basket"]) for request in crowd}) == 6
 
 
-def test_one_shopper_is_too_few() -> None:
+def test_one_shopper_is_not_enough() -> None:
     with pytest.raises(ValueError, match="one shopper"):
         two_crowds([asked("u1", "a"), asked("u1", "b"), asked(None, "c")], 5)
 
@@ -59,7 +59,7 @@ def test_times_are_encoded_as_in_feast() -> None:
     assert timestamp(time_proto(1_700_000_000.25)) == pytest.approx(1_700_000_000.25)
 
 
-def test_bodies_are_those_of_the_client_or_of_v1() -> None:
+def test_bodies_are_built_for_the_client_or_for_v1() -> None:
     [plain], [wrapped] = (bodies_of([asked("u1", "a")], wrapped=way) for way in (False, True))
     assert plain == b'{"basket": ["a"], "user_id": "u1"}'
     assert wrapped == b'{"instances": [' + plain + b"]}"

@@ -91,7 +91,7 @@ def test_an_excluded_item_names_the_cause(toy_line: Path, tmp_path: Path) -> Non
     recommender.facts.close()
 
 
-def test_an_item_that_no_source_brings_has_its_distance(recommender: Recommender) -> None:
+def test_an_item_outside_every_source_has_its_distance(recommender: Recommender) -> None:
     """Without user and basket only best sellers are candidates: the sixth is not among five."""
     request = replace(ask(None, basket=[]), store_id=None)
     narrowed(recommender, total=5)

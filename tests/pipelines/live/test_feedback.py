@@ -120,7 +120,7 @@ def test_each_segment_is_sent_once(broker: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_segment_that_cannot_be_read_stops_no_other(
+def test_an_unreadable_segment_does_not_stop_the_others(
     broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, kafka = Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap)

@@ -108,7 +108,9 @@ def test_the_command_processes_events_and_facts_until_a_signal(broker: Any, tmp_
 
 
 @pytest.mark.slow
-def test_facts_do_not_wait_for_the_rows(broker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_are_applied_during_a_rebuild_of_rows(
+    broker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rebuild, or a backlog of events, may take minutes: a sold-out item is gone meanwhile."""
     from confluent_kafka import Producer
 

@@ -97,7 +97,7 @@ def test_a_supervisor_without_parts_ends_on_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_parts_start_in_order_when_the_one_before_is_ready_and_end_in_reverse(tmp_path: Path) -> None:
+def test_parts_start_in_order_of_readiness_and_end_in_reverse(tmp_path: Path) -> None:
     prepared: list[str] = []
     with Group(
         tmp_path,
@@ -225,7 +225,7 @@ def test_no_part_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_group_a_second_one_at_once(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_the_group_and_a_second_one_kills_it(tmp_path: Path, number: signal.Signals) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())

@@ -4,7 +4,7 @@ from pipelines.run.arguments import ArgumentsInvalid, complete_arguments, parse_
 from pipelines.run.graph import Spec
 
 
-def test_params_are_read_as_json_where_they_are_json() -> None:
+def test_params_are_read_as_json_if_valid() -> None:
     given = parse_params(
         ["count=3", "name=toy", "times.times=2", "times.rate=0.5", 'list=["a"]', "when=2017-11-27"]
     )

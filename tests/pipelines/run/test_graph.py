@@ -14,7 +14,7 @@ def test_the_order_follows_the_wiring(spec: Spec) -> None:
     assert step_names(spec) == ["make-numbers", "add-up", "report"]
 
 
-def test_downstream_is_what_uses_it(spec: Spec) -> None:
+def test_the_downstream_steps_are_those_that_use_the_output(spec: Spec) -> None:
     assert downstream(spec, "make-numbers") == {"add-up", "report"}
     assert downstream(spec, "add-up") == {"report"}
     assert downstream(spec, "report") == set()

@@ -66,7 +66,7 @@ def test_a_champion_without_a_run_is_not_retrained_by_guess(drifted: Path) -> No
     assert not (drifted / "retrain.json").exists(), "nothing was started: the next try is free"
 
 
-def test_a_run_that_cannot_begin_does_not_use_up_the_cool_down(
+def test_a_run_that_cannot_start_does_not_use_the_cool_down(
     drifted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(home: Path, *_: object) -> Run:
@@ -129,7 +129,7 @@ def test_the_toy_shop_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert train_toy_shop(tmp_path, sys.stderr) == tmp_path / "toy"
 
 
-def test_a_folder_is_read_again_each_time(tmp_path: Path) -> None:
+def test_a_data_folder_is_read_again_for_each_run(tmp_path: Path) -> None:
     """A run's data set holds the rows of then; rows were appended since."""
     shop = tmp_path / "shop"
     shop.mkdir()

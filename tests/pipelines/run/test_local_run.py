@@ -35,7 +35,7 @@ def resume(home: Path, spec: Spec, only: str = "") -> tuple[Run, str]:
     return run, said.getvalue()
 
 
-def test_a_run_gives_what_its_steps_give(tmp_path: Path, spec: Spec) -> None:
+def test_a_run_returns_the_outputs_of_its_steps(tmp_path: Path, spec: Spec) -> None:
     run, said = start(tmp_path, spec, count=5, times={"times": 2})
     assert run.status == "done"
     assert run.outputs()["report"].parameters == {"Output": "20.0"}

@@ -18,7 +18,7 @@ def test_durations_are_short(seconds: float, said: str) -> None:
     assert duration(seconds) == said
 
 
-def test_a_step_s_line_loses_kfp_s_prefix() -> None:
+def test_a_line_of_a_step_is_shown_without_the_prefix_of_kfp() -> None:
     assert spoken("    [KFP Executor 2026-11-21 07:03:03,460 INFO]: 12 rows written") == "12 rows written"
     assert spoken("    [KFP Executor 2026-11-21 07:03:03,460 INFO]: Got executor_input:") == ""
     assert spoken('    "inputs": {') == ""

@@ -23,7 +23,7 @@ def finish(run: Run, seconds: float = 1.0) -> Run:
     return run
 
 
-def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_record_round_trips(tmp_path: Path) -> None:
     run = new_run(tmp_path, "training", {"data": "toy"}, ["a", "b"])
     run.step("a").parameters = {"Output": "x"}
     run.step("a").artifacts = ["dataset"]
@@ -35,7 +35,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert run.outputs() == {"a": Outputs({"Output": "x"}, {"dataset": run.artifacts("a") / "dataset"})}
 
 
-def test_runs_are_listed_newest_first_and_found_by_their_beginning(tmp_path: Path) -> None:
+def test_runs_are_listed_newest_first_and_found_by_an_id_prefix(tmp_path: Path) -> None:
     first = new_run(tmp_path, "training", {}, ["a"])
     second = new_run(tmp_path, "training", {}, ["a"])
     assert first.run_id != second.run_id
@@ -54,7 +54,7 @@ def test_without_a_run_the_message_names_the_command_to_start_one(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind": "run"}', "[]"])
-def test_an_unreadable_record_is_no_run(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_record_is_not_listed(tmp_path: Path, text: str) -> None:
     run = new_run(tmp_path, "training", {}, ["a"])
     (run.folder / "state.json").write_text(text)
     assert list(list_runs(tmp_path)) == []

@@ -210,7 +210,7 @@ def test_a_first_submission_uploads_the_pipeline_and_runs_it(cluster: Cluster) -
     assert cluster.uploads[0].count("constant: shop-state") == 2 * STEPS, "two for each step"
 
 
-def test_the_next_one_adds_a_version(cluster: Cluster) -> None:
+def test_a_second_submission_adds_a_version(cluster: Cluster) -> None:
     submit_pipeline(training, cluster.url, ARGUMENTS)
     run = submit_pipeline(training, cluster.url, ARGUMENTS)
     assert (run.run_id, run.pipeline_id, run.version_id) == ("r2", "p1", "v2")

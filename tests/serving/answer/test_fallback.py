@@ -50,7 +50,7 @@ def test_a_user_s_own_lists_come_before_the_anonymous_one() -> None:
     assert questions_of(has_history=False) == [(at, False)]
 
 
-def test_a_list_that_is_too_short_does_not_suffice_unless_it_is_whole() -> None:
+def test_a_short_list_suffices_only_if_it_is_complete() -> None:
     lists = {True: ranked_of(3), False: ranked_of(4)}
     assert stale_list(REQUEST, True, lambda _, is_own: lists[is_own]) is lists[False]
     whole = ranked_of(3, whole=True)

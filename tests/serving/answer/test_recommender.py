@@ -61,7 +61,7 @@ def ask(basket: list[str], user: int | None = 0, k: int = 10, store: str | None 
     k=st.integers(0, 100),
     store=st.sampled_from([None, "store-1", "nowhere"]),
 )
-def test_any_answer_is_legal(
+def test_every_answer_is_legal(
     recommender: Recommender, basket: list[str], user: int | None, k: int, store: str | None
 ) -> None:
     response = recommender.recommend(ask(basket, user, k, store))
@@ -92,7 +92,7 @@ def test_the_stage_times_add_up(recommender: Recommender) -> None:
 @pytest.mark.parametrize(
     ("store", "reason"), [(BrokenStore(), "features_unavailable"), (GarbageStore(), "features_invalid")]
 )
-def test_a_broken_store_costs_the_history_not_the_answer(
+def test_a_broken_store_loses_the_history_not_the_answer(
     toy_line: Path, store: MemoryStore, reason: str
 ) -> None:
     recommender = open_recommender(toy_line / "evaluated", store)
@@ -122,7 +122,7 @@ def test_out_of_stock_and_banned_items_disappear_and_come_back(toy_line: Path, t
     recommender.facts.close()
 
 
-def test_the_fallback_needs_no_model_and_says_its_rung(recommender: Recommender) -> None:
+def test_the_fallback_needs_no_model_and_names_its_rung(recommender: Recommender) -> None:
     in_store = recommender.fallback(ask(["item-002"], k=3), "deadline")
     assert (in_store.rung, in_store.degraded, in_store.degraded_reason) == ("segment", True, "deadline")
     assert len(in_store.items) == 3
@@ -146,9 +146,7 @@ def test_the_reasons_match_the_sources(recommender: Recommender, row_of: Callabl
         assert item.item_id in partners
 
 
-def test_each_answer_leaves_one_record_with_the_features_the_ranker_saw(
-    toy_line: Path, tmp_path: Path
-) -> None:
+def test_each_answer_logs_one_record_with_the_rankers_features(toy_line: Path, tmp_path: Path) -> None:
     log = PredictionLog(tmp_path / "log", DENSE_NAMES)
     recommender = open_recommender(toy_line / "evaluated", MemoryStore(), log)
     request = ask(["item-002"], user=None, k=4)

@@ -79,7 +79,7 @@ def test_the_most_frequent_requests_of_anonymous_shoppers_come_first(tmp_path: P
     assert {(request.user_id, request.store_id, request.at) for request in requests} == {(None, "s", 7.0)}
 
 
-def test_only_the_newest_records_count_and_only_so_many_requests(
+def test_only_a_limited_number_of_newest_records_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_log(tmp_path, [record_of(("old",))] * 2)

@@ -50,7 +50,7 @@ def test_the_budget_follows_a_stage_that_slows_and_recovers(candidates: int) -> 
     assert learnt(rng.normal(0.002, 0.0002, QUICK + 60), candidates, budget).of(candidates) < 0.003
 
 
-def test_the_part_of_a_candidate_is_found_when_their_number_varies() -> None:
+def test_the_cost_per_candidate_is_learnt_from_varying_numbers() -> None:
     budget, rng = Budget("ranking"), np.random.default_rng(2)
     for candidates in rng.choice([50, 150, 300, 500], 4_000).tolist():
         budget.learn((0.001 + 4e-6 * candidates) * rng.uniform(0.95, 1.0), 0.0, candidates)
@@ -58,7 +58,7 @@ def test_the_part_of_a_candidate_is_found_when_their_number_varies() -> None:
         assert budget.of(candidates) == pytest.approx(0.001 + 4e-6 * candidates, rel=0.15)
 
 
-def test_there_is_time_for_as_many_candidates_as_the_budget_says() -> None:
+def test_the_budget_limits_the_number_of_candidates() -> None:
     budget = learnt([0.005] * 100, SCALE)
     most = budget.most(0.002)
     assert 0 < most < SCALE

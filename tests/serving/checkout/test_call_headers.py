@@ -19,7 +19,7 @@ def test_without_headers_a_call_is_a_checkout_s_with_the_server_s_deadline() -> 
     assert not call.gone()
 
 
-def test_a_header_may_shorten_the_deadline_and_never_lengthens_it() -> None:
+def test_a_header_may_only_shorten_the_deadline() -> None:
     assert read(x_deadline_ms="20").deadline == 100.02
     assert read(x_deadline_ms="12.5").deadline == 100.0125
     assert read(x_deadline_ms="9000").deadline == 100.05

@@ -221,7 +221,7 @@ def test_the_answer_is_the_endpoints(serve: Callable[[Say], Server], ask: Ask) -
     assert 0 < float(headers["x-deadline-ms"]) <= PATIENT_MS * attempts.SERVER_SHARE
 
 
-def test_a_request_without_an_id_gets_one(serve: Callable[[Say], Server], ask: Ask) -> None:
+def test_a_request_without_an_id_gets_a_generated_one(serve: Callable[[Say], Server], ask: Ask) -> None:
     server = serve(good)
     answer = ask(server.url)
     assert answer.request_id == server.requests[0][1]["request_id"] != ""
@@ -406,7 +406,7 @@ def test_a_known_address_outlives_the_name_service(
     over.set()
 
 
-def test_the_retry_takes_the_next_address_and_stays_with_it(serve: Callable[[Say], Server]) -> None:
+def test_the_retry_and_later_calls_use_the_next_address(serve: Callable[[Say], Server]) -> None:
     server = serve(good)
     both = ["127.0.0.2", "127.0.0.1"]  # the first one refuses connections
     url = f"http://recommender.shop:{server.port}"
@@ -643,7 +643,7 @@ def test_a_certificate_is_checked_by_the_hosts_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_client_loads_httpx_and_nothing_else_of_weight() -> None:
+def test_the_client_imports_httpx_as_its_only_heavy_module() -> None:
     program = "import sys, serving.client.client; print(*{m.split('.')[0] for m in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True

@@ -261,7 +261,7 @@ def test_a_caller_that_gives_up_leaves_the_connection_to_the_next() -> None:
 # --------------------------------------------------------------------------------- loops and threads
 
 
-def test_threads_share_a_client_and_it_moves_to_the_loop_that_awaits_it() -> None:
+def test_threads_share_a_client_and_it_moves_to_the_awaiting_loop() -> None:
     def echo(client: socket.socket) -> None:
         while sent := client.recv(4_096):
             numbers = numbers_in(sent)
@@ -319,7 +319,7 @@ def test_a_value_round_trips_and_a_closed_client_reconnects(
 # ----------------------------------------------------------------------------------- the plain client
 
 
-def test_a_plain_client_has_a_timeout_and_no_retries() -> None:
+def test_a_default_client_has_a_timeout_and_no_retries() -> None:
     client = open_client(parse_redis_url("redis://ann:pw@cache:7000/3"), 0.5)
     assert isinstance(client, redis.Redis)
     options = client.connection_pool.connection_kwargs

@@ -50,7 +50,7 @@ def test_an_absent_file_is_refused(tmp_path: Path) -> None:
         read_golden(tmp_path)
 
 
-def test_answers_are_the_same_but_for_the_last_place_and_rounding() -> None:
+def test_answers_are_compared_up_to_the_last_place_and_rounding() -> None:
     assert same_answer(ANSWER, EXPECTED)
     assert same_answer([ANSWER[1], ANSWER[0], ANSWER[2]], EXPECTED), "as good as equal scores change places"
     assert same_answer([*ANSWER[:2], ("d", 0.3)], EXPECTED), "one on the edge"

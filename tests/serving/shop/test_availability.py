@@ -14,7 +14,7 @@ def test_no_file_excludes_nothing(tmp_path: Path) -> None:
     assert two_looks(AvailabilityFile(tmp_path / "none.json")) == [None, None]
 
 
-def test_a_file_is_read_when_it_changes_and_excludes_nothing_once_it_is_gone(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_and_a_removed_one_excludes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "availability.json"
     availability = AvailabilityFile(file)
     file.write_text('{"out_of_stock": ["a"], "banned": ["zzz"]}')

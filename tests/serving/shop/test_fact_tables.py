@@ -91,7 +91,7 @@ def test_a_coupon_ends_on_its_second() -> None:
     assert [shown(facts, at) for at in (99.999, 100.0)] == ["SAVE", None]
 
 
-def test_the_shopper_s_own_coupon_comes_first_then_the_store_s_then_the_latest() -> None:
+def test_the_shoppers_coupon_precedes_the_stores_and_the_latest() -> None:
     facts = [
         coupon("OLD", 1.0),
         coupon("NEW", 2.0),

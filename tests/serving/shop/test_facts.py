@@ -123,7 +123,7 @@ def test_a_change_and_its_end_take_effect_within_two_seconds() -> None:
         assert until(lambda: excluded(live) == [])
 
 
-def test_the_file_and_the_store_exclude_together(tmp_path: Path) -> None:
+def test_items_of_the_file_and_of_the_store_are_excluded(tmp_path: Path) -> None:
     store, file = MemoryFactStore(), tmp_path / "availability.json"
     with closing(LiveFacts(CATALOGUE, store, AvailabilityFile(file))) as live:
         store.write([stock("i1", 0)])
@@ -156,7 +156,7 @@ def test_a_broken_store_keeps_the_last_facts_and_is_logged_once(caplog: pytest.L
         assert len(caplog.records) == 2
 
 
-def test_a_store_broken_from_the_start_is_read_when_it_comes_back() -> None:
+def test_a_store_broken_from_the_start_is_read_after_recovery() -> None:
     store = Breaking()
     store.broken = True
     store.write([stock("i1", 0)])

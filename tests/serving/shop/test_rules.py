@@ -119,7 +119,7 @@ def test_a_ban_overrides_a_pin_and_is_reported() -> None:
 # -------------------------------------------------------------------------------------- time and place
 
 
-def test_a_rule_holds_from_its_first_second_to_before_its_last_in_its_stores() -> None:
+def test_a_rule_holds_from_its_start_until_its_end_in_its_stores() -> None:
     text = f"ban:\n  - {{name: a, items: [{item(3)}], from: 2017-12-05, until: 2017-12-06, stores: [s1]}}\n"
     bound, _ = bind(text)
     day = AT // 86_400 * 86_400
@@ -134,7 +134,7 @@ def test_a_rule_holds_from_its_first_second_to_before_its_last_in_its_stores() -
     assert bound.plan(AT, "s2") is bound.plan(AT, None), "one for all stores that no rule names"
 
 
-def test_stores_that_the_same_rules_name_share_a_plan() -> None:
+def test_stores_with_the_same_rules_share_a_plan() -> None:
     most = ", ".join(f"s{number}" for number in range(600))
     bound, _ = bind(
         f"ban:\n  - {{name: a, items: [{item(3)}], stores: [{most}]}}\n"
@@ -174,7 +174,7 @@ def test_an_empty_set_of_rules_costs_nothing() -> None:
 # ------------------------------------------------------------------------------------------- the plan
 
 
-def test_factors_of_one_item_multiply_and_the_largest_boost_gives_the_name() -> None:
+def test_boost_factors_multiply_and_the_largest_gives_the_reason() -> None:
     found = plan(
         f"boost:\n  - {{name: a, factor: 2, items: [{item(1)}, {item(2)}]}}\n"
         f"  - {{name: b, factor: 3, items: [{item(2)}]}}\n"
@@ -517,7 +517,7 @@ def until(said: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
-def test_a_change_of_the_file_is_followed_and_a_broken_one_changes_nothing(
+def test_a_changed_file_is_followed_and_a_broken_one_changes_nothing(
     toy_bundle: Path, toy_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "rules.yaml"

@@ -180,7 +180,7 @@ def test_one_slot_reserved_for_two_kinds_is_refused() -> None:
     assert problems == [RuleProblem(3, text, True)]
 
 
-def test_a_long_rule_conflicts_with_each_later_one_in_its_period() -> None:
+def test_a_long_rule_conflicts_with_each_rule_in_its_period() -> None:
     text = "pin:\n" + pin("all year", "x", 1)
     text += "".join(
         pin(f"day {day}", f"y{day}", 1, f", from: 2026-05-0{day}, until: 2026-05-0{day + 1}")

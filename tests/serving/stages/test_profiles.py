@@ -36,7 +36,7 @@ def test_an_invalid_filter_is_refused(column: str, quantile: float) -> None:
         ItemFilter(column, quantile)
 
 
-def test_a_manifest_gives_the_profile_back() -> None:
+def test_a_profile_round_trips_through_the_manifest() -> None:
     from dataclasses import asdict
 
     profile = Profile(Quotas(tower=300), {"nprobe": 8}, ItemFilter("price", 0.8))

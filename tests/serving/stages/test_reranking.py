@@ -31,7 +31,7 @@ from serving.stages.reranking import (
 from tests.serving.conftest import build_statistics
 
 
-def test_the_second_of_a_type_pays_the_penalty() -> None:
+def test_the_second_item_of_a_type_pays_the_penalty() -> None:
     scores, types = np.array([0.9, 0.8, 0.5]), np.array([1, 1, 2])
     assert rerank(scores, types, 3, 0.5).tolist() == [0, 2, 1]  # 0.9, 0.5, 0.8 x 0.5
     assert rerank(scores, types, 3, 0.7).tolist() == [0, 1, 2]  # 0.8 x 0.7 is still more than 0.5
@@ -52,7 +52,7 @@ def test_a_penalty_of_1_keeps_the_order() -> None:
     st.integers(0, 20),
     st.floats(0.1, 1),
 )
-def test_the_best_comes_first_and_no_item_twice(
+def test_the_best_item_comes_first_and_no_item_twice(
     pairs: list[tuple[float, int]], k: int, penalty: float
 ) -> None:
     scores = np.array([score for score, _ in pairs], np.float64)
@@ -123,7 +123,7 @@ def test_in_a_novel_slot_rare_items_are_worth_more() -> None:
     assert same.tolist() == [0, 1, 2, 3], "where all are as rare the best is the best"
 
 
-def test_a_novel_slot_reaches_beyond_the_best_and_pins_and_reserved_slots_come_first() -> None:
+def test_a_novel_slot_reaches_beyond_the_best_after_pins_and_reserved_slots() -> None:
     worth, types, rarity = np.linspace(1, 0.1, 40), np.zeros(40, np.int64), np.ones(40)
     rarity[39] = 100.0
     assert rerank(worth, types, 2, 1.0, rarity, np.array([1])).tolist() == [0, 39]

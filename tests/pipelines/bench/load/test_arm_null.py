@@ -7,7 +7,7 @@ from typing import Any
 from pipelines.bench.load.arm_null import ANSWER, app, burn
 
 
-def test_it_burns_processor_time_not_wall_time() -> None:
+def test_the_null_server_burns_processor_time_not_wall_time() -> None:
     before = time.thread_time()
     burn(20.0)
     assert time.thread_time() - before >= 0.02

@@ -50,7 +50,7 @@ def test_each_rate_near_the_knee_is_probed_twice_and_each_doubling_once() -> Non
     assert all(asked.count(rate) == 2 for rate in asked[4:])
 
 
-def test_one_unlucky_run_does_not_decide() -> None:
+def test_one_failed_probe_does_not_end_the_search() -> None:
     calls: list[float] = []
 
     def noisy(rate: float) -> Probe:

@@ -45,7 +45,7 @@ async def answered(count: int, connections: int, answer: bytes) -> tuple[list[Ex
     return exchanges, most
 
 
-def test_requests_beyond_the_connections_wait_for_a_free_one() -> None:
+def test_requests_beyond_the_connections_wait_for_a_free_connection() -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes"
     exchanges, most = asyncio.run(answered(6, 2, answer))
     assert most == 2

@@ -94,7 +94,7 @@ def ask(plan: LoadPlan, *bodies: bytes) -> Load:
 PLAN = LoadPlan("", "", seconds=0.5, rate=100, warm_up=2, keep=True, patience_s=20)
 
 
-def test_each_request_gets_its_own_answer_at_its_own_time() -> None:
+def test_each_request_gets_its_own_answer_and_time() -> None:
     bodies = [b"x" * length for length in range(1, 51)]
     with http_server(echo) as url:
         load = ask(replace(PLAN, url=url, start=3), *bodies)
@@ -198,7 +198,7 @@ def test_a_load_holds_its_start_time() -> None:
     assert before <= load.began_s <= load.began_s + load.due_s[-1] <= time.monotonic()
 
 
-def test_connections_are_bounded_and_the_wait_for_one_counts() -> None:
+def test_the_connection_limit_holds_and_the_wait_counts() -> None:
     inside, most = 0, 0
 
     async def slow(body: bytes) -> tuple[int, bytes]:
@@ -242,7 +242,7 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert set(percentiles(np.array([])).values()) == {None}
 
 
-def test_good_answers_are_counted_over_the_time_in_which_they_were_due() -> None:
+def test_goodput_counts_over_the_time_in_which_answers_were_due() -> None:
     """Not until patience ended; a fallback is not the requested list."""
     due, status = np.linspace(0.0, 10.0, 101), np.full(101, OK)
     ms = np.full(101, 5.0)

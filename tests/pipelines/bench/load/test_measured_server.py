@@ -50,7 +50,7 @@ def test_the_last_output_of_a_server_that_fails_to_start_is_in_the_error(tmp_pat
         pass
 
 
-def test_samples_are_those_of_one_metric_by_its_labels() -> None:
+def test_samples_are_read_by_metric_and_label() -> None:
     text = (
         b"# TYPE reco_looks_total counter\n"
         b'reco_looks_total{level="process",outcome="hit"} 3.0\n'
@@ -82,7 +82,7 @@ def test_samples_are_those_of_one_metric_by_its_labels() -> None:
     assert nothing == {}
 
 
-def test_events_are_the_whole_lines_of_their_kind(tmp_path: Path) -> None:
+def test_only_complete_lines_of_a_kind_are_events(tmp_path: Path) -> None:
     said = tmp_path / "server.log"
     lines = ['{"event": "ready", "http": "here"}', "a warning", '{"event": "bundle", "bundle_id": "b2"}']
     said.write_text("\n".join([*lines, '{"event": "bundle", "bun']))

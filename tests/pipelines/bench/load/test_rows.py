@@ -73,7 +73,7 @@ def test_half_load_pools_the_requests_of_all_rounds() -> None:
     assert row["half"]["ms"]["p99"] == 1.0
 
 
-def test_stages_are_those_of_all_answers_in_the_order_they_first_appear() -> None:
+def test_stages_are_collected_in_order_of_first_appearance() -> None:
     answers: list[dict[str, float]] = [
         {"client_ms": 1.0, "fallback": 0.5, "total": 0.5},  # the first was late
         *[{"client_ms": 3.0, "features": 1.0, "ranking": 1.0, "total": 2.0}] * 3,
