@@ -1,4 +1,4 @@
-"""A Redis URL, in any form that users run Redis in -> `RedisAddress`; the one parser of such URLs."""
+"""A Redis URL (server, cluster or sentinel) -> `RedisAddress`; the only parser of such URLs."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ _SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """Where a Redis is and how to enter it; its text and its repr hold no password."""
+    """The nodes of a Redis and the credentials for it; `str` and `repr` show no password."""
 
     kind: Kind
-    nodes: tuple[tuple[str, int], ...]  # the server, some of the cluster, or the sentinels
+    nodes: tuple[tuple[str, int], ...]  # the server, some nodes of the cluster, or the sentinels
     db: int = 0
     service: str = ""  # the name under which the sentinels watch the master
     username: str = ""
     password: str = field(default="", repr=False)
     sentinel_password: str = field(default="", repr=False)
     tls: bool = False
-    ssl_ca_certs: str = ""  # PEM files; empty for the system's authorities, and for no certificate of ours
+    # PEM files. Empty: the system's authorities, and no client certificate.
+    ssl_ca_certs: str = ""
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
     ssl_check_hostname: bool = True
 
     def __str__(self) -> str:
-        """Return what a message may show."""
+        """Return the address without credentials, for messages."""
         hosts = ",".join(f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in self.nodes)
         return {"server": hosts, "cluster": f"cluster {hosts}"}.get(
             self.kind, f"{self.service!r} by sentinel {hosts}"
@@ -46,16 +47,17 @@ class RedisAddress:
 
 
 def is_redis_url(url: str) -> bool:
-    """Say whether the URL's scheme is one of Redis, whatever stands behind it."""
+    """Return whether the URL's scheme is one of Redis; the rest of the URL is not checked."""
     scheme, found, _ = url.partition("://")
     return bool(found) and scheme in _SCHEMES
 
 
 def parse_redis_url(url: str, password: str = "") -> RedisAddress:
-    """Return the address in a URL; `password` is taken where the URL itself has none.
+    """Return the address in a URL; `password` applies if the URL holds none.
 
     Raises:
-        ValueError: saying what is wrong with the URL and what was expected, never its user or password.
+        ValueError: the URL is invalid; the message names the fault and the expected form, but never the
+            user or the password.
     """
     if not is_redis_url(url):
         scheme = url.partition(":")[0]
@@ -82,7 +84,7 @@ def parse_redis_url(url: str, password: str = "") -> RedisAddress:
 
 
 def with_password(url: str, password: str) -> str:
-    """Return the URL with the password in it, unless it holds one or is not of Redis."""
+    """Return the URL with the password added; unchanged if it holds one or is no Redis URL."""
     if not password or not is_redis_url(url) or parse_redis_url(url).password:
         return url
     parts = _split(url)
@@ -102,7 +104,7 @@ def _node(text: str, default_port: int) -> tuple[str, int]:
     found = _NODE.fullmatch(text)
     port = int(found["port"] or default_port) if found else 0
     if not found or not 0 < port < 65_536:
-        # A password with a "/" or "@" that is not percent-encoded ends up here: the text is not shown.
+        # A password with a raw "/" or "@" lands here, so the message must not show the text.
         raise ValueError(
             f"an online store URL whose hosts cannot be read: expected {EXPECTED}, "
             "and a password's special characters percent-encoded"

@@ -2,13 +2,14 @@
 
 Protocol, TLS, sentinels and clusters are the library's. `RedisClient` adds four properties:
 
-* One deadline bounds a call. The library's timeouts bound each wait, so a server that drips holds its caller.
+* One deadline bounds a call. The library's timeouts bound each wait only: a server that sends byte by byte
+  would hold its caller.
 * No caller connects. A call runs in a task that may outlive its caller by CONNECT_S. The task opens the
   connection or reads the late reply, and the next call finds the connection ready.
 * Each command is followed by a PING with a number. A reply counts only if that number comes next. A proxy
   that repeats or drops a reply can therefore not give one shopper's row to another.
-* A reply may announce only so much. hiredis reserves memory for an announced array at once and holds the
-  interpreter for seconds; the library's parser in Python is used instead, with limits.
+* The announced size of a reply is limited. hiredis reserves memory for an announced array at once and holds
+  the interpreter for seconds; the library's parser in Python is used instead.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_CONNECTIONS = 16  # to one server
 MAX_ITEMS = 1 << 16  # of an array; a page of facts has 4,000
 MAX_BYTES = 1 << 28  # of one value
 LINES_AT_ONCE = 256  # of a reply; then other tasks run, and the deadline may end the call
-# Steps of the loop after the deadline. Our loop may be the late one: a reply that has arrived is taken.
+# Steps of the loop after the deadline. If our own loop is late, a reply that has arrived still counts.
 LATE_STEPS = 4
 
 Reply = Any  # bytes, int, None or a list of those; a few commands are parsed further by redis-py
@@ -50,7 +51,7 @@ Result = TypeVar("Result")
 class ReplyError(Exception):
     """The server answered with an error; `code` is its first word, for example NOAUTH or WRONGTYPE.
 
-    The text of the error is dropped: it may repeat what was sent.
+    The text of the error is dropped: it may repeat the command.
     """
 
     def __init__(self, code: str) -> None:
@@ -78,12 +79,12 @@ class RedisClient:
         """Send a command and return the reply; it may be sent twice.
 
         Args:
-            deadline: the moment of `time.perf_counter()` when this raises, whatever has arrived by then.
+            deadline: the value of `time.perf_counter()` at which the call raises; a partial reply is dropped.
             command: its words; the name of the command as `str`.
 
         Raises:
             ReplyError: the server refuses the command.
-            OSError: no server can be reached, or TimeoutError at the deadline.
+            OSError: no server can be reached; a TimeoutError at the deadline.
             ValueError: the reply is not of Redis' protocol, or announces more than the limits.
         """
         left_s = deadline - time.perf_counter()
@@ -175,19 +176,19 @@ class RedisClient:
             return self._opened
 
     def _failed(self, opened: _Opened) -> None:
-        """Drop the client of a cluster: the library's keeps each connection that could not be opened."""
+        """Drop the client of a cluster: the library's client keeps every connection that failed to open."""
         if isinstance(opened.client, aioredis.RedisCluster) and self._opened is opened:
             self._opened = None
 
     def _ended(self, call: asyncio.Task[Reply]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # its caller may be gone: it counts as retrieved
+            call.exception()  # mark as retrieved: the caller may be gone
 
 
 @dataclass(eq=False, slots=True)
 class _Opened:
-    """A client of the library, and all its connections: the library's own lists are not complete."""
+    """A client of the library and all its connections; the library's own lists are incomplete."""
 
     client: Any = None
     connections: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
@@ -240,7 +241,7 @@ class _LoopThread(threading.Thread):
 
 
 class _BoundedParser(_AsyncRESP2Parser):
-    """The library's parser in Python, with limits for what a reply announces."""
+    """The library's parser in Python, with limits on the announced size of a reply."""
 
     _lines = 0
 
@@ -260,7 +261,7 @@ _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
 class _Numbered(aioredis.Connection):
-    """Sends a PING with a number behind each command, and believes the reply only if that number follows."""
+    """Sends a numbered PING after each command, and accepts the reply only if that number follows."""
 
     _number = 0
     _is_open = False  # the server has accepted this connection
@@ -314,7 +315,7 @@ class _Numbered(aioredis.Connection):
 
 class _NumberedTls(_Numbered, aioredis.SSLConnection):
     async def _connect(self) -> None:
-        # Certificates are replaced while the endpoint runs. Reading them takes up to 30 ms: not on the loop.
+        # Certificates change while the endpoint runs. Reading them takes up to 30 ms, so not on the loop.
         self.ssl_context.context = await asyncio.to_thread(_tls_context, self.ssl_context)
         await super()._connect()
 
@@ -336,13 +337,13 @@ def _tls_context(settings: Any) -> ssl.SSLContext:
 
 
 class _FirstWord(AsyncCommandsParser):
-    """Finds the key of a command; the library asks the cluster for all commands, which needs a permission."""
+    """Finds the key of a command; the library's COMMAND call to the cluster would need a permission."""
 
     async def initialize(self, node: object = None) -> None:
         """Do nothing."""
 
     async def get_keys(self, *command: Any) -> Any:
-        """Return the key: each command here has it behind its name."""
+        """Return the key: in each command used here it follows the name."""
         return command[1:2]
 
 
@@ -353,7 +354,7 @@ def _open(address: RedisAddress) -> _Opened:
 
 
 def _client(address: RedisAddress, opened: _Opened) -> Any:
-    # A node that is frozen must leave time for the next.
+    # A frozen node must leave time for the next one.
     share_s = CONNECT_S / (1 if address.kind == "server" else len(address.nodes) + 1)
     options = client_options(address, share_s) | {"retry": Retry(NoBackoff(), 1), "opened": opened}
     del options["socket_timeout"]  # `ask` bounds the call
@@ -413,13 +414,13 @@ def _code(error: Exception) -> str:
 
 
 def open_client(address: RedisAddress, timeout_s: float) -> redis.Redis | redis.RedisCluster:
-    """Return a client with a timeout for each wait and without retries, for work away from requests.
+    """Return a client with a timeout for each wait and without retries, for work outside requests.
 
     Raises:
         redis.RedisClusterException: no node of the cluster answers; others connect when they are first used.
     """
     options = client_options(address, timeout_s)
-    # The library's default retries with a back-off of a second, whatever the timeouts are.
+    # By default the library retries with a back-off of a second, regardless of the timeouts.
     once: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
     if address.kind == "cluster":
         nodes = [redis.cluster.ClusterNode(host, port) for host, port in address.nodes]
@@ -434,7 +435,7 @@ def open_client(address: RedisAddress, timeout_s: float) -> redis.Redis | redis.
 
 
 def client_options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
-    """Return the options of every server, by redis-py's names."""
+    """Return the options for every server, under redis-py's names."""
     options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     if address.tls:
         options |= {"ssl": True, "ssl_check_hostname": address.ssl_check_hostname}

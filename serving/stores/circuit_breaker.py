@@ -1,4 +1,4 @@
-"""Something that answers need and that fails again and again -> not asked, until a probe finds it well."""
+"""A dependency that keeps failing -> calls stop until a probe succeeds."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from collections.abc import Callable
 from serving.metrics import BREAKER_OPEN
 
 FAILURES = 3  # in a row, until the breaker opens
-# Of the latest calls: it opens as well when so many of them failed, however many between them did not.
+# The breaker also opens when MOST_FAILED of the LATEST calls failed, with any successes in between.
 LATEST, MOST_FAILED = 20, 8
 PROBE_S = 0.5  # between two probes while it is open
-# Until the first one, then twice as long each time: if it was us who came late, it is well at once.
+# Pause before the first probe; it doubles each time. If our process was late, the first probe succeeds.
 FIRST_PROBE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
 
 class CircuitBreaker:
-    """Says whether to ask, from how the latest calls went; threads may share it.
+    """Decides from the results of the latest calls whether to call the dependency; safe to share by threads.
 
-    It probes in the background, with a thread that lives as long as it is open: no request is spent on it.
+    While it is open, a background thread probes the dependency: no request is spent on that.
     """
 
     def __init__(
         self, dependency: str, probe: Callable[[], str], *, is_open: bool = False, probe_s: float = PROBE_S
     ) -> None:
-        """Take what is asked and how to find out whether it is well.
+        """Watch a dependency.
 
         Args:
             dependency: its name, a label of the metrics.
-            probe: asks it once and returns what is wrong, nothing if it is well.
-            is_open: it is not asked before the first probe has found it well, which is begun now.
+            probe: calls the dependency once and returns the fault, or "" if it works.
+            is_open: start open, and probe at once; calls wait for the first success.
             probe_s: seconds between two probes, after the first few.
         """
         self._dependency, self._probe, self._probe_s = dependency, probe, probe_s
@@ -41,7 +41,7 @@ class CircuitBreaker:
         self._lock = threading.Lock()
         self._failures = 0  # in a row
         self._latest = 0  # a bit for each of the latest calls, the newest the lowest; set where it failed
-        self._opened: threading.Event | None = None  # set to end the probing; none while closed
+        self._opened: threading.Event | None = None  # set to end the probing; None while closed
         self._probing: threading.Thread | None = None
         if is_open:
             with self._lock:
@@ -49,16 +49,16 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not to be asked."""
+        """Whether calls must not be made."""
         return self._opened is not None
 
     def succeeded(self) -> None:
-        """Take an answer, of whatever kind."""
+        """Record a reply of any kind."""
         self._failures = 0
         self._latest = self._latest << 1 & _MASK
 
     def failed(self, why: object) -> None:
-        """Take a failure: no answer, one that came too late, or one that is none."""
+        """Record a failure: no reply, a late reply or an invalid one."""
         with self._lock:
             self._failures += 1
             self._latest = self._latest << 1 & _MASK | 1
@@ -72,7 +72,7 @@ class CircuitBreaker:
             self._open(at_once=False)
 
     def close(self) -> None:
-        """Stop probing, and let calls through again."""
+        """Stop probing and let calls through again."""
         with self._lock:
             self._shut(self._opened)
             probing, self._probing = self._probing, None
@@ -80,7 +80,7 @@ class CircuitBreaker:
             probing.join()
 
     def _open(self, at_once: bool) -> None:
-        """Open it and start to probe; the lock is held."""
+        """Open the breaker and start to probe; the lock is held."""
         self._opened = over = threading.Event()
         self._gauge.set(1)
         name = f"{self._dependency.replace('_', '-')}-probe"
@@ -88,15 +88,15 @@ class CircuitBreaker:
         try:
             probing.start()
             self._probing = probing
-        except RuntimeError:  # no more threads: nothing could ever close it again
+        except RuntimeError:  # no thread can start, so nothing would ever close the breaker again
             self._shut(over)
 
     def _watch(self, over: threading.Event, at_once: bool) -> None:
-        """Probe until it is well, then close the breaker."""
+        """Probe until a probe succeeds, then close the breaker."""
         told = not at_once  # why it opened
         pause_s = 0.0 if at_once else FIRST_PROBE_S
         try:
-            # Not all replicas of the endpoint at once.
+            # Random pauses keep the replicas of the endpoint from probing at the same moment.
             while not over.wait(min(pause_s, self._probe_s) * random.uniform(0.8, 1.2)):
                 pause_s = max(2 * pause_s, FIRST_PROBE_S)
                 why = self._probe()
@@ -112,7 +112,7 @@ class CircuitBreaker:
                 self._shut(over)
 
     def _shut(self, opened: threading.Event | None) -> None:
-        """Close the breaker if it is this opening's; the lock is held."""
+        """Close the breaker if `opened` is its current opening; the lock is held."""
         if opened is not None and self._opened is opened:
             opened.set()
             self._opened = None

@@ -1,4 +1,4 @@
-"""Id -> key, value -> row, as Feast's online stores lay a user's row out (entity key serialisation 3)."""
+"""Id -> key, value -> row, in the layout of Feast's online stores (entity key serialisation 3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WRITTEN_FIELD = f"_ts:{VIEW}".encode()
 
 @dataclass(frozen=True, slots=True)
 class UserRow:
-    """What the store holds of one user: `aggregates.pack`ed history, and the time it speaks of."""
+    """The row that the store holds for one user: the packed history and its time."""
 
     history: bytes
     written_at: float  # seconds since the epoch; the history holds purchases strictly before it
@@ -30,7 +30,7 @@ def entity_key(user_id: str) -> bytes:
     """Return Feast's key of a user: counts, types and lengths as little-endian 32-bit numbers.
 
     Raises:
-        RowInvalid: the id is no text that can be encoded: nobody has a row under it.
+        RowInvalid: the id cannot be encoded, so no user has a row under it.
     """
     try:
         name, value = JOIN_KEY.encode(), user_id.encode()

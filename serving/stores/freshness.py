@@ -1,7 +1,7 @@
-"""The stream's heartbeat -> whether what the online store says is fresh.
+"""The stream's heartbeat -> whether the rows of the online store are fresh.
 
-Feast does not apply a view's time to live to online reads, and a row that is old may just be a shopper who
-stayed away. So the stream writes a row of its own every second, and a thread here reads it: no request waits.
+Feast does not apply a view's time to live to online reads, and an old row may only mean that the shopper
+stayed away. So the stream writes a heartbeat row every second. A thread reads it here: no request waits.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 class Freshness:
-    """Says since when the online store has not been kept up to date; one that never had a stream never ages.
+    """Reports an online store that is no longer updated; a store that never had a stream never ages.
 
-    A heartbeat that is gone goes on ageing: nobody says that the rows are there without it.
+    A heartbeat that disappears keeps ageing: without it, nothing shows that the rows are current.
     """
 
     def __init__(self, store: OnlineStore | None = None, stale_after_s: float = 60.0) -> None:
@@ -58,7 +58,7 @@ class Freshness:
         try:
             row = self._store.read(HEARTBEAT)
         except FeaturesUnavailable:
-            row = None  # requests say so themselves; the last heartbeat goes on ageing
+            row = None  # requests report the failure themselves; the last heartbeat keeps ageing
         if row is not None:
             was, self._beat_at = self.reason, row.written_at
             if was is not None and self.reason is None:

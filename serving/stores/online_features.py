@@ -1,8 +1,8 @@
 """User id -> the user's history row, in one round trip to the online store.
 
-Feast defines and writes the store; a read through its SDK imports 400 MB of libraries and costs ten
-times the lookup, so the reader here speaks Feast's own layout (entity key serialisation version 3)
-and the tests hold the two byte-equal.
+Feast defines and writes the store. A read through its SDK imports 400 MB of libraries and costs ten times
+the lookup. The reader here therefore decodes Feast's layout itself (entity key serialisation version 3);
+the tests hold the two byte-equal.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ __all__ = [
 ]
 
 
-_PROBE_USER = ""  # of whom a store holds nothing
+_PROBE_USER = ""  # no store holds a row for it
 _reads = {
     name: STORE_READS.labels(name) for name in ("found", "absent", "invalid", "failed", "late", "refused")
 }
 
 
 class OnlineStore(Protocol):
-    """Where the request path reads a user's row."""
+    """The store from which the request path reads a user's row."""
 
     async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know.
 
         Args:
-            user_id: whose.
-            deadline: the moment of `time.perf_counter()` after which the row is useless; a store may give up
-                before.
+            user_id: the user of the row.
+            deadline: the value of `time.perf_counter()` after which the row is useless; a store may give up
+                earlier.
 
         Raises:
-            RowInvalid: the store works, but its value for this user is no row.
-            FeaturesLate: the deadline came first, and too early for the store to be at fault.
+            RowInvalid: the store works, but its value for this user is invalid.
+            FeaturesLate: the deadline left less time than the store may take.
             FeaturesUnavailable: the store is broken, or did not answer in time.
         """
 
@@ -76,7 +76,7 @@ class OnlineStore(Protocol):
 
 
 class LocalStore:
-    """A store in this process or on this disk: its `fetch` does not wait."""
+    """A store in this process or on this disk; its `fetch` does not wait."""
 
     async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know."""
@@ -109,9 +109,9 @@ class MemoryStore(LocalStore):
 
 
 class SqliteStore(LocalStore):
-    """Feast's SQLite online store, read only; safe to share between threads.
+    """Feast's SQLite online store, read-only; safe to share between threads.
 
-    A run replaces the whole file. The reader sees this by the file's inode and opens the new one.
+    A run replaces the whole file. The reader notices the new inode and opens the new file.
     """
 
     def __init__(self, path: Path, *, project: str = PROJECT, timeout_ms: float = TIMEOUT_MS) -> None:
@@ -127,7 +127,7 @@ class SqliteStore(LocalStore):
     def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row; raises `FeaturesUnavailable` when the file is missing, locked or broken.
 
-        A lock of the file itself may hold it for the time-out, whatever the deadline.
+        A lock on the file itself may block for the timeout, even past the deadline.
         """
         patience_s = min(self._timeout_s, deadline - time.perf_counter())
         if patience_s <= 0:
@@ -171,10 +171,10 @@ class SqliteStore(LocalStore):
 
 
 class GuardedStore:
-    """Reads from a store while it works, and fails at once while it does not; threads may share it.
+    """Reads from a store while it works and fails at once while it does not; safe to share by threads.
 
-    A broken row is no failure of the store: one bad row must not cost all other shoppers theirs. A caller
-    with too little time is no failure either.
+    An invalid row is no failure of the store: it must not cost other shoppers their rows. A request with
+    too little time is no failure either.
     """
 
     def __init__(self, store: OnlineStore, *, probe_s: float = PROBE_S) -> None:
@@ -190,9 +190,9 @@ class GuardedStore:
         """Return the user's row, or None for a user the store does not know.
 
         Raises:
-            RowInvalid: the user's row cannot be read.
-            FeaturesLate: the deadline came before the store could be at fault.
-            FeaturesUnavailable: the store failed, now or a few times before.
+            RowInvalid: the user's row is invalid.
+            FeaturesLate: the deadline left less time than the store may take.
+            FeaturesUnavailable: this read failed, or the breaker is open after earlier failures.
         """
         with self._counted():
             row = await self._store.fetch(user_id, deadline)
@@ -215,7 +215,7 @@ class GuardedStore:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count how a read fails, and tell the breaker."""
+        """Count the failures of a read and report them to the breaker."""
         if self._breaker.is_open:
             _reads["refused"].inc()
             raise FeaturesUnavailable("the online store failed repeatedly and is not asked until it is back")
@@ -242,19 +242,19 @@ class GuardedStore:
         try:
             self._store.read(_PROBE_USER)
         except RowInvalid:
-            pass  # an answer, too
+            pass  # also a reply: the store works
         except FeaturesUnavailable as error:
             return str(error)
         return ""
 
 
 def open_store(url: str) -> OnlineStore:
-    """Return the store behind a URL: sqlite:///relative, sqlite:////absolute, one of Redis', or memory:.
+    """Return the store of a URL: sqlite:///relative, sqlite:////absolute, a Redis URL, or memory:.
 
-    A Redis stands behind a circuit breaker; SQLite fails at once anyway.
+    Redis gets a circuit breaker; SQLite fails at once anyway.
 
     Raises:
-        ValueError: the URL is none of these.
+        ValueError: the URL has another form.
     """
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteStore(Path(url.removeprefix("sqlite:///")))
@@ -262,7 +262,7 @@ def open_store(url: str) -> OnlineStore:
         return GuardedStore(RedisStore(url))
     if url == "memory:":
         return MemoryStore()
-    # The URL itself may hold a password: only its scheme is named.
+    # The URL may hold a password, so the message shows only its scheme.
     scheme = url.split(":", 1)[0]
     raise ValueError(
         f"no online store for a {scheme!r} URL: use sqlite:///PATH, redis://HOST:PORT/DB or memory:"

@@ -21,15 +21,15 @@ from serving.stores.feast_layout import (
 
 TIMEOUT_MS = 5.0
 _THREADS = 0
-FAIR = 0.5  # of the timeout: a store that had less of a hurried request's time is not at fault
+FAIR = 0.5  # share of the timeout; a store that got less time than that from a late request is not at fault
 
 
 class RedisStore:
-    """A server, a cluster, or the master that sentinels name.
+    """The online store in a server, in a cluster, or in the master that sentinels name.
 
-    The first read of an event loop, and the first of threads, may take CONNECT_S seconds: it is the warm-up,
-    before which no endpoint is ready. Each later read takes at most the timeout, or the time its request has
-    left, whatever the server does. The loop that awaits `fetch` runs meanwhile.
+    The first read of an event loop, and the first read by threads, may take CONNECT_S seconds. It is the
+    warm-up; the endpoint is not ready before it. Each later read takes at most the timeout, or the time that
+    its request has left, even if the server hangs. Meanwhile the loop that awaits `fetch` runs other tasks.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RedisStore:
         """Take the address; nothing is connected yet.
 
         Raises:
-            ValueError: the URL is not one of Redis.
+            ValueError: it is no Redis URL.
         """
         self._address = address = parse_redis_url(url) if isinstance(url, str) else url
         self._project = project.encode()
@@ -50,9 +50,9 @@ class RedisStore:
         """Return the user's row, or None for a user the store does not know.
 
         Raises:
-            RowInvalid: the stored value is not Feast's.
+            RowInvalid: the stored value does not have Feast's layout.
             FeaturesLate: the deadline came before FAIR of the timeout.
-            FeaturesUnavailable: Redis is gone, late, or refuses the user.
+            FeaturesUnavailable: Redis cannot be reached, is late, or refuses our login.
         """
         patience_s, given_s = self._times(deadline, id(asyncio.get_running_loop()))
         command = self._command(user_id)
@@ -83,7 +83,7 @@ class RedisStore:
         self._warm.clear()
 
     def _times(self, deadline: float, reader: int) -> tuple[float, float]:
-        """Return how long a read may take, and how long this one may, in seconds."""
+        """Return the seconds that any read may take, and the seconds that this one may take."""
         patience_s = self._timeout_s if reader in self._warm else CONNECT_S
         given_s = min(patience_s, deadline - time.perf_counter())
         if given_s <= 0:
