@@ -19,6 +19,7 @@ from feature_repo.stream.configuration import (
     NO_FILE,
     Setting,
     as_text,
+    dotenv_names,
     has_files,
     list_settings,
     read_values,
@@ -229,8 +230,9 @@ def all_settings() -> list[Setting]:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the RECO_ variables that name no setting: most likely misspelt, and without effect."""
     environ = os.environ if environ is None else environ
-    known = {CONFIG, *_variables().values(), *KAFKA_VARIABLES.values()}
-    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    known = {*_variables().values(), *KAFKA_VARIABLES.values()}
+    names = {*environ} - {CONFIG} | {name.upper() for name in dotenv_names(environ)}  # any case is read there
+    return sorted(name for name in names if name.startswith(PREFIX) and name not in known)
 
 
 def _variables() -> dict[str, str]:

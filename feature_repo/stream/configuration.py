@@ -115,6 +115,10 @@ def read_values(
         checked = model()
     except ValidationError as invalid:
         raise error(_message(invalid, kind, variables, given, stored, str(file))) from None
+    except (OSError, UnicodeDecodeError) as unreadable:
+        raise error(
+            f"{DOTENV_FILE} cannot be read ({type(unreadable).__name__}); expected lines VARIABLE=VALUE"
+        ) from None
     return {name: _plain(getattr(checked, name)) for name in own if name in checked.model_fields_set}
 
 
@@ -123,6 +127,18 @@ def has_files(environ: Mapping[str, str]) -> bool:
     if environ.get(CONFIG, "").strip():
         return environ[CONFIG].strip() != NO_FILE
     return Path(TOML_FILE).is_file() or Path(DOTENV_FILE).is_file()
+
+
+def dotenv_names(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that `.env` names, if it is read; none if it cannot be read."""
+    if environ.get(CONFIG, "").strip() == NO_FILE or not Path(DOTENV_FILE).is_file():
+        return []
+    from dotenv import dotenv_values
+
+    try:
+        return list(dotenv_values(DOTENV_FILE))
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def as_text(value: object) -> str:
@@ -161,7 +177,8 @@ def _rows(kind: type, table: str, file: Path | None, error: type[Exception]) -> 
     for name in rows:
         if name not in known:
             raise error(f"{file} has an unknown setting {name!r}: {closest(name, known)}")
-    return rows
+    # As in a variable, an empty text means the default.
+    return {name: value for name, value in rows.items() if not isinstance(value, str) or value.strip()}
 
 
 def _model(
@@ -173,7 +190,7 @@ def _model(
     dotenv: str | None,
 ) -> type[BaseSettings]:
     """Return a model of pydantic-settings that reads the three places when it is made."""
-    from pydantic import AfterValidator, Field, SecretStr, create_model
+    from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, create_model
     from pydantic_settings import BaseSettings, InitSettingsSource, SettingsConfigDict
 
     class Places(BaseSettings):
@@ -204,6 +221,8 @@ def _model(
     columns: dict[str, Any] = {}
     for name, f in own.items():
         hint: Any = SecretStr if f.metadata["secret"] and hints[name] is str else hints[name]
+        if hint in (int, float):
+            hint = Annotated[hint, BeforeValidator(_no_switch)]
         if check := f.metadata["check"]:
             hint = Annotated[hint, AfterValidator(_checking(check))]
         columns[name] = (hint, Field(f.default, validation_alias=variables[name], **f.metadata["limits"]))
@@ -216,6 +235,12 @@ def _checking(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return value
 
     return checked
+
+
+def _no_switch(value: Any) -> Any:
+    if isinstance(value, bool):  # `true` in the TOML file, which pydantic takes for 1
+        raise ValueError
+    return value
 
 
 def _plain(value: Any) -> Any:

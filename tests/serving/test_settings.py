@@ -177,6 +177,8 @@ def test_another_toml_file_can_be_named(folder: Path) -> None:
         ("[kafkas]", "reco.toml has an unknown setting 'kafkas': did you mean 'kafka'?"),
         ("http_port = 70000", "http_port in reco.toml is 70000; expected a whole number from 0 to 65535"),
         ('deadline_ms = "fast"', "deadline_ms in reco.toml is 'fast'; expected a number from 1 to 60000"),
+        ("http_port = true", "http_port in reco.toml is True; expected a whole number from 0 to 65535"),
+        ("deadline_ms = true", "deadline_ms in reco.toml is True; expected a number from 1 to 60000"),
         ("host = 5", "host in reco.toml is 5; expected an address to listen on"),
         ("http_port", "reco.toml cannot be read as TOML"),
         ('store_url = "CANARY"', "store_url in reco.toml is invalid (not shown); expected sqlite:///PATH"),
@@ -201,6 +203,25 @@ def test_a_wrong_value_in_dotenv_names_the_file(folder: Path) -> None:
         SettingInvalid, match=r"^RECO_HTTP_PORT in \.env is 'eighty'; expected a whole number"
     ):
         Settings.from_env({})
+
+
+def test_a_dotenv_that_is_no_text_is_refused(folder: Path) -> None:
+    (folder / ".env").write_bytes(b"RECO_HTTP_PORT=\xff\n")
+    with pytest.raises(SettingInvalid, match=r"^\.env cannot be read \(UnicodeDecodeError\); expected lines"):
+        Settings.from_env({})
+    assert unknown_variables({}) == []
+
+
+def test_a_misspelt_variable_in_dotenv_is_found(folder: Path) -> None:
+    (folder / ".env").write_text("RECO_HTP_PORT=1\nreco_http_port=1\nRECO_CONFIG=x.toml\nOTHER=x\n")
+    assert unknown_variables({"RECO_CONFIG": "x.toml"}) == ["RECO_CONFIG", "RECO_HTP_PORT"]
+    assert unknown_variables({"RECO_CONFIG": "off"}) == []
+
+
+def test_an_empty_text_in_the_toml_file_is_the_default_as_in_a_variable(folder: Path) -> None:
+    names = ("home", "rules_file", "metrics_address", "store_url", "answer_cache", "trace_url")
+    (folder / "reco.toml").write_text("".join(f'{name} = " "\n' for name in names))
+    assert Settings.from_env({}) == Settings()
 
 
 def test_no_secret_is_in_the_text_of_the_settings() -> None:
