@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -136,12 +137,18 @@ class RedisClient:
             loop = self._loop
         with contextlib.suppress(RuntimeError):
             assert asyncio.get_running_loop() is not loop, "await the call: this thread runs the event loop"
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:
+            coroutine.close()
+            raise ConnectionError("the event loop of the connections has ended") from None
         try:
             return future.result(limit_s)
         except TimeoutError:
             future.cancel()
             raise
+        except CancelledError:  # the end of a thread that polls, if it were not an OSError
+            raise ConnectionError("another event loop has taken the connections over") from None
 
     async def _call(self, limit_s: float, command: tuple[str | bytes | int, ...]) -> Reply:
         opened = self._opened_on(asyncio.get_running_loop())

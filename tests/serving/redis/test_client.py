@@ -447,3 +447,54 @@ def test_a_stopped_cluster_is_unavailable_and_found_again(cluster: tuple[Valkey,
 
     eventually(back)
     store.close()
+
+
+def test_a_thread_whose_read_loses_its_loop_gets_a_lost_connection() -> None:
+    """Threads poll the heartbeat and the facts: an error that they do not expect would end them."""
+    asked, errors = threading.Event(), list[BaseException]()
+
+    def freeze_at_first(client: socket.socket) -> None:
+        while sent := client.recv(4_096):
+            numbers = numbers_in(sent)
+            if not numbers:
+                client.sendall(b"+PONG\r\n")
+            elif b"heartbeat" in sent:
+                asked.set()
+            else:
+                client.sendall(b"+OK\r\n" + numbers)
+
+    def poll(client: RedisClient) -> None:
+        try:
+            client.ask_now(soon(), "GET", "heartbeat")
+        except BaseException as error:  # noqa: BLE001 - its kind is what is tested
+            errors.append(error)
+
+    async def take_over(client: RedisClient) -> Any:
+        reply = await client.ask(soon(), "GET", "here")
+        await client.aclose()
+        return reply
+
+    with listening(freeze_at_first) as node:
+        client = client_of(node)
+        thread = threading.Thread(target=poll, args=(client,))
+        thread.start()
+        assert asked.wait(10)
+        assert asyncio.run(take_over(client)) == b"OK"
+        thread.join(10)
+        client.close()
+    assert [type(error) for error in errors] == [ConnectionError]
+    assert not loop_threads()
+
+
+def test_a_loop_that_ends_before_a_thread_uses_it_is_a_lost_connection() -> None:
+    class Ended:
+        def is_running(self) -> bool:
+            return True
+
+        def call_soon_threadsafe(self, *_: object, **__: object) -> None:
+            raise RuntimeError("Event loop is closed")
+
+    client = client_of(("127.0.0.1", 1))
+    client._loop = Ended()  # type: ignore[assignment]
+    with pytest.raises(ConnectionError, match="loop"):
+        client.ask_now(soon(), "GET", "a")
