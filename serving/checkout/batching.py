@@ -4,7 +4,8 @@ Only a ranker that requests share needs this: a remote one, or one on a GPU. In 
 saves nothing, so a request calls its ranker itself.
 
 While no call is in flight, all requests that are ready in this turn of the event loop share one. Otherwise
-they wait for the end of a call, for `expected` companions, or for the longest wait.
+they wait for the end of a call, for `expected` companions, or for the longest wait; not at all if a companion
+would have no room.
 `expected` is the number of requests that arrive during one call: arrival rate x measured time of a call.
 A call holds requests of one bundle, checkouts before prefetches. An expired or cancelled request leaves the
 queue, and rows that break a joined call fail alone.
@@ -159,8 +160,8 @@ class Batcher(Generic[Work, Result]):
             )
 
     def _wait_s(self) -> float:
-        rows = sum(member.rows for member in self._waiting)
-        if not self._calls or len(self._waiting) >= self.expected or rows >= self._max_rows:
+        rows = sum(member.rows for member in self._waiting) + self._waiting[-1].rows  # with one more like it
+        if not self._calls or len(self._waiting) >= self.expected or rows > self._max_rows:
             return 0.0
         return self._waiting[0].since + self._max_wait_s - self._clock()
 

@@ -106,6 +106,14 @@ def test_no_request_waits_longer_than_the_limit() -> None:
     assert shop.began == pytest.approx([0.0, 0.004, 0.0075])
 
 
+def test_no_request_waits_for_a_companion_that_would_have_no_room() -> None:
+    """As with 500 candidates each, where a call may have 800."""
+    shop = Shop(lambda rows: 100.0, max_rows=8)
+    shop.batcher._call_s, shop.batcher._gap_s = 1.0, 0.001  # many are expected
+    shop.all(*(shop.ask([number] * 5, at=number / 1e3) for number in range(4)))
+    assert shop.began == pytest.approx([0.0, 0.001, 0.002, 0.003])
+
+
 def test_the_size_of_a_batch_follows_the_arrival_rate() -> None:
     """The formula: expected arrivals during one call = rate x time of a call."""
 
