@@ -17,6 +17,8 @@ from feature_repo.stream.kafka import KafkaSettings, client_config
 
 MAX_MESSAGE_BYTES = 900_000  # a broker takes a million by default, headers included
 MAX_PENDING_BYTES = 16 << 20
+# Messages. The queue of librdkafka ends at 100,000: `send` would wait there for the broker.
+MAX_PENDING = 50_000
 # A second attempt cannot help with these errors; every other error can be mended at the broker.
 _REFUSED = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD}
 # librdkafka would retry without end at a broker that lost its memory, and with it our sequence numbers: a
@@ -58,7 +60,7 @@ class Delivery:
     @property
     def is_full(self) -> bool:
         """Whether the caller should wait with `flush` before it sends more."""
-        return self.pending_bytes > MAX_PENDING_BYTES
+        return self.pending_bytes > MAX_PENDING_BYTES or len(self._pending) > MAX_PENDING
 
     def send(self, topic: str, key: str | None, value: bytes) -> None:
         """Hand one message over; it is sent in the background.

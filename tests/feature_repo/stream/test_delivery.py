@@ -62,6 +62,16 @@ def test_beyond_its_bound_a_delivery_is_full() -> None:
         assert delivery.is_full
 
 
+def test_many_small_messages_fill_it_before_the_queue_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`send` waits for room in that queue, without a report and without a new producer."""
+    monkeypatch.setattr("feature_repo.stream.delivery.MAX_PENDING", 3)
+    with opened(NOWHERE) as delivery:
+        for _ in range(4):
+            assert not delivery.is_full
+            delivery.send(TOPIC, "u", b"1")
+        assert delivery.is_full
+
+
 def test_a_message_that_no_broker_takes_is_refused_here() -> None:
     with opened(NOWHERE) as delivery, pytest.raises(ValueError, match="expected at most 900000"):
         delivery.send(TOPIC, "u", b"x" * MAX_MESSAGE_BYTES)
