@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from feature_repo.stream.delivery import MAX_MESSAGE_BYTES, MAX_PENDING_BYTES, Delivery
 from feature_repo.stream.kafka import KafkaSettings, client_config
@@ -96,6 +97,44 @@ def test_more_messages_than_the_client_queues_at_once(monkeypatch: pytest.Monkey
             patch.setattr(delivery, "_producer", Busy())
             delivery.send(TOPIC, "u", b"1")
         assert len(calls) == 3
+
+
+class RefusingProducer:
+    """Refuses each batch that holds `bad`, as a whole, as a broker does."""
+
+    def __init__(self, _: object) -> None:
+        self.sent: list[bytes] = []
+        self._batch: list[tuple[bytes, Any]] = []
+
+    def produce(self, topic: str, value: bytes, key: bytes | None, on_delivery: Any) -> None:
+        self._batch.append((value, on_delivery))
+
+    def poll(self, seconds: float) -> int:
+        return 0
+
+    def purge(self) -> None:
+        pass
+
+    def flush(self, seconds: float) -> int:
+        batch, self._batch = self._batch, []
+        is_bad = any(value == b"bad" for value, _ in batch)
+        for value, on_delivery in batch:
+            self.sent += [] if is_bad else [value]
+            on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if is_bad else None, None)
+        return 0
+
+
+def test_of_a_refused_batch_the_bad_message_alone_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("feature_repo.stream.delivery.Producer", RefusingProducer)
+    delivery = Delivery(NOWHERE)
+    for value in (b"1", b"bad", b"2"):
+        delivery.send(TOPIC, "u", value)
+    assert delivery.flush(60)
+    assert (delivery.delivered, delivery.refused, delivery.pending_bytes) == (2, 1, 0)
+    assert delivery._producer.sent == [b"1", b"2"]  # type: ignore[attr-defined]
+    assert caplog.messages == [f"the broker refuses a message of {TOPIC} for good: it is lost"]
 
 
 # --------------------------------------------------------------------------------------- with a broker
