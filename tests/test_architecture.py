@@ -74,7 +74,7 @@ def imported(path: Path) -> set[str]:
 
 
 def declared(*extras: str) -> set[str]:
-    """The distributions that pyproject.toml asks for: base and the named extras."""
+    """The distributions that pyproject.toml requires: base and the named extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [
         *project["dependencies"],

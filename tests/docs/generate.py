@@ -31,7 +31,7 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def fill(text: str, sections: dict[str, Callable[[], str]]) -> str:
-    """Return a page with each section between its comments as the code says it now."""
+    """Return a page with each section between its comments as the code defines it now."""
     for name, section in sections.items():
         start, end = f"<!-- generated: {name} -->\n", f"<!-- end of {name} -->\n"
         before, found_start, rest = text.partition(start)
@@ -43,7 +43,7 @@ def fill(text: str, sections: dict[str, Callable[[], str]]) -> str:
 
 
 def page(name: str) -> str:
-    """Return a page as the code and the result files say it now."""
+    """Return a page with the current values of the code and the result files."""
     if name in PAGES:
         return PAGES[name]().rstrip("\n") + "\n"
     return fill((ROOT / name).read_text(encoding="utf-8"), SECTIONS[name])

@@ -39,7 +39,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Return text that may stand in a table: one line, no open bar."""
+    """Return text for a table cell: one line, bars escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -240,7 +240,7 @@ def settings_page() -> str:
 
 
 def sources() -> str:
-    """Return where settings come from."""
+    """Return the sources of settings."""
     return (
         "A process reads its settings once, when it starts. The first place that names a setting wins: the\n"
         f"environment, `{DOTENV_FILE}`, then `{TOML_FILE}`, both in the working directory.\n"

@@ -181,7 +181,7 @@ def spoil(bundle: Path, name: str, rng: random.Random) -> tuple[str, bytes]:
     return spoil_json(content, rng) if text and rng.random() < 0.6 else spoil_bytes(content, rng)
 
 
-def seal_anew(bundle: Path, name: str, content: bytes) -> bytes:
+def resealed_manifest(bundle: Path, name: str, content: bytes) -> bytes:
     """Return a manifest that fits a changed file; for the manifest itself, with its id true again."""
     if name == "manifest.json":
         try:
@@ -230,7 +230,7 @@ def put(bundle: Path, case: Path, name: str, content: bytes, sealed: bool) -> No
     shutil.copytree(bundle, case, copy_function=os.link)
     changed = {name: content}
     if sealed:
-        changed["manifest.json"] = seal_anew(bundle, name, content)
+        changed["manifest.json"] = resealed_manifest(bundle, name, content)
     for file, data in changed.items():
         (case / file).unlink()
         (case / file).write_bytes(data)

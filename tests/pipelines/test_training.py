@@ -66,7 +66,7 @@ def test_the_served_state_changes_only_after_the_gate() -> None:
 
 
 def evaluated_run(toy_line: Path, home: Path) -> Run:
-    """The record of a run on the toy shop that came as far as the evaluated bundle."""
+    """The record of a run on the toy shop up to the evaluated bundle."""
     given = {"home": str(home), "tracking_uri": default_tracking_uri(home), "data": "toy"}
     run = new_run(home, "training", complete_arguments(SPEC, given), step_names(SPEC))
     cut = (toy_line / "cut.txt").read_text()
@@ -98,7 +98,7 @@ def evaluated_run(toy_line: Path, home: Path) -> Run:
 
 
 def files(home: Path) -> dict[str, bytes]:
-    """What the endpoint and Feast read under a home."""
+    """The files under a home that the endpoint and Feast read."""
     served = [home / name for name in ("online_store.db", "online_store.json", "registry.db")]
     return {str(path): path.read_bytes() for path in [*served, *home.glob("offline_store/**/*.parquet")]}
 

@@ -271,7 +271,7 @@ def start_endpoint() -> Iterator[StartEndpoint]:
     yield begin
     for running in started:
         if running.process.poll() is None:
-            running.process.kill()  # its children notice, and end
+            running.process.kill()  # its children end, too
         running.process.wait()
         running.reader.join()
         if running.process.stderr:

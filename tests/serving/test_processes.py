@@ -1,4 +1,4 @@
-"""Several processes behind one port: they share, die, come back and end together."""
+"""Several processes behind one port: shared load, crashes, restarts and a common shutdown."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def test_a_reserved_port_can_be_bound_by_the_children_only() -> None:
     with bound(SO_REUSEADDR=1) as parent:
         hold(parent)
         port = parent.getsockname()[1]
-        for _ in range(2):  # before there are children, and when they have gone
+        for _ in range(2):  # before the children start, and after they end
             with pytest.raises(OSError, match="in use"):
                 bound(port, SO_REUSEADDR=1)
             with (
@@ -141,7 +141,7 @@ def sockets(pid: int) -> int:
 
 
 def answered(client: httpx.Client) -> float:
-    """How many answers the metrics count, whichever process is asked for them."""
+    """Return the number of answers in the metrics, the same from every process."""
     lines = client.get("/metrics").text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("reco_responses_total{"))
 

@@ -89,7 +89,7 @@ class Http2:
     def __init__(self, address: str, path: str) -> None:
         self._connection = connect(f"http://{address}")
         self.answer = b""  # data of the call's stream
-        self.seen: list[int] = []  # types of the frames that came
+        self.seen: list[int] = []  # types of the received frames
         self.ended = False
         headers = {
             ":method": "POST", ":scheme": "http", ":path": path, ":authority": "x",
@@ -344,7 +344,7 @@ def test_an_item_banned_under_load_is_gone_within_two_seconds(endpoint: Any, cli
 def test_starting_and_answering_need_only_the_local_copy(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLflow, the broker and the collector hang, then are gone; no Feast registry, no Prometheus anywhere."""
+    """MLflow, the broker and the collector hang, then are down; no Feast registry, no Prometheus anywhere."""
     champion = read_manifest(toy_bundle)["bundle_id"]
     shutil.copytree(toy_bundle, tmp_path / "bundles" / champion)
     pointer = Champion(champion, "1", "reco", f"bundles/{champion}", "2024-01-01", "2024-01-02")

@@ -1,4 +1,4 @@
-"""Every figure of the feature bench comes from something that ran."""
+"""Every figure of the feature bench comes from a real run."""
 
 import json
 from pathlib import Path

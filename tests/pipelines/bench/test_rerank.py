@@ -67,7 +67,7 @@ def test_metrics_by_hand(toy_line: Path) -> None:
             "types": 5.0,
         }
     )
-    # 0.1 x 128^0.5 = 1.13: item 11 comes first, and item 9 falls out.
+    # 0.1 x 128^0.5 = 1.13: item 11 ranks first, and item 9 is dropped.
     found, ndcg = judge(lists, RerankWeights(novelty=0.5, novel_slots=(1,)))
     assert ndcg.tolist() == pytest.approx([1.0, DISCOUNT[2] / DISCOUNT[0]])
     assert (found["coverage"], found["new_recall_at_10"], found["new_manufacturers"]) == (10 / 12, 1.0, 0.1)
@@ -96,7 +96,7 @@ def test_the_cheapest_weights_that_reach_the_goals_are_chosen() -> None:
         RerankWeights(novelty=0.1): point(0.999, 0.55, 0.010),
         RerankWeights(novelty=0.2): point(0.994, 0.58, 0.012),
         RerankWeights(novelty=0.2, exposure=1): point(0.993, 0.61, 0.014),
-        RerankWeights(novelty=0.2, exposure=2): point(0.992, 0.62, 0.020),  # more than was asked for
+        RerankWeights(novelty=0.2, exposure=2): point(0.992, 0.62, 0.020),  # more than requested
         RerankWeights(novelty=0.3, exposure=1): point(0.989, 0.70, 0.020),  # loses too much
         RerankWeights(exposure=2): point(0.9985, 0.5, 0.100),  # one goal many times over is not two
     }

@@ -24,7 +24,7 @@ def answered(done: Result) -> Any:
 
 @pytest.fixture(scope="session")
 def home(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home whose champion is the toy bundle; its online store is the one the line wrote."""
+    """A home whose champion is the toy bundle; its online store was filled by the toy run."""
     home = tmp_path_factory.mktemp("home")
     (home / "bundles").mkdir()
     (home / "bundles" / "toy").symlink_to(toy_line / "evaluated")

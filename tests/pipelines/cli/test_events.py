@@ -69,7 +69,7 @@ def test_forgetting_a_shopper_does_not_print_the_user_id(tmp_path: Path) -> None
     assert told.exit_code == 0
     assert "somebody" not in told.output + counted.output
     assert json.loads(told.output)["removed"] == 1
-    assert "0 changed a stored value" in reco(tmp_path, "facts", str(file)).output  # it does not come back
+    assert "0 changed a stored value" in reco(tmp_path, "facts", str(file)).output  # it is not restored
     assert reco(tmp_path, "forget", "").exit_code == 2
 
 

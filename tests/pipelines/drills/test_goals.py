@@ -1,4 +1,4 @@
-"""An outcome of known figures -> each goal reached or missed by just those."""
+"""An outcome of known figures -> each goal is reached or missed accordingly."""
 
 from typing import Any
 

@@ -122,10 +122,10 @@ def test_percentiles_are_values_that_were_measured() -> None:
 def test_each_phase_has_the_answers_in_flight_during_it() -> None:
     answers = [
         answer(5.0),  # before
-        answer(9.99, ms=30.0, reason="features_unavailable"),  # asked before, answered when it was broken
+        answer(9.99, ms=30.0, reason="features_unavailable"),  # sent before the fault, answered during it
         answer(15.0, reason="features_unavailable"),
-        answer(16.0),  # a whole one while it is broken
-        answer(19.99, ms=30.0),  # during: it was asked before the fault ended, but it was being mended
+        answer(16.0),  # a full answer during the fault
+        answer(19.99, ms=30.0),  # during: it was sent before the fault ended, while the repair was running
         *(answer(20.5 + n / 10) for n in range(WHOLE)),
         answer(29.999, ms=50.0),  # its cause is unknown
     ]

@@ -24,7 +24,7 @@ VERDICT = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Windo
 
 @pytest.fixture
 def drifted(tmp_path: Path) -> Path:
-    """A home whose champion `good` was promoted by the middle one of three runs."""
+    """A home whose champion `good` was promoted by the second of three runs."""
     home = tmp_path / "home"
     for bundle_id, data in (("older", "toy"), ("good", "/shop"), ("refused", "complete-journey")):
         run = new_run(home, "training", {"data": data, "train_until": "2024-01-01"}, ["promote-bundle"], True)

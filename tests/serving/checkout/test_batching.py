@@ -23,7 +23,7 @@ CHECKOUT, PREFETCH = Priority
 
 
 class Shop:
-    """A batcher before a remote model that names its rows, and requests that come at given times."""
+    """A batcher before a remote model that names its rows, and requests that arrive at given times."""
 
     def __init__(
         self, cost_ms: Callable[[int], float] = lambda rows: 1.0, max_wait_ms: float = 3.0, **options: Any

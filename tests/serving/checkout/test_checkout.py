@@ -337,7 +337,7 @@ CANARY = "CANARY"
 SECRET = replace(REQUEST, user_id=f"{CANARY}-SHOPPER", basket=(f"{CANARY}-ITEM", "1000005"))
 
 
-def told_of(caplog: pytest.LogCaptureFixture, checkout: Checkout) -> Response:
+def answer_without_leak(caplog: pytest.LogCaptureFixture, checkout: Checkout) -> Response:
     """Answer, and search the endpoint's log for the shopper."""
     with_traceback = WithoutMessages()
     caplog.handler.addFilter(with_traceback)
@@ -383,7 +383,7 @@ def test_an_internal_error_logs_its_place_and_no_shopper_data(
     )
     if place == "finish":
         monkeypatch.setattr(recommender, "finish", broken)
-    assert told_of(caplog, checkout).degraded_reason == reason
+    assert answer_without_leak(caplog, checkout).degraded_reason == reason
     assert f"in {'breaks' if place in {'rank', 'find'} else 'broken'}" in caplog.text
     assert type(error).__name__ in caplog.text
 
@@ -403,7 +403,7 @@ def test_an_error_in_a_fallback_or_the_cache_logs_no_shopper_data(
 
     recommender.answers = AnswerCache()
     monkeypatch.setattr(recommender, broken, raises)
-    told_of(caplog, Checkout(recommender, 1e6, gone))
+    answer_without_leak(caplog, Checkout(recommender, 1e6, gone))
     assert "in raises" in caplog.text
 
 
@@ -417,7 +417,7 @@ def test_an_unusable_row_logs_no_shopper_data(
                 raise FeaturesUnavailable("the store is away")
             return UserRow(f"{CANARY}\xff".encode("latin-1") * 9, REQUEST.at)
 
-    answer = told_of(caplog, Checkout(Recommender(recommender.bundle, Broken()), 1e6))
+    answer = answer_without_leak(caplog, Checkout(Recommender(recommender.bundle, Broken()), 1e6))
     assert answer.degraded_reason == reason
     assert "answering without the user's history" in caplog.text
 

@@ -59,7 +59,7 @@ def stock(item: str, units: float, store: str | None = None, at: float = NOW) ->
 
 
 def until(said: Callable[[], bool], seconds: float = WITHIN_S) -> bool:
-    """Whether something came true in time."""
+    """Return whether a condition became true in time."""
     end = time.monotonic() + seconds
     while not said():
         if time.monotonic() > end:

@@ -129,7 +129,7 @@ def test_a_row_of_ids_becomes_codes_and_unknown_ids_still_count(
 def test_events_at_the_request_or_later_are_not_in_its_features(
     statistics: Statistics, row_of: Callable[..., UserEvents]
 ) -> None:
-    """A stream may be ahead of the request that is answered, or of one that is asked again."""
+    """A stream may be ahead of the current request, or of one that is replayed."""
     row = row_of(
         [(NOW - 1, ["i03"], 1.0, 0.0), (NOW, ["i04"], 1.0, 0.0), (NOW + 1, ["i05"], 1.0, 0.0)],
         [(NOW, "i06", CLICK)],

@@ -211,7 +211,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tls_proxy(server: Valkey, certificates: Path) -> Iterator[Proxy]:
-    """The wheel's server is built without TLS: the proxy is its TLS end, and asks for a certificate."""
+    """The wheel's server is built without TLS: the proxy terminates TLS and requires a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
     context.load_verify_locations(certificates / "ca.pem")

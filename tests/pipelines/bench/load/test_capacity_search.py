@@ -1,4 +1,4 @@
-"""A server whose capacity is known -> the search finds it."""
+"""The search finds the capacity of a server with a known one."""
 
 from collections.abc import Callable
 

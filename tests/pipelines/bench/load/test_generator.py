@@ -1,4 +1,4 @@
-"""A server of known behaviour -> the generator says just that of it."""
+"""A server of known behaviour -> the generator reports exactly that."""
 
 import asyncio
 import queue
@@ -103,7 +103,7 @@ def test_each_request_gets_its_own_answer_and_time() -> None:
     assert load.answered.all()
     assert (load.client_ms >= load.late_ms).all()
     assert (load.late_ms >= 0).all()
-    # The times come from the seed alone, so that every arm is asked at the same ones.
+    # Send times come from the seed alone: every arm gets the same ones.
     gaps = np.random.default_rng(0).exponential(1 / 100, 50)
     assert np.diff(load.due_s) == pytest.approx(gaps[1:], abs=1e-6)
 
@@ -127,7 +127,7 @@ def test_every_request_waiting_for_a_stalled_server_is_charged_for_it() -> None:
 
     async def stall(body: bytes) -> tuple[int, bytes]:
         if body == b"stall" and not stalled_until:
-            time.sleep(0.3)  # the whole server stands still
+            time.sleep(0.3)  # the whole server blocks
             stalled_until.append(asyncio.get_running_loop().time())
         return 200, body
 
@@ -289,7 +289,7 @@ def test_a_dead_generator_is_reported(tmp_path: Path) -> None:
 
 
 async def recommended(body: bytes, head: bytes) -> tuple[int, bytes]:
-    """Answer as the endpoint does, with the question as the item."""
+    """Answer as the endpoint does, with the request as the item."""
     asked = orjson.loads(body)
     assert head.startswith(b"post /v1/recommendations ")
     item = {"item_id": asked["basket"][0] + "!", "score": 0.5, "source": "history", "reason": "as told"}

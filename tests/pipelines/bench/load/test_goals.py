@@ -1,4 +1,4 @@
-"""A result of known figures -> each goal reached or missed by just those."""
+"""A result of known figures -> each goal is reached or missed accordingly."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every arm of the load report runs on the toy shop, and each figure comes from something that ran."""
+"""Every arm of the load report runs on the toy shop, and each figure comes from a real run."""
 
 import inspect
 import json
