@@ -1,8 +1,8 @@
-"""A user's events -> the user's row: the last of them, each once, in order of time.
+"""A user's events -> the user's row: the latest events, each once, in order of time.
 
-A row is a set: `fold` unites it with more events, in whatever order and however often they come. So a stream
-that is late, repeated or killed holds the same row as a batch over the archive. Every feature of a user is a
-function of the row and of the time it is asked for (`before`), never of how the row came to be.
+A row is a set: `fold` merges more events into it, in any order and with any repetition. So a stream that is
+late, repeated or killed holds the same row as a batch over the archive. Every feature of a user is a function
+of the row and of the requested time (`before`), never of the order in which events arrived.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _LINE_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
 
 @dataclass(slots=True)
 class UserEvents:
-    """What one user did, one entry per line of a basket or view, sorted by (at, basket, item, key).
+    """The events of one user, one entry per line of a basket or view, sorted by (at, basket, item, key).
 
     `items` holds the distinct item ids (str) or item codes (int) in order, `item` a line's position there.
-    `key` tells events apart (`hash_ids` of the event id), `basket` baskets of one moment. Money is what the
-    line cost in all and what was taken off. `version` says which events of a stream are in: those up to that
-    version, see `feature_repo.stream.archive`.
+    `key` identifies an event (`hash_ids` of the event id), `basket` a basket among those of one moment. Money
+    is the total cost of the line and the total discount. The row holds the events of a stream up to
+    `version`, see `feature_repo.stream.archive`.
     """
 
     items: np.ndarray  # (m,) sorted
@@ -105,10 +105,10 @@ class UserEvents:
 
 
 class Totals(NamedTuple):
-    """What one user did before a moment, in sums. Money is in the shop's currency, times are in seconds.
+    """Sums over one user's events before a moment. Money is in the shop's currency, times are in seconds.
 
-    Spans end at the moment. A session is what was bought and clicked since the last pause of SESSION_GAP_S,
-    nothing if that pause lasts.
+    Spans end at the moment. A session holds the purchases and clicks since the last pause of SESSION_GAP_S;
+    it is empty if that pause still lasts.
     """
 
     baskets: float
@@ -132,7 +132,7 @@ class Totals(NamedTuple):
 
 @dataclass(slots=True)
 class UserHistory:
-    """What one user bought before a moment; all arrays have one entry per distinct item, sorted by item.
+    """The purchases of one user before a moment; each array has one entry per distinct item, sorted by item.
 
     `decayed[j]` is the count of baskets with the item, each weighted by exp(-age / DECAY_DAYS[j]).
     """
@@ -145,7 +145,7 @@ class UserHistory:
 
 
 def no_events(kind_of_items: type = np.str_) -> UserEvents:
-    """Return the row of a user who has done nothing."""
+    """Return the row of a user without events."""
     at, item, kind, basket, key, paid, discount = (np.empty(0, dtype) for _, dtype in _COLUMNS)
     return UserEvents(np.empty(0, kind_of_items), at, item, kind, basket, key, paid, discount)
 
@@ -156,7 +156,7 @@ def make_events(items: Sequence[str] | np.ndarray, *columns: np.ndarray, version
     Args:
         items: one entry per line, ids or codes.
         columns: at, kind, basket, key, paid and discount of each line.
-        version: of the last of them.
+        version: the version of the last line.
     """
     distinct, item = np.unique(np.asarray(items), return_inverse=True)
     at, kind, basket, key, paid, discount = columns
@@ -165,13 +165,13 @@ def make_events(items: Sequence[str] | np.ndarray, *columns: np.ndarray, version
 
 
 def fold(row: UserEvents, more: UserEvents) -> UserEvents:
-    """Return the row with more events in it; both are left as they were.
+    """Return the row with more events in it; both arguments stay unchanged.
 
-    Of events with one key the first that was folded stays. What is beyond MAX_PURCHASES or MAX_VIEWS goes,
-    the earliest first, which is the same whenever it happens.
+    Of events with one key the first that was folded stays. Lines beyond MAX_PURCHASES or MAX_VIEWS are
+    dropped, the earliest first; the result does not depend on when they are dropped.
 
     Args:
-        row: what there is.
+        row: the existing row.
         more: a row too, as `make_events` returns it.
     """
     version = max(row.version, more.version)
@@ -192,12 +192,12 @@ def fold(row: UserEvents, more: UserEvents) -> UserEvents:
         np.concatenate([row.discount, more.discount]),
         version,
     )
-    later = len(row) == 0 or more.at[0] > row.at[-1]  # the usual case: nothing came late
+    later = len(row) == 0 or more.at[0] > row.at[-1]  # the usual case: no late events
     return _trimmed(merged if later else _in_order(merged))
 
 
 def _once(events: UserEvents) -> UserEvents:
-    """Return the events without those whose key came before."""
+    """Return the first event of each key."""
     if len(set(events.key.tolist())) == len(events):
         return events
     _, first = np.unique(events.key, return_index=True)
@@ -209,13 +209,13 @@ def _in_order(events: UserEvents) -> UserEvents:
 
 
 def _united(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the union of two sorted arrays, and where the entries of each have gone."""
+    """Return the union of two sorted arrays, and the place of each array's entries in it."""
     place = np.searchsorted(first, second)
     new = np.ones(len(second), bool)
     inside = place < len(first)
     new[inside] = first[place[inside]] != second[inside]
     union = np.insert(first.astype(np.promote_types(first.dtype, second.dtype)), place[new], second[new])
-    before = np.searchsorted(place[new], np.arange(len(first)), "right")  # how many went in before each
+    before = np.searchsorted(place[new], np.arange(len(first)), "right")  # new entries before each old one
     return union, np.arange(len(first)) + before, place + np.cumsum(new) - new
 
 
@@ -246,20 +246,20 @@ def latest(events: UserEvents) -> UserEvents:
 
 
 def compact(events: UserEvents) -> UserEvents:
-    """Return the events without items that do not occur."""
+    """Return the events without unused items."""
     there, item = np.unique(events.item, return_inverse=True)
     return replace(events, items=events.items[there], item=item.ravel().astype("<u2"))
 
 
 def merge_lines(events: UserEvents) -> UserEvents:
-    """Return the events with one purchase line per basket and item: what was scanned twice is added up.
+    """Return the events with one purchase line per basket and item: repeated scans are added up.
 
     Features must not depend on how an item was scanned. Rows keep both lines, because each is an event that
-    may come again; where there are none such, these very events are returned.
+    may come again. Without repeated scans the argument itself is returned.
     """
     if not repeats(events.at, events.basket, events.item):
         return events
-    bought = np.flatnonzero(events.kind == PURCHASE)  # what was shown may stand between them
+    bought = np.flatnonzero(events.kind == PURCHASE)  # impressions may lie between purchases
     again = _as_before(events.where(bought))
     if not again.any():
         return events
@@ -274,7 +274,7 @@ def merge_lines(events: UserEvents) -> UserEvents:
 
 
 def _as_before(events: UserEvents) -> np.ndarray:
-    """Return which lines, without the first, repeat moment, basket and item of the one before, (n - 1,)."""
+    """Return which lines after the first repeat moment, basket and item of the line before, (n - 1,)."""
     same = events.item[1:] == events.item[:-1]
     same &= events.basket[1:] == events.basket[:-1]
     same &= events.at[1:] == events.at[:-1]
@@ -282,7 +282,7 @@ def _as_before(events: UserEvents) -> np.ndarray:
 
 
 def summary_of(events: UserEvents, at: float) -> tuple[UserHistory, Totals]:
-    """Return what was bought, and the sums of all that was done, as of `at`; all events lie before it."""
+    """Return the purchases and the sums over all events as of `at`; all events lie before it."""
     count, values, sums = summarise(
         events.at,
         events.basket,
@@ -297,7 +297,7 @@ def summary_of(events: UserEvents, at: float) -> tuple[UserHistory, Totals]:
     )
     totals = Totals(*sums.tolist())
     items = events.items
-    if not count.all():  # some were seen, but never bought
+    if not count.all():  # some items were seen, but never bought
         bought = np.flatnonzero(count)
         items, count, values = items[bought], count[bought], values[:, bought]
     return UserHistory(
@@ -331,11 +331,11 @@ def unpack(row: bytes, to_codes: Callable[[bytes, int], np.ndarray] | None = Non
 
     Args:
         row: the bytes.
-        to_codes: takes the ids as one text, one a line, and how many they are, and returns their codes; with
-            it the items are codes, -1 for an id that the catalogue lacks.
+        to_codes: takes the ids as one text, one a line, and their number, and returns their codes; with it
+            the items are codes, -1 for an id that the catalogue lacks.
 
     Raises:
-        ValueError: the bytes are not a packed row of this format, or hold lines that no event makes.
+        ValueError: the bytes are not a packed row of this format, or hold lines that no event can produce.
     """
     if len(row) < _HEADER.size:
         raise ValueError(f"a packed row has at least {_HEADER.size} bytes, this one has {len(row)}")
@@ -353,7 +353,7 @@ def unpack(row: bytes, to_codes: Callable[[bytes, int], np.ndarray] | None = Non
         start += columns[name].nbytes
     if not is_orderly(columns["at"], columns["kind"], columns["paid"], columns["discount"], len(KINDS)):
         raise ValueError(
-            f"packed row of {n} lines holds a time, a kind or an amount that is none, or lines out of order: "
+            f"packed row of {n} lines holds an invalid time, kind or amount, or lines out of order: "
             "it is damaged"
         )
     items: np.ndarray = np.empty(0, "U1" if to_codes is None else np.int64)

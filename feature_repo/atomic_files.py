@@ -21,7 +21,7 @@ def replaced(
     Two processes may replace the same file: the last one wins, and neither sees a part of the other's.
 
     Args:
-        file: the file to replace or to make; its folder is made if it is missing.
+        file: the file to replace or to create; its folder is created if it is missing.
         durable: wait until the content is on disk, so that it survives a power cut.
         private: only the owner may read the file.
         suffix: the end of the temporary name, for a writer that insists on an extension.

@@ -1,4 +1,4 @@
-"""The base of errors that people can act on, and the exit code of each kind.
+"""The base of errors that a person can act on, and the exit code of each kind.
 
 0 done, 1 a check failed, 2 wrong usage, 3 a service cannot be reached, 4 another process is in the way.
 """

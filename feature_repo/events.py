@@ -1,7 +1,7 @@
-"""CONTRACT the event: what a purchase is in this project, its check, and the data set on disk.
+"""CONTRACT the event: the definition of a purchase in this project, its check, and the data set on disk.
 
 A data set is a directory: `events.parquet` (each event once), `items.parquet`, optional `users`,
-`promotions` and `coupons`, what was refused in `quarantine.jsonl`, and `manifest.json`.
+`promotions` and `coupons`, the refused rows in `quarantine.jsonl`, and `manifest.json`.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _FILES = {
 
 
 class EventsInvalid(RecoError, ValueError):
-    """Events that can't be used: the message says what was found, what was expected and how to mend it."""
+    """Events that can't be used: the message names the found and the expected value and the remedy."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in memory; `manifest` says where it came from and what was left out."""
+    """A data set in memory; `manifest` names its source and the dropped rows."""
 
     events: pd.DataFrame
     items: pd.DataFrame
@@ -79,8 +79,8 @@ def complete_columns(raw: pd.DataFrame) -> pd.DataFrame:
     """Return events with all columns of the contract, ids as strings, defaults filled in.
 
     An absent column and an empty cell mean the same: `event_type` purchase, `quantity` 1, `price` NaN,
-    `discount` 0, `store_id` empty, `event_id` a hash of basket, item, time, type and turn. What can't be
-    read becomes a value that `check_events` refuses.
+    `discount` 0, `store_id` empty, `event_id` a hash of basket, item, time, type and turn. A cell
+    that can't be read becomes a value that `check_events` refuses.
 
     Raises:
         EventsInvalid: no rows, a required column is missing, or a column is not of the contract.
@@ -107,8 +107,10 @@ def complete_columns(raw: pd.DataFrame) -> pd.DataFrame:
     return events[EVENT_SCHEMA.names]
 
 
-def check_names(what: str, found: Collection[Any], known: Collection[str], required: Collection[str]) -> None:
-    """Refuse columns that are unknown, missing or there twice, with the nearest known name.
+def check_names(
+    subject: str, found: Collection[Any], known: Collection[str], required: Collection[str]
+) -> None:
+    """Refuse columns that are unknown, missing or repeated, with the nearest known name.
 
     Raises:
         EventsInvalid: naming the columns.
@@ -120,12 +122,12 @@ def check_names(what: str, found: Collection[Any], known: Collection[str], requi
         hint = " (the separator must be a comma)" if any(mark in unknown[0] for mark in ";|\t") else hint
         raise EventsInvalid(
             f"unknown column(s) {', '.join(map(repr, unknown))[:300]}{hint}; "
-            f"{what} has {', '.join(known)}: rename or drop them"
+            f"{subject} has {', '.join(known)}: rename or drop them"
         )
     if missing := [name for name in required if name not in names]:
         raise EventsInvalid(
             f"column(s) {', '.join(missing)} missing; found {', '.join(names)[:300] or 'none'}, "
-            f"{what} needs {', '.join(required)}: add them"
+            f"{subject} needs {', '.join(required)}: add them"
         )
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -139,7 +141,7 @@ def _empty(column: pd.Series) -> pd.Series:
 def as_ids(column: pd.Series) -> pd.Series:
     """Return ids as text: 1041453 is "1041453" even where a missing neighbour made it a float.
 
-    Text is taken as it stands. What is neither text nor a whole number is None.
+    Text is not changed. A value that is neither text nor a whole number becomes None.
     """
     codes, distinct = _factorize(column)
     if column.dtype == np.float32:  # pandas hands its values on as float64
@@ -165,7 +167,7 @@ def _id_text(value: Any) -> str | None:
 
 
 def as_times(column: pd.Series) -> pd.Series:
-    """Return times in UTC; one without a zone is UTC; what is no ISO 8601 date or time is NaT."""
+    """Return times in UTC. A time without a zone is UTC; anything but an ISO 8601 date or time is NaT."""
     if pd.api.types.is_datetime64_any_dtype(column):
         times = column if column.dt.tz is not None else column.dt.tz_localize("UTC")
         return times.dt.tz_convert("UTC").dt.as_unit("us")
@@ -216,8 +218,8 @@ def _derived_ids(events: pd.DataFrame) -> np.ndarray:
 def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.DataFrame, pd.Series]:
     """Split completed events into those that keep the contract and the reasons why the others do not.
 
-    A basket that two users share, or that was bought at two times, is refused whole: nobody can tell
-    which of its lines are right.
+    A basket that two users share, or that was bought at two times, is refused as a whole: the data do not
+    show which of its lines are right.
 
     Returns:
         The good rows, and for each bad row (by index) the first rule it breaks.
@@ -290,9 +292,10 @@ def drop_repeated(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def merge_lines(bought: pd.DataFrame) -> pd.DataFrame:
-    """Return purchases with one row per basket and item, in their order, for what looks at lines of baskets.
+    """Return purchases with one row per basket and item, in their order.
 
-    Quantities add up, price and discount become the mean per unit; a row that is alone stays as it is.
+    For code that works on the lines of baskets. Quantities add up, price and discount become the mean per
+    unit; a row without a repetition does not change.
     """
     key = ["basket_id", "item_id"]
     again = bought.duplicated(key)
@@ -300,7 +303,7 @@ def merge_lines(bought: pd.DataFrame) -> pd.DataFrame:
         return bought
     twice = bought.duplicated(key, keep=False)
     lines = bought[twice]
-    known = lines["quantity"].where(lines["price"].notna(), 0.0)  # an unknown price has no part in the mean
+    known = lines["quantity"].where(lines["price"].notna(), 0.0)  # the mean skips unknown prices
     totals = lines[key].assign(
         quantity=lines["quantity"],
         known=known,
@@ -322,7 +325,7 @@ def write_dataset(path: Path, dataset: Dataset, quarantine: pd.DataFrame | None 
     """Write a data set under a temporary name, then move it to `path`; return its manifest.
 
     Raises:
-        EventsInvalid: `path` holds something that is no data set; it is left alone.
+        EventsInvalid: `path` holds something other than a data set; it is not changed.
     """
     path = path.absolute()
     check_target(path)
@@ -366,7 +369,7 @@ def check_target(path: Path) -> None:
     """Refuse to replace anything but a data set or an empty directory.
 
     Raises:
-        EventsInvalid: naming what is there.
+        EventsInvalid: naming the foreign files.
     """
     if not path.exists():
         return
@@ -383,8 +386,8 @@ def write_quarantine(path: Path, rows: pd.DataFrame) -> Path:
     """Write refused rows into the directory, one JSON object a line, and return the file.
 
     Args:
-        path: the directory; made if it is not there.
-        rows: `row`, `reason` and the row as it was found.
+        path: the directory; created if it is missing.
+        rows: `row`, `reason` and the original values of the row.
     """
     file = path / "quarantine.jsonl"
     plain = rows.apply(lambda column: column if column.name == "row" else _as_text(column))
@@ -402,10 +405,10 @@ def read_dataset(path: Path, also: Collection[str] = ()) -> Dataset:
 
     Args:
         path: its directory.
-        also: which of `users`, `promotions` and `coupons` to read too; one that is not there is None.
+        also: which of `users`, `promotions` and `coupons` to read too; a missing table is None.
 
     Raises:
-        EventsInvalid: there is none, or a file is not what the manifest says.
+        EventsInvalid: there is no data set, or a file differs from its hash in the manifest.
     """
     file = path / "manifest.json"
     if not file.is_file():

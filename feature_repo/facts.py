@@ -1,11 +1,11 @@
 """CONTRACT the fact: a price, cost, stock, ban, promotion or coupon and its time of validity; check, fold.
 
 A fact is a JSON object: `fact_id`, `fact`, `item_id`, `value`, `at` (when it became known) and, where they
-apply, `store_id` (absent: every store), `user_id` (of a coupon; absent: everybody), `valid_from` (the fact
-holds from then on) and `valid_until` (it holds no longer then). What a value may be stands in `VALUES`;
-null withdraws what was said before.
+apply, `store_id` (absent: every store), `user_id` (of a coupon; absent: every user), `valid_from` (the fact
+holds from then on) and `valid_until` (it holds until then). `VALUES` lists the valid values; null withdraws
+the earlier value.
 
-Of the facts with one key, the one with the latest (at, fact_id) stands, whatever the order of arrival.
+Of the facts with one key, the fact with the latest (at, fact_id) is valid, in any order of arrival.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import orjson
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 
 MAX_BYTES = 16_384
-CLOCK_SKEW_S = 86_400.0  # how far ahead of now `at` may lie: a fact from 2999 would stand for ever
+CLOCK_SKEW_S = 86_400.0  # how far ahead of now `at` may lie: a fact from 2999 would hold for ever
 LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
-VALUES: dict[str, tuple[float, str]] = {  # fact -> largest number, and what is expected
-    "price": (1e9, "what one unit costs now, a number from 0 to 1e9"),
+VALUES: dict[str, tuple[float, str]] = {  # fact -> largest number, and the expected value
+    "price": (1e9, "the current price of one unit, a number from 0 to 1e9"),
     "stock": (1e9, "units left, a number from 0 to 1e9"),
     "ban": (1, "1 banned or 0 not"),
     "promotion": (1, "the discount's share of the price, a number from 0 to 1"),
-    "cost": (1e9, "what one unit costs the shop, a number from 0 to 1e9"),
+    "cost": (1e9, "the shop's cost of one unit, a number from 0 to 1e9"),
     "coupon": (math.nan, f"the coupon's code, 1 to {MAX_ID_LENGTH} printable characters"),
 }
 REQUIRED = ("fact_id", "fact", "item_id", "value", "at")
@@ -38,12 +38,12 @@ _SEPARATOR = "\x1f"  # unprintable, so that no id holds it
 
 
 class FactInvalid(ValueError):
-    """What arrived is no fact: the message names the field and what was expected, never the value."""
+    """An invalid fact: the message names the field and the expected value, never the found value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact; times are seconds since the epoch (UTC), None where it is open."""
+    """One fact; times are seconds since the epoch (UTC), None if open."""
 
     fact_id: str
     fact: str
@@ -57,13 +57,13 @@ class Fact:
 
     @property
     def key(self) -> str:
-        """What the fact speaks of; two coupons of one item are two things, all else is said once."""
+        """The subject of the fact. An item may have several coupons, but one fact of each other kind."""
         coupon = self.value if isinstance(self.value, str) else ""
         parts = (self.fact, self.item_id, self.store_id or "", self.user_id or "", coupon)
         return _SEPARATOR.join(parts)
 
     def to_json(self) -> bytes:
-        """Return the fact as the JSON object it came as, keys sorted."""
+        """Return the fact as the original JSON object, keys sorted."""
         fields: dict[str, Any] = {"fact_id": self.fact_id, "fact": self.fact, "item_id": self.item_id}
         for name in ("store_id", "user_id"):
             if (text := getattr(self, name)) is not None:
@@ -79,17 +79,17 @@ class Fact:
 
 
 def user_of(key: str) -> str | None:
-    """Return the user that a fact with this key is for; None for everybody."""
+    """Return the user that a fact with this key is for; None means every user."""
     return key.split(_SEPARATOR)[3] or None
 
 
 def unranked(ranked: bytes) -> bytes:
-    """Return the JSON object in what `Fact.ranked` returned."""
+    """Return the JSON object in the bytes of `Fact.ranked`."""
     return ranked[ranked.index(b"\x00") + 1 :]
 
 
 class Facts:
-    """The fold: for each key the fact that stands."""
+    """The fold: for each key the valid fact."""
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._standing: dict[str, tuple[bytes, Fact]] = {}
@@ -97,7 +97,7 @@ class Facts:
             self.add(fact)
 
     def add(self, fact: Fact) -> bool:
-        """Take a fact in; say whether it changed what stands."""
+        """Add a fact; return whether it replaced the valid one."""
         ranked = fact.ranked()
         key = fact.key
         standing = self._standing.get(key)
@@ -107,7 +107,7 @@ class Facts:
         return True
 
     def ranked(self) -> list[tuple[str, bytes]]:
-        """Return key and `Fact.ranked` of each fact that stands."""
+        """Return key and `Fact.ranked` of each valid fact."""
         return [(key, ranked) for key, (ranked, _) in self._standing.items()]
 
     def __iter__(self) -> Iterator[Fact]:
@@ -125,22 +125,15 @@ def parse_fact(raw: bytes | str | Mapping[str, Any], now: float | None = None) -
         now: seconds since the epoch; the clock's where absent. `at` may lie a day ahead of it.
 
     Raises:
-        FactInvalid: naming the field and what was expected.
+        FactInvalid: naming the field and the expected value.
     """
-    fields = _decoded(raw) if isinstance(raw, bytes | str) else raw
-    if not isinstance(fields, Mapping):
-        raise FactInvalid(f"found a JSON {type(fields).__name__}, expected an object")
-    if unknown := fields.keys() - _KNOWN:
-        raise FactInvalid(f"{len(unknown)} unknown field(s); a fact has {', '.join(FIELDS)}")
-    if not fields.keys() >= _NEEDED:
-        missing = ", ".join(name for name in REQUIRED if name not in fields)
-        raise FactInvalid(f"{missing} missing; a fact needs {', '.join(REQUIRED)}")
+    fields = _fields(raw)
     kind = fields["fact"]
     if not isinstance(kind, str) or kind not in VALUES:
         raise FactInvalid(f"fact is not one of {', '.join(VALUES)}")
     user_id = _optional_id(fields, "user_id")
     if user_id is not None and kind != "coupon":
-        raise FactInvalid(f"user_id is given, but a {kind} is the same for everybody: leave it out")
+        raise FactInvalid(f"user_id is given, but a {kind} is the same for every user: leave it out")
     at = _time(fields, "at")
     if at is None:
         raise FactInvalid("at is null, expected the time when the fact became known")
@@ -162,10 +155,23 @@ def parse_fact(raw: bytes | str | Mapping[str, Any], now: float | None = None) -
     )
 
 
-def parse_lines(lines: Iterable[bytes]) -> tuple[list[Fact], list[tuple[int, str]]]:
-    """Return the facts in a file of one JSON object a line, and number and reason of each line that is none.
+def _fields(raw: bytes | str | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a fact: all are known, and the required ones are there."""
+    fields = _decoded(raw) if isinstance(raw, bytes | str) else raw
+    if not isinstance(fields, Mapping):
+        raise FactInvalid(f"found a JSON {type(fields).__name__}, expected an object")
+    if unknown := fields.keys() - _KNOWN:
+        raise FactInvalid(f"{len(unknown)} unknown field(s); a fact has {', '.join(FIELDS)}")
+    if not fields.keys() >= _NEEDED:
+        missing = ", ".join(name for name in REQUIRED if name not in fields)
+        raise FactInvalid(f"{missing} missing; a fact needs {', '.join(REQUIRED)}")
+    return fields
 
-    Empty lines are passed over.
+
+def parse_lines(lines: Iterable[bytes]) -> tuple[list[Fact], list[tuple[int, str]]]:
+    """Return the facts in a file of one JSON object a line, and number and reason of each invalid line.
+
+    Empty lines are skipped.
     """
     facts, refused = [], []
     for number, line in enumerate(lines, 1):

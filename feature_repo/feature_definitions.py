@@ -12,7 +12,7 @@ from feast.types import Bytes, Float32, String
 from feature_repo.schema import ITEM, USER
 from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, ITEM_VIEW, USER_COLUMNS, USER_TTL_DAYS, USER_VIEW
 
-OFFLINE_STORE = Path("../.reco/offline_store")  # seen from this folder, where `feast apply` runs
+OFFLINE_STORE = Path("../.reco/offline_store")  # relative to this folder, where `feast apply` runs
 FOREVER = timedelta(0)
 TYPES = {pa.string(): String, pa.binary(): Bytes, pa.float32(): Float32}
 DESCRIPTIONS = {
@@ -36,7 +36,7 @@ item = Entity(
 
 
 def user_history_view(offline_store: Path) -> FeatureView:
-    """Return the view of what each user did; its row at time t holds the events before t."""
+    """Return the view of each user's events; its row at time t holds the events before t."""
     return FeatureView(
         name=USER_VIEW,
         entities=[user],
@@ -76,7 +76,7 @@ def _source(view: str, offline_store: Path) -> FileSource:
 
 
 def checkout_service(*views: FeatureView) -> FeatureService:
-    """Return what the recommender knows about a user and an item when a basket is scanned."""
+    """Return the features of a user and an item at the time of a basket."""
     return FeatureService(
         name="checkout",
         features=[*views],
@@ -90,7 +90,7 @@ def definitions(offline_store: Path) -> list[Project | Entity | FeatureView | Fe
     return [project, user, item, *views, checkout_service(*views)]
 
 
-# Feast takes the objects of the module itself: these are the ones that `feast apply` registers.
+# `feast apply` registers the objects that are globals of this module.
 user_history = user_history_view(OFFLINE_STORE)
 item_statistics = item_statistics_view(OFFLINE_STORE)
 checkout = checkout_service(user_history, item_statistics)

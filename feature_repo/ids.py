@@ -1,7 +1,7 @@
-"""CONTRACT the id, the name and the path: what users, items, models, bundles and their files may be called.
+"""CONTRACT the id, the name and the path: valid names of users, items, models, bundles and their files.
 
-Ids come from the shop, in any script; nothing is ever made of one but a key. A name or a path that comes
-from outside may become a place on a disk: those are plain ASCII, so that no two of them look alike.
+Ids come from the shop, in any script; they are used as keys only. A name or a path that comes from outside
+may become a place on a disk: it is plain ASCII, so that no two of them look alike.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class User:
     """One user's events strictly before `at`, an item once in each basket.
 
     `events.items` are codes of the catalogue, -1 outside it. In the offline store they are ids: a feature
-    that looks at single items takes `Rows`.
+    that compares single items takes `Rows`.
     """
 
     def __init__(self, events: UserEvents, at: float) -> None:
@@ -80,7 +80,7 @@ class User:
 
     @cached_property
     def acts(self) -> UserEvents:
-        """All events but impressions, which are acts of the shop."""
+        """All events except impressions, which are acts of the shop."""
         if not self.totals.impressions:
             return self.events
         return self.events.where(self.events.kind != IMPRESSION)
@@ -292,10 +292,10 @@ class Rows:
 
 
 class TableFeature:
-    """A feature of what a table of the request holds; called with `Rows` it gives each candidate's, (n,)."""
+    """A feature of a request's table; called with `Rows` it returns the value of each candidate, (n,)."""
 
     def __init__(self, of: Callable[[Query], np.ndarray], table: str, missing: float) -> None:
-        """Name the feature after its function; `missing` is the value of candidates outside the table."""
+        """Name the feature after its function; candidates outside the table have the value `missing`."""
         self.of, self.table, self.missing = of, table, missing
         self.__name__, self.__doc__ = of.__name__, of.__doc__
 
@@ -312,6 +312,6 @@ def of_history(missing: float = 0.0) -> Callable[[Callable[[Query], np.ndarray]]
 def of_together(of: Callable[[Query], np.ndarray]) -> TableFeature:
     """Mark a function that returns one float per partner in `Query.together`; other candidates get 0.
 
-    Each float must come from its own partner's entry: the function may see some of the partners only.
+    Each float must depend on its own partner's entry only: the function may get a part of the partners.
     """
     return TableFeature(of, "together", 0.0)

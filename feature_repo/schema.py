@@ -1,4 +1,4 @@
-"""CONTRACT model inputs in order: which feature stands in which column, and the hash of it all.
+"""CONTRACT model inputs in order: the feature of each column, and the hash of all of them.
 
 To add a feature: write its function in `transforms.py` and its line here. Training, the endpoint, the stream
 and the Feast views take it from here.
@@ -96,13 +96,13 @@ REQUEST: tuple[Feature, ...] = (
     PairFeature.price_to_basket_ratio,
 )
 DENSE_NAMES: tuple[str, ...] = tuple(feature.__name__ for feature in (*USER, *ITEM, *REQUEST))
-LIMIT = 1e9  # no feature of a sane shop is larger
+LIMIT = 1e9  # no feature of a real shop is larger
 LEVELS: tuple[str, ...] = ("type", "category", "department")  # of an item, the narrowest first
 CATEGORICAL: tuple[str, ...] = ("item", *LEVELS)
 
 
 def schema_hash() -> str:
-    """Return a hash over the inputs and their order; a bundle made for another one is refused."""
+    """Return a hash over the inputs and their order; a bundle with another hash is refused."""
     return hashlib.sha256("\n".join([*DENSE_NAMES, "|", *CATEGORICAL]).encode()).hexdigest()[:16]
 
 
@@ -128,7 +128,7 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     stays in its own row and never reaches another user's score.
     """
     dense = np.empty((len(rows.candidates), len(DENSE_NAMES)), np.float32)
-    with np.errstate(over="ignore"):  # 1e308 becomes infinite, and is stopped below
+    with np.errstate(over="ignore"):  # 1e308 becomes infinite, which is clipped below
         begin_rows(dense, user_values(rows.query.user), item_values(rows.statistics), rows.candidates)
         for first, features in _TABLES:
             rows.fill(dense, first, features)
@@ -141,7 +141,7 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:
-    """Yield the first column and the features of each table: those that stand side by side."""
+    """Yield the first column and the features of each table; these are neighbouring columns."""
     for _, group in itertools.groupby(enumerate(REQUEST, _OWN), lambda place: getattr(place[1], "table", "")):
         features = [(column, feature) for column, feature in group if isinstance(feature, TableFeature)]
         if features:
@@ -166,8 +166,9 @@ BASKET_LENGTH = 40  # basket items it sees, the last ones
 def tower_inputs(query: Query) -> dict[str, np.ndarray]:
     """Return the query tower's inputs for one request; item codes are shifted by one, 0 is padding.
 
-    `history` (1, HISTORY_LENGTH) int64, what was bought most lately, the latest first; `history_weight`
-    (1, HISTORY_LENGTH) float32 (log of one plus the 60-day decayed count); `basket` (1, BASKET_LENGTH) int64.
+    `history` (1, HISTORY_LENGTH) int64, the items most bought lately, by their last purchase, the latest
+    first; `history_weight` (1, HISTORY_LENGTH) float32 (log of one plus the 60-day decayed count); `basket`
+    (1, BASKET_LENGTH) int64.
     """
     history, statistics = query.history, query.statistics
     bought = np.zeros((1, HISTORY_LENGTH), np.int64)

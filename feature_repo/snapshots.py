@@ -1,7 +1,7 @@
 """Rows of users and items as of a moment -> the tables behind the Feast views, one column per feature.
 
-A row stamped t holds what happened strictly before t: Feast joins it to requests at t or later, so that no
-basket sees itself. The columns follow `schema.USER` and `schema.ITEM`; nothing is listed twice.
+A row stamped t holds the events strictly before t: Feast joins it to requests at t or later, so that no
+basket sees itself. The columns follow `schema.USER` and `schema.ITEM`; no feature is listed twice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from feature_repo.statistics import Statistics
 USER_VIEW, ITEM_VIEW = "user_history", "item_statistics"
 # The packed row, which the endpoint reads; the other columns are for people and for Feast.
 HISTORY = "history"
-# A row whose last event is older says nothing: Feast sees to it in joins, the endpoint when it reads.
+# A row whose last event is older is expired: Feast skips it in joins, the endpoint when it reads.
 USER_TTL_DAYS = 730
-HEARTBEAT = "\x00stream"  # the row whose time says that the stream is alive; no user can have this id
+HEARTBEAT = "\x00stream"  # this row's time shows that the stream is alive; no user can have this id
 _STAMP = ("event_timestamp", pa.timestamp("us", tz="UTC"))
 USER_COLUMNS = pa.schema(
     [
@@ -40,7 +40,7 @@ def user_table(rows: Iterable[tuple[str, UserEvents]], at: float | None = None) 
     """Return the users' rows as of `at`, seconds since the epoch, as a table of USER_COLUMNS.
 
     Args:
-        rows: user ids and rows; later events are left out, and users who have no others.
+        rows: user ids and rows; later events are left out, and so are users without earlier events.
         at: None stamps each row just after its own last event, as the stream does.
     """
     ids, stamps, packed, values = [], [], [], []

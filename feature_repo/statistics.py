@@ -1,8 +1,8 @@
 """CONTRACT the tables fitted on a training window: item table, bought-together, popularity.
 
-Rows are items of the catalogue; an item's row number is its *code*. Everything that says something
-about an item, except what one user or one basket says, comes from here, so that training, evaluation
-and serving look it up in the same arrays. The arrays are memory-mapped `.npy` files, never pickle.
+Rows are items of the catalogue; an item's row number is its *code*. All values of an item that do not depend
+on one user or one basket come from here. So training, evaluation and serving look them up in the same arrays.
+The arrays are memory-mapped `.npy` files, never pickle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feature_repo.kernels.ids import codes_of, index_ids
 from feature_repo.kernels.pairs import Catalogue
 
 NO_ITEM = -1
-NEW_ITEMS = "new_items.txt"  # how many there are; no file, none
+NEW_ITEMS = "new_items.txt"  # holds their number; without the file it is 0
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Statistics:
     store_ids: np.ndarray  # (s,) str, sorted
     store_popular: np.ndarray  # (s, p) int32 best sellers of each store in the last 13 weeks
     total_baskets: np.ndarray  # () float64
-    # (n,) int32 codes of the manufacturer, 0 is unknown; empty in a bundle from before it was written
+    # (n,) int32 codes of the manufacturer, 0 is unknown; empty in an old bundle, which lacks the file
     manufacturer: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    new_items: int = 0  # the last so many rows came after the training: no model knows their ids
+    new_items: int = 0  # number of last rows that were added after the training: no model knows their ids
 
     @cached_property
     def code_of(self) -> dict[str, int]:
@@ -105,24 +105,24 @@ class Statistics:
         )
 
     def once(self, make: Callable[[Statistics], np.ndarray]) -> np.ndarray:
-        """Return what a function makes of the statistics; it is called once."""
+        """Return the result of a function of the statistics, which is called once and cached."""
         if make not in self._made:
             self._made[make] = make(self)
         return self._made[make]
 
     @property
     def known_items(self) -> int:
-        """How many items the models know; new ones stand behind them."""
+        """The number of items that the models know; new items follow them."""
         return len(self.item_ids) - self.new_items
 
     def find(self, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """Return where each wanted code stands among distinct codes, int64, and -1 where it does not."""
+        """Return the place of each wanted code among distinct codes, int64, -1 if it is missing."""
         return self.marked(find, codes, wanted)
 
     def marked(self, loop: Callable[..., Any], *arguments: object) -> Any:
-        """Call a loop with zeros as its last argument, one for each item, which are zeros again afterwards.
+        """Call a loop with one zero per item as its last argument; the loop must leave zeros behind.
 
-        A mark per item tells in one step whether a code was seen, and where: no sort, no search. Threads may
+        A mark per item shows in one step whether a code was seen, and where: no sort, no search. Threads may
         share the statistics: each call has an array of its own.
         """
         try:
@@ -130,13 +130,13 @@ class Statistics:
         except IndexError:
             marks = np.zeros(len(self.item_ids), np.int32)
         found = loop(*arguments, marks)
-        self._idle_marks.append(marks)  # not after an exception: it may have left something
+        self._idle_marks.append(marks)  # not after an exception, which may leave marks set
         return found
 
     def codes_in(self, text: bytes, count: int) -> np.ndarray:
-        """Return the codes of ids that stand in a text, one a line, int64; NO_ITEM for unknown ones.
+        """Return the codes of the ids in a text, one a line, int64; NO_ITEM for unknown ids.
 
-        Returns nothing if the text holds another number of ids than `count`.
+        The result is empty if the number of ids in the text is not `count`.
         """
         return codes_of(np.frombuffer(text, np.uint8), count, self._index)
 
@@ -164,7 +164,7 @@ class Statistics:
         """Return the codes of those ids that the catalogue knows, in the order given, int64."""
         text = "\n".join(item_ids).encode("utf-8", "surrogatepass")
         codes = self.codes_in(text, len(item_ids))
-        if len(codes) < len(item_ids):  # one of them holds a line's end, so that it is more than one there
+        if len(codes) < len(item_ids):  # an id with a line break counts as several ids there
             codes = np.array([self.code_of.get(item, NO_ITEM) for item in item_ids], np.int64)
         return codes[codes >= 0]
 
@@ -203,8 +203,8 @@ def read_statistics(path: Path) -> Statistics:
     """Return the arrays that `write_statistics` wrote, memory-mapped.
 
     Raises:
-        ValueError: an array is not of its type or shape, or holds codes that there are none of: compiled
-            loops go through them without looking where they end.
+        ValueError: an array is not of its type or shape, or holds codes out of range, which the compiled
+            loops do not check.
     """
     loaded: dict[str, np.ndarray] = {}
     lengths = {"3": 3}

@@ -9,8 +9,8 @@ Each public function is one feature. Its argument says which kind:
     Rows        both, the basket  returns one float per candidate, or one that all share
 
 `kernels.pairs` computes the features of both that every request needs in a compiled loop (`PairFeature`), and
-`kernels.history` the sums of a user (`Totals`): a call of numpy for each costs more than its numbers. A new
-function needs no loop: it takes whatever `User`, `Query` or `Rows` hold.
+`kernels.history` the sums of a user (`Totals`): a numpy call for each feature costs more than its arithmetic.
+A new function needs no loop: it takes any field of `User`, `Query` or `Rows`.
 
 A feature as of time t sees events strictly before t: `User` drops later ones, and the caller passes the
 statistics as of then.
@@ -155,7 +155,7 @@ def user_items_60d(user: User) -> float:
 
 
 def user_spend_trend(user: User) -> float:
-    """Spend of the last 7 days against the usual week of the last 60 days; 1 where there is none."""
+    """Spend of the last 7 days against the usual week of the last 60 days; 1 without such a week."""
     usual = user.totals.spend_60d * 7 / 60
     return user.totals.spend_7d / usual if usual > 0 else 1.0
 
@@ -171,7 +171,7 @@ def user_clicks_10m(user: User) -> float:
 
 
 def user_baskets_1h(user: User) -> float:
-    """Baskets of the last hour: the second trip for what was forgotten."""
+    """Baskets of the last hour: a second trip for forgotten items."""
     return user.totals.baskets_1h
 
 

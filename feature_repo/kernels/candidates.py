@@ -22,16 +22,16 @@ def choose(
     most: int,
     marks: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return distinct codes of five sources, each after the one before, and the number of each one's source.
+    """Return distinct codes of five sources, source by source, and the number of each code's source.
 
     Args:
         basket: codes that are left out.
-        barred: likewise.
+        barred: codes that are left out, too.
         bought: (h,) codes of the history, the source 0.
-        favourites: places in it, those that come first.
+        favourites: places in the history that come first.
         partners: (t,) codes of the basket's partners, the source 1.
-        strengths: (t,) of which the largest come first.
-        most_partners: how many of them come at most.
+        strengths: (t,) of the partners; the largest come first.
+        most_partners: how many partners to return at most.
         near: codes, the source 2.
         store: codes, the source 3.
         popular: codes, the source 4.
@@ -64,7 +64,7 @@ def choose(
 def _take(
     wanted: np.ndarray, source: int, codes: np.ndarray, sources: np.ndarray, found: int, marks: np.ndarray
 ) -> int:
-    """Put codes that are not marked behind those that were found, while there is room; return how many."""
+    """Append the codes that are not marked, while there is room; return the number of codes so far."""
     for code in wanted:
         if found == len(codes):
             break
@@ -87,17 +87,17 @@ def tower_rows(
     weights: np.ndarray,
     last: np.ndarray,
 ) -> None:
-    """Write what the query tower reads of one request; codes are shifted by one, and 0 for an item beyond.
+    """Write the query tower's inputs for one request; codes are shifted by one, 0 is an unknown item.
 
     Args:
         items: (h,) codes of the history.
-        decayed: (h,) its decayed counts.
-        last_at: (h,) when each was bought last.
-        lately: (r,) places in it; no more than there is room for.
-        bought: (1, length) zeros, written to: their items, the latest first.
+        decayed: (h,) decayed counts of the history.
+        last_at: (h,) when each item was bought last.
+        lately: (r,) places in the history; at most `length`.
+        bought: (1, length) zeros, written to: the items at these places, the latest first.
         known: how many items the tower knows.
         basket: (m,) codes.
-        weights: (1, length) zeros, written to: the logarithms of one plus their counts.
+        weights: (1, length) zeros, written to: the logarithms of one plus the decayed counts.
         last: (1, length) zeros, written to: the basket's last items.
     """
     for at, number in enumerate(np.argsort(-last_at[lately], kind="mergesort")):
@@ -112,9 +112,9 @@ def tower_rows(
 
 @compiled
 def best(values: np.ndarray, k: int) -> np.ndarray:
-    """Return the places of the k largest values, the largest first, of equal ones the earlier; NaN is least.
+    """Return the places of the k largest values, the largest first; NaN is least. Ties go to the earlier.
 
-    A heap of the k best so far, the least on top; sorted in the end.
+    The loop keeps a heap of the k best so far, the least on top, and sorts it in the end.
 
     Args:
         values: (n,) floats.
@@ -126,7 +126,7 @@ def best(values: np.ndarray, k: int) -> np.ndarray:
         value = values[place] if values[place] == values[place] else -np.inf
         if place < most:
             at = place
-            while at > 0 and value <= kept[(at - 1) // 2]:  # of equal ones the later is the lesser
+            while at > 0 and value <= kept[(at - 1) // 2]:  # of equal values the later is less
                 places[at], kept[at] = places[(at - 1) // 2], kept[(at - 1) // 2]
                 at = (at - 1) // 2
             places[at], kept[at] = place, value
@@ -141,7 +141,7 @@ def best(values: np.ndarray, k: int) -> np.ndarray:
 
 @compiled
 def _sink(places: np.ndarray, kept: np.ndarray, place: int, value: float, size: int) -> None:
-    """Put an entry in place of a heap's top, and let it sink to where it belongs."""
+    """Replace the top of a heap by an entry, and let it sink to its place."""
     at = 0
     while 2 * at + 1 < size:
         child = 2 * at + 1
@@ -167,20 +167,20 @@ def best_rows(
     count: np.ndarray,
     last_at: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return what is kept of some candidates.
+    """Return codes, scores, sources and purchases of the selected candidates.
 
     Args:
-        places: (m,) of the candidates to keep, in their order.
+        places: (m,) of the selected candidates, in their order.
         scores: (n,) float32 of the candidates.
         codes: (n,) of the candidates.
         sources: (n,) int8 of the candidates.
         bought: (h,) codes of the history, sorted.
-        count: (h,) how often each was bought.
-        last_at: (h,) when last.
+        count: (h,) how often each item was bought.
+        last_at: (h,) when it was bought last.
 
     Returns:
-        Codes, (m,) int32; scores, (m,) float32; sources, (m,) int8; and of those in the history how often,
-        (m,) uint16, and when last they were bought, (m,) float64, 0 of the others.
+        Codes, (m,) int32; scores, (m,) float32; sources, (m,) int8; number, (m,) uint16, and time, (m,)
+        float64, of the purchases: 0 for candidates outside the history.
     """
     found = len(places)
     own, shown = np.empty(found, np.int32), np.empty(found, np.float32)
@@ -196,11 +196,11 @@ def best_rows(
 
 @compiled
 def find(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """Return where each wanted code stands among distinct codes, int64; -1 where it does not, or is below 0.
+    """Return the place of each wanted code among distinct codes, int64; -1 if it is missing or below 0.
 
     Args:
         codes: (m,) codes of the catalogue.
-        wanted: (n,) such codes, or numbers below 0.
+        wanted: (n,) codes of the catalogue, or numbers below 0.
         marks: as in `link`.
     """
     places = np.empty(len(wanted), np.int64)

@@ -1,8 +1,8 @@
-"""`compiled`: a loop that numpy has no words for -> machine code, kept on disk.
+"""`compiled`: a loop that numpy cannot express -> machine code, cached on disk.
 
-A loop is compiled at its first call and kept in `__pycache__`, or in NUMBA_CACHE_DIR where that cannot be
-written. numba compiles it again when the loop's own file changes, and only then: a loop calls only loops of
-its own file.
+A loop is compiled at its first call and cached in `__pycache__`, or in NUMBA_CACHE_DIR if that is not
+writable. numba compiles it again only when the loop's own file changes: so a loop calls only loops of its own
+file.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
 def compiled(loop: Loop) -> Loop:
-    """Compile a function at its first call; it does not hold the interpreter while it runs.
+    """Compile a function at its first call; it releases the interpreter lock while it runs.
 
-    A division by 0 gives the same as in numpy: one broken price must not raise for a whole request.
+    A division by 0 gives the same as in numpy: one invalid price must not raise for a whole request.
     """
     try:
         made: Any = njit(cache=True, nogil=True, error_model="numpy")(loop)

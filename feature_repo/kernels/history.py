@@ -22,11 +22,10 @@ def summarise(
     decay_s: float,
     pause_s: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what one user's events before a moment come to: of each item, and of all.
+    """Return sums over one user's events before a moment: for each item, and for all.
 
-    A purchase of the moment, basket and item of the one before it is the same line, scanned twice: what was
-    paid is added up (and rounded to float32, as the line has it where it was merged before), and it counts
-    once.
+    A purchase with the moment, basket and item of the purchase before it is the same line, scanned twice. It
+    counts once; its money is added up, and rounded to float32 as in a line that was merged before.
 
     Args:
         at: (n,) times in order.
@@ -41,9 +40,9 @@ def summarise(
         pause_s: a session ends after so long without a purchase or click.
 
     Returns:
-        How often each item was bought, (size,) float32; for each, (5, size), its lines weighted by
-        exp(-age / decay) for an eighth, half and the whole of `decay_s`, the first and the last time, all 0
-        where it was not; and the totals, in the order of `aggregates.Totals`.
+        How often each item was bought, (size,) float32. For each item, (5, size): its lines weighted by
+        exp(-age / decay) for an eighth, half and the whole of `decay_s`, the first and the last time; all 0
+        if it was not bought. The totals, in the order of `aggregates.Totals`.
     """
     count = np.zeros(size, np.float32)
     values = np.zeros((5, size))
@@ -51,27 +50,25 @@ def summarise(
     baskets, lines, first_at, last_at, spend, saved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     hour, week, week_spend, months, months_spend, months_items = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     impressions, clicks, late_clicks = 0.0, 0.0, 0.0
-    line_paid, line_saved = 0.0, 0.0  # of the purchase before this line, with all that was scanned of it
+    line_paid, line_saved = 0.0, 0.0  # of the last purchase, with its repeated scans
     acts, session_at, act_at = 0.0, 0.0, -np.inf
-    before = -1  # the purchase before this line
+    bought_at, bought_in, bought_item = np.nan, 0, 0  # of the last purchase; NaN differs from every time
     for line in range(len(at)):
         time, place = at[line], item[line]
         if kind[line] == 1:
             impressions += 1
             continue
         if kind[line] == 0:
-            begins = before < 0 or time != at[before] or basket[line] != basket[before]
-            again = not begins and place == item[before]
-            before = line
-            own, own_saved = (line_paid, line_saved) if again else (0.0, 0.0)
-            line_paid, line_saved = own + paid[line], own_saved + discount[line]
-            more = np.float64(np.float32(line_paid)) - np.float64(np.float32(own))
+            begins = time != bought_at or basket[line] != bought_in
+            again = not begins and place == bought_item
+            bought_at, bought_in, bought_item = time, basket[line], place
+            paid_before, saved_before = (line_paid, line_saved) if again else (0.0, 0.0)
+            line_paid, line_saved = paid_before + paid[line], saved_before + discount[line]
+            more = np.float64(np.float32(line_paid)) - np.float64(np.float32(paid_before))
             spend += more
-            saved += np.float64(np.float32(line_saved)) - np.float64(np.float32(own_saved))
-            if time >= now - 7 * DAY_S:
-                week_spend += more
-            if time >= now - 60 * DAY_S:
-                months_spend += more
+            saved += np.float64(np.float32(line_saved)) - np.float64(np.float32(saved_before))
+            week_spend += _if_since(now - 7 * DAY_S, time, more)
+            months_spend += _if_since(now - 60 * DAY_S, time, more)
             if again:
                 continue
             lines += 1
@@ -130,8 +127,14 @@ def summarise(
 
 
 @compiled
+def _if_since(begin: float, time: float, amount: float) -> float:
+    """Return an amount if its time is not before `begin`, 0 otherwise."""
+    return amount if time >= begin else 0.0
+
+
+@compiled
 def count_baskets(at: np.ndarray, basket: np.ndarray) -> int:
-    """Return how many baskets lines in order belong to: each is of one moment and has one number there."""
+    """Return how many baskets lines in order belong to; a basket is one number at one moment."""
     count = 0
     for line in range(len(at)):
         if line == 0 or at[line] != at[line - 1] or basket[line] != basket[line - 1]:
@@ -143,7 +146,7 @@ def count_baskets(at: np.ndarray, basket: np.ndarray) -> int:
 def totals_of(
     at: np.ndarray, basket: np.ndarray, item: np.ndarray, paid: np.ndarray, size: int
 ) -> tuple[int, int, float]:
-    """Return how many baskets and how many distinct items lines in order hold, and what was paid for them.
+    """Return the number of baskets and of distinct items in lines in order, and the money paid for them.
 
     Args:
         at: (n,) times.
@@ -173,29 +176,32 @@ def rhythms(
 ) -> np.ndarray:
     """Return how regularly items were bought, (4, h) float64.
 
-    The four: days since the last time; mean days between two times, the usual ones where there was one time;
-    the first over the second, at least 1 day; times per 30 days since the first one, at least 7 days ago.
+    The four rows:
+        days since the last purchase;
+        mean days between two purchases, `usual_days` after a single purchase;
+        the first row over the second, the latter at least 1 day;
+        purchases per 30 days since the first purchase, at least 7 days ago.
 
     Args:
-        count: (h,) how often each was bought.
+        count: (h,) how often each item was bought.
         first_at: (h,) seconds.
         last_at: (h,) seconds.
         codes: (h,) of the items.
-        usual_days: (n,) of the items of the catalogue.
+        usual_days: (n,) mean days between two purchases of each item of the catalogue.
         now: seconds.
     """
-    found = np.empty((4, len(count)))
+    rows = np.empty((4, len(count)))
     for item in range(len(count)):
         since = (now - last_at[item]) / DAY_S
         if count[item] > 1:
             between = (last_at[item] - first_at[item]) / (DAY_S * np.float64(count[item] - 1))
         else:
             between = np.float64(usual_days[codes[item]])
-        found[0, item] = since
-        found[1, item] = between
-        found[2, item] = since / max(between, 1.0)
-        found[3, item] = 30 * np.float64(count[item]) / max((now - first_at[item]) / DAY_S, 7.0)
-    return found
+        rows[0, item] = since
+        rows[1, item] = between
+        rows[2, item] = since / max(between, 1.0)
+        rows[3, item] = 30 * np.float64(count[item]) / max((now - first_at[item]) / DAY_S, 7.0)
+    return rows
 
 
 @compiled
@@ -222,7 +228,7 @@ def repeats(at: np.ndarray, basket: np.ndarray, item: np.ndarray) -> bool:
 
 @compiled
 def last_distinct(item: np.ndarray, lines: int, most: int) -> np.ndarray:
-    """Return the distinct values among the last so many lines, the last first, at most so many, int64."""
+    """Return up to `most` distinct values of the last `lines` lines, the last first, int64."""
     found = np.empty(most, np.int64)
     count = 0
     for line in range(len(item) - 1, max(len(item) - lines, 0) - 1, -1):

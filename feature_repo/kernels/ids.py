@@ -11,14 +11,14 @@ SEEDS = (np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3))  # FNV-1a's, 6
 
 @compiled
 def index_ids(text: np.ndarray, ends: np.ndarray, slots: np.ndarray) -> int:
-    """Fill a hash table of ids: each slot the hash and the code of the id that is there, code -1 where none.
+    """Fill a hash table of ids: each slot holds the hash and the code of its id, code -1 if it is empty.
 
-    Returns the code of an id whose hash another one has as well, -1 if there is none: of two million ids two
-    share one with a chance of one in ten million.
+    Returns the code of an id that has the hash of another id, -1 if all hashes differ. For two million ids
+    the chance of a shared hash is one in ten million.
 
     Args:
-        text: the UTF-8 bytes of all ids, one after the other.
-        ends: (n,) where each ends.
+        text: the UTF-8 bytes of all ids, concatenated.
+        ends: (n,) the end of each id in the text.
         slots: (s, 2) int64 to fill; s is a power of two above n.
     """
     slots[:, 1] = -1
@@ -38,14 +38,14 @@ def index_ids(text: np.ndarray, ends: np.ndarray, slots: np.ndarray) -> int:
 
 @compiled
 def codes_of(ids: np.ndarray, count: int, slots: np.ndarray) -> np.ndarray:
-    """Return the codes of ids that stand in one text, each on a line, (count,) int64; -1 for an unknown one.
+    """Return the codes of the ids in a text, one a line, (count,) int64; -1 for an unknown id.
 
-    Ids are told apart by 64 bits of their hash, which takes one look into memory for each.
+    64 bits of its hash identify an id, so that each takes one memory access.
 
     Args:
         ids: the text's UTF-8 bytes.
-        count: how many ids there are; a text with another number gives an empty array.
-        slots: what `index_ids` filled.
+        count: the number of ids; a text with another number gives an empty array.
+        slots: the table that `index_ids` filled.
     """
     codes = np.empty(count, np.int64)
     found, hashed = 0, SEEDS[0]
@@ -69,7 +69,7 @@ def _mixed(hashed: np.uint64) -> np.int64:
 
 @compiled
 def _slot(slots: np.ndarray, key: np.int64) -> np.int64:
-    """Return the slot in which a key stands, or the empty one in which it would."""
+    """Return the slot of a key, or the empty slot where it belongs."""
     last = len(slots) - 1
     slot = key & last
     while slots[slot, 1] >= 0 and slots[slot, 0] != key:

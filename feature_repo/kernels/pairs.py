@@ -2,7 +2,7 @@
 
 A feature's name, order and text are its line in `PairFeature`; one of the loops below writes its row. To add
 a feature: add the line, write the row, and name the feature in `schema.py`. A request has a few hundred
-candidates: a call for each feature would cost more than its numbers.
+candidates: a call for each feature would cost more than its arithmetic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FLOAT16_SCALE = np.float32(
 )  # bits of a float16 moved to a float32's places, times this, are its value
 LAST_ITEMS = 10  # items that have a rank
 
-# Arrays that belong together; numba takes plain tuples faster than named ones.
+# Arrays that belong together; numba unpacks plain tuples faster than named tuples.
 History = tuple[np.ndarray, np.ndarray, np.ndarray]
 Partners = tuple[np.ndarray, np.ndarray, np.ndarray]
 Views = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -33,7 +33,7 @@ class _HasPairs(Protocol):
 
 
 class PairFeature(IntEnum):
-    """A feature of the query and a candidate together; called with `Rows` it gives each candidate's, (n,).
+    """A feature of the query and a candidate; called with `Rows` it returns each candidate's value, (n,).
 
     The number is the feature's row in `Rows.pairs`.
     """
@@ -299,7 +299,7 @@ def count_lines(candidates: np.ndarray, codes: np.ndarray, marks: np.ndarray) ->
 
 @compiled
 def find_few(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """Return what `find` does; the wanted codes are distinct and of the catalogue, and should be few."""
+    """Return the result of `find` for a few wanted codes, which are distinct and of the catalogue."""
     places = np.full(len(wanted), -1)
     for at in range(len(wanted)):
         marks[wanted[at]] = at + 1
@@ -366,7 +366,7 @@ def lift(table: np.ndarray, basket: np.ndarray, types: np.ndarray) -> np.ndarray
     Args:
         table: (T, T) uint16, the bits of finite float16.
         basket: (m,) types of its items, at least one.
-        types: (n,) types; each is looked up once, however many candidates are of it.
+        types: (n,) types; each distinct type is looked up once.
     """
     place = np.zeros(len(table), np.int32)
     asked, count = np.empty(len(types), np.int64), 0
@@ -414,7 +414,7 @@ def link_to(
         together: as in `link`.
         marks: as in `link`.
     """
-    sums = np.zeros(len(wanted) + 1)  # the first takes what nobody wants: to add is quicker than to ask
+    sums = np.zeros(len(wanted) + 1)  # the first adds up unwanted codes: adding is faster than a branch
     for at in range(len(wanted)):
         marks[wanted[at]] = at + 1
     for number in range(len(items)):

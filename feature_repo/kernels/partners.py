@@ -15,21 +15,21 @@ def link(
     weights: np.ndarray,
     marks: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the partners of a set of items, in the order in which they come, and how strong the links are.
+    """Return the partners of a set of items, in the order of appearance, and the strengths of their links.
 
     Args:
         items: (b,) codes.
         neighbours: (n, K) codes of each item's partners, below 0 behind the last.
         together: (n, K) baskets that hold both.
-        weights: (n, 6), what a count is multiplied by: three of where a link begins, three of where it ends.
-        marks: (n,) zeros, which they are again afterwards.
+        weights: (n, 6) factors of a count: three for the item at a link's start, three for its end.
+        marks: (n,) zeros; zeros again at the end.
 
     Returns:
         Codes, (t,); sums and largest strengths, (3, t) float32; links, (t,) int64.
     """
     most = len(items) * neighbours.shape[1]
     codes = np.empty(most, np.int64)
-    strengths = np.empty((most, 6), np.float32)  # three sums and three largest ones: one line of the cache
+    strengths = np.empty((most, 6), np.float32)  # three sums and three maxima: one cache line
     links = np.empty(most, np.int64)
     found = 0
     for source in items:
@@ -76,7 +76,7 @@ def strongest_links(
     weights: np.ndarray,
     marks: np.ndarray,
 ) -> np.ndarray:
-    """Return which of some items has the strongest link to each code by the first strength, -1 if none has.
+    """Return the item with the strongest link to each code by the first strength, -1 without a link.
 
     Args:
         codes: (n,) distinct codes of partners.

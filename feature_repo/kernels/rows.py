@@ -9,7 +9,7 @@ from feature_repo.kernels.compiled import compiled
 
 @compiled
 def fill_rows(rows: np.ndarray, first: int, table: np.ndarray, places: np.ndarray) -> None:
-    """Write into columns of rows, from `first` on, what a table holds at their places, -1 being its last.
+    """Copy a table's entries at `places` into columns of rows, from `first` on; place -1 is its last entry.
 
     Args:
         rows: (n, columns), written to.
@@ -25,12 +25,12 @@ def fill_rows(rows: np.ndarray, first: int, table: np.ndarray, places: np.ndarra
 
 @compiled
 def categories(codes: np.ndarray, known: int, levels: np.ndarray) -> np.ndarray:
-    """Return codes as the models take them, (n, 1 + levels) int64: shifted by one, and 0 for an item beyond.
+    """Return the models' categorical inputs, (n, 1 + levels) int64: codes shifted by one, 0 is unknown.
 
     Args:
         codes: (n,) codes of the catalogue.
         known: how many items the models know.
-        levels: (levels, n) what comes behind.
+        levels: (levels, n) the columns behind the code.
     """
     rows = np.empty((len(codes), 1 + levels.shape[0]), np.int64)
     for row in range(len(codes)):
@@ -42,11 +42,11 @@ def categories(codes: np.ndarray, known: int, levels: np.ndarray) -> np.ndarray:
 
 @compiled
 def begin_rows(rows: np.ndarray, shared: np.ndarray, table: np.ndarray, places: np.ndarray) -> None:
-    """Write into the first columns of rows what all share, and behind it what a table holds at their places.
+    """Write the shared values into the first columns of rows, and a table's entries at `places` behind them.
 
     Args:
         rows: (n, columns), written to.
-        shared: (s,).
+        shared: (s,) values of all rows.
         table: (m, k).
         places: (n,) rows of the table.
     """
@@ -61,8 +61,8 @@ def begin_rows(rows: np.ndarray, shared: np.ndarray, table: np.ndarray, places: 
 @compiled
 def within(rows: np.ndarray, limit: float) -> bool:
     """Say whether all numbers of (n, columns) float32 are between -limit and limit; NaN is not."""
-    # Without its sign a float's bits are an integer that grows with it, and NaN is above all: that is done
-    # for many at once.
+    # A float's bits without the sign, read as an integer, keep the order of its absolute value; NaN is the
+    # largest. Comparing integers lets the compiler handle many numbers at once.
     most = np.uint32(0)
     for bits in rows.view(np.uint32).ravel():
         most = max(most, bits & np.uint32(0x7FFFFFFF))
@@ -73,11 +73,11 @@ def within(rows: np.ndarray, limit: float) -> bool:
 
 @compiled
 def put_columns(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> None:
-    """Write some columns of rows, row by row: column by column each would go through all of the memory.
+    """Write some columns of rows, row by row: one pass over memory, not one for each column.
 
     Args:
         rows: (n, columns), written to.
-        columns: (k,) numbers of the columns; what has one below 0 is left out.
+        columns: (k,) numbers of the columns; values with a number below 0 are left out.
         values: (k, n).
     """
     for row in range(len(rows)):

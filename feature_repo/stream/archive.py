@@ -1,9 +1,9 @@
 """CONTRACT the archive: every event the shop ever sent, as Parquet segments of the offline store.
 
-`base.parquet` is the data set that was published last, the others are what the stream brought since.
-Training, back-fills and `reco replay` read it; an event that came twice counts once. Each event says by its
-`version` when it came: BATCH for the base, a number that grows with each message of the Kafka partition
-for the rest. So the archive tells what the online store knew of a user when it held a row of some version.
+`base.parquet` is the last published data set; the other segments hold the events of the stream since then.
+Training, back-fills and `reco replay` read the archive; a repeated event counts once. The `version` of an
+event records its arrival: BATCH for the base, otherwise a number that grows with each message of the Kafka
+partition. So the archive shows which events a user's row of some version held in the online store.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class ArchiveDamaged(ValueError):
 
 
 def write_segment(archive: Path, events: pa.Table, name: str) -> Path:
-    """Write one segment in one step: it is there whole or not at all; the same name replaces it.
+    """Write one segment atomically; a segment of the same name is replaced.
 
     Args:
-        archive: the directory; made if it is not there.
+        archive: the directory; created if it is missing.
         events: columns of EVENT_SCHEMA; without `version` they are of a data set.
         name: of the file, ending in .parquet.
     """
@@ -54,14 +54,14 @@ def with_version(events: pa.Table) -> pa.Table:
 
 
 def read_archive(archive: Path, users: Collection[str] | None = None) -> pa.Table:
-    """Return the events of all segments, or of some users, each event once, as it first came.
+    """Return the events of all segments, or of some users, each event once, as it first arrived.
 
     Raises:
         ArchiveDamaged: a segment cannot be read.
     """
     chosen = None if users is None else pc.field("user_id").isin(pa.array(list(users), pa.string()))
     for _ in range(READ_ATTEMPTS - 1):
-        with contextlib.suppress(FileNotFoundError):  # the stream made one segment of many meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the stream merged segments meanwhile
             tables = _read_segments(archive, chosen)
             break
     else:
@@ -93,7 +93,7 @@ def _read(file: Path, **options: Any) -> pa.Table:
 
 
 def rows_of(events: pa.Table) -> Iterator[tuple[str, UserEvents]]:
-    """Yield each user's row, as a batch makes it: the same that the stream holds after these events.
+    """Yield each user's row as a batch computes it; the stream holds the same row after these events.
 
     Args:
         events: columns of ARCHIVE_SCHEMA, in any order, each event once.
@@ -111,9 +111,9 @@ def rows_of(events: pa.Table) -> Iterator[tuple[str, UserEvents]]:
 
 
 def lines_of(events: pa.Table) -> tuple[np.ndarray, ...]:
-    """Return what `make_events` takes: item ids, at, kind, basket, key, paid and discount of each event."""
+    """Return the arguments of `make_events`: item ids, at, kind, basket, key, paid and discount."""
     price, discount = events["price"].to_numpy(), events["discount"].to_numpy()
-    units = np.where(np.isnan(price), 0, events["quantity"].to_numpy())  # whose price is known
+    units = np.where(np.isnan(price), 0, events["quantity"].to_numpy())  # 0 without a price
     baskets = events["basket_id"].combine_chunks().dictionary_encode()
     hashes = hash_ids(baskets.dictionary.to_pylist()).astype(np.uint32)
     return (
@@ -132,21 +132,21 @@ def seconds(at: pa.ChunkedArray) -> np.ndarray:
     return at.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy() / 1e6
 
 
-# What the stream brings: one segment per partition and flush, named by the versions that it spans.
+# The stream's events: one segment per partition and flush, named by the versions that it spans.
 
 _STREAMED = re.compile(r"stream-(\d+)-(\d+)-(\d+)\.parquet")
-MOST_SEGMENTS = 64  # of one partition; then they become one
+MOST_SEGMENTS = 64  # of one partition; more are merged into one
 
 
 def streamed_name(partition: int, first: int, last: int) -> str:
-    """Return the file name of what a partition brought from one version to another."""
+    """Return the file name of a partition's segment from one version to another."""
     return f"stream-{partition:05d}-{first:020d}-{last:020d}.parquet"
 
 
 def last_versions(archive: Path) -> dict[int, int]:
-    """Return the newest version in the archive of each partition that brought anything.
+    """Return the newest version in the archive of each partition with events.
 
-    A segment's name may promise more than it holds: whose events they were may be forgotten since.
+    A segment may hold fewer versions than its name says: their users may have been forgotten since.
     """
     newest: dict[int, int] = {}
     for file, (partition, _, last) in _streamed(archive):
@@ -157,14 +157,14 @@ def last_versions(archive: Path) -> dict[int, int]:
 
 
 def streamed_users(archive: Path, partitions: Collection[int]) -> set[str]:
-    """Return the users of whom some partitions brought events."""
+    """Return the users with events from some partitions."""
     files = [file for file, (partition, *_) in _streamed(archive) if partition in partitions]
     columns = [_read(file, columns=["user_id"])["user_id"] for file in files]
     return {user for column in columns for user in pc.unique(column).to_pylist()}
 
 
 def event_of(archive: Path, partition: int, version: int) -> str:
-    """Return the id of the event that a partition brought with a version, which `last_versions` named."""
+    """Return the id of a partition's event with a version from `last_versions`."""
     holds = [
         file
         for file, (own, first, last) in _streamed(archive)
@@ -176,7 +176,7 @@ def event_of(archive: Path, partition: int, version: int) -> str:
 
 
 def merge_segments(archive: Path, partition: int, most: int = MOST_SEGMENTS) -> None:
-    """Make one segment of a partition's many; whoever reads meanwhile sees every event, once or twice."""
+    """Merge a partition's segments into one; a concurrent reader sees every event, once or twice."""
     segments = [(file, first, last) for file, (own, first, last) in _streamed(archive) if own == partition]
     if len(segments) <= most:
         return

@@ -45,11 +45,11 @@ def setting(
     """Return the field of a settings class.
 
     Args:
-        default: used where no place names the setting.
+        default: used if no place names the setting.
         description: for the reference page.
         expected: for the message about an invalid value.
         secret: neither `repr` nor a message shows the value.
-        verbatim: spaces around the text are part of the value.
+        verbatim: spaces around the text belong to the value.
         check: returns the value, or raises ValueError; its message follows `expected`.
         **limits: constraints of pydantic, for example `ge`.
     """
@@ -142,7 +142,7 @@ def dotenv_names(environ: Mapping[str, str]) -> list[str]:
 
 
 def as_text(value: object) -> str:
-    """Return a value as its variable has it."""
+    """Return a value as the text of its variable."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -161,7 +161,7 @@ def _toml_file(environ: Mapping[str, str], error: type[Exception]) -> Path | Non
 
 
 def _rows(kind: type, table: str, file: Path | None, error: type[Exception]) -> dict[str, Any]:
-    """Return the settings of the TOML file; refuse unknown names, which had no effect."""
+    """Return the settings of the TOML file; refuse unknown names, which would have no effect."""
     if file is None:
         return {}
     try:
@@ -189,7 +189,7 @@ def _model(
     stored: dict[str, Any],
     dotenv: str | None,
 ) -> type[BaseSettings]:
-    """Return a model of pydantic-settings that reads the three places when it is made."""
+    """Return a model of pydantic-settings, whose creation reads the three places."""
     from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, create_model
     from pydantic_settings import BaseSettings, InitSettingsSource, SettingsConfigDict
 

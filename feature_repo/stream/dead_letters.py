@@ -1,6 +1,6 @@
-"""Messages that do not count -> the dead-letter topic, each with the reason, and the tally of all messages.
+"""Invalid messages -> the dead-letter topic, each with the reason, and the counts of all messages.
 
-A letter never stops the stream: one that the broker refuses for good is told in the log and counted as lost.
+A letter never stops the stream: a letter that the broker refuses for good is logged and counted as lost.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from feature_repo.stream.kafka import KafkaSettings, client_config
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 30.0  # with a broker that takes no letters
-KEY_BYTES, VALUE_BYTES = 1_024, 65_536  # what a letter shows of a message
+PATIENCE_S = 30.0  # how long a letter is retried
+KEY_BYTES, VALUE_BYTES = 1_024, 65_536  # the longest parts of a message in a letter
 
 
 @dataclass
 class Counts:
-    """What became of the messages since the start."""
+    """The outcomes of the messages since the start."""
 
     events: int = 0
     facts: int = 0
@@ -38,7 +38,7 @@ class DeadLetters:
     """Sends letters; both threads of the stream may do so at once."""
 
     def __init__(self, settings: KafkaSettings, counts: Counts) -> None:
-        """Connect to nothing yet; `counts` learns of each letter."""
+        """Prepare a producer, which connects later; `counts` gets the number of letters."""
         self.counts = counts
         self._topic = settings.dead_letter_topic
         self._lock = threading.Lock()
@@ -47,13 +47,13 @@ class DeadLetters:
                 **client_config(settings),
                 "enable.idempotence": True,
                 "linger.ms": 5,
-                "message.timeout.ms": 0,  # a letter that was given up would be committed as if delivered
+                "message.timeout.ms": 0,  # an expired letter would be committed as if delivered
             },
             logger=log,
         )
 
     def bury(self, message: Message, reason: str) -> None:
-        """Send a message that does not count; the letter's key says where it came from."""
+        """Send an invalid message; the letter's key says where it came from."""
         topic, partition, offset = place_of(message)
         value = message.value() or b""
         letter = {
@@ -73,18 +73,18 @@ class DeadLetters:
             try:
                 self._producer.produce(self._topic, orjson.dumps(letter), key, on_delivery=self._delivered)
                 break
-            except BufferError as error:  # too many are under way
+            except BufferError as error:  # too many are in flight
                 if time.monotonic() > end:
                     self._lose(key, str(error))
                     break
-                self._producer.poll(0.1)  # hears of earlier letters, which makes room
+                self._producer.poll(0.1)  # handles delivery reports, which makes room
             except KafkaException as error:
                 self._lose(key, str(error))
                 break
         self._producer.poll(0)
 
     def flush(self, timeout_s: float) -> bool:
-        """Say whether the broker has answered for every letter."""
+        """Return whether the broker has confirmed or refused every letter."""
         return self._producer.flush(timeout_s) == 0
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:

@@ -1,8 +1,8 @@
 """Messages -> the broker, each confirmed: `send` hands one over, `flush` waits for all confirmations.
 
-Each message arrives at least once. Messages of one key keep their order: after a failure all unconfirmed ones
-are sent again in the same order. They are in memory only: the caller has a durable source, and begins there
-again after a crash.
+Each message arrives at least once. Messages of one key keep their order: after a failure all unconfirmed
+messages are sent again in the same order. They are in memory only: after a crash the caller starts again from
+its durable source.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_PENDING_BYTES = 16 << 20
 MAX_PENDING = 50_000
 # A second attempt cannot help with these errors; every other error can be mended at the broker.
 _REFUSED = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD}
-# librdkafka would retry without end at a broker that lost its memory, and with it our sequence numbers: a
-# producer without progress for so long is replaced.
+# A broker that lost its memory has lost our sequence numbers too, and librdkafka would retry without end.
+# A producer without progress for this long is replaced.
 STALL_S = 10.0
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # before a failed batch is sent again
 Record = tuple[str, bytes, bytes]  # topic, key, value
@@ -50,8 +50,8 @@ class Delivery:
             **client_config(settings),
             "enable.idempotence": True,  # acks=all; the client's own retries neither repeat nor reorder
             "message.timeout.ms": 0,  # a broker may be away for any time
-            "batch.size": 1 << 17,  # so that a slow line shows progress, too
-            "partitioner": "murmur2_random",  # as in Java: a key has one partition, whoever produces
+            "batch.size": 1 << 17,  # so that a slow connection shows progress, too
+            "partitioner": "murmur2_random",  # as in Java: a key has one partition for all producers
             "log_level": 0,  # librdkafka would write a line for each attempt to connect
             "error_cb": self._note_error,
         }
@@ -63,7 +63,7 @@ class Delivery:
         return self.pending_bytes > MAX_PENDING_BYTES or len(self._pending) > MAX_PENDING
 
     def send(self, topic: str, key: str | None, value: bytes) -> None:
-        """Hand one message over; it is sent in the background.
+        """Queue one message; it is sent in the background.
 
         Raises:
             ValueError: the message is too large for a broker.
@@ -119,7 +119,7 @@ class Delivery:
         self, producer: Producer, number: int, alone: bool, error: KafkaError | None, _: Message
     ) -> None:
         if producer is not self._producer or number not in self._pending:
-            return  # a late report of a producer that was replaced
+            return  # a late report of a replaced producer
         if error is not None and error.code() in _REFUSED and not alone:
             self._suspects.append(number)  # a batch is refused as a whole
         elif error is not None and error.code() in _REFUSED:

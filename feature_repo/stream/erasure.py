@@ -1,8 +1,8 @@
-"""CONTRACT who is to be forgotten: `<home>/forgotten.json`, a salted hash of each user and a time.
+"""CONTRACT the users to be forgotten: `<home>/forgotten.json`, a salted hash of each user and a time.
 
-An event of such a user at or before that time does not count any more, wherever it comes from: a data set,
-the archive, a broker that delivers it again. Who shops again later starts anew. The file names nobody, but
-whoever holds it can test whether an id is in it: it is readable by its owner alone.
+An event of such a user at or before that time does not count any more, from any source: a data set, the
+archive, a broker that delivers it again. A user with later events starts with an empty history. The file
+names no user, but its reader can test whether an id is in it: so only its owner may read it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ForgottenInvalid(ValueError):
-    """The list cannot be read: going on without it would bring back who asked to be forgotten."""
+    """The list cannot be read: without it, forgotten users would come back."""
 
 
 class Forgotten:
-    """Who is to be forgotten, and until when; times are microseconds since the epoch (UTC)."""
+    """The forgotten users and their times, microseconds since the epoch (UTC)."""
 
     def __init__(self, salt: bytes = b"", until: Mapping[str, int] | None = None) -> None:
         self._salt, self._until = salt, dict(until or {})
 
     @classmethod
     def load(cls, home: Path | None) -> Forgotten:
-        """Return the list of a home; no home or no file is an empty one.
+        """Return the list of a home; it is empty without a home or a file.
 
         Raises:
-            ForgottenInvalid: there is a file, and it is not such a list.
+            ForgottenInvalid: the file is not such a list.
         """
         if home is None:
             return cls()
@@ -62,16 +62,16 @@ class Forgotten:
         return len(self._until)
 
     def until(self, user_id: str) -> int | None:
-        """Return the time up to which nothing of a user counts; None for one who is not forgotten."""
+        """Return the time up to which no event of a user counts; None if the user is not forgotten."""
         return self._until.get(self._hash(user_id)) if self._until else None
 
     def covers(self, user_id: str, at: int) -> bool:
-        """Say whether an event of a user at a time does not count."""
+        """Return whether an event of a user at a time is forgotten."""
         until = self.until(user_id)
         return until is not None and at <= until
 
     def covered(self, users: pa.Array | pa.ChunkedArray, at: np.ndarray) -> np.ndarray:
-        """Return which events do not count; a time in `at`, (n,) int64, may be the lowest for `always`."""
+        """Return which events are forgotten; the lowest int64 in `at`, (n,), means `always`."""
         if not self._until or not len(users):
             return np.zeros(len(users), bool)
         chunk = users.combine_chunks() if isinstance(users, pa.ChunkedArray) else users
@@ -86,7 +86,7 @@ class Forgotten:
         return (ends > lowest) & (at <= ends)
 
     def without(self, events: pa.Table, at: str = "at") -> pa.Table:
-        """Return the rows of a table with a `user_id` that count; `at` is the column of their times."""
+        """Return a table with a `user_id` without the forgotten rows; `at` is the column of their times."""
         if not self._until:
             return events
         times = events[at].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
@@ -94,14 +94,14 @@ class Forgotten:
         return events.filter(pa.array(~gone)) if gone.any() else events
 
     def cut(self, user_id: str, row: UserEvents) -> UserEvents:
-        """Return what counts of a user's row."""
+        """Return a user's row without the forgotten events."""
         until = self.until(user_id)
         if until is None or not len(row) or round(float(row.at[0]) * 1e6) > until:
             return row
         return compact(row.where(np.round(row.at * 1e6) > until))
 
     def facts_that_count(self, facts: Iterable[Fact]) -> list[Fact]:
-        """Return facts without those that were for a user who is forgotten since."""
+        """Return the facts without those for users who are forgotten since."""
         return [
             fact
             for fact in facts
@@ -113,9 +113,9 @@ class Forgotten:
 
 
 def forget(home: Path, user_id: str, at: int) -> None:
-    """Add a user to the list of a home, in one step; nothing up to `at` counts from now on.
+    """Add a user to the list of a home, atomically; events up to `at` do not count from now on.
 
-    Whoever calls this sees to it that nobody else does at the same time.
+    The caller must hold a lock: two concurrent calls would lose a user.
     """
     known = Forgotten.load(home)
     salt = known._salt or secrets.token_bytes(16)
@@ -127,7 +127,7 @@ def forget(home: Path, user_id: str, at: int) -> None:
 
 
 def stamp(home: Path, name: str = FILE) -> tuple[int, int] | None:
-    """Return what changes when a file of a home, by default the list, is replaced; None without it."""
+    """Return a stamp that changes when a file of a home is replaced; None without the file."""
     try:
         stat = (home / name).stat()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Facts from the broker (prices, stock, coupons) -> the fact store, in a thread of their own.
 
-A sold-out item must be gone within two seconds, whatever backlog of events there is. Each message is written,
-or buried with its reason, before the position is committed; a fact that comes twice changes nothing.
+A sold-out item must be gone within two seconds, even behind a backlog of events. Each message is written, or
+becomes a dead letter with its reason, before the position is committed; a repeated fact changes nothing.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ log = logging.getLogger(__name__)
 TURN_MESSAGES = 5_000
 TURN_S = 0.05  # how long a turn waits for messages
 RETRY_S = 0.5
-FactSink = Callable[[list[bytes]], list[str | None]]  # messages -> for each one why it is no fact, or None
+FactSink = Callable[
+    [list[bytes]], list[str | None]
+]  # messages -> for each the reason why it is invalid, or None
 
 
 class FactStream:
-    """The consumer of the facts topic; its group is the stream's own with `-facts` behind it."""
+    """The consumer of the facts topic; its group is the stream's with the suffix `-facts`."""
 
     def __init__(self, settings: KafkaSettings, sink: FactSink, letters: DeadLetters) -> None:
-        """Connect to nothing yet.
+        """Prepare a consumer, which connects in `run`.
 
         Args:
-            settings: where the broker is.
-            sink: takes the messages; OSError says that it cannot now.
-            letters: get what is no fact, and count.
+            settings: the address of the broker.
+            sink: writes the messages; OSError means that the store is away.
+            letters: get the invalid messages, and hold the counts.
         """
         self._topic, self._sink, self._letters = settings.facts_topic, sink, letters
-        self._waiting: list[Message] = []  # brought, but not taken: the store is away
-        self._positions: dict[int, int] = {}  # taken, but not committed
+        self._waiting: list[Message] = []  # consumed, but not written: the store is away
+        self._positions: dict[int, int] = {}  # written, but not committed
         self._consumer = Consumer(consumer_config(settings, f"{settings.group}-facts"), logger=log)
 
     def run(self, stop: threading.Event) -> None:
-        """Take facts until told to stop."""
+        """Write facts until `stop` is set."""
         self._consumer.subscribe([self._topic])
         try:
             while not stop.is_set():
@@ -52,7 +54,7 @@ class FactStream:
             # Else it is still joining: see `Stream.run`.
 
     def turn(self, stop: threading.Event) -> None:
-        """Take what has come, and commit it; while the store is away, that waits, and nothing more comes."""
+        """Write and commit new messages; while the store is away, keep them and consume no more."""
         for message in self._consumer.consume(TURN_MESSAGES, 0 if self._waiting else TURN_S):
             if (error := message.error()) is None:
                 self._waiting.append(message)
@@ -77,7 +79,7 @@ class FactStream:
         self._commit()
 
     def _commit(self) -> None:
-        """Commit what was taken, once the broker has answered for the letters too."""
+        """Commit the written messages, once the broker has confirmed or refused their dead letters."""
         if self._positions and self._letters.flush(1):
             positions = [TopicPartition(self._topic, *place) for place in self._positions.items()]
             self._positions = {}

@@ -33,7 +33,7 @@ class KafkaSettingInvalid(RecoError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """Where the broker is and what the topics are called; `VARIABLES` names each field's variable."""
+    """The address of the broker and the names of the topics; `VARIABLES` names each field's variable."""
 
     bootstrap: str = setting("127.0.0.1:19092", "HOST:PORT, several separated by commas")
     security: str = setting("plaintext", "`plaintext`, `tls`, `sasl_plaintext` or `sasl_tls`")
@@ -42,7 +42,7 @@ class KafkaSettings:
     key: Path | None = setting(None, "PEM file of the certificate's key", secret=True)
     sasl_mechanism: str = setting("SCRAM-SHA-512", "SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN")
     username: str = setting("", "SASL user")
-    # Spaces around a value are a slip of the editor, but a password may begin with one.
+    # Spaces around other values are a typing error, but a password may begin with a space.
     password: str = setting("", "SASL password", secret=True, verbatim=True)
     events_topic: str = setting("checkout.events", "Purchases, impressions and clicks")
     facts_topic: str = setting("checkout.facts", "Prices, stock, bans, promotions and coupons")
@@ -111,7 +111,7 @@ class KafkaSettings:
 
 
 _NAMES = ("events_topic", "facts_topic", "dead_letter_topic", "group")
-# field -> its environment variable: RECO_KAFKA_<FIELD>, and RECO_<FIELD> for what topics and group are called
+# field -> its environment variable: RECO_KAFKA_<FIELD>, and RECO_<FIELD> for the names of topics and group
 VARIABLES = {
     f.name: ("RECO_" if f.name in _NAMES else "RECO_KAFKA_") + f.name.upper() for f in fields(KafkaSettings)
 }
@@ -123,7 +123,7 @@ def all_settings() -> list[Setting]:
 
 
 def client_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Return what producer, consumer and admin client need alike, under the names of librdkafka."""
+    """Return the common options of producer, consumer and admin client, under the names of librdkafka."""
     config: dict[str, Any] = {
         "bootstrap.servers": ",".join(address.strip() for address in settings.bootstrap.split(",")),
         "security.protocol": SECURITY[settings.security],
@@ -147,7 +147,7 @@ def client_config(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
-    """Return what a member of a consumer group needs that commits by itself, after what it took is safe."""
+    """Return the options of a consumer that commits explicitly, after its messages are written."""
     return {
         **client_config(settings),
         "group.id": group,
@@ -160,7 +160,7 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
 
 
 def create_topics(settings: KafkaSettings, partitions: int = 4, timeout_s: float = REACH_S) -> list[str]:
-    """Create the three topics; those that are there stay as they are. Return the names of the new ones.
+    """Create those of the three topics that are missing, and return their names.
 
     Raises:
         ConnectionError: the broker cannot be reached, or refuses.

@@ -1,7 +1,7 @@
 """A message of the stream -> a checked event: the contract of `events.py`, one message at a time.
 
-A batch can be ordered, compared and refused as a whole; a stream must say of each message alone whether it
-counts. What does not is a dead letter, with the reason.
+A batch can be ordered, compared and refused as a whole; a stream must decide about each message alone. An
+invalid message becomes a dead letter, with the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Event = tuple[str, str, str, str, str, int, int, float | None, float, str]  # in
 
 
 class MessageInvalid(ValueError):
-    """A message that is no event: the text says what was found and what was expected, never the value."""
+    """An invalid message: the text names the field and the expected value, never the found value."""
 
 
 def parse_event(key: bytes | None, value: bytes | None, now: float) -> Event:
@@ -44,22 +44,9 @@ def parse_event(key: bytes | None, value: bytes | None, now: float) -> Event:
         now: seconds since the epoch; an event may lie a day ahead of it, no more.
 
     Raises:
-        MessageInvalid: it is none.
+        MessageInvalid: the message is not a valid event.
     """
-    if not value:
-        raise MessageInvalid("the message is empty, expected a JSON object")
-    if len(value) > MAX_MESSAGE_BYTES:
-        raise MessageInvalid(f"the message has {len(value)} bytes, at most {MAX_MESSAGE_BYTES} are read")
-    try:
-        raw = orjson.loads(value)
-    except ValueError as error:
-        raise MessageInvalid("the message is not JSON in UTF-8") from error
-    if not isinstance(raw, dict):
-        raise MessageInvalid(f"the message is a JSON {type(raw).__name__}, expected an object")
-    if not raw.keys() <= _FIELDS:
-        raise MessageInvalid(
-            f"{len(raw.keys() - _FIELDS)} unknown field(s); an event has {', '.join(EVENT_SCHEMA.names)}"
-        )
+    raw = _decoded(value)
     for name in _NEEDED:
         _check_id(name, raw.get(name))
     if key is None or key != raw["user_id"].encode():
@@ -91,6 +78,25 @@ def parse_event(key: bytes | None, value: bytes | None, now: float) -> Event:
     )
 
 
+def _decoded(value: bytes | None) -> dict[str, Any]:
+    """Return the JSON object of a message; all its fields are known."""
+    if not value:
+        raise MessageInvalid("the message is empty, expected a JSON object")
+    if len(value) > MAX_MESSAGE_BYTES:
+        raise MessageInvalid(f"the message has {len(value)} bytes, at most {MAX_MESSAGE_BYTES} are read")
+    try:
+        raw = orjson.loads(value)
+    except ValueError as error:
+        raise MessageInvalid("the message is not JSON in UTF-8") from error
+    if not isinstance(raw, dict):
+        raise MessageInvalid(f"the message is a JSON {type(raw).__name__}, expected an object")
+    if not raw.keys() <= _FIELDS:
+        raise MessageInvalid(
+            f"{len(raw.keys() - _FIELDS)} unknown field(s); an event has {', '.join(EVENT_SCHEMA.names)}"
+        )
+    return raw
+
+
 def parse_id(value: bytes | None) -> str | None:
     """Return the event's id in a message, None if it has none."""
     try:
@@ -115,7 +121,7 @@ def _check_id(name: str, value: Any) -> None:
 
 
 def _money(name: str, value: Any) -> float:
-    # `not <=` also refuses NaN, which JSON has no word for but a decoder may let through.
+    # `not <=` also refuses NaN: JSON cannot express it, but a decoder may accept it.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_PRICE:
         raise MessageInvalid(f"{name} is not a number from 0 to {MAX_PRICE:.0f}")
     return float(value)

@@ -1,7 +1,7 @@
 """Users' rows in the online store, read and written through the feature repository's own view.
 
-Whatever store Feast is configured with holds them; the endpoint and Feast's own tools read what is written
-here. Rows of the users seen last stay in memory: one process writes the rows of a user, so they cannot age.
+The online store of the Feast configuration holds the rows; the endpoint and Feast's own tools read them. Rows
+of recently seen users stay in memory: only one process writes the rows of a user, so they cannot be stale.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS_KEPT = 20_000
 
 
 class RowsDamaged(ValueError):
-    """Some rows in the store are damaged, or of another format: `users` are whose."""
+    """Some rows in the store are damaged, or of another format; `users` names their users."""
 
     def __init__(self, users: list[str]) -> None:
         super().__init__(f"{len(users)} rows of the online store cannot be read")
@@ -30,23 +30,23 @@ class RowsDamaged(ValueError):
 
 
 class OnlineRows:
-    """The view of users in the online store, with the rows used last in memory."""
+    """The view of users in the online store, with a cache of recently used rows."""
 
     def __init__(self, open_store: Callable[[], FeatureStore]) -> None:
-        """Take what opens the Feast store: `reopen` calls it again."""
+        """Keep the function that opens the Feast store: `reopen` calls it again."""
         self._open = open_store
         self.reopen()
 
     def reopen(self) -> None:
-        """Open the store again and forget every row: somebody replaced what is in it."""
+        """Open the store again and clear the cache, after another process replaced the store's rows."""
         self._kept: OrderedDict[str, UserEvents] = OrderedDict()
         self._store = self._open()
 
     def get(self, users: Iterable[str]) -> dict[str, UserEvents]:
-        """Return the rows of users; one who is not known has an empty row.
+        """Return the rows of users; an unknown user has an empty row.
 
         Raises:
-            RowsDamaged: once all others are in memory.
+            RowsDamaged: some rows are damaged; all others are in memory by then.
         """
         users = list(users)
         missing = [user for user in users if user not in self._kept]
@@ -61,7 +61,7 @@ class OnlineRows:
         return {user: self._kept[user] for user in users}
 
     def put(self, rows: dict[str, UserEvents]) -> None:
-        """Write rows, each stamped just after its last event; an empty one is kept in memory alone."""
+        """Write rows, each stamped just after its last event; an empty row is kept in memory only."""
         self._write(user_table((user, row) for user, row in rows.items() if len(row)).to_pandas())
         for user, row in rows.items():
             self._kept[user] = row
@@ -74,7 +74,7 @@ class OnlineRows:
         return list(self._kept)
 
     def drop(self, users: Iterable[str]) -> None:
-        """Forget the rows of users; what the store holds stays."""
+        """Remove the rows of users from memory; the store does not change."""
         for user in users:
             self._kept.pop(user, None)
 
@@ -83,14 +83,14 @@ class OnlineRows:
 
         Args:
             now: its time, seconds since the epoch.
-            name: of what the store holds: whoever writes everybody's rows gives it a new one.
+            name: names the content of the store; a process that writes all users' rows sets a new name.
         """
         row: dict[str, object] = dict.fromkeys((feature.__name__ for feature in USER), 0.0)
         row |= {"user_id": HEARTBEAT, "event_timestamp": datetime.fromtimestamp(now, UTC), HISTORY: name}
         self._write(pd.DataFrame([row])[USER_COLUMNS.names])
 
     def name(self) -> bytes | None:
-        """Return the name in the heartbeat; None without one: the store is new, or lost what was in it."""
+        """Return the name in the heartbeat; None without one: the store is new, or lost its rows."""
         return self._read([HEARTBEAT])[0]
 
     def _read(self, users: list[str]) -> list[bytes | None]:
@@ -103,5 +103,5 @@ class OnlineRows:
     def _write(self, frame: pd.DataFrame) -> None:
         if len(frame):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Feast's own, on its use of pandas
+                warnings.simplefilter("ignore")  # Feast's warnings about its own use of pandas
                 self._store.write_to_online_store(USER_VIEW, df=frame)

@@ -1,7 +1,7 @@
 """A data set -> its events on the broker, at any speed, by the data's own clock.
 
-Who plays the shopper too asks the endpoint before each basket is bought, with the first half of it. For tests
-of what reads the stream, events are repeated, delayed and mixed with messages that are none.
+With a shopper, the endpoint gets a request with the first half of each basket before the basket is bought.
+For tests of a consumer, events are repeated, delayed and mixed with invalid messages.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from feature_repo.events import EventsInvalid, as_times, iso
 from feature_repo.stream.delivery import Delivery
 
 CHUNK = 5_000  # messages that are encoded at once
-LONGEST_BASKET = 100  # items of a question
-LAG_S = 1.0  # later than this is told
+LONGEST_BASKET = 100  # items of a request
+LAG_S = 1.0  # a longer lag is reported
 REPORT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What is wrong with a hard test stream: shares of the events, the same ones for the same seed."""
+    """The faults of a hard test stream as shares of the events; a seed always chooses the same events."""
 
     duplicates: float = 0.0  # sent once more, up to `within` events later
     out_of_order: float = 0.0  # sent up to `within` events too late
-    poison: float = 0.0  # messages in between that are no events
+    poison: float = 0.0  # invalid messages in between
     within: int = 1_000
     seed: int = 0
 
@@ -49,24 +49,24 @@ class Disturbance:
 
 @dataclass
 class ReplayCounts:
-    """Messages and questions of a replay so far."""
+    """Messages and requests of a replay so far."""
 
-    messages: int = 0  # handed over
+    messages: int = 0  # given to the delivery
     duplicates: int = 0
     delayed: int = 0
     poison: int = 0
-    asked: int = 0  # questions to the endpoint that it answered
-    degraded: int = 0  # answers from further down the ladder
-    errors: int = 0  # questions without an answer
-    lag_s: float = 0.0  # how late the messages of now are
+    asked: int = 0  # requests that the endpoint answered
+    degraded: int = 0  # answers from a lower rung of the ladder
+    errors: int = 0  # requests without an answer
+    lag_s: float = 0.0  # how late the current messages are
     most_lag_s: float = 0.0
 
 
 def choose(events: pd.DataFrame, since: str = "", until: str = "", limit: int = 0) -> pd.DataFrame:
-    """Return the events of a stretch of time, in order: from `since` up to but without `until`.
+    """Return the events of a time span, in order; `since` is included, `until` excluded.
 
     Raises:
-        EventsInvalid: a time cannot be read, or no event lies in the stretch.
+        EventsInvalid: a time cannot be read, or no event lies in the span.
     """
     chosen = events
     for text, name in ((since, "from"), (until, "until")):
@@ -84,10 +84,10 @@ def choose(events: pd.DataFrame, since: str = "", until: str = "", limit: int = 
 
 
 def moment(option: str, text: str) -> pd.Timestamp:
-    """Return the time that an option names.
+    """Return the time of an option.
 
     Raises:
-        EventsInvalid: it is none.
+        EventsInvalid: the text is not a time.
     """
     [at] = as_times(pd.Series([text], dtype=object))
     if at is pd.NaT:
@@ -96,10 +96,10 @@ def moment(option: str, text: str) -> pd.Timestamp:
 
 
 def order(rows: int, disturbance: Disturbance) -> tuple[np.ndarray, np.ndarray, ReplayCounts]:
-    """Return what is sent, in its order, and when.
+    """Return the messages of a replay in their order, and their times.
 
     Returns:
-        For each message the row of its event, or -1 for poison; the row whose time is the message's; counts.
+        For each message the row of its event, or -1 for poison, and the row with the message's time; counts.
     """
     rng = np.random.default_rng(disturbance.seed)
 
@@ -107,7 +107,7 @@ def order(rows: int, disturbance: Disturbance) -> tuple[np.ndarray, np.ndarray, 
         return rng.choice(rows, round(share * rows), replace=False)
 
     def later(chosen: np.ndarray) -> np.ndarray:
-        # Half a row later: behind that row, never in its place.
+        # Half a row later: behind that row, never at its place.
         return chosen + rng.integers(1, disturbance.within + 1, len(chosen)) + 0.5
 
     place = np.arange(rows, dtype=np.float64)
@@ -124,19 +124,19 @@ def order(rows: int, disturbance: Disturbance) -> tuple[np.ndarray, np.ndarray, 
 
 
 def encode(events: pd.DataFrame) -> list[tuple[str, bytes]]:
-    """Return key and value of the message of each event; what is unknown is left out."""
+    """Return key and value of the message of each event, without unknown values."""
     at = np.datetime_as_string(events["at"].dt.tz_convert(None).to_numpy("datetime64[us]"), timezone="UTC")
     columns = {name: events[name].tolist() for name in events.columns} | {"at": at.tolist()}
     messages = []
     for values in zip(*columns.values(), strict=True):
-        # NaN is the one value that differs from itself.
+        # Only NaN differs from itself.
         event = {k: v for k, v in zip(columns, values, strict=True) if v == v and v not in (None, "")}
         messages.append((event["user_id"], orjson.dumps(event)))
     return messages
 
 
 def poison(number: int, good: bytes) -> tuple[str | None, bytes]:
-    """Return a message that no reader may take for an event, made from a good one."""
+    """Return an invalid message, made from a valid one."""
     event = orjson.loads(good) | {"event_id": f"poison-{number}"}
     kinds: tuple[tuple[str | None, bytes], ...] = (
         (None, b"{not JSON"),
@@ -154,7 +154,7 @@ def poison(number: int, good: bytes) -> tuple[str | None, bytes]:
 
 @dataclass
 class Shopper:
-    """Asks an endpoint what goes with a basket, one question at a time over one connection."""
+    """Requests recommendations for a basket, one request at a time over one connection."""
 
     url: str
     timeout_s: float = 5.0
@@ -166,7 +166,7 @@ class Shopper:
             raise ValueError(f"an endpoint is http://HOST:PORT, not {self.url!r}")
 
     def ask(self, question: dict[str, Any], counts: ReplayCounts) -> None:
-        """Ask one question and count what came back."""
+        """Send one request and count the outcome."""
         try:
             answer = self._post(orjson.dumps({"instances": [question]}))
             degraded = bool(answer["predictions"][0]["degraded"])
@@ -210,18 +210,18 @@ def replay_events(
     shopper: Shopper | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> ReplayCounts:
-    """Send each event when the data's clock, `speed` times as fast as ours, says so.
+    """Send each event at its time by the data's clock, which is `speed` times as fast as ours.
 
-    Events that are due at once are sent together. While the broker is slow or away, the replay waits, and
-    reports how far it lags behind.
+    Events that are due at the same time are sent together. While the broker is slow or away, the replay waits
+    and reports its lag.
 
     Args:
         events: as `choose` returns them.
-        topic: where to.
-        delivery: sends them; the caller flushes it.
+        topic: the topic of the messages.
+        delivery: sends the messages; the caller flushes it.
         speed: seconds of the data per second; 0 is as fast as possible.
-        disturbance: what is made wrong on purpose.
-        shopper: who asks the endpoint before a basket is bought.
+        disturbance: the faults to inject.
+        shopper: sends a request before each basket is bought.
         report: gets a line about every five seconds.
     """
     if not 0 <= speed < float("inf"):
@@ -234,7 +234,7 @@ def replay_events(
     reported = began
     for first in range(0, len(rows), CHUNK):
         chunk = rows[first : first + CHUNK]
-        # A poisonous message is made from the event whose time it has.
+        # A poisonous message is made from the event at its time.
         source = np.where(chunk >= 0, chunk, when[first : first + CHUNK])
         messages = _messages(events.iloc[source], chunk, poisoned)
         sent = 0
@@ -264,7 +264,7 @@ def replay_events(
 def _messages(
     events: pd.DataFrame, chunk: np.ndarray, poisoned: Iterator[int]
 ) -> list[tuple[str | None, bytes]]:
-    """Return the message of each event, and a poisonous one where the chunk has no row."""
+    """Return the message of each event, and a poisonous message where the chunk has no row."""
     messages: list[tuple[str | None, bytes]] = [*encode(events)]
     for place in np.flatnonzero(chunk < 0).tolist():
         messages[place] = poison(next(poisoned), messages[place][1])
@@ -272,7 +272,7 @@ def _messages(
 
 
 def _wait(delivery: Delivery, report: Callable[[str], None], reported: float) -> float:
-    """Wait while the broker is slower than the replay; return when something was reported last."""
+    """Wait while the broker is slower than the replay; return the time of the last report."""
     while delivery.is_full:
         delivery.flush(0.01)
         if time.monotonic() - reported >= REPORT_S:
@@ -282,10 +282,10 @@ def _wait(delivery: Delivery, report: Callable[[str], None], reported: float) ->
 
 
 class _Questions:
-    """What the shopper asks before each basket: the first half of it, at the time when it was bought."""
+    """The shopper's request before each basket: its first half, at the time of the purchase."""
 
     def __init__(self, events: pd.DataFrame) -> None:
-        rows = np.flatnonzero(events["event_type"] == "purchase")  # an archive holds what was shown as well
+        rows = np.flatnonzero(events["event_type"] == "purchase")  # an archive holds impressions as well
         bought = events.iloc[rows]
         names = ("user_id", "basket_id", "item_id", "store_id")
         self._user, self._basket, self._item, self._store = (bought[name].to_numpy() for name in names)
@@ -294,14 +294,14 @@ class _Questions:
         self._first = dict(zip(rows[first].tolist(), first.tolist(), strict=True))  # row -> its purchase
 
     def before(self, row: int) -> dict[str, Any] | None:
-        """Return the question if a basket begins with this row and was not asked about yet."""
+        """Return the request if this row is the first of a basket without a request yet."""
         begin = self._first.pop(row, None)
         if begin is None:
             return None
         end = begin + 1
         while end < len(self._basket) and self._basket[end] == self._basket[begin]:
             end += 1
-        items = [*dict.fromkeys(self._item[begin:end].tolist())]  # some were scanned twice
+        items = [*dict.fromkeys(self._item[begin:end].tolist())]  # without repeated scans
         question = {
             "user_id": self._user[begin],
             "basket": items[: min((len(items) + 1) // 2, LONGEST_BASKET)],

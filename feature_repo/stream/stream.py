@@ -1,8 +1,8 @@
 """Event stream (Kafka) -> rows of the online store, segments of the archive, dead letters.
 
 A turn checks messages, folds each user's events into the user's row and writes the rows. Every few seconds
-the events go to the archive, and only then is the group's position committed. Whoever kills this process at
-any moment loses nothing: what was not committed comes again, and a row that holds an event stays as it is.
+the events go to the archive, and only then is the group's position committed. A kill at any moment loses
+nothing: uncommitted messages come again, and a row that holds an event already does not change.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ log = logging.getLogger(__name__)
 TURN_MESSAGES = 5_000
 TURN_S = 0.05  # how long a turn waits for messages
 ARCHIVE_S = 2.0  # how often the archive gets segments and the position is committed
-ARCHIVE_EVENTS = 100_000  # or when so many wait
+ARCHIVE_EVENTS = 100_000  # or when this many wait
 BEAT_S = 1.0
-ASK_S = 1.0  # how often the broker is asked whether it is there, and how long it may take to answer
+ASK_S = 1.0  # interval and timeout of the requests that check the broker
 SILENT_S = 5.0  # the broker's silence after which the heartbeat stops
 RETRY_S = 0.5
 PROBE_S = 3.0  # how long the broker may take to show one message
-OFFSET_BITS = 48  # of a version; what stands above them counts how often the topic began anew
+OFFSET_BITS = 48  # of a version; the bits above count how often the topic was made again
 STORE_ERRORS = (redis.RedisError, redis.RedisClusterException, sqlite3.Error, OSError)
 
 
@@ -79,32 +79,32 @@ class Stream:
     """One consumer of the group: it owns some partitions and the rows of all users in them."""
 
     def __init__(self, home: Path, rows: OnlineRows, settings: KafkaSettings) -> None:
-        """Connect to nothing yet.
+        """Prepare a consumer, which connects in `run`.
 
         Args:
             home: folder of all state; its `offline_store/events` is the archive.
             rows: users' rows in the online store.
-            settings: where the broker is.
+            settings: the address of the broker.
         """
         self.counts = Counts()
         self.letters = DeadLetters(settings, self.counts)
         self._home, self._archive = home, home / "offline_store" / EVENTS
         self._rows, self._settings = rows, settings
         self._waiting = _Unarchived()
-        self._held: list[Message] = []  # came while the store was waited for: for the next turn
+        self._held: list[Message] = []  # consumed while the store was away: for the next turn
         self._generation: dict[int, int] = {}
         self._began: dict[int, int] = {}  # where reading begins in each assigned partition
         self._newest = 0.0  # time of the latest event folded
         self._published = self._publication()
         self._forgotten = Forgotten()
         self._forgotten_stamp: tuple[int, int] | None = None
-        self._name: bytes | None = None  # in the store's heartbeat, as this consumer knows it
-        self._answered_at = time.monotonic()  # whoever makes a stream has just made the broker's topics
+        self._name: bytes | None = None  # the last seen name in the store's heartbeat
+        self._answered_at = time.monotonic()  # the caller has just created the topics
         self._archived_at = self._beat_at = time.monotonic()
         self._consumer = Consumer(consumer_config(settings, settings.group), logger=log)
 
     def run(self, stop: threading.Event, on_ready: Callable[[], None] | None = None) -> None:
-        """Fold until told to stop, then archive and commit what was folded."""
+        """Fold until `stop` is set, then archive and commit the folded events."""
         asking = threading.Thread(target=self._ask_broker, args=(over := threading.Event(),), daemon=True)
         asking.start()
         try:
@@ -127,13 +127,13 @@ class Stream:
             self._settle()
             if self._consumer.assignment():
                 self._consumer.close()
-            # Else it is still joining: some brokers never recover from a member that leaves in that moment,
-            # while one that falls silent is forgotten after its session.
+            # Without an assignment it is still joining the group. Some brokers never recover from a member
+            # that leaves at this point; a silent member only expires with its session.
 
     def turn(self, stop: threading.Event) -> None:
-        """Take what has come, and do what is due."""
+        """Handle new messages, and archive and send the heartbeat when they are due."""
         brought = self._consumer.consume(TURN_MESSAGES, 0 if self._held else TURN_S)
-        messages, self._held = self._held + brought, []  # in this order: consuming may take partitions away
+        messages, self._held = self._held + brought, []  # in this order: consuming may revoke partitions
         if messages:
             self._take(messages, stop)
         now = time.monotonic()
@@ -177,11 +177,11 @@ class Stream:
         for event, version, partition in zip(events, versions, partitions, strict=True):
             self._waiting.events.setdefault(partition, []).append(event)
             self._waiting.versions.setdefault(partition, []).append(version)
-        self._waiting.positions |= positions  # not before: what could not be folded must come again
+        self._waiting.positions |= positions  # only now: events that were not folded must come again
         self.counts.events += len(events)
 
     def _fold(self, events: list[Event], versions: list[int]) -> None:
-        """Bring events into their users' rows."""
+        """Fold events into their users' rows."""
         new = dict(rows_of(events_table(events, versions)))
         known = self._known(new)
         changed = {user: fold(known[user], more) for user, more in new.items()}
@@ -189,11 +189,11 @@ class Stream:
         self._newest = max(self._newest, max(float(row.at[-1]) for row in new.values()))
 
     def _known(self, users: Collection[str]) -> dict[str, UserEvents]:
-        """Return users' rows; one that is damaged, or of an older format, is made again from the archive."""
+        """Return users' rows; a row that is damaged or of an older format is rebuilt from the archive."""
         try:
             return self._rows.get(users)
         except RowsDamaged as error:
-            log.warning("%s: they are made again from the archive", error)
+            log.warning("%s: they are rebuilt from the archive", error)
             self._settle()
             made = dict(rows_of(read_archive(self._archive, error.users)))
             rows = {user: made.get(user, no_events()) for user in error.users}
@@ -201,13 +201,13 @@ class Stream:
             return self._rows.get(users)
 
     def _put(self, rows: dict[str, UserEvents]) -> None:
-        """Write rows as far as they count: whoever was forgotten while they were made stays so."""
+        """Write rows without forgotten events, also of users who were forgotten while the rows were made."""
         self._forget()
         cut = {user: self._forgotten.cut(user, row) for user, row in rows.items()}
         self._rows.put({user: row for user, row in cut.items() if len(row)})
 
     def _forget(self) -> None:
-        """Follow the list of who is to be forgotten: their rows leave the memory."""
+        """Load a changed list of forgotten users, and remove their rows from memory."""
         found = stamp(self._home)
         if found != self._forgotten_stamp:
             self._forgotten, self._forgotten_stamp = Forgotten.load(self._home), found
@@ -216,20 +216,20 @@ class Stream:
     # ----------------------------------------------------------------------------------- archive and position
 
     def _settle(self) -> None:
-        """Archive what was folded, see the dead letters off, and commit; the order is what makes it safe."""
+        """Archive the folded events, flush the dead letters, then commit: this order survives any crash."""
         self._archived_at = time.monotonic()
         self._forget()
         waiting = self._waiting
         for partition in list(waiting.events):
             events = events_table(waiting.events[partition], waiting.versions[partition])
-            events = self._forgotten.without(events)  # they may have been forgotten while they waited
+            events = self._forgotten.without(events)  # users may have been forgotten meanwhile
             if len(events):
                 first, last = (end(events["version"].to_pylist()) for end in (min, max))
                 write_segment(self._archive, events, streamed_name(partition, first, last))
             del waiting.events[partition], waiting.versions[partition]
             merge_segments(self._archive, partition)
         if not self.letters.flush(1):
-            return  # without a broker there is nothing to commit to either: the next time
+            return  # the broker is away and cannot commit either: try again next time
         if waiting.positions:
             topic = self._settings.events_topic
             positions = [TopicPartition(topic, *place) for place in waiting.positions.items()]
@@ -237,11 +237,11 @@ class Stream:
             try:
                 self._consumer.commit(offsets=positions, asynchronous=False)
             except KafkaException as error:
-                # The archive knows how far it came; at worst some messages are folded again.
+                # The archive holds the position too; at worst some messages are folded again.
                 log.warning("the position could not be committed: %s", error.args[0].str())
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Go on where the group stopped; where the broker has other messages, the topic began anew."""
+        """Resume at the group's position; read a new log of the broker from its beginning."""
         newest = last_versions(self._archive)
         committed = {one.partition: one.offset for one in consumer.committed(partitions, timeout=10)}
         self._began = {}
@@ -257,16 +257,18 @@ class Stream:
                     self._began[place.partition] = place.offset
             else:
                 generation += 1
-                place.offset = OFFSET_BEGINNING  # the group's own is one of the old log
+                place.offset = OFFSET_BEGINNING  # the group's position belongs to the old log
                 self._began[place.partition] = 0
-                log.warning("partition %d begins anew: the broker lost what it held", place.partition)
+                log.warning(
+                    "partition %d is read from its beginning: the broker lost the old log", place.partition
+                )
             self._generation[place.partition] = generation
         consumer.assign(partitions)
 
     def _is_at(self, place: TopicPartition, offset: int, event_id: str) -> bool:
-        """Say whether the broker's log is the one that had this event at this offset.
+        """Return whether the broker's log is the one that had this event at this offset.
 
-        The log's end would tell less: a broker may report it too low, and a new log may have grown past it.
+        The log's end does not show it: a broker may report it too low, and a new log may have grown past it.
         """
         reader = Consumer(
             {**client_config(self._settings), "group.id": "none", "auto.offset.reset": "earliest"}, logger=log
@@ -275,27 +277,27 @@ class Stream:
             reader.assign([TopicPartition(place.topic, place.partition, offset)])
             message = reader.poll(PROBE_S)
             if message is None or message.error():
-                # Nothing there: the log is empty and new, or all of it was deleted by age.
+                # No message: the log is empty and new, or all of it was deleted by age.
                 return reader.get_watermark_offsets(place, timeout=10)[1] > offset
             found = place_of(message)[2]
             if found != offset:
-                return found > offset  # what was there is deleted by age; a shorter log is another one
+                return found > offset  # the message was deleted by age; a shorter log is a new one
             return parse_id(message.value()) == event_id
         finally:
             reader.close()
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Settle, and forget all rows: another consumer writes some of them from now on."""
-        self._held.clear()  # not committed: they come again, to whoever gets the partition
+        """Settle, and drop all rows from memory: another consumer writes some of them from now on."""
+        self._held.clear()  # not committed: they come again, to the partition's next consumer
         self._settle()
         self._rows.reopen()
 
     # ------------------------------------------------------------------------------------------- the rest
 
     def _rebuild(self, partitions: Collection[int] | None = None) -> None:
-        """Unite the stored rows with the archive's: of everybody, or of whom some partitions brought events.
+        """Merge the archive into the stored rows: of all users, or of users with events in some partitions.
 
-        A row never shrinks by it: what another consumer folded meanwhile stays.
+        A row never shrinks: events that another consumer folded meanwhile stay.
         """
         self._settle()
         self._rows.reopen()
@@ -309,15 +311,15 @@ class Stream:
         log.info("%d rows written from the archive", count)
 
     def _publication(self) -> tuple[int, int] | None:
-        """Return what changes when `publish_features` fills the stores."""
+        """Return a stamp that changes when `publish_features` fills the stores."""
         return stamp(self._home, "online_store.json")
 
     def _beat(self) -> None:
-        """Say that the stream is alive: to the endpoint in the online store, to people in `stream.json`."""
+        """Write the heartbeat: for the endpoint into the online store, for people into `stream.json`."""
         name = self._look_after_rows()
         silent_s = time.monotonic() - self._answered_at
         if name is not None and (name != self._name or silent_s < SILENT_S):
-            self._rows.beat(time.time() - silent_s, name)  # as of then: what came since, nobody knows
+            self._rows.beat(time.time() - silent_s, name)  # the time up to which rows are complete
             self._name = name
         state = {
             "updated_at": time.time(),
@@ -330,9 +332,9 @@ class Stream:
         write_file(self._home / "stream.json", json.dumps(state))
 
     def _look_after_rows(self) -> bytes | None:
-        """Bring back what the store lost, or others wrote over; return the name that its heartbeat gets.
+        """Restore rows that the store lost or another process overwrote; return the heartbeat's new name.
 
-        None while features were published and nobody has told us yet whose rows are ours to unite with them.
+        None after a publication while no partition is assigned: the users of this consumer are not known yet.
         """
         publication = self._publication()
         published = publication != self._published
@@ -343,19 +345,21 @@ class Stream:
         if name is None and published and not own:
             return None
         if name in (None, self._name) and (name is None) != published:
-            # It lost its rows, or what was published (which ends a heartbeat) went to another store.
+            # The store lost its rows, or a publication (which removes the heartbeat) went to another store.
             self._rebuild()
             if own and self._rows.name() != name:
-                self._rebuild(own)  # another consumer wrote everybody's rows at the same time
+                self._rebuild(own)  # another consumer wrote all users' rows at the same time
             name = None
         elif name != self._name and own:
-            self._rebuild(own)  # somebody wrote everybody's rows, without the events that waited here
+            self._rebuild(
+                own
+            )  # another process wrote all users' rows, without this consumer's waiting events
         self._published = publication
         return name or secrets.token_hex(8).encode()
 
     def _ask_broker(self, over: threading.Event) -> None:
-        """Note when the broker last answered; the consumer would not tell that it is away."""
-        # What there is to say of it, the consumer says.
+        """Record when the broker last answered: the consumer does not report that the broker is away."""
+        # log_level 0: the consumer logs the broker's errors already.
         broker = AdminClient({**client_config(self._settings), "log_level": "0"})
         while not over.is_set():
             with contextlib.suppress(KafkaException):
@@ -364,7 +368,7 @@ class Stream:
             over.wait(ASK_S)
 
     def _lag(self) -> int | None:
-        """Return how many messages wait; None while the client has not heard of a partition's end."""
+        """Return how many messages wait; None while the end of a partition is unknown."""
         try:
             assigned = self._consumer.assignment()
             ends = [self._consumer.get_watermark_offsets(one, cached=True)[1] for one in assigned]
@@ -373,13 +377,13 @@ class Stream:
             return None
         if not assigned or min(ends) < 0:
             return None
-        # Without a position a partition has brought nothing yet; an end below the position is an old one.
+        # Without a position no message of the partition was read; an end below the position is stale.
         began = [self._began.get(one.partition, 0) for one in places]
         at = [one.offset if one.offset >= 0 else first for one, first in zip(places, began, strict=True)]
         return sum(max(end - offset, 0) for end, offset in zip(ends, at, strict=True))
 
     def _insist(self, act: Callable[[], Any], stop: threading.Event) -> Any:
-        """Do something with the store until it works: freshness waits, nothing is lost."""
+        """Retry an action on the store until it works: rows get stale meanwhile, but no event is lost."""
         held, said = False, ""
         try:
             while True:
@@ -396,12 +400,12 @@ class Stream:
                         )
                     if stop.is_set():
                         raise ConnectionError(
-                            f"told to stop while the online store could not be used ({why}): what was not "
-                            "folded comes again"
+                            f"stopped while the online store could not be used ({why}): events that were not "
+                            "folded come again"
                         ) from error
                     held = True
                     stop.wait(RETRY_S)
-                    # Without a poll the place in the group is lost; what it brings is of a new partition.
+                    # Polling keeps the membership in the group; a message here is of a new partition.
                     self._consumer.pause(self._consumer.assignment())
                     if (message := self._consumer.poll(0)) is not None:
                         self._held.append(message)

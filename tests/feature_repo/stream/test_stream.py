@@ -316,7 +316,7 @@ def test_told_to_stop_while_the_store_is_away_it_says_so_once(
     stop.set()
     thread.join(WAIT_S)
     [error] = failed
-    assert "told to stop while the online store could not be used" in str(error)
+    assert "stopped while the online store could not be used" in str(error)
     assert caplog.text.count("the online store cannot be used (ConnectionError)") == 1
 
 
