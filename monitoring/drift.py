@@ -1,4 +1,4 @@
-"""A window of the prediction log or of events, and a reference -> the verdict of comparing them."""
+"""A window of the prediction log or of events, and a reference -> the verdict of their comparison."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from serving.release.bundle import read_manifest
 
 log = logging.getLogger(__name__)
 
-LEAST_UNITS = 200  # baskets or requests on each side; below, chance alone moves anything
+LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
 
 
 class DriftFound(RecoError):
-    """A watched window has drifted or its columns changed; the message says which and how far."""
+    """A watched window has drifted or its columns changed; the message names them and the distance."""
 
 
 def drift_of_events(
@@ -50,7 +50,7 @@ def drift_of_events(
     report: Path | None = None,
     quick: bool = False,
 ) -> DriftVerdict:
-    """Compare the purchases of a window with those of another, or with those a bundle was made from.
+    """Compare the purchases of a window with those of another window, or with a bundle's training data.
 
     Args:
         dataset: the data set that holds the window.
@@ -130,7 +130,7 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
 
 
 def raise_alert(verdict: Mapping[str, Any]) -> str:
-    """Return the reason of a verdict that nobody has to act upon.
+    """Return the reason of a verdict that needs no action.
 
     Raises:
         DriftFound: the verdict is `drifted` or `schema_change`.
@@ -182,8 +182,8 @@ def _compare_column(name: str, table: TablePair, draws: Draws | str, rule: Colum
     current, reference = table.current.get(name), table.reference.get(name)
     like = reference if reference is not None else current
     assert like is not None
-    # Nobody has learnt anything from a number that never changed (fit_scale masks it): where a shop begins to
-    # send clicks, or what it shows, no model goes wrong.
+    # The model has learnt nothing from a number that never changed (fit_scale masks it): a shop that begins
+    # to send clicks or impressions does no harm to its scores.
     constant = reference is not None and is_number(reference) and reference.nunique(dropna=False) == 1
     row = ColumnDrift(
         name=name,
@@ -220,7 +220,7 @@ def _schema_change(row: ColumnDrift, current: pd.Series | None, reference: pd.Se
 
 
 def _answers_of(bundle_id: str, log_dir: Path, window: Window) -> tuple[pa.Table, int]:
-    """Return the records of one bundle, and how many there are of others."""
+    """Return the records of one bundle, and the number of records of other bundles."""
     records = read_log(log_dir, window.since, window.until)
     own = records.filter(pc.equal(records["bundle_id"], bundle_id))
     return own, len(records) - len(own)

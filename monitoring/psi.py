@@ -1,8 +1,8 @@
 """One column in two windows -> histograms in the same bins, their PSI, and the PSI that chance alone gives.
 
 PSI (population stability index) is `sum((p - q) * log(p / q))` over the bins. Two windows of the same
-distribution never have a PSI of 0: the fewer baskets, the larger. `noise` measures how large, by drawing
-as many baskets as the window holds out of the reference.
+distribution never have a PSI of 0: the fewer baskets, the larger the PSI. `noise` measures it: it draws as
+many baskets from the reference as the window holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pandas as pd
 QUANTILES = np.arange(1, 10) / 10
 FEW_VALUES = 20  # a number with no more values than this gets a bin for each
 MOST_LEVELS = 500  # a text column's further levels are counted together, as RARE
-SMALLEST_SHARE = 1e-4  # what an empty bin counts as: without it one absent level makes PSI infinite
+SMALLEST_SHARE = 1e-4  # the share of an empty bin: with 0, one absent level makes PSI infinite
 RARE, NEW = "(rare)", "(new)"
 DRAWS = 32
 
@@ -176,7 +176,7 @@ def _number_labels(smallest: float, upper: np.ndarray, few: bool) -> tuple[str, 
 
 
 def distinct(labels: Sequence[str]) -> tuple[str, ...]:
-    """Number the labels that rounding, or taking signs out, has made equal."""
+    """Number the labels that became equal by rounding or by removing signs."""
     return tuple(f"{label} #{i}" if labels.count(label) > 1 else label for i, label in enumerate(labels))
 
 

@@ -2,10 +2,10 @@
 
 The only module that imports evidently, and only inside its functions: loading it takes about ten seconds.
 
-Evidently gets columns that are already in bins. Left to itself it cuts numbers into equally wide bins over
-both windows, so that one outlier puts all the rest into one bin, and it counts an empty bin as a millionth
-of the smallest share, so that a single rare level decides the PSI of a column. With our bins its PSI and
-`monitoring.psi` agree to rounding (a test says so).
+Evidently gets columns that are already in bins. By default it cuts numbers into equally wide bins over both
+windows: one outlier puts all other numbers into one bin. It also counts an empty bin as a millionth of the
+smallest share: a single rare level decides the PSI of a column. With our bins its PSI and `monitoring.psi`
+agree to rounding (a test checks it).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Measured:
-    """What Evidently found: the PSI of each column, and its page."""
+    """Evidently's results: the PSI of each column, and its page."""
 
     psi: dict[str, float]
     charts: str
@@ -47,8 +47,8 @@ def write_report(path: Path, verdict: dict[str, Any], charts: str = "") -> None:
 
     Args:
         path: the HTML file.
-        verdict: what `DriftVerdict.to_dict` returns.
-        charts: Evidently's page, which ours is put on top of.
+        verdict: the result of `DriftVerdict.to_dict`.
+        charts: Evidently's page; our part goes to its top.
     """
     ours = _page(verdict)
     page = charts.replace("<body>", f"<body>{ours}", 1) if "<body>" in charts else _alone(ours)
@@ -84,7 +84,7 @@ def _measure(histograms: Sequence[Histogram]) -> Measured:
     from evidently import DataDefinition, Dataset, Report
     from evidently.metrics import ValueDrift
 
-    # Names and levels come from data and end up in a page: they must not be able to leave their place in it.
+    # Names and levels come from data and end up in a page: they must not contain working HTML.
     names = {_plain(h.name): h.name for h in histograms}
     definition = DataDefinition(categorical_columns=list(names))
     current, reference = (
@@ -141,14 +141,14 @@ def _page(verdict: dict[str, Any]) -> str:
     colour = _COLOURS.get(verdict["status"], _RED)
     status = escape(verdict["status"].replace("_", " "))
     columns = verdict["columns"]
-    told = f"the {TOP} columns nearest to their alarm lines, or past them"
+    heading = f"the {TOP} columns nearest to their alarm lines, or past them"
     everything = f"<details><summary>all {len(columns)} columns</summary>{_table(columns)}</details>"
     return (
         f'{_STYLE}<div class="drift"><h1 style="color:{colour}">{status}</h1>'
         f"<p>{escape(verdict['reason'])}</p>"
         f"<p>{escape(verdict['compared'])}<br>window: {_ends(verdict['window'])}<br>"
         f"reference: {_ends(verdict['reference'])}</p>"
-        f"<h2>{told}</h2>{_table(columns[:TOP])}{everything if len(columns) > TOP else ''}"
+        f"<h2>{heading}</h2>{_table(columns[:TOP])}{everything if len(columns) > TOP else ''}"
         "<p>PSI: 0 is no change. Noise: the PSI of two windows of these sizes when nothing changed. "
         "A column that is shown only never makes the verdict “drifted”.</p></div>"
     )

@@ -1,8 +1,8 @@
-"""A drift verdict -> whether the training pipeline may be started for it: once, and not in a storm.
+"""A drift verdict -> whether the training pipeline may start for it: once, and with a cool-down.
 
-`<home>/retrain.json` holds the last start. It is read and written under a lock, so that of two checks
-that find the same drift in the same moment one starts a run. The start is noted before it is made; whoever
-then cannot make it gives it back (`release_retrain`).
+`<home>/retrain.json` holds the last start. It is read and written under a lock: if two checks find the same
+drift at the same moment, only one starts a run. The start is recorded before it is made; if it then fails,
+the caller takes the record back (`release_retrain`).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class RetrainDecision:
 
     allowed: bool
     reason: str
-    noted: str = ""  # what was written for it
-    before: str = ""  # what stood there until then; empty for nothing
+    noted: str = ""  # the text of the record
+    before: str = ""  # the text before it; empty without a file
 
 
 def may_retrain(
     home: Path, now: datetime, cool_down: timedelta = COOL_DOWN, key: str = ""
 ) -> RetrainDecision:
-    """Say whether a run may be started at `now`; changes nothing.
+    """Decide whether a run may start at `now`, without recording it.
 
     Args:
         home: the state folder.
         now: the time, with its time zone.
-        cool_down: how long after a start no other follows.
-        key: names what is to be retrained for; the same key never starts a second run, none stands for
-            nothing that can be told apart from the next.
+        cool_down: how long after a start no other start is allowed.
+        key: names the cause of the retraining; the same key never starts a second run. The empty key is for
+            a cause that cannot be identified.
     """
     last = _read(home / STATE)
     if last is None:
@@ -50,7 +50,7 @@ def may_retrain(
     started = datetime.fromisoformat(last["started_at"])
     if key and key == last["key"]:
         return RetrainDecision(False, f"this window has started a run already, at {last['started_at']}")
-    # A start in the future is a clock that was set back; it must not forbid retraining for long.
+    # A start in the future means that the clock was set back; it must not prevent retraining for long.
     if timedelta(0) <= now - started < cool_down:
         again = (started + cool_down).isoformat(timespec="minutes")
         return RetrainDecision(
@@ -62,7 +62,7 @@ def may_retrain(
 def claim_retrain(
     verdict: DriftVerdict, home: Path, now: datetime, cool_down: timedelta = COOL_DOWN
 ) -> RetrainDecision:
-    """Say whether to start a run for a verdict, and note the start when the answer is yes."""
+    """Decide whether to start a run for a verdict, and record the start if so."""
     if verdict.status != "drifted":
         return RetrainDecision(False, _REFUSED[verdict.status])
     key = _key(verdict, now)
@@ -79,7 +79,7 @@ def claim_retrain(
 
 
 def release_retrain(decision: RetrainDecision, home: Path) -> None:
-    """Take back a start that was claimed and not made, unless somebody claimed another one since."""
+    """Remove the record of a start that was not made, unless another start was recorded since."""
     file = home / STATE
     with _locked(home):
         if not decision.noted or not file.exists() or file.read_text() != decision.noted:
@@ -91,7 +91,7 @@ def release_retrain(decision: RetrainDecision, home: Path) -> None:
 
 
 def _key(verdict: DriftVerdict, now: datetime) -> str:
-    """Name a window that is over; one that still grows holds something else at each look and has no name."""
+    """Name a window that is over; a window that still grows changes with each check and has no name."""
     until = verdict.window.until
     if until is None or until > now:
         return ""

@@ -1,8 +1,8 @@
-"""The prediction log and the archive -> whether the model saw, when it served, what training would show it.
+"""The prediction log and the archive -> whether the model got the same features in serving as in training.
 
-Each logged answer keeps the features of its items and the version of the user's row. Here the row is made
-again from the archive's events up to that version, the features are computed again as of the request's time,
-and both are compared bit by bit; then the scores.
+Each logged answer keeps the features of its items and the version of the user's row. This module rebuilds the
+row from the archive's events up to that version and computes the features again as of the request's time. It
+compares both bit by bit, and then the scores.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from serving.stages.ranking import rank
 from serving.stages.retrieval import build_query
 
 SCORE_TOLERANCE = 1e-6
-SETTLED_S = 10.0  # the stream archives what it folded within seconds; younger answers are left for next time
+SETTLED_S = 10.0  # the stream archives events within seconds; younger answers wait for the next check
 
 
 class SkewFound(RecoError):
-    """The model served with other features, or other scores, than the archive gives."""
+    """The features or scores of an answer differ from those of the archive."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One value that served otherwise than it is computed again."""
+    """One logged value that differs from the recomputed value."""
 
     request_id: str
     item_id: str
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Skew:
-    """What a replay found; `skipped` says why requests could not be compared."""
+    """The result of a replay; `skipped` counts the requests that were not compared, by reason."""
 
     compared: int
     equal: int
@@ -69,14 +69,14 @@ class Skew:
 def replay(
     log: Path, offline_store: Path, bundle: Path, last: int, published_at: datetime | None = None
 ) -> Skew:
-    """Compute the features of logged answers again and compare them with what the model saw.
+    """Compute the features of logged answers again and compare them with the logged features.
 
     Args:
         log: directory of the prediction log.
         offline_store: its `events` are the archive.
         bundle: the bundle that answered; answers of others are skipped.
-        last: how many of the latest answers.
-        published_at: when the archive's base was written; answers from before it knew another one.
+        last: how many of the latest answers to compare.
+        published_at: when the archive's base was written; earlier answers used another base.
     """
     loaded = load_bundle(bundle)
     skipped: dict[str, int] = {}
@@ -115,7 +115,7 @@ def replay_home(home: Path, bundle: Path, last: int) -> Skew:
         published_at = datetime.fromisoformat(json.loads(note.read_bytes())["created_at"])
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(
-            f"{note} does not say when features were published: `reco run` writes it anew"
+            f"{note} does not say when features were published: `reco run` writes it again"
         ) from error
     if not any((home / "offline_store" / EVENTS).glob("*.parquet")):
         raise FileNotFoundError(
@@ -138,7 +138,7 @@ def check_skew(home: Path, bundle: Path, last: int = 1_000) -> dict[str, Any]:
 
 
 def describe(skew: Skew) -> str:
-    """Return in one line what a replay found."""
+    """Return the result of a replay in one line."""
     if not skew.compared and not skew.skipped:
         return "the log holds no answer yet that could be compared"
     text = (
@@ -168,7 +168,7 @@ def _uncomparable(
 
 
 def _by_user(events: pa.Table) -> dict[str, pa.Table]:
-    """Return each user's events, as they came."""
+    """Return each user's events, in the order of arrival."""
     if not len(events):
         return {}
     order = pc.sort_indices(events, [("user_id", "ascending"), ("version", "ascending")])

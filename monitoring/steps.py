@@ -1,7 +1,7 @@
-"""Every step of watching: KFP artifacts in -> one call of the step's plain function -> artifacts out.
+"""Every monitoring step: KFP artifacts in -> one call of the step's plain function -> artifacts out.
 
-Only a function's own source travels to where it runs, so that a step imports what it calls. This module
-must not be imported by the plain ones: inside a step KFP hides `dsl.component`.
+KFP ships only a function's own source to its container, so a step imports the plain function in its body. The
+plain modules must not import this module: inside a step KFP hides `dsl.component`.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any
 from kfp import dsl
 from kfp.dsl import Artifact, Dataset, Input, Output
 
-# The same image as the training steps run in; `reco compile --image` puts another name into the IR.
+# The image of the training steps; `reco compile --image` puts another name into the IR.
 IMAGE = "checkout-recommender-python:0.1.0"
 step = partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
 
@@ -19,7 +19,7 @@ step = partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
 def measure_drift(
     bundle: str, dataset: Input[Dataset], since: str, until: str, drift: Output[Artifact]
 ) -> dict[str, Any]:
-    """Compare a window of purchases with those that the bundle was made from."""
+    """Compare a window of purchases with the bundle's training data."""
     from pathlib import Path
 
     from monitoring.drift import measure_drift
@@ -29,7 +29,7 @@ def measure_drift(
 
 @step
 def raise_alert(verdict: dict[str, Any]) -> str:
-    """Fail the run when the verdict asks for somebody's eyes."""
+    """Fail the run if the verdict needs a person's attention."""
     from monitoring.drift import raise_alert
 
     return raise_alert(verdict)

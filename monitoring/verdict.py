@@ -1,13 +1,13 @@
-"""Compared columns -> a verdict: what each one may do, how far it went, and one sentence that says it.
+"""Compared columns -> a verdict: each column's limits and distance, and one sentence that sums it up.
 
-    insufficient_data   too few baskets or requests to tell, or too few whose features were logged
-    schema_change       a column came, went, lost its values or its type: mend the data, do not retrain
+    insufficient_data   too few baskets or requests for a verdict, or too few with logged features
+    schema_change       a column is new, gone, or lost its values or its type: mend the data, do not retrain
     drifted             a column that may page is past its alarm line: retraining is worth it
-    warn                something moved, nobody is woken
+    warn                something moved, but no alert is sent
     ok
 
-A column's lines stand above its noise floor, the PSI that two windows of these sizes have when nothing
-changed (drawn anew for each check, so a window of a day and one of a month are judged alike). On a week of
+A column's lines lie above its noise floor: the PSI of two windows of these sizes when nothing changed. The
+floor is drawn again for each check, so the same lines fit a window of a day and of a month. On a week of
 Complete Journey the floor of `category` is 0.014: it warns at 0.064 and alarms at 0.104.
 """
 
@@ -25,10 +25,10 @@ ColumnStatus = Literal["ok", "warn", "alarm", "insufficient_data", "schema_chang
 
 FAILED = ("drifted", "schema_change")
 MISSING_WARN, MISSING_ALARM = 0.05, 0.10  # rise of the share of rows without a value
-# The lines also clear what chance can do: a column of few bins in a small window has a wide spread.
+# The lines also lie above random variation: a column of few bins in a small window has a wide spread.
 SPREADS_WARN, SPREADS_ALARM = 4.0, 8.0
 MOVED = 3
-WITH_FEATURES = "score"  # of an answer is compared where its features are, and only there
+WITH_FEATURES = "score"  # this column of an answer is compared together with its features only
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,13 @@ class ColumnRule:
     warn: float = 0.05
     alarm: float = 0.09
     pages: bool = True
-    reason: str = "steady from week to week; where it moves, the model meets what it was not trained on"
+    reason: str = "steady from week to week; if it moves, the model was not trained on such data"
 
 
 SHOWN = ColumnRule(pages=False)
 RULES: Mapping[str, ColumnRule] = {
-    "category": ColumnRule(
-        reason="the mix of what is bought: quiet weeks 0.02-0.04, holiday weeks 0.12-0.18"
-    ),
-    "basket_category": ColumnRule(reason="the same, of what lies in the basket when the checkout asks"),
+    "category": ColumnRule(reason="the mix of purchases: quiet weeks 0.02-0.04, holiday weeks 0.12-0.18"),
+    "basket_category": ColumnRule(reason="the same for the basket at the time of the request"),
     "department": replace(SHOWN, reason="too coarse: 0.013 in the very weeks in which category passes 0.10"),
     "hour": replace(SHOWN, reason="moves with the seasons and with clock changes; no model input"),
     "weekday": replace(SHOWN, reason="a calendar matter: closed days and short windows; no model input"),
@@ -69,7 +67,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class ColumnDrift:
-    """What was found in one column; `psi`, the floor and the lines are None when nothing was compared."""
+    """The result of one column; `psi`, the floor and the lines are None if it was not compared."""
 
     name: str
     status: ColumnStatus
@@ -88,7 +86,7 @@ class ColumnDrift:
 
 @dataclass(frozen=True)
 class DriftVerdict:
-    """The answer of one check; `columns` begin with the one that is furthest past its alarm line."""
+    """The result of one check; `columns` begin with the column furthest past its alarm line."""
 
     status: Status
     reason: str
@@ -99,7 +97,7 @@ class DriftVerdict:
 
     @property
     def failed(self) -> bool:
-        """Return whether somebody should look: drifted, or the columns changed."""
+        """Return whether the verdict needs attention: drifted, or the columns changed."""
         return self.status in FAILED
 
     def column(self, name: str) -> ColumnDrift:
@@ -129,11 +127,11 @@ class Comparison:
 
 
 def judge(comparisons: Sequence[Comparison], psi: Mapping[str, float] | None = None) -> DriftVerdict:
-    """Say what the PSI of each column means.
+    """Turn the PSI of each column into a verdict.
 
     Args:
         comparisons: the columns in bins.
-        psi: the PSI of each column; without it, it is computed here.
+        psi: the PSI of each column; computed here if it is None.
     """
     rows = [_judge_column(comparison, psi) for comparison in comparisons]
     rows.sort(key=_urgency, reverse=True)
@@ -186,7 +184,7 @@ def _status(rows: Sequence[ColumnDrift]) -> Status:
         return "drifted"
     if found & {"alarm", "warn"}:
         return "warn"
-    # A basket that is as ever does not say that the features are.
+    # An unchanged basket does not mean unchanged features.
     blind = any(row.name == WITH_FEATURES and row.status == "insufficient_data" for row in rows)
     return "insufficient_data" if blind else "ok"
 

@@ -1,4 +1,4 @@
-"""The prediction log or the events of two windows -> tables of the columns that are watched."""
+"""The prediction log or the events of two windows -> tables of the watched columns."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ CLOSED_BELOW = 0.25  # a day with fewer baskets than this share of the median da
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of time, `since` included, `until` excluded; None is open."""
+    """A time span, `since` included, `until` excluded; None is open."""
 
     since: datetime | None = None
     until: datetime | None = None
 
     @classmethod
     def parse(cls, since: str, until: str, timezone: str = "UTC") -> Window:
-        """Read ISO 8601 times; one without an offset is local, a date is its midnight, "" is open.
+        """Read ISO 8601 times; a time without an offset is local, a date is its midnight, "" is open.
 
         Raises:
-            ValueError: a text is no time, or the window ends before it begins.
+            ValueError: a text is not a time, or the window ends before it begins.
         """
         window = cls(_time(since, timezone), _time(until, timezone))
         if window.since and window.until and window.since >= window.until:
@@ -68,7 +68,7 @@ class TablePair:
     unit: str = ""  # the column that names the basket or request of a row; "" when each row is its own
 
     def only(self, columns: Sequence[str]) -> TablePair:
-        """Return the table with just these columns, as far as it has them."""
+        """Return the table with only those of these columns that it has."""
         kept = {*columns, self.unit}
         frames = (self.current, self.reference)
         current, reference = (frame[[name for name in frame if name in kept]] for frame in frames)
@@ -93,13 +93,13 @@ class EventFrames:
 
     @classmethod
     def of(cls, events: pd.DataFrame, timezone: str) -> EventFrames:
-        """Bring purchases (see `purchases`) into the columns that are watched; hours and days are local."""
+        """Convert purchases (see `purchases`) to the watched columns; hours and days are local."""
         lines = events[["basket_id", "category", "department"]].assign(item_price=events["price"])
         return cls(lines, _baskets(events, timezone))
 
 
 def event_tables(current: EventFrames, reference: EventFrames) -> list[TablePair]:
-    """Return what is watched in purchases: by line, by basket, and the weekdays that were open in both."""
+    """Return the watched columns of purchases: by line, by basket, and the weekdays open in both windows."""
     days = _open_weekdays(current.baskets, reference.baskets)
     baskets = [frames.baskets.drop(columns="date") for frames in (current, reference)]
     return [
@@ -110,11 +110,11 @@ def event_tables(current: EventFrames, reference: EventFrames) -> list[TablePair
 
 
 def log_tables(current: pa.Table, reference: pa.Table, category_of: Mapping[str, str]) -> list[TablePair]:
-    """Return what is watched in the log: of each returned item, of each basket item, of each request.
+    """Return the watched columns of the log: of each returned item, of each basket item, of each request.
 
     Args:
         current: the records of the window.
-        reference: the records it is compared with.
+        reference: the records of the reference.
         category_of: the category of each item, see `bundle_categories`.
     """
     return [
@@ -160,8 +160,8 @@ def _baskets(events: pd.DataFrame, timezone: str) -> pd.DataFrame:
 def _open_weekdays(*frames: pd.DataFrame) -> list[pd.DataFrame]:
     """Return baskets with their weekday, from equally many open days of each weekday.
 
-    A Monday on which the shop was closed is no change in what shoppers do, and a window of ten days has
-    some weekdays twice: both would look like drift. Only weekdays that both windows saw open are compared.
+    A closed Monday is no change of behaviour, and a window of ten days has some weekdays twice: both would
+    look like drift. Only weekdays with an open day in both windows are compared.
     """
     days = [_open_days(frame["date"]) for frame in frames]
     common = set.intersection(*(set(day.dayofweek) for day in days))
@@ -186,7 +186,7 @@ def _answers(records: pa.Table) -> pd.DataFrame:
     names = feature_names(records)
     items = pc.list_value_length(records["item_ids"]).to_numpy().astype(np.int64)
     values = pc.list_value_length(records["features"]).to_numpy().astype(np.int64)
-    ranked = (items > 0) & (values == items * len(names))  # a fallback's and a cache's have no features
+    ranked = (items > 0) & (values == items * len(names))  # fallbacks and cached lists have no features
     records = records.filter(pa.array(ranked))
     frame = pd.DataFrame(feature_rows(records), columns=names) if names else pd.DataFrame()
     return frame.assign(
@@ -199,7 +199,7 @@ def _answers(records: pa.Table) -> pd.DataFrame:
 def _basket_items(records: pa.Table, category_of: Mapping[str, str]) -> pd.DataFrame:
     items = pc.list_flatten(records["basket"]).to_pandas()
     lengths = pc.list_value_length(records["basket"]).to_numpy().astype(np.int64)
-    # An item that the catalogue does not know has no category: the share without a value tells how many.
+    # An unknown item has no category: the share without a value shows how many there are.
     return pd.DataFrame(
         {"basket_category": items.map(category_of), "request": np.repeat(np.arange(len(records)), lengths)}
     )

@@ -1,4 +1,4 @@
-"""The tutorial's way to add a feature, step by step: a function, its line, and every part has it."""
+"""The tutorial's way to add a feature, step by step: with a function and its line, every part has it."""
 
 import os
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 [FUNCTION] = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
 [LINE] = re.findall(r"```text\n(.*?)```", TUTORIAL, re.DOTALL)
-# What the new feature must say of the row below: 3 distinct items in 2 baskets; one is older.
+# The new feature of the row below: 3 distinct items in 2 baskets; a third basket is too old.
 CHECK = """
 import sys
 import numpy as np
@@ -49,7 +49,7 @@ assert user_history.name == USER_VIEW
 assert field.description == "Distinct items per basket of the last 90 days."
 print(schema_hash())
 """
-# The same shop through the steps that fill the stores: what Feast answers is what the function says.
+# The same shop through the steps that fill the stores: Feast returns the value of the function.
 PUBLISH = """
 import sys
 from pathlib import Path
@@ -88,7 +88,7 @@ print("equal")
 """
 
 
-def test_the_readme_says_the_same() -> None:
+def test_the_readme_names_both_steps() -> None:
     [line] = re.findall(r"^\| a feature \| (.+) \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
     assert line.startswith("a function in `feature_repo/transforms.py`, its line in `feature_repo/schema.py`")
 
@@ -107,8 +107,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone
 
 
-def said(program: str, argument: Path, clone: Path) -> str:
-    """Run a program on the packages of a clone and return what it prints last."""
+def last_line(program: str, argument: Path, clone: Path) -> str:
+    """Run a program on the packages of a clone and return its last line."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, argument],
         cwd=clone,
@@ -142,9 +142,9 @@ def statistics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_models_the_view_and_the_snapshot_have_it_and_agree(clone: Path, statistics: Path) -> None:
     from feature_repo.schema import schema_hash
 
-    assert said(CHECK, statistics, clone) != schema_hash(), "a bundle of before is refused"
+    assert last_line(CHECK, statistics, clone) != schema_hash(), "an older bundle is refused"
 
 
 @pytest.mark.slow
-def test_both_stores_answer_with_what_the_function_says(clone: Path, tmp_path: Path) -> None:
-    assert said(PUBLISH, tmp_path, clone) == "equal"
+def test_both_stores_return_the_value_of_the_function(clone: Path, tmp_path: Path) -> None:
+    assert last_line(PUBLISH, tmp_path, clone) == "equal"

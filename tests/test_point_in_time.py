@@ -1,7 +1,7 @@
 """The features of an example are those of an archive that ends before its moment; joins that leak are caught.
 
-What happens at the moment of a basket or later may be anything: here it becomes poison, other items at huge
-prices. A join that is right gives the same features then, and the same as over an archive that holds no more.
+The tests replace the events at the moment of a basket or later by poison: other items at huge prices. A
+correct join still gives the same features, and the same as over an archive without these events.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from feature_repo.statistics import Statistics
 from feature_repo.stream.archive import rows_of
 from serving.stages.retrieval import build_query
 
-BASE = pd.Timestamp("2024-03-01", tz="UTC")  # the statistics know what came before it
+BASE = pd.Timestamp("2024-03-01", tz="UTC")  # the statistics cover the events before it
 ITEMS = [f"i{number}" for number in range(12)]
 PLANTED = ["poison-1", "poison-2", *ITEMS[:3]]
 
 Asked = tuple[str, float]  # user, moment
-Placed = tuple[str, pd.Timestamp, list[str], str]  # user, time, items, and what became of them
+Placed = tuple[str, pd.Timestamp, list[str], str]  # user, time, items, event type
 Join = Callable[[pd.DataFrame, Statistics, Asked, tuple[str, ...]], Query]
 
 
@@ -51,7 +51,7 @@ def events_of(baskets: list[Placed]) -> pd.DataFrame:
 
 
 def before_base() -> list[Placed]:
-    """Enough of a past for a catalogue; i11 is sold too rarely to be in it. A fourth was only looked at."""
+    """Enough events for a catalogue; i11 is sold too rarely to be in it. A fourth of them are clicks."""
     random = np.random.default_rng(5)
     return [
         (
@@ -88,7 +88,7 @@ FITTED = statistics()
 
 
 def training(events: pd.DataFrame, fitted: Statistics, asked: Asked, visible: tuple[str, ...]) -> Query:
-    """What `build_examples` does."""
+    """The join of `build_examples`."""
     purchases = purchases_of(events)
     window = module._Window(fitted, purchases.item_ids)
     user, at = asked
@@ -97,7 +97,7 @@ def training(events: pd.DataFrame, fitted: Statistics, asked: Asked, visible: tu
 
 
 def serving(events: pd.DataFrame, fitted: Statistics, asked: Asked, visible: tuple[str, ...]) -> Query:
-    """What the endpoint does with the row that a batch over the archive makes."""
+    """The join of the endpoint, with the row of a batch over the archive."""
     return build_query(fitted, visible, row(events, asked[0]), asked[1])
 
 
@@ -139,7 +139,7 @@ def poisoned(events: pd.DataFrame, at: float) -> pd.DataFrame:
 
 
 def ending(events: pd.DataFrame, asked: Asked) -> pd.DataFrame:
-    """The shop as it stood: nothing from the moment on but that the user is there and gets an answer."""
+    """The shop before the moment; after it, only a visit of the user who gets an answer."""
     late = moments(events) >= asked[1]
     own = events[(events["user_id"] == asked[0]) & (moments(events) == asked[1])].head(1)
     answer = own.assign(event_id="shown", basket_id="answer", event_type="impression")
@@ -152,13 +152,13 @@ def moments(events: pd.DataFrame) -> np.ndarray:
 
 
 def inputs(query: Query) -> list[np.ndarray]:
-    """All that any model gets: of every item of the catalogue, and of the query tower."""
+    """The inputs of all models: for every item of the catalogue, and for the query tower."""
     dense, categorical = model_inputs(Rows(query, np.arange(len(FITTED.item_ids))))
     return [dense, categorical, *tower_inputs(query).values()]
 
 
 def examples(events: pd.DataFrame) -> list[tuple[Asked, tuple[str, ...]]]:
-    """Each basket from the base on: who was asked about and when, and what of it is visible."""
+    """Each basket from the base on: user and time of its request, and its visible items."""
     later = events[(events["at"] >= BASE) & (events["event_type"] == "purchase")]
     return [
         (
@@ -170,7 +170,7 @@ def examples(events: pd.DataFrame) -> list[tuple[Asked, tuple[str, ...]]]:
 
 
 def asked_at(events: pd.DataFrame, user: str, bought: float) -> float:
-    """When a basket was first asked about: told by going back from answer to answer."""
+    """The time of a basket's first request, found by going back from answer to answer."""
     own, at = events[events["user_id"] == user], moments(events[events["user_id"] == user])
     shown = at[(own["event_type"] == "impression") & (at <= bought)]
     taken = at[(own["event_type"] == "purchase") & (at < bought)]
@@ -224,7 +224,7 @@ def world(baskets: list[tuple[str, int, int, list[str], str]]) -> pd.DataFrame:
 
 @settings(max_examples=25, deadline=None)
 @given(new_baskets)
-def test_training_and_endpoint_know_what_came_before_and_nothing_else(
+def test_training_and_endpoint_use_only_earlier_events(
     baskets: list[tuple[str, int, int, list[str], str]],
 ) -> None:
     events = world(baskets)
@@ -259,12 +259,12 @@ def test_leaking_joins_are_caught() -> None:
     assert caught(training, events) == caught(serving, events) == []
     assert caught(inclusive, events) == [("u0", at) for at in (first, second, third, fourth)]
     assert caught(uncut, events) == [("u0", at) for at in (first, second, third, fourth)]
-    # At midnight exactly, which is the first basket's time, a day holds nothing of before it.
+    # The first basket is at midnight exactly: its day holds no earlier events.
     assert {("u0", at) for at in (second, third, fourth)} <= set(caught(by_the_day, events))
 
 
-def test_an_answer_that_is_taken_for_its_own_past_is_caught() -> None:
-    """The leak of a feedback loop: what was shown for this very basket counts as shown before."""
+def test_an_answer_in_its_own_history_is_caught() -> None:
+    """The leak of a feedback loop: impressions for this basket count as earlier impressions."""
     shown, taken = ("u0", 60, 0, ITEMS[:4], "impression"), ("u0", 120, 0, ITEMS[2:6], "purchase")
     events = world([shown, taken])
 
@@ -280,8 +280,8 @@ def test_an_answer_that_is_taken_for_its_own_past_is_caught() -> None:
     assert caught(when_bought, events) == [answered]
 
 
-def test_poison_reaches_what_comes_after_it() -> None:
-    """So that the tests above would see it: a later basket of the user has features of the poison."""
+def test_poison_changes_later_features() -> None:
+    """The tests above would detect a leak: a later basket of the user has features of the poison."""
     events = world([("u0", 60, 0, ITEMS[:4], "purchase"), ("u0", 3_600, 0, ITEMS[4:8], "purchase")])
     first, second = BASE.timestamp() + 60, BASE.timestamp() + 3_660
     clean, other = (

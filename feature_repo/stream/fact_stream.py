@@ -20,9 +20,8 @@ log = logging.getLogger(__name__)
 TURN_MESSAGES = 5_000
 TURN_S = 0.05  # how long a turn waits for messages
 RETRY_S = 0.5
-FactSink = Callable[
-    [list[bytes]], list[str | None]
-]  # messages -> for each the reason why it is invalid, or None
+# Messages -> for each the reason why it is invalid, or None.
+FactSink = Callable[[list[bytes]], list[str | None]]
 
 
 class FactStream:

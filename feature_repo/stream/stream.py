@@ -351,9 +351,8 @@ class Stream:
                 self._rebuild(own)  # another consumer wrote all users' rows at the same time
             name = None
         elif name != self._name and own:
-            self._rebuild(
-                own
-            )  # another process wrote all users' rows, without this consumer's waiting events
+            # Another process wrote all users' rows, without the events that wait in this consumer.
+            self._rebuild(own)
         self._published = publication
         return name or secrets.token_hex(8).encode()
 

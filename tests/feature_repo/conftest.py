@@ -16,7 +16,7 @@ UNKNOWN = -1  # an item that the catalogue lacks
 
 @pytest.fixture
 def statistics() -> Statistics:
-    """Bread and butter share 4 baskets, bread and jam 2, milk and tea none."""
+    """Bread and butter share 4 baskets, bread and jam 2, milk and tea 0."""
     n = 5
     neighbours = np.full((n, 2), -1, np.int32)
     together = np.zeros((n, 2), np.float32)

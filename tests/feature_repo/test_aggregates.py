@@ -1,4 +1,4 @@
-"""A row is a set: whatever the order, the repetitions and the batches, the same events make the same row."""
+"""A row is a set: the same events make the same row in any order, with any repetitions and batches."""
 
 import numpy as np
 import pytest
@@ -64,12 +64,12 @@ lines = st.lists(
 def test_order_repetition_and_batches_do_not_matter(events: list[Line], random: object) -> None:
     numbered = list(enumerate(events))
     whole = row_of(numbered)
-    told = numbered + random.sample(numbered, len(numbered) // 2)  # type: ignore[attr-defined]
-    random.shuffle(told)  # type: ignore[attr-defined]
+    messages = numbered + random.sample(numbered, len(numbered) // 2)  # type: ignore[attr-defined]
+    random.shuffle(messages)  # type: ignore[attr-defined]
     row = no_events()
-    while told:
-        size = random.randint(1, len(told))  # type: ignore[attr-defined]
-        batch, told = told[:size], told[size:]
+    while messages:
+        size = random.randint(1, len(messages))  # type: ignore[attr-defined]
+        batch, messages = messages[:size], messages[size:]
         row = fold(row, row_of(batch))
     assert same(row, whole)
     assert same(unpack(pack(row)), whole)
@@ -77,7 +77,7 @@ def test_order_repetition_and_batches_do_not_matter(events: list[Line], random: 
 
 @given(lines)
 @settings(deadline=None, max_examples=100)
-def test_what_was_kept_is_the_latest_however_it_came(events: list[Line]) -> None:
+def test_a_full_row_keeps_the_latest_lines_in_any_order_of_arrival(events: list[Line]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregates, "MAX_PURCHASES", 6)
         patch.setattr(aggregates, "MAX_VIEWS", 2)
@@ -95,7 +95,7 @@ def test_what_was_kept_is_the_latest_however_it_came(events: list[Line]) -> None
             assert all(at <= kept.min() for at, _, other, *_ in dropped if other == kind)
 
 
-def test_of_two_events_with_one_id_the_first_stays() -> None:
+def test_the_first_of_two_events_with_one_id_stays() -> None:
     row = fold(
         row_of([(1, (MONDAY, "tea", PURCHASE, 1, 2.0))]), row_of([(1, (MONDAY, "milk", PURCHASE, 1, 9.0))])
     )
@@ -140,15 +140,15 @@ def test_history_counts_baskets_decays_them_and_knows_first_and_last() -> None:
     assert (totals.first_basket_at, totals.last_basket_at) == (MONDAY, MONDAY + 15 * DAY_S)
 
 
-def test_what_was_scanned_twice_is_one_line_that_cost_both() -> None:
+def test_repeated_scans_become_one_line_with_the_sum_of_both() -> None:
     row = row_of(
         [
             (1, (MONDAY, "tea", PURCHASE, 1, 3.0)),
-            (2, (MONDAY, "tea", IMPRESSION, 1, 0.0)),  # shown for the same basket: it stands between them
+            (2, (MONDAY, "tea", IMPRESSION, 1, 0.0)),  # an impression of the same basket, between the scans
             (3, (MONDAY, "tea", PURCHASE, 1, 2.5)),
             (4, (MONDAY, "tea", PURCHASE, 2, 3.0)),
             (5, (MONDAY + 9, "cake", CLICK, 7, 0.0)),
-            (6, (MONDAY + 9, "cake", CLICK, 7, 0.0)),  # who clicks twice does so
+            (6, (MONDAY + 9, "cake", CLICK, 7, 0.0)),  # two clicks stay two
         ]
     )
     found = merge_lines(row)
@@ -167,7 +167,7 @@ def test_two_baskets_of_one_moment_are_two() -> None:
     assert history.count.tolist() == [2]
 
 
-def test_before_is_strict_and_the_packed_part_forgets_later_items() -> None:
+def test_before_is_strict_and_the_packed_part_drops_later_items() -> None:
     row = row_of([(1, (MONDAY, "tea", PURCHASE, 1, 1.0)), (2, (MONDAY + 60, "milk", PURCHASE, 2, 1.0))])
     assert len(row.before(MONDAY)) == 0
     past = row.before(MONDAY + 60)
@@ -176,14 +176,14 @@ def test_before_is_strict_and_the_packed_part_forgets_later_items() -> None:
     assert summary_of(past, MONDAY + 60)[0].items.tolist() == ["tea"]
 
 
-def test_nothing_was_bought() -> None:
+def test_a_history_without_purchases_is_empty() -> None:
     for row in (no_events(), row_of([(1, (MONDAY, "tea", CLICK, 1, 0.0))])):
         history, totals = summary_of(row, MONDAY + 1)
         assert len(history.items) == totals.baskets == 0
         assert history.decayed.shape == (3, 0)
 
 
-def test_codes_and_ids_are_folded_alike() -> None:
+def test_codes_and_ids_fold_to_the_same_row() -> None:
     ids = np.array(["bread", "milk", "tea"])
     named = row_of([(i, (MONDAY + i, str(ids[i % 3]), PURCHASE, i, 1.0)) for i in range(9)])
     coded = make_events(
@@ -193,7 +193,7 @@ def test_codes_and_ids_are_folded_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda row: row[:10], "at least"),
         (lambda row: b"\x07" + row[1:], "publish the features again"),
@@ -201,9 +201,9 @@ def test_codes_and_ids_are_folded_alike() -> None:
         (lambda row: row + b"\nmore", "it is damaged"),
     ],
 )
-def test_a_damaged_row_is_refused(damage: object, said: str) -> None:
+def test_a_damaged_row_is_refused(damage: object, message: str) -> None:
     row = pack(row_of([(i, (MONDAY + i, "tea", PURCHASE, i, 1.0)) for i in range(3)]))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         unpack(damage(row))  # type: ignore[operator]
 
 

@@ -65,7 +65,7 @@ def test_a_private_file_is_private_from_the_first_byte(tmp_path: Path) -> None:
         assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_private_file_takes_nothing_over_from_one_that_a_killed_process_left(tmp_path: Path) -> None:
+def test_a_private_file_does_not_reuse_the_file_of_a_killed_process(tmp_path: Path) -> None:
     left = tmp_path / f".up.json.{os.getpid()}.part"
     left.write_text("left")
     left.chmod(0o644)

@@ -11,5 +11,5 @@ def test_an_error_keeps_its_python_base_and_its_exit_code() -> None:
     assert (error.exit_code, str(error)) == (2, "no broker")
 
 
-def test_without_a_code_of_its_own_a_check_failed() -> None:
+def test_the_default_exit_code_is_that_of_a_failed_check() -> None:
     assert RecoError("x").exit_code == 1

@@ -1,4 +1,4 @@
-"""Raw rows -> what the contract makes of them: completed, refused with a reason, merged, written, read."""
+"""Raw rows under the contract: completed, refused with a reason, merged, written, read."""
 
 import json
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ ROW: dict[str, Any] = {"user_id": "u1", "basket_id": "b1", "item_id": "milk", "a
 
 
 def rows(*changes: dict[str, Any]) -> pd.DataFrame:
-    """One good row per dict, in baskets of their own, with the dict's values in it."""
+    """One good row per dict, each in its own basket, with the dict's values in it."""
     return pd.DataFrame(
         [{**ROW, "basket_id": f"b{number}", **change} for number, change in enumerate(changes)]
     )
@@ -48,7 +48,7 @@ def check(*changes: dict[str, Any]) -> tuple[pd.DataFrame, pd.Series]:
 # ------------------------------------------------------------------------------------ raw rows -> columns
 
 
-def test_what_is_not_given_has_its_default() -> None:
+def test_missing_columns_have_defaults() -> None:
     event = complete_columns(pd.DataFrame([ROW])).iloc[0]
     assert list(event.index) == EVENT_SCHEMA.names
     assert (event["event_type"], event["quantity"], event["discount"], event["store_id"]) == (
@@ -80,7 +80,7 @@ def test_an_empty_cell_is_like_an_absent_column() -> None:
         (pd.Series([Decimal("1041453.00")]), ["1041453"]),
         (pd.Series(["a", "b", "a"], dtype="category"), ["a", "b", "a"]),
         (pd.Series(["a", None], dtype="string"), ["a", None]),
-        (pd.Series(["1041453.0", " x "]), ["1041453.0", " x "]),  # text is taken as it stands
+        (pd.Series(["1041453.0", " x "]), ["1041453.0", " x "]),  # text is not changed
         (pd.Series([5, "x", 6.0, b"x", True, " "], dtype=object), ["5", "x", "6", None, None, None]),
         (pd.Series([1.5, np.inf, 2.0**53]), [None, None, None]),  # beyond 2^53 a float has lost digits
         (pd.Series([2.0**24], dtype="float32"), [None]),
@@ -114,13 +114,13 @@ def test_times_become_utc(time: Any, expected: str) -> None:
 @pytest.mark.parametrize(
     "time", ["", "yesterday", "now", "01.03.2026", "2026-02-30", "1700000000", None, 1700000000, 1.5]
 )
-def test_what_is_no_time_is_refused(time: Any) -> None:
+def test_an_invalid_time_is_refused(time: Any) -> None:
     good, reasons = check({"at": time}, {})
     assert list(reasons) == ["at is not an ISO 8601 time"]
     assert len(good) == 1
 
 
-def test_a_column_of_numbers_is_no_column_of_times() -> None:
+def test_numbers_are_refused_as_times() -> None:
     assert as_times(pd.Series([1_700_000_000, 1_700_000_001])).isna().all()
 
 
@@ -148,18 +148,18 @@ def test_an_unknown_column_is_named_with_the_nearest_known_one() -> None:
         complete_columns(rows({"pirce": 1, "colour": "red"}))
 
 
-def test_a_column_that_is_there_twice_is_named() -> None:
+def test_a_repeated_column_is_named() -> None:
     frame = rows({"price": 1.0, "discount": 0.0}).set_axis([*ROW, "price", "price"], axis=1)
     with pytest.raises(EventsInvalid, match="'price' is there more than once"):
         complete_columns(frame)
 
 
-def test_no_rows_are_no_events() -> None:
+def test_a_table_without_rows_is_refused() -> None:
     with pytest.raises(EventsInvalid, match="not one row"):
         complete_columns(rows({}).iloc[:0])
 
 
-def test_lists_are_no_ids() -> None:
+def test_lists_are_refused_as_ids() -> None:
     with pytest.raises(EventsInvalid, match="'item_id' holds lists"):
         complete_columns(rows({"item_id": ["milk", "bread"]}))
 
@@ -234,23 +234,23 @@ def test_a_row_at_the_edge_of_a_rule_is_good(change: dict[str, Any]) -> None:
     assert reasons.empty
 
 
-def test_an_event_may_name_what_a_request_may_name() -> None:
+def test_events_and_requests_accept_the_same_ids() -> None:
     assert MAX_ID_LENGTH == LONGEST_ID_OF_A_REQUEST
 
 
-def test_a_basket_of_two_users_is_refused_whole() -> None:
+def test_a_basket_of_two_users_is_refused_as_a_whole() -> None:
     good, reasons = check({"basket_id": "b"}, {}, {"basket_id": "b", "user_id": "u2", "item_id": "bread"})
     assert reasons.to_dict() == {0: "its basket names two users", 2: "its basket names two users"}
     assert list(good.index) == [1]
 
 
-def test_a_basket_bought_at_two_times_is_refused_whole() -> None:
+def test_a_basket_bought_at_two_times_is_refused_as_a_whole() -> None:
     later = {"basket_id": "b", "at": "2026-03-01T09:00:01Z", "item_id": "bread"}
     _, reasons = check({"basket_id": "b"}, later, {"basket_id": "b", "item_id": "tea"}, {})
     assert reasons.to_dict() == dict.fromkeys([0, 1, 2], "its basket was bought at two times")
 
 
-def test_what_was_shown_may_have_other_times_than_the_purchase() -> None:
+def test_impressions_may_have_other_times_than_the_purchase() -> None:
     shown = {"basket_id": "b", "at": "2026-03-01T08:59:00Z", "event_type": "impression"}
     good, reasons = check(
         {"basket_id": "b"}, shown, {**shown, "at": "2026-03-01T08:58:00Z", "item_id": "tea"}
@@ -313,7 +313,7 @@ def test_two_lines_of_an_item_become_one_with_the_mean_per_unit() -> None:
     assert merged["quantity"].dtype == np.int64
 
 
-def test_an_unknown_price_has_no_part_in_the_mean() -> None:
+def test_the_mean_skips_an_unknown_price() -> None:
     line = {"basket_id": "b"}
     good, _ = check(
         {**line, "price": 3.0},
@@ -350,7 +350,7 @@ def shop() -> Dataset:
     )
 
 
-def test_what_is_written_is_read(shop: Dataset, tmp_path: Path) -> None:
+def test_a_data_set_survives_a_round_trip(shop: Dataset, tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path / "dataset", shop)
     found = read_dataset(tmp_path / "dataset", also=["users", "coupons"])
     pd.testing.assert_frame_equal(found.events, shop.events)
@@ -386,7 +386,7 @@ def test_a_data_set_replaces_an_empty_directory_and_an_older_data_set(shop: Data
 
 
 @pytest.mark.parametrize("stranger", ["thesis.docx", "events.parquet"])
-def test_a_directory_of_something_else_is_left_alone(shop: Dataset, stranger: str, tmp_path: Path) -> None:
+def test_a_foreign_directory_is_not_changed(shop: Dataset, stranger: str, tmp_path: Path) -> None:
     (tmp_path / stranger).write_text("mine")
     with pytest.raises(EventsInvalid, match=f"holds {stranger}.*empty directory"):
         write_dataset(tmp_path, shop)
@@ -412,14 +412,16 @@ def test_a_flipped_byte_is_noticed(shop: Dataset, tmp_path: Path) -> None:
         ('{"kind": "bundle", "files": {}}', "holds a bundle"),
     ],
 )
-def test_what_is_no_data_set_is_not_read(manifest: str | None, message: str, tmp_path: Path) -> None:
+def test_a_directory_without_a_valid_manifest_is_refused(
+    manifest: str | None, message: str, tmp_path: Path
+) -> None:
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)
     with pytest.raises(EventsInvalid, match=message):
         read_dataset(tmp_path)
 
 
-def test_the_quarantine_is_json_whatever_the_rows_hold(tmp_path: Path) -> None:
+def test_the_quarantine_is_json_for_any_rows(tmp_path: Path) -> None:
     values = [np.inf, np.nan, None, pd.Timestamp("2026-03-01", tz="UTC"), "Käse\n", b"\xff"]
     rows = pd.DataFrame({"row": range(6), "reason": "odd", "price": pd.Series(values, dtype=object)})
     lines = write_quarantine(tmp_path / "new", rows).read_text(encoding="utf-8").splitlines()

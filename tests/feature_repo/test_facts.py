@@ -1,4 +1,4 @@
-"""The fact: what it may be, what is said of one that is none, and which of several stands."""
+"""The fact: its valid values, the message about an invalid fact, and the fact that wins among several."""
 
 import math
 from typing import Any
@@ -50,12 +50,12 @@ def test_a_full_fact_from_bytes() -> None:
         *((kind, None) for kind in ("price", "stock", "ban", "promotion", "coupon")),
     ],
 )
-def test_what_a_value_may_be(kind: str, value: object) -> None:
+def test_valid_values_are_accepted(kind: str, value: object) -> None:
     assert parse(fact=kind, value=value).value == value
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ({"fact": "offer"}, "fact is not one of price, stock, ban, promotion, cost, coupon"),
         ({"fact": ["price"]}, "fact is not one of"),
@@ -90,14 +90,14 @@ def test_what_a_value_may_be(kind: str, value: object) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_fact_is_told_by_field(changed: dict[str, Any], says: str) -> None:
-    with pytest.raises(FactInvalid, match=says) as found:
+def test_an_invalid_fact_names_the_field(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(FactInvalid, match=message) as found:
         parse(**changed)
     assert "2.5" not in str(found.value)
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    ("raw", "message"),
     [
         (b"", "not JSON"),
         (b"[]", "found a JSON list, expected an object"),
@@ -107,12 +107,12 @@ def test_what_is_no_fact_is_told_by_field(changed: dict[str, Any], says: str) ->
         (b" " * (MAX_BYTES + 1), "at most 16384"),
     ],
 )
-def test_what_is_no_json_object(raw: bytes, says: str) -> None:
-    with pytest.raises(FactInvalid, match=says):
+def test_a_text_without_a_json_object_is_refused(raw: bytes, message: str) -> None:
+    with pytest.raises(FactInvalid, match=message):
         parse_fact(raw)
 
 
-def test_a_file_is_read_to_its_end_and_each_bad_line_told() -> None:
+def test_a_file_is_read_to_its_end_and_each_bad_line_reported() -> None:
     good = orjson.dumps(PRICE)
     found, refused = parse_lines([good, b"", b"{}", good, b"nothing"])
     assert len(found) == 2
@@ -134,22 +134,24 @@ facts = st.builds(
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=st.data(), said=st.lists(facts, max_size=12))
-def test_any_order_and_any_repetition_folds_to_the_same(data: st.DataObject, said: list[Fact]) -> None:
-    again = data.draw(st.permutations(said + data.draw(st.lists(st.sampled_from(said))) if said else said))
-    assert {fact.key: fact for fact in Facts(again)} == {fact.key: fact for fact in Facts(said)}
+@given(data=st.data(), arrivals=st.lists(facts, max_size=12))
+def test_any_order_and_any_repetition_folds_to_the_same(data: st.DataObject, arrivals: list[Fact]) -> None:
+    again = data.draw(
+        st.permutations(arrivals + data.draw(st.lists(st.sampled_from(arrivals))) if arrivals else arrivals)
+    )
+    assert {fact.key: fact for fact in Facts(again)} == {fact.key: fact for fact in Facts(arrivals)}
 
 
 @settings(max_examples=100, deadline=None)
-@given(said=st.lists(facts, min_size=1, max_size=12))
-def test_the_latest_known_stands(said: list[Fact]) -> None:
-    for standing in Facts(said):
-        rivals = [fact for fact in said if fact.key == standing.key]
+@given(arrivals=st.lists(facts, min_size=1, max_size=12))
+def test_the_latest_fact_wins(arrivals: list[Fact]) -> None:
+    for standing in Facts(arrivals):
+        rivals = [fact for fact in arrivals if fact.key == standing.key]
         assert (standing.at, standing.fact_id) == max((fact.at, fact.fact_id) for fact in rivals)
 
 
 @given(fact=facts.filter(lambda fact: isinstance(fact.value, str) == (fact.fact == "coupon")))
-def test_what_is_written_is_read_back(fact: Fact) -> None:
+def test_a_fact_survives_a_round_trip(fact: Fact) -> None:
     if fact.fact != "coupon" and fact.user_id is not None:
         return
     assert parse_fact(unranked(fact.ranked())) == fact

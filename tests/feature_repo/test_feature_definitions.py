@@ -26,7 +26,7 @@ def test_feature_store_yaml_shows_redis_with_time_outs_and_without_retries() -> 
     assert "socket_timeout=0.01,socket_connect_timeout=0.01,retry=null" in line
 
 
-def test_feastignore_leaves_the_definitions_alone_and_nothing_else() -> None:
+def test_feastignore_skips_every_module_but_the_definitions() -> None:
     lines = (line.split("#")[0].strip() for line in (FEATURE_REPO / ".feastignore").read_text().splitlines())
     ignored = {path.name for pattern in lines if pattern for path in FEATURE_REPO.glob(pattern)}
     modules = {path.name for path in FEATURE_REPO.glob("*.py")}
@@ -35,7 +35,7 @@ def test_feastignore_leaves_the_definitions_alone_and_nothing_else() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_the_views_are_what_serving_and_the_snapshots_say() -> None:
+def test_the_views_agree_with_serving_and_the_snapshots() -> None:
     from feature_repo.feature_definitions import checkout, item_statistics, user_history
     from feature_repo.schema import ITEM, USER
     from feature_repo.snapshots import ITEM_COLUMNS, USER_COLUMNS
@@ -59,7 +59,7 @@ def test_feast_apply_works_on_a_fresh_clone(tmp_path: Path) -> None:
     clone = tmp_path / "feature_repo"
     shutil.copytree(FEATURE_REPO, clone, ignore=shutil.ignore_patterns("__pycache__"))
     feast = Path(sys.executable).with_name("feast")
-    for _ in range(2):  # and again on what the first left
+    for _ in range(2):  # the second run finds the registry of the first
         applied = subprocess.run(
             [feast, "apply"],
             cwd=clone,

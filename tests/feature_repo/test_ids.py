@@ -1,4 +1,4 @@
-"""One rule for every id, every name and every path, at their edges and under 10,000 attempts."""
+"""One rule for every id, every name and every path, at their edges and for 10,000 random texts."""
 
 import string
 from pathlib import Path, PurePosixPath
@@ -19,30 +19,30 @@ BAD = [
 
 
 @pytest.mark.parametrize("value", ["1228", "x" * MAX_ID_LENGTH, "Käse 7", " "])
-def test_what_is_an_id(value: str) -> None:
+def test_valid_ids_are_accepted(value: str) -> None:
     assert is_id(value)
 
 
 @pytest.mark.parametrize("value", ["", "x" * (MAX_ID_LENGTH + 1), "a\nb", "\x00", 7, None, b"7", ["7"], True])
-def test_what_is_none(value: object) -> None:
+def test_invalid_ids_are_refused(value: object) -> None:
     assert not is_id(value)
 
 
 @pytest.mark.parametrize("value", ["checkout", "792abe0b5ff7d8b4", "a", "0", "a-b-7", "x" * 63])
-def test_what_is_a_name(value: str) -> None:
+def test_valid_names_are_accepted(value: str) -> None:
     assert is_name(value)
     assert is_path(value)
 
 
 @pytest.mark.parametrize("value", [*BAD, None, 7, b"checkout", ["checkout"], True])
-def test_what_is_no_name(value: object) -> None:
+def test_invalid_names_are_refused(value: object) -> None:
     assert not is_name(value)
 
 
 @pytest.mark.parametrize(
     "value", ["bundles/792abe0b5ff7d8b4", "statistics/item_ids.npy", "golden.jsonl", "a/b/c/d/e/f/g/h"]
 )
-def test_what_is_a_path(value: str) -> None:
+def test_valid_paths_are_accepted(value: str) -> None:
     assert is_path(value)
 
 
@@ -66,7 +66,7 @@ def test_what_is_a_path(value: str) -> None:
         PurePosixPath("a"),
     ],
 )
-def test_what_is_no_path(value: object) -> None:
+def test_invalid_paths_are_refused(value: object) -> None:
     assert not is_path(value)
 
 
@@ -83,7 +83,7 @@ ATTEMPTS = st.one_of(
 
 @settings(max_examples=10_000)
 @given(ATTEMPTS)
-def test_no_name_and_no_path_leads_anywhere_else(text: str) -> None:
+def test_no_name_or_path_leaves_its_folder(text: str) -> None:
     root = Path("/srv/home")
     if is_name(text):
         assert set(text) <= ASCII - set("_.") - set(string.ascii_uppercase)

@@ -25,7 +25,7 @@ def test_partners_of_several_items_add_up(statistics: Statistics) -> None:
     assert partners.links.tolist() == [2]
 
 
-def test_one_candidate_alone_has_the_same_features_as_among_others(rows: Rows) -> None:
+def test_a_single_candidate_has_the_same_features_as_among_others(rows: Rows) -> None:
     together, _ = model_inputs(rows)
     for position, code in enumerate(rows.candidates):
         alone, _ = model_inputs(Rows(rows.query, np.array([code])))
@@ -54,7 +54,7 @@ def user(row: UserEvents) -> User:
     return User(row, float(NOW))
 
 
-def test_a_user_knows_nothing_of_the_moment_itself_or_later(row_of: MakeRow) -> None:
+def test_a_user_has_only_events_before_the_moment(row_of: MakeRow) -> None:
     row = row_of([(NOW + after, [MILK], 1.0, 0.0) for after in (-1e-6, 0, 1e-6)], [(NOW, TEA, CLICK)])
     assert len(user(row).events) == 1
     assert t.user_basket_count(user(row)) == 1
@@ -67,8 +67,8 @@ def test_a_very_long_session_is_counted_to_its_end(row_of: MakeRow) -> None:
     assert t.session_minutes(user(row)) == 20
 
 
-def test_what_was_scanned_twice_is_one_line(row_of: MakeRow) -> None:
-    """In one moment and basket; of another basket, or seen in between, it is another matter."""
+def test_repeated_scans_are_one_line(row_of: MakeRow) -> None:
+    """Scans of one moment and basket are merged; a scan in another basket or after a view is not."""
     row = row_of(
         [(NOW - 60, [TEA, TEA, MILK], 6.0, 3.0), (NOW - 60, [TEA], 1.0, 0.0)], [(NOW - 60, TEA, IMPRESSION)]
     )

@@ -1,4 +1,4 @@
-"""What the models get: order, hash, padding, and that a broken number stays where it is."""
+"""The models' inputs: their order, hash and padding; a broken number stays in its row."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,7 +57,7 @@ def query(statistics: Statistics, basket: list[int], row: UserEvents) -> Query:
     return Query(statistics, at, np.array(basket, np.int64), len(basket), User(row, at))
 
 
-def test_each_feature_stands_in_its_own_column_once() -> None:
+def test_each_feature_has_one_column() -> None:
     assert len(set(DENSE_NAMES)) == len(DENSE_NAMES) == 68
     assert list(DENSE_NAMES) == [feature.__name__ for feature in (*USER, *ITEM, *REQUEST)]
 
@@ -129,15 +129,15 @@ def test_the_tower_sees_recent_favourites_first_and_zero_is_padding(
 
 
 def test_the_history_is_in_the_order_of_the_last_purchases(statistics: Statistics, history: History) -> None:
-    """An old favourite weighs more than what was bought once yesterday, and stands behind it."""
+    """An old favourite has a larger weight than an item bought once yesterday, but comes after it."""
     bought = history((80, [7]), (85, [7]), (90, [7]), (99, [4]))
     inputs = tower_inputs(query(statistics, [], bought))
     assert inputs["history"][0, :3].tolist() == [5, 8, 0]
     assert inputs["history_weight"][0, 0] < inputs["history_weight"][0, 1]
 
 
-def test_of_a_long_history_the_weightiest_are_kept(statistics: Statistics, history: History) -> None:
-    """What was bought once long ago goes first, wherever its code stands."""
+def test_a_long_history_keeps_the_largest_weights(statistics: Statistics, history: History) -> None:
+    """An item bought once long ago is dropped first, at any place of its code."""
     bought = history((1, [0]), *((50, list(range(1, HISTORY_LENGTH + 1))) for _ in range(2)))
     inputs = tower_inputs(query(statistics, [], bought))
     assert sorted(inputs["history"][0].tolist()) == [item + 1 for item in range(1, HISTORY_LENGTH + 1)]

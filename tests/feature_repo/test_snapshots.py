@@ -47,7 +47,7 @@ def test_the_columns_are_the_schema_and_nothing_else(row: UserEvents, statistics
     assert item_table(statistics, MONDAY).schema == ITEM_COLUMNS
 
 
-def test_a_row_holds_what_came_strictly_before_its_stamp(row: UserEvents) -> None:
+def test_a_row_holds_the_events_strictly_before_its_stamp(row: UserEvents) -> None:
     for at, lines in ((MONDAY + 1e-6, 2), (MONDAY + 3 * DAY_S, 2), (MONDAY + 3 * DAY_S + 1, 3)):
         [found] = user_table([("ann", row)], at).to_pylist()
         assert found["event_timestamp"].timestamp() == at
@@ -58,14 +58,14 @@ def test_a_row_holds_what_came_strictly_before_its_stamp(row: UserEvents) -> Non
             assert np.float32(found[feature.__name__]) == expected, feature.__name__
 
 
-def test_who_had_done_nothing_has_no_row(row: UserEvents, row_of: MakeRow) -> None:
+def test_a_user_without_events_has_no_row(row: UserEvents, row_of: MakeRow) -> None:
     later = row_of([(MONDAY + DAY_S, ["tea"], 1.0, 0.0)])
     assert user_table([("ann", row), ("bob", later)], MONDAY + 60)["user_id"].to_pylist() == ["ann"]
     assert len(user_table([("ann", row)], MONDAY)) == 0
 
 
 def test_without_a_time_a_row_is_stamped_just_after_its_last_event(row: UserEvents, row_of: MakeRow) -> None:
-    """Each its own; the very last event is in, and a request of that moment does not join it."""
+    """Each row has its own stamp, includes its last event, and does not join a request of that moment."""
     other = row_of([(MONDAY + 0.123456, ["tea"], 1.0, 0.0)])
     ann, bob = user_table([("ann", row), ("bob", other)]).to_pylist()
     assert ann[HISTORY] == pack(row)
@@ -82,7 +82,7 @@ def test_the_stamp_keeps_its_microseconds(micros: int, row: UserEvents) -> None:
     assert stamps.cast(pa.int64()).to_pylist() == [at.value // 1_000]
 
 
-def test_the_values_are_what_the_model_gets(row: UserEvents, statistics: Statistics) -> None:
+def test_the_values_equal_the_inputs_of_the_model(row: UserEvents, statistics: Statistics) -> None:
     at = MONDAY + 5 * DAY_S
     codes = np.array([statistics.code_of[item] for item in row.items.tolist()])
     coded = UserEvents(codes, *(getattr(row, name) for name in UserEvents.__slots__ if name != "items"))

@@ -1,4 +1,4 @@
-"""The tables on disk: they come back as they were, and a table of another catalogue is refused."""
+"""The tables on disk: they survive a round trip, and a table of another catalogue is refused."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -20,7 +20,9 @@ def fitted() -> tuple[Statistics, dict[str, list[str]]]:
     return fit(purchases, items, vocabulary, pd.Timestamp("2024-06-01", tz="UTC")), vocabulary
 
 
-def test_what_was_written_comes_back(tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]) -> None:
+def test_statistics_survive_a_round_trip(
+    tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]
+) -> None:
     statistics, vocabulary = fitted
     write_statistics(tmp_path, statistics, vocabulary)
     found = read_statistics(tmp_path)
@@ -29,7 +31,7 @@ def test_what_was_written_comes_back(tmp_path: Path, fitted: tuple[Statistics, d
     assert read_vocabulary(tmp_path) == vocabulary
 
 
-def test_codes_follow_the_request_and_leave_out_strangers(
+def test_codes_follow_the_request_and_leave_out_unknown_ids(
     fitted: tuple[Statistics, dict[str, list[str]]],
 ) -> None:
     statistics, _ = fitted

@@ -1,4 +1,4 @@
-"""The toy shop is the world its docstring promises."""
+"""The toy shop has the properties that its docstring lists."""
 
 import pandas as pd
 

@@ -1,4 +1,4 @@
-"""Features of a five-item shop, worked out by hand."""
+"""Features of a five-item shop, computed by hand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ MakeRow = Callable[..., UserEvents]
 
 
 def listed(feature: Feature, rows: Rows) -> list[float]:
-    """Return what a feature gives each candidate; it may give one number for all."""
+    """Return a feature's value for each candidate; the feature may return one number for all."""
     return np.broadcast_to(feature(rows), len(rows.candidates)).tolist()
 
 
@@ -32,7 +32,7 @@ def test_user_item_features(rows: Rows) -> None:
         t.user_item_decayed_60d(rows), [0, 0, np.exp(-0.5) + np.exp(-1 / 6), np.exp(-1 / 6)], rtol=1e-6
     )
     np.testing.assert_allclose(t.user_item_recency_days(rows), [t.NEVER_DAYS, t.NEVER_DAYS, 10, 10])
-    # Milk came twice, 20 days apart; tea once, so the catalogue's 7 days stand in.
+    # Milk was bought twice, 20 days apart; tea once, so the catalogue's 7 days replace its interval.
     np.testing.assert_allclose(t.user_item_interval_days(rows)[2:], [20, 7])
     np.testing.assert_allclose(t.user_item_due_ratio(rows), [0, 0, 0.5, 10 / 7])
     np.testing.assert_allclose(t.user_item_rate(rows), [0, 0, 1, 0.5])
@@ -61,7 +61,7 @@ def test_item_features(statistics: Statistics) -> None:
 
 
 def test_the_kind_of_an_item(rows: Rows) -> None:
-    """Milk and tea are each the only item of their type and category, and together their department."""
+    """Milk and tea are each the only item of their type and category; together they are a department."""
     milk, tea = np.exp(-30 / 120) + np.exp(-10 / 120), np.exp(-10 / 120)
     assert listed(PairFeature.user_has_item, rows) == [0, 0, 1, 1]
     assert listed(PairFeature.user_type_decayed_120d, rows) == pytest.approx([0, 0, milk, tea])
@@ -85,7 +85,7 @@ def test_the_price_of_an_item(rows: Rows) -> None:
 
 
 def test_the_basket_and_kinds_of_items(statistics: Statistics) -> None:
-    """Jam has the type of butter, and the department of bread as well; milk has nothing of either."""
+    """Jam has the type of butter and the department of bread; milk shares neither."""
     lift = np.zeros((5, 5), np.float16)
     lift[2, 2], lift[3, 2], lift[2, 1] = 1.5, 0.5, -1
     known = replace(statistics, type_lift=lift)
@@ -98,7 +98,7 @@ def test_the_basket_and_kinds_of_items(statistics: Statistics) -> None:
     assert listed(PairFeature.basket_type_lift_max, rows) == [1.5, 0]
 
 
-def test_what_was_bought_and_goes_with_the_basket(statistics: Statistics, row_of: MakeRow) -> None:
+def test_features_of_purchases_that_go_with_the_basket(statistics: Statistics, row_of: MakeRow) -> None:
     strength = 4 / (16**0.7 * 4**0.3)  # of bread and butter, both ways
     row = row_of([(NOW - 12 * DAY_S, [BREAD, BUTTER], 5.0, 0.0)])
     with_bread = Query(statistics, float(NOW), np.array([BREAD]), 1, User(row, NOW))
@@ -134,7 +134,7 @@ def test_a_stranger_with_an_empty_basket_has_finite_features(statistics: Statist
     assert not tower_inputs(query)["history"].any()
 
 
-def test_absurd_numbers_are_stopped_per_row(rows: Rows) -> None:
+def test_absurd_numbers_stay_in_their_row(rows: Rows) -> None:
     price = np.array([2, np.inf, np.nan, 1e308, 4.0])  # those of butter, jam and milk are broken
     broken = Rows(replace(rows.query, statistics=replace(rows.statistics, price=price)), rows.candidates)
     dense, _ = model_inputs(broken)
@@ -147,7 +147,7 @@ def test_absurd_numbers_are_stopped_per_row(rows: Rows) -> None:
     assert np.isfinite(dense).all()
 
 
-def test_each_feature_says_what_it_is() -> None:
+def test_each_feature_has_a_description() -> None:
     assert len(set(DENSE_NAMES)) == len(DENSE_NAMES)
     assert all(feature.__doc__ for feature in (*USER, *ITEM, *REQUEST))
 
@@ -159,7 +159,7 @@ def test_tower_inputs_are_shifted_and_padded(rows: Rows) -> None:
     assert inputs["history_weight"][0, 0] == pytest.approx(np.log1p(np.exp(-0.5) + np.exp(-1 / 6)), rel=1e-6)
 
 
-# ------------------------------------------------------------------------- what happens in a window
+# -------------------------------------------------------------------------------- events in a window
 
 
 def user(row: UserEvents) -> User:
@@ -177,7 +177,7 @@ def user(row: UserEvents) -> User:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_window_begins_exactly_so_long_ago_and_ends_before_the_moment(
+def test_a_window_includes_its_beginning_and_excludes_the_moment(
     feature: t.UserFeature, seconds: int, row_of: MakeRow
 ) -> None:
     """One basket of one item that cost 1: each of these features is 1 if it is in the window, else 0."""
@@ -203,7 +203,7 @@ def test_windows_of_purchases_by_hand(row_of: MakeRow) -> None:
                 (NOW - 3 * DAY_S, [MILK, UNKNOWN], 8.0, 0.0),
                 (NOW - 600, [BUTTER], 4.0, 0.0),
             ],
-            [(NOW - 60, JAM, CLICK), (NOW - 70, JAM, IMPRESSION)],  # bought is what counts here
+            [(NOW - 60, JAM, CLICK), (NOW - 70, JAM, IMPRESSION)],  # only purchases count here
         )
     )
     assert t.user_baskets_1h(bought) == 1
@@ -217,15 +217,15 @@ def test_windows_of_purchases_by_hand(row_of: MakeRow) -> None:
     assert t.user_lines_decayed_15d(bought) == pytest.approx(lines + np.exp(-600 / DAY_S / 15))
 
 
-def test_two_unknown_items_are_two(row_of: MakeRow) -> None:
-    """The catalogue of another day lacks both; the shopper did buy two things."""
+def test_two_unknown_items_count_as_two(row_of: MakeRow) -> None:
+    """The catalogue of another day lacks both items, but the shopper bought two."""
     row = row_of([(NOW - 60, ["new", "newer", "tea"], 3.0, 0.0)])
     coded = replace(row, items=np.array([UNKNOWN, UNKNOWN, TEA]))
     assert t.user_items_60d(user(coded)) == 3
     assert t.user_lines_decayed_15d(user(coded)) == pytest.approx(3 * np.exp(-60 / DAY_S / 15))
 
 
-def test_a_user_without_events_has_the_quiet_values(row_of: MakeRow) -> None:
+def test_a_user_without_events_has_the_default_values(row_of: MakeRow) -> None:
     quiet = {
         "user_recency_days": t.NEVER_DAYS,
         "user_basket_interval_days": t.NEVER_DAYS,
@@ -239,7 +239,7 @@ def test_a_user_without_events_has_the_quiet_values(row_of: MakeRow) -> None:
 
 
 def test_spend_of_nothing_is_no_trend(row_of: MakeRow) -> None:
-    """Free of charge, and a purchase that left the window: there is no usual week."""
+    """A free purchase, and a purchase before the window: there is no usual week."""
     assert t.user_spend_trend(user(row_of([(NOW - DAY_S, [TEA], 0.0, 3.0)]))) == 1
     assert t.user_spend_trend(user(row_of([(NOW - 61 * DAY_S, [TEA], 9.0, 0.0)]))) == 1
     assert t.user_spend_trend(user(row_of([(NOW - 8 * DAY_S, [TEA], 9.0, 0.0)]))) == 0
@@ -256,8 +256,8 @@ def test_clicks_of_ten_minutes(row_of: MakeRow) -> None:
     assert t.user_clicks_10m(user(row)) == 2
 
 
-def test_a_session_is_what_came_since_the_last_pause(row_of: MakeRow) -> None:
-    """A pause of exactly half an hour joins, one of a microsecond more parts."""
+def test_a_session_begins_after_the_last_pause(row_of: MakeRow) -> None:
+    """A pause of exactly half an hour keeps the session; one microsecond more ends it."""
     last = NOW - 10 * MINUTE_S
     joined = row_of(
         [(last - 60 * MINUTE_S, [MILK, TEA], 2.0, 0.0)],
@@ -273,8 +273,8 @@ def test_a_session_is_what_came_since_the_last_pause(row_of: MakeRow) -> None:
     assert t.session_minutes(user(parted)) == 40
 
 
-def test_what_the_shop_shows_is_no_act_of_the_user(statistics: Statistics, row_of: MakeRow) -> None:
-    """Impressions neither join sessions nor fill them: each answer of ours brings ten."""
+def test_an_impression_is_no_act_of_the_user(statistics: Statistics, row_of: MakeRow) -> None:
+    """Impressions neither extend sessions nor count in them: each answer of the endpoint causes ten."""
     shown = [(NOW - 20 * MINUTE_S - item, item, IMPRESSION) for item in (TEA, JAM)]
     row = row_of([(NOW - 40 * MINUTE_S, [MILK], 2.0, 0.0)], [*shown, (NOW - 60, BUTTER, CLICK)])
     assert t.session_events(user(row)) == 1
@@ -290,13 +290,13 @@ def test_a_session_is_over_when_its_last_pause_lasts(ago: float, events: int, ro
     assert t.session_minutes(user(row)) == 30 * events
 
 
-def test_a_session_of_an_hour_ago_counts_when_it_is_asked_for_then(row_of: MakeRow) -> None:
+def test_an_old_session_counts_for_a_request_of_its_time(row_of: MakeRow) -> None:
     row = row_of([], [(NOW - HOUR_S - second, TEA, CLICK) for second in range(9)])
     assert t.session_events(user(row)) == 0
     assert t.session_events(User(row, NOW - HOUR_S - 4)) == 4, "strictly before"
 
 
-# ---------------------------------------------------------------------- what the user looked at, per item
+# ------------------------------------------------------------------------------ views of the user, per item
 
 
 def seen(statistics: Statistics, row: UserEvents, *candidates: int) -> Rows:
@@ -331,7 +331,7 @@ def test_the_rank_among_the_last_items(statistics: Statistics, row_of: MakeRow) 
 
 
 def test_only_ten_items_have_a_rank(statistics: Statistics, row_of: MakeRow) -> None:
-    """Twelve items, one a minute: the two of longest ago stand behind with those never seen."""
+    """Twelve items, one a minute: the two oldest have the rank of items never seen."""
     n = 14
     wide = replace(
         statistics,
@@ -347,7 +347,7 @@ def test_only_ten_items_have_a_rank(statistics: Statistics, row_of: MakeRow) -> 
 
 
 def test_candidates_of_the_types_of_the_session(statistics: Statistics, row_of: MakeRow) -> None:
-    """Butter and jam are one type; what came before the pause and what has no type do not count."""
+    """Butter and jam are one type; events before the pause and items without a type do not count."""
     row = row_of(
         [(NOW - 2 * HOUR_S, [MILK], 1.0, 0.0), (NOW - 600, [BUTTER], 1.0, 0.0)],
         [(NOW - 500, JAM, CLICK), (NOW - 400, UNKNOWN, CLICK), (NOW - 300, TEA, CLICK)],

@@ -142,7 +142,7 @@ def log(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def bundle(tmp_path: Path, records: Records) -> Path:
-    """A bundle that holds what drift is measured against, and no model."""
+    """A bundle with the references for drift, but without a model."""
     path = tmp_path / "bundle"
     path.mkdir()
     numbers: dict[str, Any] = {name: np.zeros(ITEMS, np.float32) for name in ARRAYS}
@@ -171,5 +171,5 @@ def bundle(tmp_path: Path, records: Records) -> Path:
 
 @pytest.fixture
 def bundle_id(bundle: Path) -> str:
-    """The id of `bundle`, which its answers carry."""
+    """The id of `bundle`, which is in its answers."""
     return str(read_manifest(bundle)["bundle_id"])

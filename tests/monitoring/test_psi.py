@@ -22,7 +22,7 @@ def histogram(current: Sequence[object], reference: Sequence[object]) -> Histogr
     return encode(pd.Series(current), pd.Series(reference)).histogram("x")
 
 
-def test_psi_is_what_the_definition_says() -> None:
+def test_psi_follows_its_definition() -> None:
     found = psi(np.array([300, 700]), np.array([500, 500]))
     assert found == pytest.approx((0.3 - 0.5) * np.log(0.3 / 0.5) + (0.7 - 0.5) * np.log(0.7 / 0.5))
 
@@ -59,13 +59,13 @@ def test_a_number_with_few_values_gets_a_bin_for_each() -> None:
     assert found.current.tolist() == [0, 1, 2, 0, 1]
 
 
-def test_a_constant_that_changes_is_seen() -> None:
+def test_a_constant_that_changes_is_detected() -> None:
     assert histogram([2.0] * 500, [1.0] * 500).psi() > 1
     assert histogram([1.0] * 500, [1.0] * 500).psi() == 0
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, None])
-def test_what_is_no_finite_number_is_missing(broken: float | None) -> None:
+def test_a_number_that_is_not_finite_is_missing(broken: float | None) -> None:
     column = pd.Series([1.0, broken, 2.0, broken])
     assert missing_share(column, pd.Series([1.0])) == 0.5
     assert encode(column, pd.Series([1.0, 2.0])).current.tolist()[1] == -1
@@ -95,17 +95,17 @@ def test_true_and_false_are_levels() -> None:
     assert set(found.labels) == {"True", RARE, NEW}
 
 
-def test_what_moved_comes_first() -> None:
+def test_the_bins_that_moved_most_come_first() -> None:
     found = histogram(["a"] * 50 + ["b"] * 50, ["a"] * 49 + ["b"] * 31 + ["c"] * 20)
     assert [label for label, _, _ in found.moved(2)] == ["c", "b"]
 
 
-def test_labels_are_told_apart() -> None:
+def test_equal_labels_are_numbered() -> None:
     assert distinct(["a", "b", "a"]) == ("a #0", "b", "a #2")
 
 
-def test_the_noise_is_what_two_fresh_samples_show() -> None:
-    """Baskets of five lines that agree among themselves: lines alone would promise a fifth of the noise."""
+def test_the_noise_equals_the_psi_of_two_fresh_samples() -> None:
+    """Baskets of five equal lines: drawing lines instead of baskets would give a fifth of the noise."""
     rng = np.random.default_rng(3)
 
     def sample(baskets: int) -> np.ndarray:

@@ -69,17 +69,17 @@ def test_the_page_has_the_verdict_on_top_and_the_charts_below(measured: Measured
 
 
 @pytest.mark.slow
-def test_what_stands_in_the_data_cannot_run_in_the_page(measured: Measured, tmp_path: Path) -> None:
+def test_html_in_the_data_does_not_run_in_the_page(measured: Measured, tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", verdict(), measured.charts)
     assert SCRIPT not in (tmp_path / "report.html").read_text()
     assert "alert('x')" in (tmp_path / "report.html").read_text().replace("&#x27;", "'")
 
 
-def test_the_page_says_it_all_without_charts(tmp_path: Path) -> None:
+def test_the_page_is_complete_without_charts(tmp_path: Path) -> None:
     write_report(tmp_path / "reports" / "report.html", verdict())
     page = (tmp_path / "reports" / "report.html").read_text()
-    for said in ("drifted", "category", "alarms at", "the beginning until now", "PSI"):
-        assert said in page
+    for text in ("drifted", "category", "alarms at", "the beginning until now", "PSI"):
+        assert text in page
     assert SCRIPT not in page
     assert [file.name for file in (tmp_path / "reports").iterdir()] == ["report.html"]
 

@@ -36,7 +36,7 @@ def test_one_window_starts_one_run_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("since", [None, datetime(2024, 2, 1, tzinfo=UTC)])
 @pytest.mark.parametrize("until", [None, NOW + timedelta(days=30)])
-def test_a_window_that_still_grows_is_held_back_by_the_cool_down_alone(
+def test_only_the_cool_down_limits_a_window_that_still_grows(
     tmp_path: Path, since: datetime | None, until: datetime | None
 ) -> None:
     growing = replace(verdict(), window=Window(since, until))
@@ -57,7 +57,7 @@ def test_a_start_that_was_not_made_is_taken_back(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["retrain.json", "retrain.json.lock"]
 
 
-def test_another_s_start_and_a_refusal_take_nothing_back(tmp_path: Path) -> None:
+def test_a_newer_start_and_a_refusal_are_not_taken_back(tmp_path: Path) -> None:
     first = claim_retrain(verdict(), tmp_path, NOW)
     second = claim_retrain(verdict(day=2), tmp_path, NOW + COOL_DOWN)
     release_retrain(first, tmp_path)
@@ -66,12 +66,12 @@ def test_another_s_start_and_a_refusal_take_nothing_back(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("status", ["ok", "warn", "insufficient_data", "schema_change"])
-def test_nothing_but_drift_starts_a_run(tmp_path: Path, status: Status) -> None:
+def test_only_drift_starts_a_run(tmp_path: Path, status: Status) -> None:
     assert not claim_retrain(verdict(status), tmp_path, NOW).allowed
     assert may_retrain(tmp_path, NOW).allowed
 
 
-def test_asking_changes_nothing(tmp_path: Path) -> None:
+def test_a_decision_alone_records_nothing(tmp_path: Path) -> None:
     assert may_retrain(tmp_path, NOW).allowed
     assert list(tmp_path.iterdir()) == []
     claim_retrain(verdict(), tmp_path, NOW)
@@ -98,7 +98,7 @@ def test_of_many_checks_at_once_one_starts_a_run(tmp_path: Path) -> None:
     assert [decision.allowed for decision in decisions].count(True) == 1
 
 
-def test_the_start_is_on_record(tmp_path: Path) -> None:
+def test_the_start_is_recorded(tmp_path: Path) -> None:
     claim_retrain(verdict(), tmp_path, NOW)
     assert json.loads((tmp_path / "retrain.json").read_text())["reason"] == "category PSI 0.2"
 

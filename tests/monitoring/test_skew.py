@@ -1,4 +1,4 @@
-"""What the model saw is what the archive gives; where it is not, the first feature that differs is named."""
+"""The logged features equal those of the archive; otherwise the first feature that differs is named."""
 
 import time
 from dataclasses import replace
@@ -50,7 +50,7 @@ def served(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for user, row in rows.items():
         store.write(user, UserRow(pack(row), float(row.at[-1])))
     for number in range(REQUESTS):
-        event = stream.slice(number * 3, 3)  # three more events, then a question of one of these shoppers
+        event = stream.slice(number * 3, 3)  # three more events, then a request of one of these shoppers
         for user, more in rows_of(event):
             rows[user] = fold(rows.get(user, no_events()), more)
             store.write(user, UserRow(pack(rows[user]), float(rows[user].at[-1])))
@@ -74,8 +74,8 @@ def test_a_thousand_answers_are_equal_bit_by_bit(served: Path, toy_line: Path) -
     assert found.score_error <= 1e-6
 
 
-def test_what_came_after_the_answer_does_not_count(served: Path, toy_line: Path) -> None:
-    """Some answers were given before late events of their own past arrived: the test above is not vacuous."""
+def test_events_after_the_answer_do_not_count(served: Path, toy_line: Path) -> None:
+    """Some answers precede late events of their own past: the test above covers such events."""
     log = pq.read_table(served / "prediction_log" / "segment.parquet")
     archive = read_archive(served / "offline_store" / EVENTS)
     overtaken = 0
@@ -124,7 +124,7 @@ def test_an_empty_log_is_no_skew(served: Path, toy_line: Path, tmp_path: Path) -
     assert describe(found) == "the log holds no answer yet that could be compared"
 
 
-def test_a_home_without_archive_or_with_a_damaged_note_is_told(tmp_path: Path) -> None:
+def test_a_home_without_archive_or_with_a_damaged_note_is_refused(tmp_path: Path) -> None:
     note = tmp_path / "online_store.json"
     for text in ("", "{", "{}", "[]", '{"created_at": 7}'):
         note.write_text(text)

@@ -42,7 +42,7 @@ def test_a_column_that_is_only_shown_never_pages() -> None:
     assert "shown only" in verdict.reason
 
 
-def test_lost_values_are_a_signal_of_their_own() -> None:
+def test_lost_values_are_a_separate_signal() -> None:
     some = judge([comparison(missing_reference=0.02, missing_current=0.08)], {"category": 0.0})
     assert (some.status, some.reason) == ("warn", "category: rows without a value: 2.0% -> 8.0%")
     many = judge([comparison(missing_reference=0.02, missing_current=0.4)], {"category": 0.0})
@@ -50,7 +50,7 @@ def test_lost_values_are_a_signal_of_their_own() -> None:
     assert judge([comparison(missing_reference=0.4)], {"category": 0.0}).status == "ok"
 
 
-def test_changed_columns_come_before_drift_and_both_are_said() -> None:
+def test_changed_columns_come_before_drift_and_both_are_named() -> None:
     gone = Comparison(replace(ROW, name="price", status="schema_change", note="the column is gone"))
     verdict = judge([comparison(), gone], {"category": 0.5})
     assert (verdict.status, verdict.failed) == ("schema_change", True)
@@ -64,7 +64,7 @@ def test_too_little_data_is_no_verdict_about_drift() -> None:
     assert judge([]).status == "insufficient_data"
 
 
-def test_the_most_urgent_column_comes_first_and_is_named_with_what_moved() -> None:
+def test_the_most_urgent_column_comes_first_and_is_named_with_its_moved_bins() -> None:
     moved = replace(comparison(), histogram=Histogram("category", ("pies", "milk"), np.array([30, 70]), SAME))
     verdict = judge(
         [comparison("weekday"), comparison("item_price"), moved],

@@ -35,15 +35,15 @@ def test_a_date_is_local_midnight_and_a_full_time_is_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "until", "said"),
+    ("since", "until", "message"),
     [("yesterday", "", "'yesterday' is no time"), ("2017-02-01", "2017-01-01", "before it begins")],
 )
-def test_a_window_that_makes_no_sense_is_refused(since: str, until: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_window_is_refused(since: str, until: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Window.parse(since, until)
 
 
-def test_purchases_know_their_category_and_other_events_are_left_out(
+def test_purchases_have_their_category_and_other_events_are_left_out(
     events: Events, dataset: Callable[..., Path], day: Callable[[int], datetime]
 ) -> None:
     frame = events(3)
@@ -143,7 +143,7 @@ def test_a_bundle_holds_its_reference(bundle: Path) -> None:
     assert bundle_categories(bundle)["i41"] == "category 1"
 
 
-def test_a_bundle_that_was_not_evaluated_has_none(bundle: Path) -> None:
+def test_a_bundle_that_was_not_evaluated_has_no_reference(bundle: Path) -> None:
     (bundle / "reference_log.parquet").unlink()
     seal_bundle(bundle, cut="2024-01-01", settings=RankingSettings(Quotas(), 1.0), made_from={})
     with pytest.raises(FileNotFoundError, match="evaluate it first"):

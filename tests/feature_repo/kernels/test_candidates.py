@@ -31,7 +31,7 @@ def test_candidates_come_from_the_sources_in_order(
     most_partners: int,
     most: int,
 ) -> None:
-    """Strengths grow from partner to partner, so that the last of them is the best."""
+    """Strengths grow from partner to partner, so that the last partner is the best."""
     marks = np.zeros(12, np.int32)
     lists = [np.array(given_codes, np.int64) for given_codes in (bought, partners, near, popular)]
     favourites = np.arange(len(bought))[::-1]

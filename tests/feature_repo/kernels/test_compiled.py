@@ -14,8 +14,8 @@ from feature_repo.kernels import compiled as compiled_module
 from feature_repo.kernels.compiled import compiled
 
 
-def test_without_a_place_to_keep_it_a_loop_is_compiled_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba refuses to define a function whose code it cannot keep."""
+def test_without_a_cache_folder_a_loop_is_compiled_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba refuses to define a function whose code it cannot cache."""
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
 
     def twice(number: int) -> int:
@@ -27,7 +27,7 @@ def test_without_a_place_to_keep_it_a_loop_is_compiled_at_each_start(monkeypatch
 
 
 def test_a_loop_calls_only_loops_of_its_own_file() -> None:
-    """numba keeps a compiled loop until its own file changes: a change in another file would not reach it."""
+    """numba caches a loop until its own file changes: a change in another file would have no effect."""
     folder = Path(compiled_module.__file__).parent
     for file in folder.glob("*.py"):
         imported = {

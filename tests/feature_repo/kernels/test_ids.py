@@ -12,7 +12,7 @@ names = st.text(st.characters(exclude_characters="\n", codec="utf-8"), min_size=
 
 @given(st.lists(names, unique=True, min_size=1, max_size=20), st.lists(names, max_size=20))
 def test_ids_become_the_same_codes_as_in_a_dict(known: list[str], asked: list[str]) -> None:
-    """Names of any length in bytes, some in the catalogue, some only like them."""
+    """The ids have any length in bytes; some are in the catalogue, some are only similar."""
     known.sort()
     asked = [*asked, *known[::-1], known[0] + "x", known[0][:-1] or "y"]
     text = np.frombuffer("".join(known).encode(), np.uint8)

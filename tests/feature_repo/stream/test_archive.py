@@ -1,4 +1,4 @@
-"""Every event once, as it first came; and the rows that a batch makes of them are those of a stream."""
+"""Every event counts once, as it first arrived; a batch makes the same rows of them as a stream."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -45,7 +45,7 @@ MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:
-    """Events of EVENT_SCHEMA, with `version` where a row names one; what a row leaves out is made up."""
+    """Events of EVENT_SCHEMA, with `version` if a row has one; omitted values get defaults."""
     filled = []
     for number, row in enumerate(rows):
         made = {
@@ -72,14 +72,14 @@ def ids(events: pa.Table) -> list[str]:
 # ------------------------------------------------------------------------------------------ segments
 
 
-def test_the_archive_of_nothing_is_empty(tmp_path: Path) -> None:
+def test_an_archive_without_segments_is_empty(tmp_path: Path) -> None:
     for archive in (tmp_path / "absent", tmp_path):
         assert read_archive(archive).schema == ARCHIVE_SCHEMA
         assert len(read_archive(archive, ["ann"])) == 0
         assert list(rows_of(read_archive(archive))) == []
 
 
-def test_a_data_set_is_of_no_stream_and_a_segment_says_its_versions(tmp_path: Path) -> None:
+def test_a_data_set_has_the_batch_version_and_a_segment_its_own_versions(tmp_path: Path) -> None:
     write_segment(tmp_path, table({"event_id": "old"}), BASE)
     write_segment(tmp_path, table({"event_id": "new", "version": 17}), "0-17.parquet")
     read = read_archive(tmp_path)
@@ -98,9 +98,7 @@ def test_the_same_name_replaces_a_segment_and_leaves_the_others(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == [BASE, "one.parquet"]
 
 
-def test_a_write_that_stops_leaves_the_segment_that_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_write_leaves_the_old_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_segment(tmp_path, table({"event_id": "old"}), BASE)
 
     def stop(*_: object) -> None:
@@ -112,7 +110,7 @@ def test_a_write_that_stops_leaves_the_segment_that_was_there(
             write_segment(tmp_path, table({"event_id": "new"}), BASE)
         with pytest.raises(KeyboardInterrupt):
             write_segment(tmp_path, table({"event_id": "other", "version": 1}), "other.parquet")
-    assert ids(read_archive(tmp_path)) == ["old"], "what is half written is no segment"
+    assert ids(read_archive(tmp_path)) == ["old"], "a half-written file is no segment"
     write_segment(tmp_path, table({"event_id": "new"}), BASE)
     assert ids(read_archive(tmp_path)) == ["new"]
 
@@ -123,8 +121,8 @@ def test_a_segment_without_a_column_is_refused_and_writes_nothing(tmp_path: Path
     assert not list(tmp_path.glob("*.parquet"))
 
 
-def test_segments_come_back_as_they_went_in(tmp_path: Path) -> None:
-    """Microseconds, a price that is not known, letters of any kind, and columns in another order."""
+def test_segments_survive_a_round_trip(tmp_path: Path) -> None:
+    """Microseconds, an unknown price, letters of any script, and columns in another order."""
     rows = table(
         {"at": MONDAY + timedelta(microseconds=1), "price": None, "item_id": "thé", "version": 3},
         {
@@ -145,17 +143,17 @@ def test_a_damaged_segment_is_named_with_what_to_do(tmp_path: Path) -> None:
     write_segment(tmp_path, table({"event_id": "e"}), BASE)
     segment = tmp_path / streamed_name(0, 0, 9)
     segment.write_bytes(b"half a segment")
-    says = f"{segment.name} cannot be read .*: restore it from a backup"
+    message = f"{segment.name} cannot be read .*: restore it from a backup"
     for read in (lambda: read_archive(tmp_path), lambda: last_versions(tmp_path)):
-        with pytest.raises(ArchiveDamaged, match=says):
+        with pytest.raises(ArchiveDamaged, match=message):
             read()
 
 
 @pytest.mark.parametrize("names", [("a.parquet", "b.parquet"), ("b.parquet", "a.parquet")])
-def test_an_event_of_two_segments_counts_once_as_it_first_came(
+def test_an_event_in_two_segments_counts_once_as_it_first_arrived(
     tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    """Whatever the segments are called: the smallest version is what the stream folded first."""
+    """The smallest version was folded first; the names of the segments do not matter."""
     early = table({"event_id": "x", "item_id": "tea", "version": 4}, {"event_id": "y", "version": 5})
     late = table({"event_id": "x", "item_id": "milk", "version": 9}, {"event_id": "z", "version": 2})
     write_segment(tmp_path, early, names[0])
@@ -165,15 +163,15 @@ def test_an_event_of_two_segments_counts_once_as_it_first_came(
     assert (read["x"]["item_id"], read["x"]["version"]) == ("tea", 4)
 
 
-def test_what_a_data_set_holds_too_is_of_the_data_set(tmp_path: Path) -> None:
+def test_an_event_in_data_set_and_stream_has_the_version_of_the_data_set(tmp_path: Path) -> None:
     write_segment(tmp_path, table({"event_id": "x", "version": 4, "price": 1.0}), "0.parquet")
     write_segment(tmp_path, table({"event_id": "x", "price": 3.0}), BASE)
     [event] = read_archive(tmp_path).to_pylist()
     assert (event["version"], event["price"]) == (BATCH, 3.0)
 
 
-def test_where_a_stream_goes_on_is_what_the_segments_hold(tmp_path: Path) -> None:
-    """Names say how far the stream came; whose events came last may be forgotten since."""
+def test_a_stream_resumes_behind_the_newest_version_in_its_segments(tmp_path: Path) -> None:
+    """Names give the stream's position; the users of the last events may have been forgotten since."""
     for partition, first, held in ((0, 0, [0, 1]), (0, 2, []), (0, 4, [4]), (1, 0, [])):
         events = table(*[{"event_id": f"{partition}-{at}", "version": at} for at in held])
         events = events if held else ARCHIVE_SCHEMA.empty_table()
@@ -185,7 +183,7 @@ def test_where_a_stream_goes_on_is_what_the_segments_hold(tmp_path: Path) -> Non
     assert ids(read_archive(tmp_path)) == ["0-0", "0-1", "0-4"]
 
 
-def test_what_is_merged_while_it_is_read_is_read_again(
+def test_segments_merged_during_a_read_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for at in range(3):
@@ -193,7 +191,7 @@ def test_what_is_merged_while_it_is_read_is_read_again(
     read = pq.read_table
 
     def slow(file: Path, **options: Any) -> pa.Table:
-        if "filters" in options:  # read_archive has listed the files, and now the stream is faster
+        if "filters" in options:  # read_archive has listed the files, and now the stream merges them
             merge_segments(tmp_path, 0, most=1)
         return read(file, **options)
 
@@ -235,7 +233,7 @@ def test_a_row_by_hand() -> None:
     assert row.item.tolist() == [2, 1, 2, 0]
     assert row.at.tolist() == [MONDAY.timestamp() + 60 * minute for minute in range(4)]
     assert row.kind.tolist() == [PURCHASE, CLICK, IMPRESSION, PURCHASE]
-    assert row.paid[[0, 3]].tolist() == [6, 0], "what is not known was not paid"
+    assert row.paid[[0, 3]].tolist() == [6, 0], "an unknown price counts as 0"
     assert row.discount[[0, 3]].tolist() == [1.5, 0]
     assert row.basket[[0, 3]].tolist() == hash_ids(["b1", "b2"]).astype(np.uint32).tolist()
     assert row.key.tolist() == hash_ids([f"e{number}" for number in range(4)]).tolist()
@@ -249,15 +247,15 @@ def test_times_are_the_doubles_nearest_to_their_microseconds(micros: int) -> Non
     at = MONDAY + timedelta(microseconds=micros)
     [(_, row)] = rows_of(table({"at": at, "version": 0}))
     assert row.at[0] == (int(MONDAY.timestamp()) * 1_000_000 + micros) / 1e6
-    assert round(row.at[0] * 1e6) % 1_000_000 == micros, "a microsecond is told from the next"
+    assert round(row.at[0] * 1e6) % 1_000_000 == micros, "neighbouring microseconds stay distinct"
     assert len(row.before(at.timestamp())) == 0
     assert len(row.before((at + timedelta(microseconds=1)).timestamp())) == 1
     for unit in ("us", "ns"):
         assert seconds(pa.chunked_array([pa.array([at], pa.timestamp(unit, "UTC"))]))[0] == row.at[0]
 
 
-def test_who_has_very_many_items_keeps_the_latest_of_them() -> None:
-    """One id for all who pay in cash buys more items than two bytes can count."""
+def test_a_user_with_very_many_items_keeps_the_latest_of_them() -> None:
+    """A shared id of all cash customers has more items than two bytes can count."""
     n = 70_000
     items = [f"i{number:05}" for number in range(n)]
     columns = np.arange(n, dtype=np.float64), np.zeros(n, np.uint8), np.arange(n, dtype=np.uint32)
@@ -287,15 +285,15 @@ one_event = st.fixed_dictionaries(
 def test_a_batch_makes_the_rows_that_folding_one_by_one_makes(
     events: list[dict[str, Any]], random: Random, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """In any order, some of them twice, from any split into segments."""
+    """Events in any order, some of them repeated, in any split into segments."""
     archive = tmp_path_factory.mktemp("archive")
     numbered = [event | {"event_id": f"e{n}", "version": n} for n, event in enumerate(events)]
-    told = numbered + random.sample(numbered, len(numbered) // 2)
-    random.shuffle(told)
-    for name, part in enumerate(pieces(told, random)):
+    repeated = numbered + random.sample(numbered, len(numbered) // 2)
+    random.shuffle(repeated)
+    for name, part in enumerate(pieces(repeated, random)):
         write_segment(archive, table(*part), f"{name}.parquet")
     folded = {event["user_id"]: no_events() for event in events}
-    for event in told:
+    for event in repeated:
         line = make_events(*lines_of(table(event)), version=event["version"])
         folded[event["user_id"]] = fold(folded[event["user_id"]], line)
     batch = dict(rows_of(read_archive(archive)))

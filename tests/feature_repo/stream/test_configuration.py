@@ -1,4 +1,4 @@
-"""One settings class, read from each place; `tests/serving/test_settings.py` has the endpoint's."""
+"""One settings class, read from each place; see `tests/serving/test_settings.py` for the endpoint's."""
 
 from dataclasses import dataclass
 from pathlib import Path

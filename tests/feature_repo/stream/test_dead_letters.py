@@ -1,4 +1,4 @@
-"""A letter arrives, whatever the message was, or is counted as lost; it never stops the stream."""
+"""A letter of any message arrives, or is counted as lost; it never stops the stream."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from feature_repo.stream.kafka import KafkaSettings, client_config
 
 
 class Poison:
-    """A message of the broker that does not count."""
+    """An invalid message of the broker."""
 
     def __init__(self, key: bytes, value: bytes = b"{not JSON") -> None:
         self.key, self.value = lambda: key, lambda: value
@@ -52,7 +52,7 @@ def test_a_key_of_any_size_is_cut_as_the_value_is(broker: Any, byte: bytes) -> N
 
 
 def test_a_letter_waits_for_the_broker_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What librdkafka gave up after minutes would look delivered, and its message would be committed."""
+    """A letter that librdkafka drops after minutes would look delivered, and its message be committed."""
     import feature_repo.stream.dead_letters as module
 
     made = []
@@ -62,7 +62,7 @@ def test_a_letter_waits_for_the_broker_for_ever(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("error", [BufferError("queue full"), "refused"])
-def test_what_cannot_be_sent_is_told_and_counted(
+def test_a_letter_that_cannot_be_sent_is_logged_and_counted(
     error: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from confluent_kafka import KafkaError, KafkaException
@@ -86,7 +86,7 @@ def test_what_cannot_be_sent_is_told_and_counted(
     assert "checkout.events/0/7 is lost" in caplog.text
 
 
-def test_a_letter_waits_for_room_among_those_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_letter_waits_for_room_among_those_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, sent = Counts(), list[Any]()
     letters = DeadLetters(KafkaSettings(bootstrap="127.0.0.1:1"), counts)
 
@@ -107,14 +107,14 @@ def test_a_letter_waits_for_room_among_those_under_way(monkeypatch: pytest.Monke
     assert counts == Counts(dead_letters=1)
 
 
-def test_a_letter_that_is_not_delivered_in_the_end_is_told_and_counted(
+def test_an_undelivered_letter_is_logged_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counts = Counts()
     letters = DeadLetters(KafkaSettings(bootstrap="127.0.0.1:1"), counts)
     letters.bury(Poison(b"ann"), "no JSON")  # type: ignore[arg-type]
     assert not letters.flush(0.1)
-    letters._producer.purge()  # stands for a broker that refuses it
+    letters._producer.purge()  # simulates a broker that refuses it
     assert letters.flush(10)
     assert counts == Counts(dead_letters=1, letters_lost=1)
     assert "checkout.events/0/7 is lost" in caplog.text

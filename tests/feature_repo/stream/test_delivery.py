@@ -73,7 +73,7 @@ def test_many_small_messages_fill_it_before_the_queue_of_the_client(monkeypatch:
         assert delivery.is_full
 
 
-def test_a_message_that_no_broker_takes_is_refused_here() -> None:
+def test_a_message_too_large_for_a_broker_is_refused() -> None:
     with opened(NOWHERE) as delivery, pytest.raises(ValueError, match="expected at most 900000"):
         delivery.send(TOPIC, "u", b"x" * MAX_MESSAGE_BYTES)
 
@@ -190,7 +190,7 @@ def test_a_broker_that_freezes_for_a_while_loses_nothing(broker: Any) -> None:
 def test_a_broker_that_lost_its_memory_gets_the_unconfirmed_messages(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not know our producer and its sequence numbers any more, for a moment not even the topic."""
+    """It no longer knows our producer, its sequence numbers and, for a moment, the topic."""
     monkeypatch.setattr("feature_repo.stream.delivery.STALL_S", 2.0)
     with opened(KafkaSettings(bootstrap=broker.bootstrap)) as delivery:
         delivery.send(TOPIC, "u", b"before")

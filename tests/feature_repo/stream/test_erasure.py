@@ -1,4 +1,4 @@
-"""What the list of forgotten users covers, what it gives away, and that it never half exists."""
+"""The list of forgotten users: the events it covers, its privacy, and its atomic replacement."""
 
 import json
 import stat
@@ -16,7 +16,7 @@ from feature_repo.stream.erasure import FILE, Forgotten, ForgottenInvalid, forge
 NOON = microseconds(datetime(2026, 3, 2, 12, tzinfo=UTC))
 
 
-def test_it_covers_what_happened_up_to_the_time_and_nobody_else(tmp_path: Path) -> None:
+def test_the_list_covers_earlier_events_of_its_users_only(tmp_path: Path) -> None:
     forget(tmp_path, "u1", NOON)
     forgotten = Forgotten.load(tmp_path)
     assert forgotten.covers("u1", NOON)
@@ -26,19 +26,19 @@ def test_it_covers_what_happened_up_to_the_time_and_nobody_else(tmp_path: Path) 
     assert (forgotten.until("u1"), forgotten.until("u10"), len(forgotten)) == (NOON, None, 1)
 
 
-def test_the_file_names_nobody_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_the_file_names_no_user_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
     forget(tmp_path, "käte", NOON)
     forget(tmp_path / "other", "käte", NOON)
     texts = [(home / FILE).read_text() for home in (tmp_path, tmp_path / "other")]
     assert "käte" not in texts[0]
     assert "k\\u00e4te" not in texts[0]
     first, second = ({*json.loads(text)["until"]} for text in texts)
-    assert not first & second  # the salt is each home's own: two lists cannot be joined
+    assert not first & second  # each home has its own salt: two lists cannot be joined
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     assert [file.name for file in tmp_path.glob("*") if file.is_file()] == [FILE]
 
 
-def test_who_is_forgotten_again_is_forgotten_up_to_the_later_time(tmp_path: Path) -> None:
+def test_a_user_forgotten_twice_has_the_later_time(tmp_path: Path) -> None:
     for at in (NOON, NOON + 5, NOON + 3):
         forget(tmp_path, "u1", at)
     forget(tmp_path, "u2", NOON)
@@ -46,7 +46,7 @@ def test_who_is_forgotten_again_is_forgotten_up_to_the_later_time(tmp_path: Path
     assert [forgotten.until(user) for user in ("u1", "u2")] == [NOON + 5, NOON]
 
 
-def test_a_reader_sees_that_somebody_was_added(tmp_path: Path) -> None:
+def test_a_reader_sees_an_added_user(tmp_path: Path) -> None:
     stamps = [stamp(tmp_path)]
     for user in ("u1", "u2"):
         forget(tmp_path, user, NOON)
@@ -55,7 +55,7 @@ def test_a_reader_sees_that_somebody_was_added(tmp_path: Path) -> None:
     assert len({*stamps}) == 3
 
 
-def test_a_home_without_a_list_has_forgotten_nobody(tmp_path: Path) -> None:
+def test_a_home_without_a_list_has_no_forgotten_users(tmp_path: Path) -> None:
     for home in (None, tmp_path, tmp_path / "no such folder"):
         assert not Forgotten.load(home).covers("u1", 0)
 
@@ -69,7 +69,7 @@ def test_a_damaged_list_is_an_error_and_not_an_empty_one(tmp_path: Path, text: s
         Forgotten.load(tmp_path)
 
 
-def test_events_in_bulk_are_judged_as_one_by_one(tmp_path: Path) -> None:
+def test_many_events_are_covered_like_single_events(tmp_path: Path) -> None:
     forget(tmp_path, "u1", NOON)
     forget(tmp_path, "u3", NOON + 60_000_000)
     forgotten = Forgotten.load(tmp_path)
@@ -86,7 +86,7 @@ def test_events_in_bulk_are_judged_as_one_by_one(tmp_path: Path) -> None:
     assert Forgotten().without(chunks) is chunks
 
 
-def test_a_row_keeps_only_what_came_after(tmp_path: Path, row_of: Any) -> None:
+def test_a_row_keeps_only_later_events(tmp_path: Path, row_of: Any) -> None:
     forget(tmp_path, "u1", NOON)
     forgotten = Forgotten.load(tmp_path)
     second = NOON / 1e6
@@ -95,13 +95,13 @@ def test_a_row_keeps_only_what_came_after(tmp_path: Path, row_of: Any) -> None:
     )
     assert forgotten.cut("u2", row) is row
     cut = forgotten.cut("u1", row)
-    assert cut.items.tolist() == ["milk"]  # nor does the list of items tell of the others
+    assert cut.items.tolist() == ["milk"]  # the list of items lacks the others too
     assert cut.at.tolist() == [second + 1]
     assert forgotten.cut("u1", cut) is cut
     assert len(forgotten.cut("u1", row.before(second + 1))) == 0
 
 
-def test_a_coupon_of_before_counts_no_more_and_one_for_everybody_does(tmp_path: Path) -> None:
+def test_an_earlier_coupon_of_a_forgotten_user_is_dropped_and_a_general_one_stays(tmp_path: Path) -> None:
     forget(tmp_path, "u1", NOON)
     coupons = [
         Fact(str(number), "coupon", "tea", "TEA", NOON / 1e6 + late, None, user)

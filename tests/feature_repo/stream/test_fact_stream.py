@@ -1,4 +1,4 @@
-"""Facts are taken once; what is none is buried, and a store that is away is waited for."""
+"""Facts are written once; an invalid fact becomes a dead letter, and a store that is away is retried."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ WAIT_S = 60.0
 
 @contextmanager
 def taking(settings: KafkaSettings, sink: FactSink) -> Iterator[tuple[Counts, FactStream]]:
-    """Take facts in a thread until the block ends."""
+    """Run the fact stream in a thread until the block ends."""
     counts, stop = Counts(), threading.Event()
     facts = FactStream(settings, sink, DeadLetters(settings, counts))
     thread = threading.Thread(target=facts.run, args=(stop,))
@@ -31,10 +31,10 @@ def taking(settings: KafkaSettings, sink: FactSink) -> Iterator[tuple[Counts, Fa
     assert not thread.is_alive()
 
 
-def until(true: Callable[[], Any], what: str) -> None:
+def until(condition: Callable[[], Any], goal: str) -> None:
     end = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < end, f"waited {WAIT_S:.0f} s for {what}"
+    while not condition():
+        assert time.monotonic() < end, f"waited {WAIT_S:.0f} s for {goal}"
         time.sleep(0.05)
 
 
@@ -47,7 +47,7 @@ def send(settings: KafkaSettings, *facts: str) -> None:
     assert producer.flush(WAIT_S) == 0
 
 
-def test_each_fact_is_taken_once_and_what_is_none_is_buried(broker: Any) -> None:
+def test_each_fact_is_written_once_and_an_invalid_one_becomes_a_dead_letter(broker: Any) -> None:
     settings, taken = KafkaSettings(bootstrap=broker.bootstrap), list[bytes]()
 
     def sink(messages: list[bytes]) -> list[str | None]:
@@ -59,7 +59,7 @@ def test_each_fact_is_taken_once_and_what_is_none_is_buried(broker: Any) -> None
         until(lambda: counts.facts == 2, "the facts")
         until(lambda: counts.dead_letters == 1 and not facts._positions, "the letter, and the commit")
     send(settings, "three")
-    with taking(settings, sink) as (counts, _):  # goes on where the position was committed
+    with taking(settings, sink) as (counts, _):  # resumes at the committed position
         until(lambda: counts.facts == 1, "the next fact")
     assert taken == [b"one", b"poison", b"two", b"three"]
 

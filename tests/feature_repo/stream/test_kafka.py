@@ -1,4 +1,4 @@
-"""The settings of the broker: what is read, what is refused and why; topics on a real one."""
+"""The settings of the broker: valid and invalid values; topics on a real broker."""
 
 import subprocess
 import sys
@@ -66,7 +66,7 @@ def test_a_broker_elsewhere_with_sasl_and_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"RECO_KAFKA_BOOTSTRAP": "kafka"}, "RECO_KAFKA_BOOTSTRAP is 'kafka'; expected HOST:PORT"),
         ({"RECO_KAFKA_BOOTSTRAP": "tcp://kafka:9092"}, "expected HOST:PORT"),
@@ -82,8 +82,8 @@ def test_a_broker_elsewhere_with_sasl_and_tls(tmp_path: Path) -> None:
         ({"RECO_EVENTS_TOPIC": "checkout.facts"}, "three different topics"),
     ],
 )
-def test_what_cannot_work_is_told(given: dict[str, str], said: str) -> None:
-    with pytest.raises(KafkaSettingInvalid, match=said):
+def test_an_invalid_setting_is_named(given: dict[str, str], message: str) -> None:
+    with pytest.raises(KafkaSettingInvalid, match=message):
         KafkaSettings.from_env(given)
 
 
@@ -101,7 +101,7 @@ def test_the_client_takes_every_configuration(tmp_path: Path) -> None:
     Producer(client_config(KafkaSettings(security="sasl_tls", username="reco", password="secret")))
 
 
-def test_a_broker_that_is_away_is_told() -> None:
+def test_an_unreachable_broker_is_reported() -> None:
     with pytest.raises(ConnectionError, match=r"127.0.0.1:1 cannot be used .*RECO_KAFKA_BOOTSTRAP"):
         create_topics(KafkaSettings(bootstrap="127.0.0.1:1"), timeout_s=0.5)
 

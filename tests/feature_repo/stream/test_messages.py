@@ -1,4 +1,4 @@
-"""A message keeps the event's contract or says what it breaks, without repeating what was sent."""
+"""A message keeps the event's contract, or the error names the broken rule without the value."""
 
 import json
 import time
@@ -36,7 +36,7 @@ def test_all_columns_and_the_time_in_utc() -> None:
     assert parse({}) == ("e1", "click", "u1", "b1", "milk", at, 2, 1.5, 0.25, "s3")
 
 
-def test_what_is_absent_has_its_default() -> None:
+def test_absent_fields_have_defaults() -> None:
     bare = {name: GOOD[name] for name in ("event_id", "user_id", "basket_id", "item_id", "at")}
     found = parse_event(b"u1", json.dumps(bare).encode(), NOW)
     assert found[1] == "purchase"
@@ -45,7 +45,7 @@ def test_what_is_absent_has_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"event_id": ""}, "event_id is not a text"),
         ({"user_id": 7}, "user_id is not a text"),
@@ -71,15 +71,15 @@ def test_what_is_absent_has_its_default() -> None:
         ({"store_id": []}, "store_id is not a text"),
     ],
 )
-def test_a_broken_event_says_which_rule(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(MessageInvalid, match=said) as caught:
+def test_a_broken_event_says_which_rule(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(MessageInvalid, match=message) as caught:
         parse(change)
     for value in change.values():
         assert len(str(value)) < 5 or str(value) not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (None, "empty"),
         (b"", "empty"),
@@ -91,8 +91,8 @@ def test_a_broken_event_says_which_rule(change: dict[str, Any], said: str) -> No
         (b" " * 70_000, "70000 bytes"),
     ],
 )
-def test_a_message_that_is_no_object_is_refused(value: bytes | None, said: str) -> None:
-    with pytest.raises(MessageInvalid, match=said):
+def test_a_message_that_is_no_object_is_refused(value: bytes | None, message: str) -> None:
+    with pytest.raises(MessageInvalid, match=message):
         parse_event(b"u1", value, NOW)
 
 
@@ -102,7 +102,7 @@ def test_without_a_key_the_order_of_a_user_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["event_id", "user_id", "basket_id", "item_id", "at"])
-def test_what_an_event_cannot_do_without_is_named(name: str) -> None:
+def test_a_missing_required_field_is_named(name: str) -> None:
     with pytest.raises(MessageInvalid, match=f"^{name} is not"):
         parse({}, drop=name)
 
@@ -111,7 +111,7 @@ def test_what_an_event_cannot_do_without_is_named(name: str) -> None:
     st.binary(max_size=200)
     | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda v: json.dumps(v).encode())
 )
-def test_no_bytes_break_it_otherwise(value: bytes) -> None:
+def test_any_bytes_are_an_event_or_an_invalid_message(value: bytes) -> None:
     with pytest.raises(MessageInvalid):
         parse_event(b"u1", value, time.time())
 

@@ -1,4 +1,4 @@
-"""Rows go through Feast's own view and back; the heartbeat is one of them, and no user's."""
+"""Rows go through Feast's own view and back; the heartbeat is a row without a user."""
 
 import time
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def rows(tmp_path: Path) -> OnlineRows:
     return OnlineRows(lambda: open_feature_store(tmp_path, ""))
 
 
-def test_a_row_comes_back_as_it_was_and_the_endpoint_reads_the_same(
+def test_a_row_survives_a_round_trip_and_the_endpoint_reads_the_same(
     rows: OnlineRows, tmp_path: Path, row_of: Callable[..., Any]
 ) -> None:
     row = row_of([(AT, ["milk", "tea"], 3.0, 0.5)], version=7)
@@ -38,7 +38,7 @@ def test_a_row_comes_back_as_it_was_and_the_endpoint_reads_the_same(
     assert read.written_at == pytest.approx(AT, abs=1e-3)
 
 
-def test_what_is_in_memory_is_not_read_again_and_the_oldest_leaves(
+def test_a_cached_row_is_not_read_again_and_the_oldest_is_evicted(
     rows: OnlineRows, row_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online_rows, "ROWS_KEPT", 2)

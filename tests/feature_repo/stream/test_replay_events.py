@@ -1,4 +1,4 @@
-"""The replay: which events, when; what is wrong with them on purpose; what the shopper asks."""
+"""The replay: its events and their times, the injected faults, and the shopper's requests."""
 
 import http.server
 import json
@@ -79,7 +79,7 @@ def paper() -> Iterator[Paper]:
     delivery.close()
 
 
-def test_a_message_holds_the_events_columns_and_leaves_out_what_is_unknown() -> None:
+def test_a_message_holds_the_events_columns_without_unknown_values() -> None:
     events = shop(baskets=2, lines=1)
     events.loc[1, ["quantity", "price", "discount"]] = [3, 1.99, 0.25]
     events["at"] += pd.Timedelta(microseconds=7)
@@ -96,12 +96,12 @@ def test_a_message_holds_the_events_columns_and_leaves_out_what_is_unknown() -> 
         "discount": 0,
         "store_id": "406",
     }
-    told = json.loads(second)
-    assert (told["quantity"], told["price"], told["discount"]) == (3, 1.99, 0.25)
-    assert set(told) == set(EVENT_SCHEMA.names) - {"store_id"}
+    fields = json.loads(second)
+    assert (fields["quantity"], fields["price"], fields["discount"]) == (3, 1.99, 0.25)
+    assert set(fields) == set(EVENT_SCHEMA.names) - {"store_id"}
 
 
-def test_the_stretch_is_from_and_until_and_limit() -> None:
+def test_since_until_and_limit_choose_the_events() -> None:
     events = shop().sample(frac=1, random_state=0)
     chosen = choose(events, "2024-05-01T10:05:00Z", "2024-05-01T10:07:00Z")
     assert list(chosen["basket_id"]) == ["basket-005"] * 4 + ["basket-006"] * 4
@@ -112,22 +112,22 @@ def test_the_stretch_is_from_and_until_and_limit() -> None:
         choose(events, until="soon")
 
 
-def test_everything_comes_once_and_in_order_as_fast_as_possible(paper: Paper) -> None:
+def test_every_event_is_sent_once_and_in_order_as_fast_as_possible(paper: Paper) -> None:
     events = choose(shop())
     counts = replay_events(events, TOPIC, paper, 0)
     assert paper.messages() == encode(events)
     assert counts.messages == 80
 
 
-def test_the_clock_is_the_datas(paper: Paper) -> None:
+def test_events_follow_the_clock_of_the_data(paper: Paper) -> None:
     began = time.monotonic()
     replay_events(choose(shop(baskets=4, lines=2)), TOPIC, paper, speed=240.0)
     due = np.repeat([0.0, 0.25, 0.5, 0.75], 2)
-    # Never early; how late is the machine's affair.
+    # Never early; the delay depends on the machine.
     assert (np.array(paper.times) - began >= due).all()
 
 
-def test_a_hard_stream_has_the_shares_asked_for_and_is_the_same_again() -> None:
+def test_a_hard_stream_has_the_requested_shares_and_is_reproducible() -> None:
     hard = Disturbance(duplicates=0.05, out_of_order=0.1, poison=0.01, within=50, seed=3)
     rows, when, counts = order(10_000, hard)
     assert (counts.duplicates, counts.delayed, counts.poison) == (500, 1_000, 100)
@@ -172,15 +172,15 @@ def test_each_kind_of_poison_breaks_the_contract(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [({"duplicates": 1.5}, "duplicates is 1.5"), ({"within": 0}, "within is 0")]
+    ("given", "message"), [({"duplicates": 1.5}, "duplicates is 1.5"), ({"within": 0}, "within is 0")]
 )
-def test_a_share_is_a_share(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_share_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Disturbance(**given)
 
 
 @pytest.mark.parametrize("speed", [-1.0, float("nan"), float("inf")])
-def test_a_speed_is_not_negative(paper: Paper, speed: float) -> None:
+def test_an_invalid_speed_is_refused(paper: Paper, speed: float) -> None:
     with pytest.raises(ValueError, match="speed is"):
         replay_events(shop(1), TOPIC, paper, speed)
 
@@ -190,7 +190,7 @@ def test_a_speed_is_not_negative(paper: Paper, speed: float) -> None:
 
 @pytest.fixture
 def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An endpoint that notes what it was asked; every second answer is degraded, the fifth one broken."""
+    """An endpoint that records its requests; every second answer is degraded, the fifth is broken."""
     asked: list[dict[str, Any]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -219,7 +219,7 @@ def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server.server_close()
 
 
-def test_the_shopper_asks_once_with_half_a_basket_at_its_time(
+def test_the_shopper_sends_half_of_each_basket_once_at_its_time(
     paper: Paper, endpoint: tuple[str, list[dict[str, Any]]]
 ) -> None:
     url, asked = endpoint
@@ -248,10 +248,10 @@ def test_the_shopper_asks_once_with_half_a_basket_at_its_time(
     assert counts.messages == 18 + 9
 
 
-def test_the_shopper_asks_about_what_is_bought_not_about_what_was_shown(
+def test_the_shopper_sends_requests_for_purchases_not_for_impressions(
     endpoint: tuple[str, list[dict[str, Any]]], paper: Paper
 ) -> None:
-    """An archive holds both, and what was shown may be of the basket's own id and time."""
+    """An archive holds both, and an impression may have the id and time of the basket."""
     url, asked = endpoint
     bought = shop(2, 4)
     shown = bought.assign(event_type="impression", event_id=bought["event_id"] + "-shown")

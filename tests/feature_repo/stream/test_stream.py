@@ -1,4 +1,4 @@
-"""Whatever is repeated, late, poisoned or killed: the rows are those that a batch makes of clean events."""
+"""Repeated, late and poisoned messages and kills: the rows are those of a batch over clean events."""
 
 import json
 import os
@@ -35,7 +35,7 @@ from feature_repo.toy_shop import toy_dataset
 from tests.chaos.rows import patient_store
 
 pytestmark = pytest.mark.slow
-WAIT_S = 180.0  # a fault takes for ever, a busy machine only long
+WAIT_S = 180.0  # longer than a busy machine needs
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def events() -> pd.DataFrame:
 
 
 def same(row: UserEvents) -> bytes:
-    """The row without its version: which message brought an event is not the batch's to know."""
+    """The row without its version: a batch does not know the message of an event."""
     return pack(replace(row, version=0))
 
 
@@ -63,10 +63,10 @@ def archived(home: Path) -> dict[str, bytes]:
     return {user: same(row) for user, row in rows_of(read_archive(home / "offline_store" / EVENTS))}
 
 
-def until(true: Callable[[], Any], what: str) -> None:
+def until(condition: Callable[[], Any], goal: str) -> None:
     end = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < end, f"waited {WAIT_S:.0f} s for {what}"
+    while not condition():
+        assert time.monotonic() < end, f"waited {WAIT_S:.0f} s for {goal}"
         time.sleep(0.05)
 
 
@@ -79,7 +79,7 @@ def streaming(home: Path, url: str, settings: KafkaSettings) -> Iterator[Stream]
     def work() -> None:
         try:
             stream.run(stop)
-        except Exception as error:  # noqa: BLE001 - of another thread: told below
+        except Exception as error:  # noqa: BLE001 - of another thread: reported below
             failed.append(error)
 
     thread = threading.Thread(target=work)
@@ -116,7 +116,7 @@ def dead_letters(settings: KafkaSettings) -> list[tuple[str, dict[str, Any]]]:
     return letters
 
 
-def test_a_hard_stream_ends_as_the_clean_batch_with_one_letter_per_poison(
+def test_a_hard_stream_gives_the_rows_of_the_clean_batch_and_a_letter_per_poison(
     broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
 ) -> None:
     settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
@@ -152,7 +152,7 @@ stream.run(threading.Event(), lambda: print("ready", flush=True))
 """
 
 
-def test_killed_at_random_it_ends_as_the_batch(
+def test_a_stream_killed_at_random_ends_with_the_rows_of_the_batch(
     broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
 ) -> None:
     settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
@@ -174,7 +174,7 @@ def test_killed_at_random_it_ends_as_the_batch(
     assert online(tmp_path, url, list(wanted)) == wanted
 
 
-def test_a_store_that_dies_is_waited_for_and_one_that_lost_its_rows_is_filled_again(
+def test_a_dead_store_is_retried_and_a_store_that_lost_its_rows_is_filled_again(
     broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
 ) -> None:
     settings, (url, server) = KafkaSettings(bootstrap=broker.bootstrap), valkey
@@ -196,7 +196,7 @@ def test_a_store_that_dies_is_waited_for_and_one_that_lost_its_rows_is_filled_ag
         assert online(tmp_path, url, list(wanted)) == wanted
 
 
-def test_a_broker_that_lost_everything_begins_a_new_generation(
+def test_a_broker_that_lost_everything_starts_a_new_generation(
     broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
 ) -> None:
     settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
@@ -216,10 +216,10 @@ def test_a_broker_that_lost_everything_begins_a_new_generation(
     assert online(tmp_path, url, ["user-000"])["user-000"] == batch(events.iloc[:1_200])["user-000"]
 
 
-def test_newly_published_features_keep_what_was_streamed(
+def test_a_publication_keeps_streamed_events(
     broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
 ) -> None:
-    """Somebody fills the store with older rows; the stream notices, and brings its own back."""
+    """A publication fills the store with older rows; the stream detects it and restores its own."""
     settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     few = events.iloc[:1_000]
     with streaming(tmp_path, url, settings) as stream:
@@ -251,33 +251,33 @@ def test_two_consumers_share_the_users(
     assert online(tmp_path, url, list(wanted)) == archived(tmp_path) == wanted
 
 
-def test_the_state_for_people_says_how_it_stands(
+def test_stream_json_reports_the_state(
     broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
 ) -> None:
     settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     produce(settings, events.iloc[:300])
     with streaming(tmp_path, url, settings):
-        state, told = tmp_path / "stream.json", dict[str, Any]()
+        state, report = tmp_path / "stream.json", dict[str, Any]()
 
         def nothing_waits() -> bool:
-            told.update(json.loads(state.read_bytes()) if state.exists() else {})
-            return told.get("lag") == 0
+            report.update(json.loads(state.read_bytes()) if state.exists() else {})
+            return report.get("lag") == 0
 
         until(nothing_waits, "no lag")
-    assert told["events"] == 300
-    assert told["pid"] == os.getpid()
-    assert told["newest_event_at"] == events["at"].iloc[:300].max().timestamp()
-    assert abs(told["updated_at"] - time.time()) < WAIT_S
+    assert report["events"] == 300
+    assert report["pid"] == os.getpid()
+    assert report["newest_event_at"] == events["at"].iloc[:300].max().timestamp()
+    assert abs(report["updated_at"] - time.time()) < WAIT_S
 
 
-def test_what_comes_while_the_store_is_away_and_the_group_is_joined_is_not_lost(
+def test_messages_that_arrive_while_the_store_is_away_are_not_lost(
     broker: Any,
     tmp_path: Path,
     valkey: tuple[str, Any],
     events: pd.DataFrame,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The store fails before the partitions are assigned: whatever the waiting poll brings is kept."""
+    """The store fails before the partitions are assigned: messages of the waiting poll are kept."""
     settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     few = events.iloc[:400]
     produce(settings, few)
@@ -297,7 +297,7 @@ def test_what_comes_while_the_store_is_away_and_the_group_is_joined_is_not_lost(
     assert archived(tmp_path) == batch(few)
 
 
-def test_told_to_stop_while_the_store_is_away_it_says_so_once(
+def test_a_stop_while_the_store_is_away_is_reported_once(
     broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = KafkaSettings(bootstrap=broker.bootstrap)
@@ -320,7 +320,7 @@ def test_told_to_stop_while_the_store_is_away_it_says_so_once(
     assert caplog.text.count("the online store cannot be used (ConnectionError)") == 1
 
 
-def test_a_held_message_of_a_partition_that_is_taken_away_is_dropped(
+def test_a_held_message_of_a_revoked_partition_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Rows:
@@ -415,7 +415,7 @@ class Said:
 
 
 def alone(home: Path, url: str, partition: int) -> Stream:
-    """A stream whose turns a test takes itself."""
+    """A stream whose turns are called by the test."""
     rows = OnlineRows(lambda: open_feature_store(home, url))
     stream = Stream(home, rows, KafkaSettings(bootstrap="127.0.0.1:1"))
     stream._consumer = Alone(partition)  # type: ignore[assignment]
@@ -431,7 +431,7 @@ def lines(home: Path, url: str, user: str = "ann") -> int:
     return len(rows.get([user])[user])
 
 
-def test_a_store_that_lost_its_rows_gets_those_that_another_consumer_had_not_archived(
+def test_a_store_that_lost_its_rows_gets_the_unarchived_rows_of_another_consumer(
     valkey: tuple[str, Any], tmp_path: Path
 ) -> None:
     url, _ = valkey
@@ -442,9 +442,9 @@ def test_a_store_that_lost_its_rows_gets_those_that_another_consumer_had_not_arc
     other._settle()
     say(other, 1, 1)  # not archived yet
     redis.Redis.from_url(url).flushall()
-    one._beat()  # it looks first, and writes everybody's rows from the archive
+    one._beat()  # it checks first, and writes all users' rows from the archive
     assert lines(tmp_path, url) == 1
-    other._beat()  # it sees a heartbeat, but not the one it knows
+    other._beat()  # it sees a heartbeat with an unknown name
     assert lines(tmp_path, url) == 2
     rebuilt = one.counts.rebuilt, other.counts.rebuilt
     one._beat()
@@ -452,7 +452,7 @@ def test_a_store_that_lost_its_rows_gets_those_that_another_consumer_had_not_arc
     assert (one.counts.rebuilt, other.counts.rebuilt) == rebuilt, "both know the store now"
 
 
-def test_a_rebuild_takes_nothing_from_a_row_that_another_consumer_writes_meanwhile(
+def test_a_rebuild_keeps_events_that_another_consumer_writes_meanwhile(
     valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, _ = valkey
@@ -493,7 +493,7 @@ def test_after_a_publication_a_consumer_writes_the_rows_of_its_own_users_only(
     assert (lines(tmp_path, url, "ann"), lines(tmp_path, url, "bob")) == (1, 1)
 
 
-def test_a_publication_is_not_past_before_a_consumer_knows_whose_rows_are_its_own(
+def test_a_publication_stays_open_until_a_consumer_has_partitions(
     valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts again while features are published: first it has no partitions."""
@@ -507,14 +507,14 @@ def test_a_publication_is_not_past_before_a_consumer_knows_whose_rows_are_its_ow
     with monkeypatch.context() as joining:
         joining.setattr(stream._consumer, "assignment", list)
         stream._beat()
-        assert stream._rows.name() is None, "no heartbeat says that all is well"
+        assert stream._rows.name() is None, "there is no heartbeat"
     stream._beat()
     assert lines(tmp_path, url, "ann") == 1
     assert stream._rows.name() is not None
 
 
 @pytest.mark.parametrize("rebuild", [False, True])
-def test_a_damaged_row_is_made_again_from_the_archive(
+def test_a_damaged_row_is_rebuilt_from_the_archive(
     valkey: tuple[str, Any], tmp_path: Path, rebuild: bool, row_of: Callable[..., Any]
 ) -> None:
     url, _ = valkey
@@ -535,7 +535,7 @@ def test_a_damaged_row_is_made_again_from_the_archive(
     assert [lines(tmp_path, url, user) for user in ("ann", "bob", "eve")] == [2, 2, 1]
 
 
-def test_the_heart_stops_while_the_broker_is_away_and_beats_again_when_it_is_back(
+def test_the_heartbeat_stops_while_the_broker_is_away_and_resumes_when_it_is_back(
     broker: Any, valkey: tuple[str, Any], tmp_path: Path
 ) -> None:
     settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
@@ -556,7 +556,7 @@ def test_the_heart_stops_while_the_broker_is_away_and_beats_again_when_it_is_bac
         assert time.time() - state()["updated_at"] < 5
         redis.Redis.from_url(url).flushall()  # the rows come back all the same, once
         until(lambda: stream.counts.rebuilt == 2, "the rows")
-        until(lambda: store.read(HEARTBEAT), "a heartbeat that says since when")
+        until(lambda: store.read(HEARTBEAT), "a heartbeat with its time")
         assert age() > 5
         broker.start()
         until(lambda: age() < 3, "the heartbeat again")
