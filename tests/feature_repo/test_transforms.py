@@ -231,10 +231,10 @@ def test_a_user_without_events_has_the_default_values(row_of: MakeRow) -> None:
         "user_basket_interval_days": t.NEVER_DAYS,
         "user_spend_trend": 1,
     }
-    nobody = user(no_events(np.int64))
+    newcomer = user(no_events(np.int64))
     just_looked = user(row_of([], [(NOW - DAY_S, TEA, CLICK)]))
     for feature in USER:
-        assert feature(nobody) == quiet.get(feature.__name__, 0), feature.__name__
+        assert feature(newcomer) == quiet.get(feature.__name__, 0), feature.__name__
         assert feature(just_looked) == quiet.get(feature.__name__, 0), feature.__name__
 
 
@@ -360,7 +360,7 @@ def test_candidates_of_the_types_of_the_session(statistics: Statistics, row_of: 
     assert listed(PairFeature.session_same_type, rows) == [0, 0, 1]
 
 
-def test_a_user_who_saw_nothing_has_no_rank_and_no_clicks(statistics: Statistics, row_of: MakeRow) -> None:
+def test_a_user_without_views_has_no_rank_and_no_clicks(statistics: Statistics, row_of: MakeRow) -> None:
     for row in (no_events(np.int64), row_of([], [(NOW - 60, UNKNOWN, CLICK)])):
         rows = seen(statistics, row, BREAD, TEA)
         assert PairFeature.user_item_last_rank(rows).tolist() == [10, 10]

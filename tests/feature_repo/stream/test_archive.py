@@ -139,7 +139,7 @@ def test_segments_survive_a_round_trip(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- one event
 
 
-def test_a_damaged_segment_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_a_damaged_segment_is_named_with_the_remedy(tmp_path: Path) -> None:
     write_segment(tmp_path, table({"event_id": "e"}), BASE)
     segment = tmp_path / streamed_name(0, 0, 9)
     segment.write_bytes(b"half a segment")
@@ -210,8 +210,8 @@ def test_only_the_users_asked_for_are_read(tmp_path: Path) -> None:
     write_segment(tmp_path, table(*[{"user_id": user} for user in users]), BASE)
     write_segment(tmp_path, table({"event_id": "new", "user_id": "bob", "version": 1}), "0.parquet")
     assert ids(read_archive(tmp_path, ["ann"])) == ["e0", "e3"]
-    assert ids(read_archive(tmp_path, {"bob", "nobody"})) == ["e1", "new"]
-    assert len(read_archive(tmp_path, ["nobody"])) == 0
+    assert ids(read_archive(tmp_path, {"bob", "unknown"})) == ["e1", "new"]
+    assert len(read_archive(tmp_path, ["unknown"])) == 0
     assert len(read_archive(tmp_path, [])) == 0
     assert len(read_archive(tmp_path)) == 5
 
