@@ -1,24 +1,24 @@
-"""Every error the request path knows, and what each one means to the caller.
+"""Every error of the request path, and its meaning for the caller.
 
 RecommendError
- ├─ InvalidRequest        the caller must fix the request: 422, or INVALID_ARGUMENT over gRPC
- │   └─ NotJson           the body cannot be decoded: 400
- ├─ FeaturesUnavailable   answered from defaults, degraded
- │   ├─ FeaturesLate      the same, but the request had too little time for the store to be at fault
- │   └─ RowInvalid        the same, but only this user's row is at fault, not the store
- ├─ FactsUnavailable      answered with the facts last read
- ├─ RankingFailed         answered from a lower rung; `reason` is told as degraded_reason
- │   ├─ RankerUnavailable     the remote ranker is not there or refuses
- │   │   └─ RowsRefused           it is well, but does not take the rows of this call
- │   ├─ RankerMismatch        the remote ranker has another bundle
- │   ├─ Overloaded            too many wait for the model, or for their turn; a prefetch gets 429
- │   │   └─ UserOverLimit         the same, because of this shopper's own requests
- │   ├─ ScoresInvalid         the scores of this request are no numbers
- │   ├─ DeadlineNear          too little time is left to begin
- │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time
- ├─ ClientGone            nobody waits for the answer: none is made
- ├─ BundleInvalid         a half-read bundle never serves: no start, or the one before goes on answering
- └─ NoChampion            no start, or the bundle before goes on answering: no pointer names a champion
+ ├─ InvalidRequest        the caller must fix the request: 422, or INVALID_ARGUMENT over gRPC.
+ │   └─ NotJson           the body cannot be decoded: 400.
+ ├─ FeaturesUnavailable   answered from defaults, degraded.
+ │   ├─ FeaturesLate      same; the request left the store less time than it may take.
+ │   └─ RowInvalid        same; the store works, but this user's row is invalid.
+ ├─ FactsUnavailable      answered with the facts last read.
+ ├─ RankingFailed         answered from a lower rung; `reason` becomes degraded_reason.
+ │   ├─ RankerUnavailable     the remote ranker cannot be reached, or refuses.
+ │   │   └─ RowsRefused           it works, but does not take the rows of this call.
+ │   ├─ RankerMismatch        the remote ranker has another bundle.
+ │   ├─ Overloaded            too many requests in flight or waiting; a prefetch gets 429.
+ │   │   └─ UserOverLimit         same, because of this shopper's own requests.
+ │   ├─ ScoresInvalid         the scores of this request are not finite.
+ │   ├─ DeadlineNear          too little time is left to begin.
+ │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time.
+ ├─ ClientGone            the client has hung up: no answer is made.
+ ├─ BundleInvalid         never served: no start, or the previous bundle goes on answering.
+ └─ NoChampion            no pointer names a champion: no start, or the previous bundle goes on answering.
 """
 
 from feature_repo.errors import UNREACHABLE, USAGE, RecoError
@@ -45,15 +45,15 @@ class FeaturesUnavailable(RecommendError):
 
 
 class FeaturesLate(FeaturesUnavailable):
-    """The request's own time was over before the store had the time that it may take."""
+    """The request's deadline came before the store had the time that it may take."""
 
 
 class RowInvalid(FeaturesUnavailable):
-    """What the online store holds of a user is not a row of Feast's."""
+    """The online store's value for a user is not a row of Feast's."""
 
 
 class FactsUnavailable(RecommendError):
-    """The store of facts could not be read or written."""
+    """The fact store could not be read or written."""
 
     exit_code = UNREACHABLE
 
@@ -87,25 +87,25 @@ class Overloaded(RankingFailed):
 
 
 class UserOverLimit(Overloaded):
-    """One shopper asks more often than any does: others shall not wait for that."""
+    """One shopper sends too many requests; they are refused so that other shoppers do not wait."""
 
     reason = "user_over_limit"
 
 
 class ScoresInvalid(RankingFailed):
-    """The model gave scores that are not finite for this request's rows, whatever it was joined with."""
+    """The model's scores for this request's rows are not finite, alone or in a batch with others."""
 
     reason = "scores_invalid"
 
 
 class DeadlineNear(RankingFailed):
-    """What is left of the request's time is less than what the candidates would take, as learnt."""
+    """The request has less time left than ranking its candidates takes, by recent measurements."""
 
     reason = "deadline_near"
 
 
 class DeadlineExceeded(RankingFailed, TimeoutError):
-    """The time of the request was over before its candidates were scored."""
+    """The request's deadline passed before its candidates were scored."""
 
     reason = "deadline_exceeded"
 
@@ -115,10 +115,10 @@ class ClientGone(RecommendError):
 
 
 class BundleInvalid(RecommendError):
-    """A bundle on disk is not what its manifest says, or cannot answer its golden requests."""
+    """A bundle on disk differs from its manifest, or cannot answer its golden requests."""
 
 
 class NoChampion(RecommendError):
-    """Nothing was promoted under this home yet, or its pointer cannot be read."""
+    """No bundle was promoted under this home yet, or its pointer cannot be read."""
 
     exit_code = USAGE

@@ -1,8 +1,8 @@
 """CONTRACT request, recommendation, response: messages between the checkout and the endpoint.
 
 The types check each request and describe both directions in OpenAPI. Every protocol goes through
-`RequestBody`: our route and V1 decode it from bytes; V2, gRPC and files convert decoded values. A message
-names the place that is wrong and the expected type, never the value.
+`RequestBody`: our route and V1 decode it from bytes; V2, gRPC and files convert decoded values. An error
+message names the invalid place and the expected type, never the value.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ MAX_K = 100  # items in one answer; a larger k is cut to this
 DEFAULT_K = 10
 DEFAULT_PROFILE = "default"
 MAX_INSTANCES = 64  # requests in one V1 body
-# The ladder, from the best answer down: all candidates ranked, as many as there was time for, a list that was
-# kept, best sellers of the store, of the chain, nothing.
+# The ladder, best answer first: all candidates ranked, as many as time allowed, a cached list, best sellers
+# of the store, best sellers of the chain, nothing.
 RUNGS = ("full", "fewer", "cached", "segment", "popular", "empty")
-NOTHING_LEFT = "nothing_left"  # no fault, but all that could be offered is in the basket, sold out or banned
+NOTHING_LEFT = "nothing_left"  # no fault, but every candidate is in the basket, sold out or banned
 REASONS = (
     NOTHING_LEFT,
     "features_unavailable",  # the shopper's history could not be read in time
-    "features_invalid",  # the stored row of the shopper cannot be read
-    "stale_features",  # it may be old
+    "features_invalid",  # the stored row of the shopper is invalid
+    "stale_features",  # the stored row may be old
     "deadline_near",  # too little time was left to rank all candidates, or any
-    "deadline_exceeded",  # the time was over
+    "deadline_exceeded",  # the deadline passed during ranking
     "overloaded",  # too many requests wait
-    "user_over_limit",  # this shopper has asked too often
+    "user_over_limit",  # this shopper has sent too many requests
     "ranker_unavailable",
     "ranker_mismatch",  # the ranker has another bundle
-    "scores_invalid",  # the ranker gave no numbers
-    "preprocess_error",  # a fault of ours, in reading and retrieval; the log has it
-    "predict_error",  # a fault of ours, in ranking
-    "postprocess_error",  # a fault of ours, in making the list
+    "scores_invalid",  # the scores of the ranker are not finite
+    "preprocess_error",  # our own fault, in reading or retrieval; see the log
+    "predict_error",  # our own fault, in ranking
+    "postprocess_error",  # our own fault, in making the list
 )
 
 Id = Annotated[
@@ -51,22 +51,22 @@ Id = Annotated[
         min_length=1,
         max_length=MAX_ID_LENGTH,
         description="Printable characters, as in the data",
-        # Neither line ends nor control characters: `str.isprintable`, which JSON Schema cannot express.
+        # No line ends and no control characters: `str.isprintable`, which JSON Schema cannot express.
         extra_json_schema={"format": "printable"},
     ),
 ]
 _IDS = ("user_id", "store_id", "request_id")
-# In JSON 7.0 is a whole number, and 1e300 is one, too. Both decode as a float.
+# In JSON, 7.0 and 1e300 are whole numbers. Both decode as a float.
 _Whole = Annotated[float, Meta(ge=0, multiple_of=1)]
 _NOT_JSON = "the body is not JSON (UTF-8, finite numbers, moderate nesting)"
-_UNKNOWN = "Object contains unknown field"  # msgspec's message goes on with the name, which we never repeat
+_UNKNOWN = "Object contains unknown field"  # msgspec appends the name, which we never repeat
 _INSTANCE = re.compile(r" - at `\$\.instances\[\d{1,2}\]`$")
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question from the checkout; `at` is the time it is asked, seconds since the epoch (UTC)."""
+    """One request from the checkout; `at` is its time, seconds since the epoch (UTC)."""
 
     basket: tuple[str, ...]
     at: float
@@ -78,7 +78,7 @@ class Request:
 
 
 class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One question from the checkout, as it is sent."""
+    """One request from the checkout, as sent."""
 
     basket: Annotated[
         list[Id],
@@ -103,7 +103,7 @@ class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
                 raise ValueError(f"{name} must have printable characters only")
 
     def to_request(self, now: float, default_id: str, profiles: Collection[str]) -> Request:
-        """Return the request, with defaults in the place of absent fields.
+        """Return the request, with defaults for absent fields.
 
         Args:
             now: the time used when `at` is absent, seconds since the epoch.
@@ -111,14 +111,14 @@ class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
             profiles: names that `profile` may have.
 
         Raises:
-            InvalidRequest: naming the field and the expected value, never the sent one.
+            InvalidRequest: the message names the field and the expected value, never the sent one.
         """
         profile = DEFAULT_PROFILE if self.profile is None else self.profile
         if profile not in profiles:
             raise InvalidRequest(f"profile must be one of {', '.join(profiles)}")
         return Request(
             basket=tuple(dict.fromkeys(self.basket)),
-            # Rounded to the log's precision, so that a replay asks for the same moment.
+            # Rounded to the log's precision, so that a replay uses the same time.
             at=round(now * 1e6) / 1e6 if self.at is None else _timestamp(self.at),
             user_id=self.user_id,
             store_id=self.store_id,
@@ -134,7 +134,7 @@ class Instances(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     instances: Annotated[list[RequestBody], Meta(max_length=MAX_INSTANCES)]
 
     def to_requests(self, now: float, default_id: str, profiles: Collection[str]) -> list[Request]:
-        """Return the requests; each after the first has its number behind the default id.
+        """Return the requests; each after the first has its number appended to the default id.
 
         Raises:
             InvalidRequest: as `RequestBody.to_request`, with the number of the request.
@@ -168,7 +168,7 @@ class Recommendation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class Response(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer: items best first, and how it came about."""
+    """The answer: items, best first, and how they were made."""
 
     request_id: Id
     items: Annotated[tuple[Recommendation, ...], Meta(max_length=MAX_K)]
@@ -217,12 +217,12 @@ def read_body(body: bytes, kind: type[Body]) -> Body:
 
     Raises:
         NotJson: the bytes are no JSON document.
-        InvalidRequest: naming the place and the expected type, never the value.
+        InvalidRequest: the message names the place and the expected type, never the value.
     """
     try:
         return _DECODERS[kind](body)  # type: ignore[index, return-value]
     except msgspec.ValidationError as error:
-        check_json(body)  # the decoder stops at the first wrong type: the rest may not be JSON
+        check_json(body)  # the decoder stops at the first wrong type; the rest may not be JSON
         raise _refusal(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise NotJson(_NOT_JSON) from None
@@ -246,7 +246,7 @@ def parse_request(
     """Check a decoded JSON object and return its request; arguments as in `RequestBody.to_request`.
 
     Raises:
-        InvalidRequest: naming the place and the expected value, never the sent one.
+        InvalidRequest: the message names the place and the expected value, never the sent one.
     """
     return _convert(document, RequestBody).to_request(now, default_id, profiles)
 

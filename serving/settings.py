@@ -1,8 +1,7 @@
-"""Environment, `.env` and `reco.toml` -> `Settings`: what changes the endpoint's speed or place.
+"""Environment, `.env` and `reco.toml` -> `Settings`: values that affect the endpoint's speed or location.
 
-The bundle's manifest has everything that changes an answer. The exception is the cache of ranked lists:
-with it, features that age with the clock may be up to an hour old. A process reads its settings once, when it
-starts.
+Values that affect an answer are in the bundle's manifest. The exception is the cache of ranked lists: with
+it, time-dependent features may be up to an hour old. A process reads its settings once, when it starts.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FEASTS_OWN = ("PROMETHEUS_MULTIPROC_DIR", "PROMETHEUS_MULTIPROCESS_DIR")
 
 
 class SettingInvalid(RecoError, ValueError):
-    """A setting has a value that it cannot take."""
+    """A setting has an invalid value."""
 
     exit_code = USAGE
 
@@ -163,27 +162,27 @@ class Settings:
         """Read each field from the environment, `.env` or the TOML file; others keep their default.
 
         Raises:
-            SettingInvalid: naming the place, the value (unless secret) and the expected value.
+            SettingInvalid: the message names the place, the value (unless secret) and the expected value.
         """
         return cls(**read_values(cls, _variables(), "", environ, SettingInvalid))
 
     def to_env(self) -> dict[str, str]:
-        """Return the whole environment for a child process with these settings, which reads no file."""
+        """Return the whole environment for a child process with these settings; it reads no file."""
         values = {variable(f.name): as_text(getattr(self, f.name)) for f in fields(self)}
-        # Feast sets this where it is imported: with it, all children would count into one set of files.
+        # Importing Feast sets these: with them, all children would count into one set of metric files.
         others = {name: value for name, value in os.environ.items() if name not in FEASTS_OWN}
         return {**others, CONFIG: NO_FILE, **values}
 
     @property
     def online_store_url(self) -> str:
-        """Where the online store is, and its password if it has one: not to be shown."""
+        """URL of the online store, with its password if it has one: never show it."""
         if not self.store_url:
             return f"sqlite:///{(self.home / 'online_store.db').absolute()}"
         return with_password(self.store_url, self.store_password)
 
     @property
     def fact_store_url(self) -> str:
-        """Where the facts are: in the same Redis, or in a file beside SQLite's."""
+        """URL of the fact store: the same Redis, or a file beside SQLite's."""
         store = self.online_store_url
         if not store.startswith("sqlite:///"):
             return store
@@ -191,17 +190,17 @@ class Settings:
 
     @property
     def availability_path(self) -> Path:
-        """Where the list of items that must not be offered is; the file need not exist."""
+        """Path of the availability file, which need not exist."""
         return self.availability_file or self.home / "availability.json"
 
     @property
     def rules_path(self) -> Path:
-        """Where the rules are; the file need not exist."""
+        """Path of the rules file, which need not exist."""
         return self.rules_file or self.home / "rules.yaml"
 
     @property
     def prediction_log_dir(self) -> Path:
-        """Where the prediction log is."""
+        """Folder of the prediction log."""
         return self.log_dir or self.home / "prediction_log"
 
 
@@ -211,7 +210,7 @@ def variable(field: str) -> str:
 
 
 def configured_home() -> Path:
-    """Return the home that some place names, whatever the other settings are.
+    """Return the configured home, without reading the other settings.
 
     Raises:
         SettingInvalid: the TOML file cannot be read or has an unknown name.
@@ -228,7 +227,7 @@ def all_settings() -> list[Setting]:
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return the RECO_ variables that name no setting: most likely misspelt, and without effect."""
+    """Return the RECO_ variables that match no setting: probably misspelt, and without effect."""
     environ = os.environ if environ is None else environ
     known = {*_variables().values(), *KAFKA_VARIABLES.values()}
     names = {*environ} - {CONFIG} | {name.upper() for name in dotenv_names(environ)}  # any case is read there

@@ -15,9 +15,9 @@ def read_excluded(file: Path) -> list[str]:
     """Return the item ids that the file excludes.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         ValueError: it is no regular file, too large, or not {"out_of_stock": [ids], "banned": [ids]};
-            an unknown key is a typing error.
+            an unknown key is probably misspelt, so it is refused too.
     """
     try:
         content = json.loads(read_regular(file, MAX_BYTES))

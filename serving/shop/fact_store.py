@@ -1,8 +1,8 @@
-"""Facts on their way from those who know them to the endpoint: a table in SQLite or a hash in Redis.
+"""Facts on their way from their writers to the endpoint: a table in SQLite or a hash in Redis.
 
-Each change gets the next `sequence`, so that a reader asks for what changed since it last looked. The
-sequence is the clock in microseconds, pushed forward where two changes share one: a store that was lost
-and begun again goes on with larger ones, and no reader waits for numbers that were given out before.
+Each change gets the next `sequence`, so a reader can ask for the changes since its last read. The sequence is
+the clock in microseconds, plus one where two changes share a value. A store that was lost and created again
+therefore continues with larger numbers, and no reader waits for numbers that were used before.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from serving.redis.client import RedisClient, ReplyError
 
 _log = logging.getLogger(__name__)
 
-PAGE = 2_000  # facts in one answer: a hundredth of a second of reading, so that requests get their turn
+PAGE = 2_000  # facts in one read: about 10 ms, so that requests run in between
 WRITE_PAGE = 1_000  # facts in one call of Redis's script
 TIMEOUT_S = 1.0
-WRITE_TIMEOUT_S = 10.0  # how long a writer waits for the other one
+WRITE_TIMEOUT_S = 10.0  # how long a writer waits for another writer
 
 
 class FactStore(Protocol):
-    """Where facts are written, and read by those who serve."""
+    """A store that sources of facts write and the endpoint reads."""
 
     def write(self, facts: Sequence[Fact]) -> int:
-        """Keep those facts that stand against what is there; return how many changed something.
+        """Keep the facts that win against the stored ones; return the number of changes.
 
         Raises:
             FactsUnavailable: the store is broken or did not answer in time; writing again does no harm.
@@ -44,7 +44,7 @@ class FactStore(Protocol):
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, 0 for all, and the sequence of the last.
 
-        Ask again with that sequence until nothing comes. A stored fact that breaks its contract is left out.
+        Call it again with that sequence until no fact comes. An invalid stored fact is left out.
 
         Raises:
             FactsUnavailable: the store is broken or did not answer in time.
@@ -58,14 +58,14 @@ class FactStore(Protocol):
         """
 
     def remove(self, facts: Sequence[Fact]) -> None:
-        """Delete facts without a trace; a reader keeps what it has read, so withdraw them first.
+        """Delete facts without a trace; readers keep the facts they have read, so withdraw them first.
 
         Raises:
             FactsUnavailable: the store is broken or did not answer in time; removing again does no harm.
         """
 
     def close(self) -> None:
-        """Let go of connections; a later call opens them again."""
+        """Close the connections; a later call opens them again."""
 
 
 class MemoryFactStore:
@@ -78,7 +78,7 @@ class MemoryFactStore:
         self._sequence = 0
 
     def write(self, facts: Sequence[Fact]) -> int:
-        """Keep those facts that stand against what is there; return how many changed something."""
+        """Keep the facts that win against the stored ones; return the number of changes."""
         with self._lock:
             changed = [fact for fact in facts if self._facts.add(fact)]
             for fact in changed:
@@ -103,16 +103,16 @@ class MemoryFactStore:
         gone = {fact.key for fact in facts}
         with self._lock:
             self._facts = Facts(fact for fact in self._facts if fact.key not in gone)
-            self._changed = {key: one for key, one in self._changed.items() if key not in gone}
+            self._changed = {key: change for key, change in self._changed.items() if key not in gone}
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
 
 class SqliteFactStore:
-    """Facts in a SQLite file of their own; safe to share between threads and processes.
+    """Facts in a separate SQLite file; safe to share between threads and processes.
 
-    A file that is not there holds no facts: the first writer makes it. One that was replaced is opened anew.
+    A missing file holds no facts: the first writer creates it. A replaced file is opened again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,9 +122,9 @@ class SqliteFactStore:
         self._opened = (0, 0)  # device and inode
 
     def write(self, facts: Sequence[Fact]) -> int:
-        """Keep those facts that stand against what is there; all of them or, on an error, none."""
+        """Keep the facts that win against the stored ones; on an error, none is written."""
         rows = Facts(facts).ranked()
-        with self._told(), self._lock:
+        with self._as_unavailable(), self._lock:
             connection = self._current(make=True)
             with self._transaction(connection):
                 connection.execute(_TABLE)
@@ -137,20 +137,20 @@ class SqliteFactStore:
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
-        with self._told(), self._lock:
+        with self._as_unavailable(), self._lock:
             if not self._path.exists():
                 return [], sequence
             try:
                 rows = self._current(make=False).execute(_CHANGED, (sequence, PAGE)).fetchall()
             except sqlite3.OperationalError as error:
-                if "no such table" in str(error):  # a writer is about to make it
+                if "no such table" in str(error):  # a writer is about to create it
                     return [], sequence
                 raise
         return _parsed(ranked for ranked, _ in rows), rows[-1][1] if rows else sequence
 
     def of_user(self, user_id: str) -> list[Fact]:
         """Return the facts that are for one user alone."""
-        with self._told(), self._lock:
+        with self._as_unavailable(), self._lock:
             if not self._path.exists():
                 return []
             connection = self._current(make=True)
@@ -159,8 +159,8 @@ class SqliteFactStore:
         return _parsed(ranked for key, ranked in rows if user_of(key) == user_id)
 
     def remove(self, facts: Sequence[Fact]) -> None:
-        """Delete facts without a trace: the file's free pages hold nothing of them either."""
-        with self._told(), self._lock:
+        """Delete facts without a trace, also from the free pages of the file."""
+        with self._as_unavailable(), self._lock:
             if not self._path.exists():
                 return
             connection = self._current(make=True)
@@ -168,7 +168,7 @@ class SqliteFactStore:
             connection.execute("VACUUM")
             (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
-                raise OSError("somebody reads it, so that its old pages cannot go: try again")
+                raise OSError("another process reads it, so its old pages cannot be removed: try again")
 
     def _current(self, make: bool) -> sqlite3.Connection:
         if make:
@@ -209,7 +209,7 @@ class SqliteFactStore:
         connection.execute("COMMIT")
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _as_unavailable(self) -> Iterator[None]:
         try:
             yield
         except (OSError, sqlite3.Error, ValueError) as error:
@@ -259,7 +259,7 @@ class RedisFactStore:
         changes = self._ask("ZRANGEBYSCORE", _SEQUENCE, *limits)
         if not changes:
             return [], sequence
-        # A fact that changes between the two calls is read in its new form now and once more later.
+        # A fact that changes between the two calls is read in its new form now, and again later.
         ranked = self._ask("HMGET", _FACTS, *changes[::2])
         return _parsed(value for value in ranked if value is not None), int(float(changes[-1]))
 
@@ -291,7 +291,7 @@ class RedisFactStore:
 
 
 _FACTS, _SEQUENCE = "{checkout:facts}:ranked", "{checkout:facts}:sequence"
-# Redis compares strings by the locale it was started under; facts are ordered by their bytes.
+# Redis compares strings by the locale of its server; facts are ordered by their bytes.
 _KEEP_SCRIPT = """
 local function later(a, b)
   for i = 1, math.min(#a, #b) do
@@ -320,20 +320,19 @@ def _parsed(stored: Iterator[bytes]) -> list[Fact]:
     facts: list[Fact] = []
     for ranked in stored:
         try:
-            # Its time was checked by the writer's clock; ours may be wrong.
+            # The writer has checked the time by its clock; ours may be wrong.
             facts.append(parse_fact(unranked(ranked), now=math.inf))
-        except (
-            ValueError
-        ) as error:  # checked when written, spoilt since: the others must be read all the same
+        except ValueError as error:
+            # It was valid when written and is corrupt now. The other facts must still be read.
             _log.warning("a stored fact is left out: %s", error)
     return facts
 
 
 def open_fact_store(url: str) -> FactStore:
-    """Return the store behind a URL: sqlite:///PATH, memory:, or any that `parse_redis_url` takes.
+    """Return the store of a URL: sqlite:///PATH, memory:, or any URL that `parse_redis_url` takes.
 
     Raises:
-        ValueError: the URL is none of these.
+        ValueError: the URL has another form.
     """
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteFactStore(Path(url.removeprefix("sqlite:///")))

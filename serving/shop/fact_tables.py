@@ -1,6 +1,6 @@
-"""Facts over the catalogue's codes -> arrays that a request reads: what is excluded, and what items cost.
+"""Facts over the catalogue's codes -> the arrays of excluded items, prices and coupons that a request reads.
 
-Every table is replaced as a whole when it changes: a request reads the one it has found to the end.
+A table that changes is replaced as a whole, so a request reads one consistent table to the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from feature_repo.facts import Fact
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is said of items, one row each; NaN where what was said is withdrawn."""
+    """The values of one kind of fact, one row for each item; NaN where the fact is withdrawn."""
 
     codes: np.ndarray  # (m,) int64, sorted
     value: np.ndarray  # (m,) float64
@@ -26,32 +26,32 @@ class Table:
     valid_until: np.ndarray  # (m,) float64, inf where open
 
     def with_rows(self, new: Table) -> Table:
-        """Return the table with rows of another: where both speak of an item, the later known stands."""
+        """Return the table merged with another; for an item in both, the later fact wins."""
         place = np.searchsorted(self.codes, new.codes)
-        known = np.zeros(len(new.codes), bool)
+        exists = np.zeros(len(new.codes), bool)
         inside = place < len(self.codes)
-        known[inside] = self.codes[place[inside]] == new.codes[inside]
-        change = known.copy()
-        change[known] = new.at[known] >= self.at[place[known]]
+        exists[inside] = self.codes[place[inside]] == new.codes[inside]
+        change = exists.copy()
+        change[exists] = new.at[exists] >= self.at[place[exists]]
         columns = []
         for name in COLUMNS:
             column, added = getattr(self, name).copy(), getattr(new, name)
             column[place[change]] = added[change]
-            columns.append(np.insert(column, place[~known], added[~known]))
+            columns.append(np.insert(column, place[~exists], added[~exists]))
         return Table(*columns)
 
     def rows(self, keep: np.ndarray) -> Table:
-        """Return the rows that `keep` names or marks."""
+        """Return the rows at the indices, or under the mask, `keep`."""
         return Table(*(getattr(self, name)[keep] for name in COLUMNS))
 
     def valid(self, at: float) -> np.ndarray:
-        """Return the codes of rows that hold at a time."""
+        """Return the codes of the rows that are valid at a time."""
         return self.codes[(self.valid_from <= at) & (at < self.valid_until)]
 
     def look_up(self, codes: np.ndarray, at: float, into: np.ndarray) -> None:
-        """Write what holds of `codes` at a time into an array, and leave it where nothing does."""
+        """Write the values of `codes` at a time into an array; other places keep theirs."""
         last = len(self.codes) - 1
-        # Sorted and distinct: if the last code is the number of its row, then so is each.
+        # Codes are sorted and distinct: if the last one equals its row number, each of them does.
         in_rows = self.codes[-1] == last
         place = np.minimum(codes if in_rows else self.codes.searchsorted(codes), last)
         value = self.value[place]
@@ -69,7 +69,7 @@ EMPTY = Table(np.empty(0, np.int64), *(np.empty(0) for _ in COLUMNS[1:]))
 
 
 def table_of(facts: Iterable[tuple[int, Fact]]) -> Table:
-    """Return facts of one kind and store as a table; of two with one code the later known stands."""
+    """Return facts of one kind and store as a table; of two facts with one code the later wins."""
     latest: dict[int, Fact] = {}
     for code, fact in facts:
         if code not in latest or latest[code].at <= fact.at:
@@ -89,13 +89,14 @@ def _or(value: float | str | None, default: float) -> float:
 
 
 class Numbers:
-    """Facts of one kind whose values are numbers, in one table for every store and one for each store."""
+    """Facts of one kind with numeric values: one table for all stores and one for each store."""
 
     def __init__(self, excludes: float | None = None) -> None:
-        """Take the value that keeps an item from being offered, if the kind has one."""
+        """Create an empty table; `excludes` is the value that excludes an item, if the kind has one."""
         self._excludes = excludes
         self._tables: dict[str | None, Table] = {}
-        self._excluded: dict[str | None, tuple[np.ndarray, Table]] = {}  # codes for good, and for a time
+        # Store -> codes excluded without dates, and the rows that exclude for a time.
+        self._excluded: dict[str | None, tuple[np.ndarray, Table]] = {}
 
     def add(self, facts: list[tuple[int, Fact]]) -> None:
         """Take facts in, each with its item's code."""
@@ -111,7 +112,7 @@ class Numbers:
                 self._excluded[store_id] = (out.codes[for_good], out.rows(~for_good))
 
     def excluded(self, at: float, store_id: str | None) -> list[np.ndarray]:
-        """Return codes that are excluded everywhere, and those that are in the store."""
+        """Return the codes that are excluded everywhere, and those excluded in the store."""
         parts = []
         for store in (None,) if store_id is None else (None, store_id):
             if (out := self._excluded.get(store)) is not None:
@@ -119,16 +120,16 @@ class Numbers:
         return parts
 
     def look_up(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
-        """Return what holds of each code at a time; the store's own word comes before the one for all."""
-        found = np.full(len(codes), np.nan)
+        """Return the value of each code at a time; a store's value wins over the one for all stores."""
+        values = np.full(len(codes), np.nan)
         for store in (None,) if store_id is None else (None, store_id):
             if (table := self._tables.get(store)) is not None and len(table.codes):
-                table.look_up(codes, at, found)
-        return found
+                table.look_up(codes, at, values)
+        return values
 
 
 class Offer(NamedTuple):
-    """One coupon of one item; no code: what was offered before it is withdrawn."""
+    """One coupon of one item; without a code, it withdraws the earlier offers."""
 
     at: float
     fact_id: str
@@ -138,10 +139,10 @@ class Offer(NamedTuple):
 
 
 class Coupons:
-    """Coupons by whom and where they are for."""
+    """Coupons by the store and the shopper they are for."""
 
     def __init__(self) -> None:
-        # (store, user) -> code -> offers, latest known first
+        # (store, user) -> code -> offers, latest first
         self._offers: dict[tuple[str | None, str | None], dict[int, tuple[Offer, ...]]] = {}
 
     def add(self, facts: list[tuple[int, Fact]]) -> None:
@@ -151,27 +152,27 @@ class Coupons:
             coupon = fact.value if isinstance(fact.value, str) else None
             starts, ends = _or(fact.valid_from, -np.inf), _or(fact.valid_until, np.inf)
             new = Offer(fact.at, fact.fact_id, coupon, starts, ends)
-            known = {offer.coupon: offer for offer in scope.get(code, ())}
-            if coupon not in known or known[coupon].at <= new.at:
-                known[coupon] = new
-            scope[code] = tuple(sorted(known.values(), key=itemgetter(0, 1), reverse=True))
+            offers = {offer.coupon: offer for offer in scope.get(code, ())}
+            if coupon not in offers or offers[coupon].at <= new.at:
+                offers[coupon] = new
+            scope[code] = tuple(sorted(offers.values(), key=itemgetter(0, 1), reverse=True))
 
     def look_up(
         self, codes: np.ndarray, at: float, user_id: str | None, store_id: str | None
     ) -> list[str | None]:
-        """Return the coupon that holds for each code at a time.
+        """Return the coupon that is valid for each code at a time.
 
-        One for this shopper comes before one for this store, and that before one for everybody; of several
-        the latest known is shown.
+        A coupon for this shopper wins over one for this store, and that over one for all shoppers. Of several
+        the latest wins.
         """
-        scopes = dict.fromkeys([(store_id, user_id), (None, user_id), (store_id, None), (None, None)])
-        # A store that nothing is known of and a shopper without coupons cost nothing.
-        known = [scope for key in scopes if (scope := self._offers.get(key))]
-        asked = codes.tolist()
-        wanted = set(asked)
-        offered = set[int]().union(*(scope.keys() & wanted for scope in known))
-        found = {code: _first(code, at, known) for code in offered}
-        return list(map(found.get, asked))
+        keys = dict.fromkeys([(store_id, user_id), (None, user_id), (store_id, None), (None, None)])
+        # A store or a shopper without coupons costs nothing.
+        scopes = [scope for key in keys if (scope := self._offers.get(key))]
+        requested = codes.tolist()
+        distinct = set(requested)
+        offered = set[int]().union(*(scope.keys() & distinct for scope in scopes))
+        coupons = {code: _first(code, at, scopes) for code in offered}
+        return list(map(coupons.get, requested))
 
 
 def _first(code: int, at: float, scopes: list[dict[int, tuple[Offer, ...]]]) -> str | None:
@@ -180,5 +181,5 @@ def _first(code: int, at: float, scopes: list[dict[int, tuple[Offer, ...]]]) -> 
             if starts <= at < ends:
                 if coupon is not None:
                     return coupon
-                break  # what was offered here before is withdrawn
+                break  # the earlier offers of this scope are withdrawn
     return None

@@ -1,7 +1,7 @@
-"""The store of facts, the files of excluded items and of rules -> what a request must know of its items.
+"""The fact store, the availability file and the rules file -> the facts about a request's items.
 
-A thread looks four times a second for what changed; no request waits for it. A fact's time is checked
-against the request's own: a coupon ends on its second, with no event to say so.
+A thread polls for changes four times a second; no request waits for it. A fact's dates are compared with the
+request's time: a coupon ends to the second, without an event.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from serving.shop.rules import NO_RULES, Minimum, Plan, RulesFile
 from serving.shop.watched_file import WatchedFile
 
 POLL_S = 0.25
-AHEAD_S = 1.0  # before a rule begins or ends the plans for it are made
-BREATH_S = 0.005  # between two pages of facts: requests get the interpreter
-SETTLING = 8  # looks, at the start, at a file that is being written
+AHEAD_S = 1.0  # plans are made so long before a rule begins or ends
+BREATH_S = 0.005  # pause between two pages of facts, which leaves the interpreter to requests
+SETTLING = 8  # looks at a file that is being written when the process starts
 Content = TypeVar("Content")
 _log = logging.getLogger(__name__)
 
 
 class LiveFacts:
-    """The facts that hold now, over the codes of one catalogue.
+    """The current facts, over the codes of one catalogue.
 
-    A store or a file that can't be read keeps what was last read: an item known to be sold out must not
-    come back because of a typo or a dead server. Items that the catalogue does not know are left out.
+    If a store or a file can't be read, the facts last read stay: a sold-out item must not come back because
+    of a typo or a dead server. Items outside the catalogue are left out.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class LiveFacts:
         file: AvailabilityFile | None = None,
         rules_file: RulesFile | None = None,
     ) -> None:
-        """Read all there is, then watch for changes until `close`."""
+        """Read all facts, then watch for changes until `close`."""
         self._code_of = statistics.code_of
         self._statistics = statistics
         self._store = store
         self._file, self._rules_file = file, rules_file
-        self._files = [one for one in (file, rules_file) if one is not None]
+        self._files = [watched for watched in (file, rules_file) if watched is not None]
         self.rules = NO_RULES
         self._sequence = 0
         self._numbers = {
@@ -61,19 +61,19 @@ class LiveFacts:
             "cost": Numbers(),
         }
         self._coupons = Coupons()
-        self._listed = np.empty(0, np.int64)  # what the file excludes
+        self._listed = np.empty(0, np.int64)  # codes that the availability file excludes
         self._broken = ""
-        # Of which of them not all that is there was read yet.
+        # Sources that are not read completely yet.
         self._unread = {"fact store", "availability file", "rules file"}
-        self._said: set[str] = set()  # which of them have said something of an item
+        self._nonempty: set[str] = set()  # sources that have given any fact or rule
         self._closing = threading.Event()
         self._poll(pause_s=0.0)
         for _ in range(SETTLING):
-            if all(one.settled for one in self._files):
+            if all(watched.settled for watched in self._files):
                 break
             time.sleep(POLL_S)
             self._look_at_files()
-        # A thread that never starts would keep this, and the catalogue with it, until a full collection.
+        # A thread that never starts would keep this object and its catalogue until a full garbage collection.
         self._thread = None
         if store is not None or self._files:
             self._thread = threading.Thread(target=self._watch, name="facts", daemon=True)
@@ -81,20 +81,20 @@ class LiveFacts:
 
     @property
     def state(self) -> str:
-        """Say whether store and files could be read when they were last tried: ready or unavailable."""
+        """Return "ready" if the latest read of the store and of each file succeeded, else "unavailable"."""
         return "unavailable" if self._broken or any(file.broken for file in self._files) else "ready"
 
     def lacks(self, before: LiveFacts) -> list[str]:
-        """Return what could not be read yet and has told `before` something: it would be forgotten."""
-        return sorted(self._unread & before._said)
+        """Return the sources that are unread here and gave facts to `before`: those facts would be lost."""
+        return sorted(self._unread & before._nonempty)
 
     def excluded(self, at: float, store_id: str | None) -> np.ndarray:
-        """Return the codes that must not be offered: sold out here or everywhere, or banned; int64."""
+        """Return the codes of items that are sold out, here or everywhere, or banned; int64."""
         parts = [self._numbers[kind].excluded(at, store_id) for kind in ("stock", "ban")]
         return np.concatenate([self._listed, *parts[0], *parts[1]])
 
     def excluded_because(self, code: int, at: float, store_id: str | None) -> str:
-        """Return why an item must not be offered, "" if it may."""
+        """Return why an item must not be offered, "" if it may be."""
         if code in self._listed:
             return "the availability file excludes it"
         for kind, why in (("stock", "sold out"), ("ban", "banned by a fact")):
@@ -103,20 +103,20 @@ class LiveFacts:
         return ""
 
     def hidden(self, at: float, store_id: str | None, plan: Plan) -> np.ndarray:
-        """Return the codes that must not be offered by facts or by a rule's ban, int64."""
+        """Return the codes that facts or a rule's ban exclude, int64."""
         excluded = self.excluded(at, store_id)
         return np.concatenate([excluded, plan.banned]) if len(plan.banned) else excluded
 
     def below_minimum(self, codes: np.ndarray, at: float, store_id: str | None, plan: Plan) -> np.ndarray:
-        """Return which items are known to miss one of the plan's minimums, (n,) bool."""
+        """Return which items are known to be below a minimum of the plan, (n,) bool."""
         low = np.zeros(len(codes), bool)
         for minimum in plan.minimums:
-            # An unknown stock or margin is NaN, which is not less.
+            # An unknown stock or margin is NaN, and no NaN is less than the minimum.
             low |= self._amount(minimum, codes, at, store_id) < minimum.of(codes)
         return low
 
     def minimum_missed(self, code: int, at: float, store_id: str | None, plan: Plan) -> str:
-        """Return the name of the rule whose minimum an item is known to miss, "" if it misses none."""
+        """Return the name of the rule whose minimum an item is known to miss, "" if there is no such rule."""
         codes = np.array([code], np.int64)
         for minimum in plan.minimums:
             if self._amount(minimum, codes, at, store_id)[0] < minimum.of(codes)[0]:
@@ -127,21 +127,21 @@ class LiveFacts:
         return (self.stock if minimum.kind == "minimum_stock" else self.margin)(codes, at, store_id)
 
     def price(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
-        """Return what one unit of each item costs, float64; NaN where nothing is said."""
+        """Return the price of one unit of each item, float64; NaN if unknown."""
         return self._numbers["price"].look_up(codes, at, store_id)
 
     def promotion(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
-        """Return each item's discount as a share of its price, float64; NaN where nothing is said."""
+        """Return each item's discount as a share of its price, float64; NaN if unknown."""
         return self._numbers["promotion"].look_up(codes, at, store_id)
 
     def stock(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
-        """Return how many units of each item are left, float64; NaN where nothing is said."""
+        """Return the units of each item in stock, float64; NaN if unknown."""
         return self._numbers["stock"].look_up(codes, at, store_id)
 
     def margin(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
-        """Return what is left of each item's price after its promotion and its cost, as a share, float64.
+        """Return each item's margin, as a share of the price after promotion, float64.
 
-        NaN where price or cost are not known, or nothing is paid.
+        NaN where the price or the cost is unknown, or the price after promotion is 0.
         """
         off = self.promotion(codes, at, store_id)
         paid = self.price(codes, at, store_id) * (1.0 - np.where(off == off, off, 0.0))
@@ -151,11 +151,11 @@ class LiveFacts:
     def coupons(
         self, codes: np.ndarray, at: float, user_id: str | None, store_id: str | None
     ) -> list[str | None]:
-        """Return the code of the coupon that holds for each item, this shopper and this store."""
+        """Return the code of the valid coupon for each item, this shopper and this store."""
         return self._coupons.look_up(codes, at, user_id, store_id)
 
     def close(self) -> None:
-        """Stop watching, and let go of the store's connections; what was read stays."""
+        """Stop watching and close the store's connections; the facts read so far stay."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -166,7 +166,7 @@ class LiveFacts:
         while not self._closing.wait(POLL_S):
             try:
                 self._poll(BREATH_S)
-            except Exception:  # noqa: BLE001 - the edge of the thread: it must not end while requests come
+            except Exception:  # noqa: BLE001 - the thread must survive any fault while requests come
                 FACT_READS.labels("failed").inc()
                 _log.exception("facts could not be taken in")
 
@@ -180,7 +180,7 @@ class LiveFacts:
                 if sequence == self._sequence:
                     self._unread.discard("fact store")
                     break
-                self._said.add("fact store")
+                self._nonempty.add("fact store")
                 self._take(facts)
                 self._sequence = sequence
                 self._closing.wait(pause_s)
@@ -207,7 +207,7 @@ class LiveFacts:
 
     def _look(self, file: WatchedFile[Content]) -> Content | None:
         if (content := file.changed()) is not None:
-            (self._said.add if content else self._said.discard)(file.name)
+            (self._nonempty.add if content else self._nonempty.discard)(file.name)
         if file.settled and not file.broken:
             self._unread.discard(file.name)
         return content
@@ -217,7 +217,7 @@ class LiveFacts:
         for fact in facts:
             if (code := self._code_of.get(fact.item_id)) is not None:
                 coded.setdefault(fact.fact, []).append((code, fact))
-        # What keeps an item from being shown comes first.
+        # Exclusions come first, so that no item is shown meanwhile.
         for kind in ("stock", "ban", "price", "promotion", "cost"):
             if kind in coded:
                 self._numbers[kind].add(coded[kind])

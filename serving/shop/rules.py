@@ -1,10 +1,9 @@
-"""A rules file, kept up to date, and a request -> the `Plan` that holds for it, over one catalogue's codes.
+"""A watched rules file and a request -> the `Plan` for that request, over one catalogue's codes.
 
 Bans, and minimums of stock and margin, keep items out of every answer. Boosts, pins and reserved slots
-arrange what the models found; `Plan.digest` says by which of them a list was made, so that it can be kept
-for others. A request costs a lookup: a plan is made once for each set of stores that the same rules name and
-each stretch of time between two of the file's dates; by the thread that reads the file, and a moment before
-a date comes.
+arrange the candidates of the models; `Plan.digest` identifies them, so that a ranked list can be cached.
+A request costs one lookup. A plan is made once for each set of stores under the same rules, and for each
+period between two dates of the file. The thread that reads the file makes it, shortly before the period.
 """
 
 from __future__ import annotations
@@ -27,48 +26,48 @@ from serving.shop.rules_file import Rule, RuleProblem, read_rules
 from serving.shop.watched_file import WatchedFile
 from serving.stages.reranking import ANY, NEW, NOVEL, PINNED, REPEAT, RESERVED
 
-MAX_PLANS = 256  # kept; a file that needs more, of many sets of stores, makes some anew
-_NOWHERE: frozenset[int] = frozenset()  # of a store that no rule names
+MAX_PLANS = 256  # kept; a file with more sets of stores makes some plans again
+_NOWHERE: frozenset[int] = frozenset()  # the rules that name a store, for a store that no rule names
 _NOTHING = np.empty(0, np.int64)
-_TOLD = 10  # odd lines in the log
+_MOST_LOGGED = 10  # problems of one file in the log
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """What rules ask for: items of which less is known to be there are not offered. The strictest counts."""
+    """A required stock or margin: items known to have less are not offered. The strictest rule counts."""
 
     kind: str  # minimum_stock or minimum_margin
-    number: float  # of every item; -inf where no rule is for all
-    name: str  # of the rule that asks for it
-    codes: np.ndarray  # (m,) of which more is asked for, sorted
+    number: float  # for every item; -inf if no rule is for all items
+    name: str  # of the rule with that number
+    codes: np.ndarray  # (m,) items with a stricter minimum, sorted
     numbers: np.ndarray  # (m,) float64
     names: tuple[str, ...]  # (m,)
 
     def of(self, codes: np.ndarray) -> np.ndarray:
-        """Return what is asked for of each item, (n,) float64; -inf where nothing is."""
+        """Return the minimum of each item, (n,) float64; -inf where there is no minimum."""
         if not len(self.codes):
             return np.full(len(codes), self.number)
         place = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
         return np.where(self.codes[place] == codes, self.numbers[place], self.number)
 
     def because(self, code: int) -> str:
-        """Return the name of the rule that asks for most of an item."""
+        """Return the name of the rule with an item's strictest minimum."""
         return _name_at(self.codes, self.names, code) or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the rules say of one request."""
+    """The rules for one request, bound to codes."""
 
     digest: bytes = b""  # of boosts, pins and reserved slots; empty without any
     banned: np.ndarray = field(default_factory=lambda: _NOTHING)  # (b,) codes, sorted
     banned_by: tuple[str, ...] = ()
     minimums: tuple[Minimum, ...] = ()
-    weighed: np.ndarray = field(default_factory=lambda: _NOTHING)  # (w,) codes that a factor is for, sorted
+    weighed: np.ndarray = field(default_factory=lambda: _NOTHING)  # (w,) codes with a factor, sorted
     factors: np.ndarray = field(default_factory=lambda: np.empty(0))  # (w,) float64
-    raised_by: tuple[str, ...] = ()  # (w,) the rule that raises it most; "" where all together do not
-    # (s,) the code of each slot, NO_ITEM of the others
+    raised_by: tuple[str, ...] = ()  # (w,) the rule that raises it most; "" if its factor is at most 1
+    # (s,) the pinned code of each slot, NO_ITEM for the other slots
     pins: np.ndarray = field(default_factory=lambda: _NOTHING)
     pinned_by: tuple[str, ...] = ()  # (s,)
     reserved: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))  # (r,) ANY, REPEAT or NEW
@@ -91,22 +90,22 @@ class Plan:
         return _name_at(self.banned, self.banned_by, code)
 
     def pinned_because(self, code: int) -> str:
-        """Return the reason of an item that stands where it is pinned to, "" of another one."""
+        """Return the reason for an item in the slot it is pinned to, "" for any other item."""
         slots = np.flatnonzero(self.pins == code)
         return f"pinned by {self.pinned_by[slots[0]]}" if len(slots) else ""
 
     def explain(self, reasons: list[str], codes: np.ndarray, why: np.ndarray) -> list[str]:
-        """Return the reasons of an answer's items with the rules' part in them.
+        """Return the reasons of an answer's items, completed by the effect of the rules.
 
         Args:
-            reasons: why the models chose each, in the order of the answer.
+            reasons: why the models chose each item, in the order of the answer.
             codes: (k,) of the items.
-            why: (k,) of `serving.stages.reranking.fill_slots`.
+            why: (k,) kinds of slot from `serving.stages.reranking.fill_slots`.
         """
-        told = []
+        explained = []
         for slot, (reason, code, kind) in enumerate(zip(reasons, codes.tolist(), why.tolist(), strict=True)):
             if kind == PINNED:
-                told.append(self.pinned_because(code))
+                explained.append(self.pinned_because(code))
                 continue
             if kind == RESERVED:
                 what = "what was bought before" if self.reserved[slot] == REPEAT else "something new"
@@ -115,8 +114,8 @@ class Plan:
                 reason = f"{reason}; a place for what is seldom bought"
             if name := _name_at(self.weighed, self.raised_by, code):
                 reason = f"{reason}; raised by {name}"
-            told.append(reason)
-        return told
+            explained.append(reason)
+        return explained
 
 
 NO_PLAN = Plan()
@@ -133,7 +132,7 @@ class Rules:
     """The rules of a file over the codes of one catalogue."""
 
     def __init__(self, rules: Sequence[Rule] = (), codes: Sequence[np.ndarray | None] = ()) -> None:
-        """Take the rules, and the codes that each of them is for; None: every item."""
+        """Take the rules, and the codes that each rule is for; None: every item."""
         self.rules = rules
         self._codes = codes
         self._plans: dict[tuple[frozenset[int], int], Plan] = {}
@@ -143,17 +142,19 @@ class Rules:
         for number, rule in enumerate(rules):
             for store in rule.stores:
                 named.setdefault(store, set()).add(number)
-        one: dict[frozenset[int], frozenset[int]] = {}
-        # Store -> the numbers of the rules that name it; equal ones are one object.
-        self._named = {store: one.setdefault(key := frozenset(found), key) for store, found in named.items()}
-        self._sets = [_NOWHERE, *one]
+        distinct: dict[frozenset[int], frozenset[int]] = {}
+        # Store -> the numbers of the rules that name it; equal sets share one object.
+        self._named = {
+            store: distinct.setdefault(key := frozenset(numbers), key) for store, numbers in named.items()
+        }
+        self._sets = [_NOWHERE, *distinct]
 
     def __len__(self) -> int:
-        """Return how many rules there are."""
+        """Return the number of rules."""
         return len(self.rules)
 
     def plan(self, at: float, store_id: str | None) -> Plan:
-        """Return what holds at a time in a store; None is no store, where only rules for all of them hold."""
+        """Return the plan for a time and a store; without a store, only rules for all stores hold."""
         if not self.rules:
             return NO_PLAN
         named = _NOWHERE if store_id is None else self._named.get(store_id, _NOWHERE)
@@ -161,7 +162,7 @@ class Rules:
 
     def make_plans(self, at: float) -> None:
         """Make the plans for a time, so that no request of that time has to."""
-        for named in self._sets[: MAX_PLANS // 2]:  # those of before a date and behind it are kept at once
+        for named in self._sets[: MAX_PLANS // 2]:  # plans from before and after a date are kept together
             self._plan(at, named)
 
     def _plan(self, at: float, named: frozenset[int]) -> Plan:
@@ -169,7 +170,8 @@ class Rules:
         if (plan := self._plans.get(key)) is None:
             plan = self._make(at, named)
             while len(self._plans) >= MAX_PLANS:
-                self._plans.pop(next(iter([*self._plans])), None)  # the oldest; another thread may be quicker
+                # The oldest goes first; another thread may have removed it already.
+                self._plans.pop(next(iter([*self._plans])), None)
             self._plans[key] = plan
         return plan
 
@@ -204,37 +206,40 @@ class Rules:
         return replace(plan, digest=_digest(plan))
 
     def _spread(self, numbers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the codes of some rules one behind the other, and the number of each one's rule."""
+        """Return the codes of some rules in one array, and the rule's number for each code."""
         codes = [_some(self._codes[number]) for number in numbers]
         if not codes:
             return _NOTHING, _NOTHING
-        return np.concatenate(codes), np.repeat(numbers, [len(one) for one in codes])
+        return np.concatenate(codes), np.repeat(numbers, [len(part) for part in codes])
 
     def _minimum(self, kind: str, numbers: list[int]) -> Minimum:
-        asked = np.array([rule.number for rule in self.rules])
+        required = np.array([rule.number for rule in self.rules])
         for_all = [number for number in numbers if self._codes[number] is None]
         strictest = max(for_all, key=lambda number: self.rules[number].number, default=None)
-        name, least = ("", -math.inf) if strictest is None else (self.rules[strictest].name, asked[strictest])
+        name, least = "", -math.inf
+        if strictest is not None:
+            name, least = self.rules[strictest].name, required[strictest]
         codes, by = self._spread(numbers)
-        more = asked[by] > least
+        more = required[by] > least
         codes, by = codes[more], by[more]
-        order = np.lexsort((-asked[by], codes))  # of each code, the strictest first
+        order = np.lexsort((-required[by], codes))  # the strictest rule of each code first
         codes, first = np.unique(codes[order], return_index=True)
         by = by[order][first]
         names = tuple(self.rules[number].name for number in by.tolist())
-        return Minimum(kind, float(least), name, codes, asked[by], names)
+        return Minimum(kind, float(least), name, codes, required[by], names)
 
     def _weights(self, numbers: list[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
         codes, by = self._spread(numbers)
         weighed, place = np.unique(codes, return_inverse=True)
-        own = np.array([rule.number for rule in self.rules])[by]
+        given = np.array([rule.number for rule in self.rules])[by]
         factors = np.ones(len(weighed))
-        np.multiply.at(factors, place, own)
-        order = np.argsort(own, kind="stable")
+        np.multiply.at(factors, place, given)
+        order = np.argsort(given, kind="stable")
         largest = np.empty(len(weighed), np.int64)
-        largest[place[order]] = order  # the last one written is the one with the largest factor
+        largest[place[order]] = order  # the last value written belongs to the largest factor
+        # An item whose factors multiply to at most 1, because another rule buries it, is not raised.
         names = [
-            self.rules[number].name if factor > 1 else ""  # of all together: one that is buried, too, is not
+            self.rules[number].name if factor > 1 else ""
             for number, factor in zip(by[largest].tolist(), factors.tolist(), strict=True)
         ]
         return weighed, factors, tuple(names)
@@ -249,11 +254,11 @@ class Rules:
         return np.array([code for code, _ in held], np.int64), tuple(name for _, name in held)
 
     def _reserved(self, numbers: list[int]) -> tuple[np.ndarray, tuple[str, ...]]:
-        kept: dict[int, tuple[int, str]] = {}
+        reserved: dict[int, tuple[int, str]] = {}
         for rule in (self.rules[number] for number in numbers):
-            kept |= {slot: (REPEAT, rule.name) for slot in rule.repeat}
-            kept |= {slot: (NEW, rule.name) for slot in rule.new}
-        held = [kept.get(slot, (ANY, "")) for slot in range(1, max(kept, default=0) + 1)]
+            reserved |= {slot: (REPEAT, rule.name) for slot in rule.repeat}
+            reserved |= {slot: (NEW, rule.name) for slot in rule.new}
+        held = [reserved.get(slot, (ANY, "")) for slot in range(1, max(reserved, default=0) + 1)]
         return np.array([kind for kind, _ in held], np.int8), tuple(name for _, name in held)
 
 
@@ -265,7 +270,7 @@ def _some(codes: np.ndarray | None) -> np.ndarray:
 
 
 def _digest(plan: Plan) -> bytes:
-    """Return what tells two plans apart that arrange a list differently; empty for one that arranges none."""
+    """Return a hash of the parts of a plan that arrange a list; empty if it has no such part."""
     arrays = (plan.weighed, plan.factors, plan.pins, plan.reserved)
     if not any(map(len, arrays)):
         return b""
@@ -279,24 +284,24 @@ def _digest(plan: Plan) -> bytes:
 
 
 class Catalogue:
-    """A bundle's items by all that a rule can choose them by."""
+    """A bundle's items by each selector of the rules."""
 
     def __init__(self, statistics: Statistics, vocabulary: Mapping[str, list[str]]) -> None:
         self._statistics, self._vocabulary = statistics, vocabulary
 
     def bind(self, rules: Sequence[Rule]) -> tuple[Rules, list[RuleProblem]]:
-        """Return rules over this catalogue's codes, and what they name that is not there."""
+        """Return rules over this catalogue's codes, and the problems with names that it lacks."""
         problems: list[RuleProblem] = []
         codes: list[np.ndarray | None] = []
         for rule in rules:
-            found, missing = self._choose(rule)
-            codes.append(found)
+            chosen, missing = self._choose(rule)
+            codes.append(chosen)
             problems += missing + self._stores(rule)
         problems += _pinned_and_banned(rules, codes)
         return Rules(rules, codes), sorted(problems)
 
     def _stores(self, rule: Rule) -> list[RuleProblem]:
-        """Return a warning of stores that sold nothing before the cut: a new one, or a misspelled one."""
+        """Return a warning about stores without sales before the cut: new stores, or misspelled ones."""
         missing = sorted(rule.stores - self._statistics.store_row.keys())
         if not missing:
             return []
@@ -306,7 +311,7 @@ class Catalogue:
         ]
 
     def _choose(self, rule: Rule) -> tuple[np.ndarray | None, list[RuleProblem]]:
-        """Return the codes of what a rule is for: what any of a selector's values means, by all selectors."""
+        """Return the codes of a rule's items: a match with any value of a selector, for all selectors."""
         problems = []
         chosen: np.ndarray | None = None
         wanted = {"items": (rule.item,)} if rule.kind == "pin" else rule.chosen
@@ -321,7 +326,7 @@ class Catalogue:
         return chosen, problems
 
     def _of(self, selector: str, values: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
-        """Return the codes of what a selector's values mean, sorted, and the values that mean nothing."""
+        """Return the sorted codes that match a selector's values, and the values without a match."""
         statistics = self._statistics
         if selector == "items":
             codes = np.array([statistics.code_of.get(item, NO_ITEM) for item in values], np.int64)
@@ -336,18 +341,18 @@ class Catalogue:
 
     @cached_property
     def _columns(self) -> dict[str, tuple[dict[str, list[int]], np.ndarray]]:
-        """Selector -> the codes of each name, whatever its case, and the column that holds them."""
+        """Selector -> the codes of each name in lower case, and the column that holds them."""
         columns = {level: self._statistics.categorical[:, n] for n, level in enumerate(LEVELS)}
         columns["manufacturer"] = self._statistics.manufacturer
         plural = {"type": "types", "category": "categories", "department": "departments"}
-        found = {}
+        by_selector = {}
         for level, column in columns.items():
             names: dict[str, list[int]] = {}
             for code, name in enumerate(self._vocabulary.get(level, [])):
                 if name:
                     names.setdefault(name.casefold(), []).append(code)
-            found[plural.get(level, "manufacturers")] = names, column
-        return found
+            by_selector[plural.get(level, "manufacturers")] = names, column
+        return by_selector
 
 
 def _unknown(count: int, what: str, missing: list[str]) -> str:
@@ -356,20 +361,18 @@ def _unknown(count: int, what: str, missing: list[str]) -> str:
 
 
 def _pinned_and_banned(rules: Sequence[Rule], codes: Sequence[np.ndarray | None]) -> Iterable[RuleProblem]:
-    """Yield the pins that a ban takes back."""
+    """Yield a warning for each pin that a ban overrides."""
     pins: dict[int, list[Rule]] = {}
-    for rule, found in zip(rules, codes, strict=True):
-        if rule.kind == "pin" and found is not None and len(found):
-            pins.setdefault(int(found[0]), []).append(rule)
+    for rule, chosen in zip(rules, codes, strict=True):
+        if rule.kind == "pin" and chosen is not None and len(chosen):
+            pins.setdefault(int(chosen[0]), []).append(rule)
     if not pins:
         return
-    for ban, found in zip(rules, codes, strict=True):
-        if ban.kind != "ban" or found is None:
+    for ban, chosen in zip(rules, codes, strict=True):
+        if ban.kind != "ban" or chosen is None:
             continue
-        banned = pins.keys() & set(found.tolist())
-        for pin in (pin for code in banned for pin in pins[code]):
-            meets = not (pin.stores and ban.stores) or pin.stores & ban.stores
-            if meets and pin.starts < ban.ends and ban.starts < pin.ends:
+        for code in pins.keys() & set(chosen.tolist()):
+            for pin in filter(ban.overlaps, pins[code]):
                 text = f"{pin.item} is pinned here and banned by {ban.name!r} (line {ban.line})"
                 yield RuleProblem(pin.line, f"{text}: the ban wins, take the pin out", False)
 
@@ -381,9 +384,9 @@ class RulesFile(WatchedFile[Rules]):
         catalogue = Catalogue(statistics, vocabulary)
 
         def read(place: Path) -> Rules:
-            rules, odd = read_rules(place)
+            rules, warnings = read_rules(place)
             bound, missing = catalogue.bind(rules)
-            for problem in (odd + missing)[:_TOLD]:
+            for problem in (warnings + missing)[:_MOST_LOGGED]:
                 _log.warning("%s line %d: %s", place, problem.line, problem.text)
             bound.make_plans(time.time())
             _log.info("%s: %d rules", place, len(rules))

@@ -1,24 +1,24 @@
-"""CONTRACT the rules file: YAML that a merchandiser writes -> `Rule`s, and what is wrong with it, by line.
+"""CONTRACT the rules file: a merchandiser's YAML -> `Rule`s, and the problems of each line.
 
     pin:
-      - name: Christmas           # of the campaign; it stands in the reason
+      - name: Christmas           # of the campaign; shown in the reason
         item: 1041453
         slot: 1
         from: 2026-12-01          # UTC; a day begins at midnight
-        until: 2026-12-27T20:00   # the rule holds no longer then
+        until: 2026-12-27T20:00   # the rule ends here
         stores: [406]
     ban:
       - name: recall 17
         items: [995242]
 
-`SECTIONS` lists the kinds, docs/how-to/own-rules.md explains them. Text is taken as it is, so that the item
-007 stays 007; what YAML could do beyond lists and names (aliases, tags, several documents) is refused.
+`SECTIONS` lists the kinds, docs/how-to/own-rules.md explains them. Text is not converted, so the item 007
+stays 007. YAML beyond lists and mappings (aliases, tags, several documents) is refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,19 +51,19 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class RuleProblem(NamedTuple):
-    """What is wrong in one line, and how to mend it."""
+    """A problem in one line, and how to mend it."""
 
     line: int
     text: str
-    refused: bool  # the file is not taken; else it is, and this is told
+    refused: bool  # True: the file is refused; False: a warning
 
 
 class RulesInvalid(ValueError):
-    """A rules file that is not taken; `problems` says why, line by line."""
+    """A rules file that is refused; `problems` has the reasons, by line."""
 
     def __init__(self, problems: Iterable[RuleProblem]) -> None:
         self.problems = sorted(problems)
-        wrong = [f"line {one.line}: {one.text}" for one in self.problems if one.refused]
+        wrong = [f"line {problem.line}: {problem.text}" for problem in self.problems if problem.refused]
         more = [f"and {len(wrong) - _SHOWN} more: `reco rules check`"] if len(wrong) > _SHOWN else []
         super().__init__("; ".join([*wrong[:_SHOWN], *more]))
 
@@ -75,23 +75,28 @@ class Rule:
     kind: str  # of SECTIONS
     name: str
     line: int
-    number: float = math.nan  # of a boost or bury the factor, of a minimum what is asked for
-    chosen: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by selector; none: every item
+    number: float = math.nan  # the factor of a boost or bury, the required number of a minimum
+    chosen: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by selector; empty: every item
     item: str = ""  # of a pin
     slot: int = 0  # of a pin, from 1
     repeat: tuple[int, ...] = ()  # slots
-    new: tuple[int, ...] = ()  # likewise
+    new: tuple[int, ...] = ()  # slots
     starts: float = -math.inf  # seconds since the epoch
     ends: float = math.inf
-    stores: frozenset[str] = frozenset()  # none: every store
+    stores: frozenset[str] = frozenset()  # empty: every store
+
+    def overlaps(self, other: Rule) -> bool:
+        """Return whether both rules hold at some time in some store."""
+        shares_store = not (self.stores and other.stores) or bool(self.stores & other.stores)
+        return shares_store and self.starts < other.ends and other.starts < self.ends
 
 
 def read_rules(file: Path) -> tuple[list[Rule], list[RuleProblem]]:
-    """Return the rules of a file and what is odd about them, none of it a reason to refuse it.
+    """Return the rules of a file, and warnings, which are no reason to refuse it.
 
     Raises:
-        FileNotFoundError: there is none.
-        RulesInvalid: it is no rules file, or says what cannot be meant.
+        FileNotFoundError: the file does not exist.
+        RulesInvalid: it is no rules file, or its rules are invalid or contradict each other.
     """
     try:
         text = read_regular(file, MAX_BYTES).decode()
@@ -106,7 +111,7 @@ def read_rules(file: Path) -> tuple[list[Rule], list[RuleProblem]]:
 
 
 def parse_rules(text: str) -> tuple[list[Rule], list[RuleProblem]]:
-    """Return what a text says, and all that is wrong or odd about it, by line."""
+    """Return the rules in a text, and all its errors and warnings, by line."""
     try:
         root = _read_yaml(text)
     except RulesInvalid as error:
@@ -122,13 +127,13 @@ def parse_rules(text: str) -> tuple[list[Rule], list[RuleProblem]]:
                 RuleProblem(node.key_line, f"no section {section!r}: {closest(section, SECTIONS)}", True)
             )
         elif isinstance(node.value, list):
-            for one in node.value:
-                rule, wrong = _read_rule(section, one)
+            for entry in node.value:
+                rule, wrong = _read_rule(section, entry)
                 rules += [rule] if rule else []
                 problems += wrong
         elif node.value != "":
-            found = f"{section} is no list: each of its rules begins with a dash, `- name: …`"
-            problems.append(RuleProblem(node.line, found, True))
+            message = f"{section} is no list: each of its rules begins with a dash, `- name: …`"
+            problems.append(RuleProblem(node.line, message, True))
     return rules, sorted(problems + list(_contradictions(rules)))
 
 
@@ -137,7 +142,7 @@ def parse_rules(text: str) -> tuple[list[Rule], list[RuleProblem]]:
 
 @dataclass(slots=True)
 class Node:
-    """A piece of YAML: a text, a list or a mapping, and the lines where it and its key stand."""
+    """A YAML node: a text, a list or a mapping, with its line and that of its key."""
 
     line: int
     value: str | list[Node] | dict[str, Node]
@@ -148,7 +153,7 @@ def _read_yaml(text: str) -> Node | None:
     """Return the text as nodes, None if it is empty.
 
     Raises:
-        RulesInvalid: it is no YAML, or YAML that no rules file needs.
+        RulesInvalid: it is no YAML, or it uses YAML that rules files do not support.
     """
     tree = _Tree()
     try:
@@ -159,7 +164,7 @@ def _read_yaml(text: str) -> Node | None:
         _refuse(
             mark.line + 1 if mark else 1, f"no YAML ({error.problem}): look at indents, quotes and colons"
         )
-    except yaml.YAMLError as error:  # a character that no YAML holds
+    except yaml.YAMLError as error:  # a character that YAML forbids
         position = getattr(error, "position", 0)
         _refuse(text.count("\n", 0, position) + 1, "a character that YAML does not know: remove it")
     return tree.root
@@ -171,15 +176,14 @@ class _Tree:
     def __init__(self) -> None:
         self.root: Node | None = None
         self._open: list[Node] = []
-        self._keys: list[
-            tuple[str, int] | None
-        ] = []  # of each open node, the name of the next one, and its line
+        # For each open node, the key of its next value, and the key's line.
+        self._keys: list[tuple[str, int] | None] = []
 
     def take(self, event: yaml.Event) -> None:
         """Add an event.
 
         Raises:
-            RulesInvalid: no rules file needs it.
+            RulesInvalid: rules files do not support it.
         """
         kind, line = type(event), event.start_mark.line + 1
         if kind in (yaml.MappingEndEvent, yaml.SequenceEndEvent):
@@ -238,58 +242,69 @@ def _refuse(line: int, text: str) -> NoReturn:
 
 
 class _Wrong(Exception):
-    """A value that its key cannot take."""
+    """A value that is invalid for its key."""
 
 
 def _read_rule(section: str, node: Node) -> tuple[Rule | None, list[RuleProblem]]:
-    """Return a rule, None if it cannot be read, and what is wrong with it."""
+    """Return a rule, or None if it is invalid, and its problems."""
     if not isinstance(node.value, dict):
         return None, [RuleProblem(node.line, f"expected a rule of {section}: {_example(section)}", True)]
-    known = (*COMMON, *SECTIONS[section])
-    problems, found = [], {}
-    for key, value in node.value.items():
-        if key not in known:
-            text = f"a rule of {section} has no {key!r}: {closest(key, known)}"
-            problems.append(RuleProblem(value.key_line, text, True))
-            continue
-        try:
-            found[key] = _READERS[key](value, section)
-        except _Wrong as error:
-            problems.append(RuleProblem(value.line, f"{key}: {error}", True))
-    needed = ["name", *_NEEDED.get(section, ())]
-    missing = [key for key in needed if key not in node.value]
-    if section in ("boost", "bury", "ban") and not node.value.keys() & set(SELECTORS):
-        missing.append(f"one of {', '.join(SELECTORS)}")
-    if section == "slots" and not node.value.keys() & {"repeat", "new"}:
-        missing.append("repeat or new")
-    if missing:
+    values, problems = _read_values(section, node.value)
+    if missing := _missing_keys(section, node.value.keys()):
         text = f"a rule of {section} needs {' and '.join(missing)}: {_example(section)}"
         problems.append(RuleProblem(node.line, text, True))
-    starts, ends = found.get("from", -math.inf), found.get("until", math.inf)
+    starts, ends = values.get("from", -math.inf), values.get("until", math.inf)
     if ends <= starts:
         text = "until is not after from, so that the rule would never hold: exchange them"
         problems.append(RuleProblem(node.value["until"].line, text, True))
-    both = set(found.get("repeat", ())) & set(found.get("new", ()))
+    both = set(values.get("repeat", ())) & set(values.get("new", ()))
     if both:
         text = f"slot {min(both)} is reserved for repeat and for new items: choose one"
         problems.append(RuleProblem(node.line, text, True))
     if problems:
         return None, problems
-    number = next((found[key] for key in ("factor", "units", "share") if key in found), math.nan)
+    number = next((values[key] for key in ("factor", "units", "share") if key in values), math.nan)
     return Rule(
         kind=section,
-        name=found["name"],
+        name=values["name"],
         line=node.line,
         number=number,
-        chosen={key: found[key] for key in SELECTORS if key in found},
-        item=found.get("item", ""),
-        slot=found.get("slot", 0),
-        repeat=found.get("repeat", ()),
-        new=found.get("new", ()),
+        chosen={key: values[key] for key in SELECTORS if key in values},
+        item=values.get("item", ""),
+        slot=values.get("slot", 0),
+        repeat=values.get("repeat", ()),
+        new=values.get("new", ()),
         starts=starts,
         ends=ends,
-        stores=frozenset(found.get("stores", ())),
+        stores=frozenset(values.get("stores", ())),
     ), []
+
+
+def _read_values(section: str, nodes: dict[str, Node]) -> tuple[dict[str, Any], list[RuleProblem]]:
+    """Return the valid values of a rule by key, and the problems of the others."""
+    allowed = (*COMMON, *SECTIONS[section])
+    values: dict[str, Any] = {}
+    problems: list[RuleProblem] = []
+    for key, node in nodes.items():
+        if key not in allowed:
+            text = f"a rule of {section} has no {key!r}: {closest(key, allowed)}"
+            problems.append(RuleProblem(node.key_line, text, True))
+            continue
+        try:
+            values[key] = _READERS[key](node, section)
+        except _Wrong as error:
+            problems.append(RuleProblem(node.line, f"{key}: {error}", True))
+    return values, problems
+
+
+def _missing_keys(section: str, keys: Set[str]) -> list[str]:
+    """Return the keys that a rule of a section needs and lacks, as words of a message."""
+    missing = [key for key in ("name", *_NEEDED.get(section, ())) if key not in keys]
+    if section in ("boost", "bury", "ban") and not keys & set(SELECTORS):
+        missing.append(f"one of {', '.join(SELECTORS)}")
+    if section == "slots" and not keys & {"repeat", "new"}:
+        missing.append("repeat or new")
+    return missing
 
 
 _NEEDED = {
@@ -322,7 +337,7 @@ def _text(node: Node, section: str) -> str:
 
 def _texts(node: Node, section: str) -> tuple[str, ...]:
     nodes = node.value if isinstance(node.value, list) else [node]
-    texts = tuple(dict.fromkeys(_text(one, section) for one in nodes))
+    texts = tuple(dict.fromkeys(_text(entry, section) for entry in nodes))
     if not texts:
         raise _Wrong("an empty list chooses nothing: name some, or leave the rule out")
     return texts
@@ -375,7 +390,7 @@ def _slots(node: Node, section: str) -> tuple[int, ...]:
     nodes = node.value if isinstance(node.value, list) else [node]
     if not nodes:
         raise _Wrong("an empty list reserves no slot: name some, or leave it out")
-    return tuple(_slot(one, section) for one in nodes)
+    return tuple(_slot(entry, section) for entry in nodes)
 
 
 def _time(node: Node, section: str) -> float:
@@ -407,38 +422,38 @@ _READERS: dict[str, Callable[[Node, str], Any]] = {
 
 
 def _contradictions(rules: list[Rule]) -> Iterator[RuleProblem]:
-    """Yield what rules that hold at one time in one store cannot both mean."""
+    """Yield the contradictions between rules that hold at the same time in the same store."""
     pins = [rule for rule in rules if rule.kind == "pin"]
     for first, second in _clashes(pins, lambda rule: [rule.slot]):
         if first.item != second.item:
             text = (
-                f"{_said(first)} pins {first.item} to slot {first.slot}, where this rule pins {second.item}"
+                f"{_label(first)} pins {first.item} to slot {first.slot}, where this rule pins {second.item}"
             )
             yield RuleProblem(second.line, f"{text}: one of them needs another slot, time or store", True)
     for first, second in _clashes(pins, lambda rule: [rule.item]):
         if first.slot != second.slot:
-            text = f"{_said(first)} pins {first.item} to slot {first.slot}, this rule to slot {second.slot}"
+            text = f"{_label(first)} pins {first.item} to slot {first.slot}, this rule to slot {second.slot}"
             yield RuleProblem(second.line, f"{text}: an item is shown once, take one of them out", True)
-    kept = [rule for rule in rules if rule.kind == "slots"]
-    for first, second in _clashes(kept, lambda rule: [*rule.repeat, *rule.new]):
+    reservations = [rule for rule in rules if rule.kind == "slots"]
+    for first, second in _clashes(reservations, lambda rule: [*rule.repeat, *rule.new]):
         if both := {*first.repeat} & {*second.new} | {*first.new} & {*second.repeat}:
-            text = f"slot {min(both)} is reserved for repeat and for new items, here and by {_said(first)}"
+            text = f"slot {min(both)} is reserved for repeat and for new items, here and by {_label(first)}"
             yield RuleProblem(second.line, f"{text}: choose one", True)
-    for first, second in _clashes([*pins, *kept], lambda rule: [rule.slot, *rule.repeat, *rule.new]):
+    for first, second in _clashes([*pins, *reservations], lambda rule: [rule.slot, *rule.repeat, *rule.new]):
         if {first.kind, second.kind} == {"pin", "slots"}:
             pin, other = (first, second) if first.kind == "pin" else (second, first)
-            text = f"slot {pin.slot} is reserved for {_said(other)} and pinned here: the pin stands there"
+            text = f"slot {pin.slot} is reserved for {_label(other)} and pinned here: the pin stands there"
             yield RuleProblem(pin.line, text, False)
 
 
-def _said(rule: Rule) -> str:
+def _label(rule: Rule) -> str:
     return f"{rule.name!r} (line {rule.line})"
 
 
 def _clashes(rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield pairs of rules that claim the same at one time in one store, in the order of their lines.
+    """Yield pairs of rules with the same claim at one time in one store, in the order of their lines.
 
-    Of three that do, at least two pairs: those of one claim and store are gone through once.
+    Three such rules give at least two pairs: the rules of one claim and store are passed through once.
     """
     seen: set[tuple[int, int]] = set()
     claimed: dict[Any, list[Rule]] = {}
@@ -456,8 +471,8 @@ def _clashes(rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]) -> Iter
             last: Rule | None = None
             for rule in together:
                 if last is not None and rule.starts < last.ends:
-                    first, second = sorted((last, rule), key=lambda one: one.line)
-                    if (pair := (id(first), id(second))) not in seen:  # two may stand in one line
+                    first, second = sorted((last, rule), key=lambda clashing: clashing.line)
+                    if (pair := (id(first), id(second))) not in seen:  # two rules may share a line
                         seen.add(pair)
                         yield first, second
                 if last is None or rule.ends > last.ends:

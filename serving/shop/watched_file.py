@@ -1,4 +1,4 @@
-"""A file that people edit while requests come -> what it says now; a broken one keeps what was last read."""
+"""A file edited while the endpoint runs -> its content; after an invalid edit, the last valid content."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ log = logging.getLogger(__name__)
 
 
 class WatchedFile(Generic[Content]):
-    """A file, which need not exist, and what it said when it could last be read.
+    """A file, which need not exist, and its content at the last successful read.
 
-    One that can't be read changes nothing and is said in the log: what was forbidden must not come back
-    because of a typo. Nor because of a file that is just being written: a change, its end included, is
-    believed by the second look that finds it the same.
+    A file that can't be read is logged and changes nothing: a banned item must not come back because of a
+    typo, or because the file is just being written. So a change, a deletion included, counts once two looks
+    in a row find the file the same.
     """
 
     def __init__(self, file: Path, read: Callable[[Path], Content], nothing: Content, name: str) -> None:
-        """Take the file and how it is read.
+        """Watch a file.
 
         Args:
-            file: where it is.
-            read: returns what it says; raises ValueError with what is wrong and how to mend it.
-            nothing: what no file says.
-            name: what it is, for people.
+            file: its path.
+            read: returns its content; raises ValueError with the fault and the way to mend it.
+            nothing: the content of a missing file.
+            name: its kind, for messages.
         """
         self.name = name
-        self.broken = ""  # why it could not be read when it was last tried
-        self.settled = False  # the last two looks found the same
+        self.broken = ""  # the fault of the latest attempt to read it
+        self.settled = False  # the last two looks found the same state
         self._file, self._read, self._nothing = file, read, nothing
-        self._seen: Stamp | None = _NEVER  # by the last look; None: no file
-        self._taken: Stamp | None = None  # of what was last read
-        self._wrong: Stamp | None = None  # of what can't be: not read again until it changes
+        self._seen: Stamp | None = _NEVER  # at the last look; None: no file
+        self._taken: Stamp | None = None  # of the content that was last read
+        self._wrong: Stamp | None = None  # of invalid content, which is not read again until it changes
 
     def changed(self) -> Content | None:
-        """Return what the file says now, or None while nothing new can be read; to be asked repeatedly."""
+        """Return the current content, or None while there is nothing new to read; call it repeatedly."""
         stamp = None
         try:
             stamp = self._look()
@@ -72,11 +72,11 @@ class WatchedFile(Generic[Content]):
 
 
 def read_regular(file: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file; a pipe is not opened, that would wait for its other end.
+    """Return the content of a regular file; opening a pipe would block until its other end opens.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is none, or too large.
+        FileNotFoundError: the file does not exist.
+        ValueError: it is no regular file, or too large.
     """
     stat = file.stat()
     if not S_ISREG(stat.st_mode) or stat.st_size > max_bytes:
