@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import sys
 import threading
 import time
 import weakref
@@ -38,7 +39,7 @@ from redis.retry import Retry
 from serving.redis.address import RedisAddress
 
 CONNECT_S = 0.5  # for a call that opens its connection first
-MAX_CONNECTIONS = 16  # to one server
+MAX_CONNECTIONS = 16  # to one server; further calls wait for one
 MAX_ITEMS = 1 << 16  # of an array; a page of facts has 4,000
 MAX_BYTES = 1 << 28  # of one value
 LINES_AT_ONCE = 256  # of a reply; then other tasks run, and the deadline may end the call
@@ -91,9 +92,19 @@ class RedisClient:
         left_s = deadline - time.perf_counter()
         if left_s <= 0:
             raise TimeoutError("no reply in time")
-        call = asyncio.ensure_future(self._call(max(left_s, CONNECT_S), command))
+        opened = self._opened_on(asyncio.get_running_loop())
+        if opened.places.locked():
+            try:
+                await asyncio.wait_for(opened.places.acquire(), left_s)
+            except TimeoutError:
+                raise TimeoutError("no connection became free in time") from None
+            left_s = max(deadline - time.perf_counter(), 0.0)
+        else:
+            await opened.places.acquire()
+        call = asyncio.ensure_future(self._call(opened, max(left_s, CONNECT_S), command))
         self._calls.add(call)
         call.add_done_callback(self._ended)
+        call.add_done_callback(lambda _: opened.places.release())
         await asyncio.wait((call,), timeout=left_s)
         for _ in range(LATE_STEPS):
             if call.done():
@@ -150,8 +161,7 @@ class RedisClient:
         except CancelledError:  # the end of a thread that polls, if it were not an OSError
             raise ConnectionError("another event loop has taken the connections over") from None
 
-    async def _call(self, limit_s: float, command: tuple[str | bytes | int, ...]) -> Reply:
-        opened = self._opened_on(asyncio.get_running_loop())
+    async def _call(self, opened: _Opened, limit_s: float, command: tuple[str | bytes | int, ...]) -> Reply:
         try:
             async with asyncio.timeout(limit_s):
                 return await opened.client.execute_command(*command)
@@ -197,6 +207,7 @@ class RedisClient:
 class _Opened:
     """A client of the library and all its connections; the library's own lists are incomplete."""
 
+    places: asyncio.Semaphore  # for calls; a pool of the library without a free connection raises an error
     client: Any = None
     connections: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
@@ -355,7 +366,8 @@ class _FirstWord(AsyncCommandsParser):
 
 
 def _open(address: RedisAddress) -> _Opened:
-    opened = _Opened()
+    # A cluster has no limit: the calls of a frozen node must not keep others from their nodes.
+    opened = _Opened(asyncio.Semaphore(sys.maxsize if address.kind == "cluster" else MAX_CONNECTIONS))
     opened.client = _client(address, opened)
     return opened
 

@@ -18,6 +18,7 @@ from redis.retry import Retry
 from serving.errors import FeaturesUnavailable
 from serving.redis.address import RedisAddress, parse_redis_url
 from serving.redis.client import (
+    MAX_CONNECTIONS,
     MAX_ITEMS,
     RedisClient,
     ReplyError,
@@ -256,6 +257,39 @@ def test_a_caller_that_gives_up_leaves_the_connection_to_the_next() -> None:
         assert client.ask_now(soon(0.09), "ANY") == b"OK"
         assert connections == 1
         client.close()
+
+
+def test_more_reads_at_once_than_connections_wait_for_one() -> None:
+    """A burst is no fault of the server: the circuit breaker must not open."""
+
+    def serve(client: socket.socket) -> None:
+        while sent := client.recv(4_096):
+            time.sleep(0.002)
+            client.sendall(b"+OK\r\n" + numbers if (numbers := numbers_in(sent)) else b"+PONG\r\n")
+
+    async def burst(client: RedisClient) -> list[Any]:
+        reads = (client.ask(soon(), "GET", "a") for _ in range(3 * MAX_CONNECTIONS))
+        replies = await asyncio.gather(*reads, return_exceptions=True)
+        await client.aclose()
+        return replies
+
+    with listening(serve) as node:
+        assert asyncio.run(burst(client_of(node))) == [b"OK"] * 3 * MAX_CONNECTIONS
+
+
+def test_a_read_that_got_no_connection_ends_in_time_and_leaves_no_call() -> None:
+    async def ask() -> tuple[list[BaseException], int]:
+        client = client_of(mute.getsockname())
+        reads = [client.ask(soon(0.05), "GET", "a") for _ in range(2 * MAX_CONNECTIONS)]
+        errors = await asyncio.gather(*reads, return_exceptions=True)
+        calls = len(client._calls)
+        await client.aclose()
+        return errors, calls  # type: ignore[return-value]
+
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        errors, calls = asyncio.run(ask())
+    assert {type(error) for error in errors} == {TimeoutError}
+    assert calls == MAX_CONNECTIONS
 
 
 # --------------------------------------------------------------------------------- loops and threads
