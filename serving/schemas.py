@@ -1,4 +1,4 @@
-"""CONTRACT request, recommendation, response: messages between the checkout and the endpoint.
+"""CONTRACT request, its headers, recommendation, response: messages between the checkout and the endpoint.
 
 The types check each request and describe both directions in OpenAPI. Every protocol goes through
 `RequestBody`: our route and V1 decode it from bytes; V2, gRPC and files convert decoded values. An error
@@ -7,8 +7,12 @@ message names the invalid place and the expected type, never the value.
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
 import re
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -17,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
+from feature_repo.ids import is_id
 from serving.errors import InvalidRequest, NotJson
 
 MAX_BASKET = 500  # lines; a longer basket is refused
@@ -62,6 +67,11 @@ _NOT_JSON = "the body is not JSON (UTF-8, finite numbers, moderate nesting)"
 _UNKNOWN = "Object contains unknown field"  # msgspec appends the name, which we never repeat
 _INSTANCE = re.compile(r" - at `\$\.instances\[\d{1,2}\]`$")
 Body = TypeVar("Body", bound=msgspec.Struct)
+PRIORITIES = ("checkout", "prefetch")  # the first holds without the header
+HEADERS = ("x-request-id", "x-deadline-ms", "x-priority", "traceparent")
+# The first half of an id is this process's own, the second counts; uuid4 costs six times as much.
+_PROCESS = os.urandom(8).hex()
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,3 +294,79 @@ def _timestamp(text: str) -> float:
     except ValueError:
         raise InvalidRequest("at must be an ISO 8601 time, for example 2017-12-05T18:30:00Z") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+# ------------------------------------------------------------------------------------------- headers
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The part of a request that is not its body.
+
+    `arrived` (when its last byte was read) and `deadline` (when the client stops waiting) are
+    times of perf_counter. `gone` says whether the client has left.
+    """
+
+    arrived: float
+    deadline: float
+    request_id: str  # for a request without an id of its own
+    route: str = ""  # path or protocol, for the log and traces
+    priority: str = PRIORITIES[0]
+    traceparent: str | None = None  # of W3C Trace Context, unchecked
+    gone: Callable[[], bool] = _never
+
+
+def read_call(
+    headers: Mapping[str, str],
+    route: str,
+    limit_s: float,
+    arrived: float | None = None,
+    gone: Callable[[], bool] = _never,
+) -> Call:
+    """Return the call that these headers describe.
+
+    Args:
+        headers: names in lower case; all but HEADERS are ignored.
+        route: the path or the protocol.
+        limit_s: the server's own deadline; a header may shorten it.
+        arrived: perf_counter; None: now.
+        gone: whether the client has left.
+
+    Raises:
+        InvalidRequest: naming the header and the expected value, never the given one.
+    """
+    arrived = time.perf_counter() if arrived is None else arrived
+    request_id = headers.get("x-request-id")
+    return Call(
+        arrived,
+        arrived + min(limit_s, _limit_s(headers.get("x-deadline-ms"))),
+        request_id if request_id and is_id(request_id) else f"{_PROCESS}{next(_NUMBERS):012x}",
+        route,
+        _priority(headers.get("x-priority")),
+        headers.get("traceparent"),
+        gone,
+    )
+
+
+def _limit_s(text: str | None) -> float:
+    if text is None:
+        return math.inf
+    try:
+        limit_ms = float(text)
+    except ValueError:
+        limit_ms = math.nan
+    if not limit_ms > 0:  # also refuses nan
+        raise InvalidRequest("x-deadline-ms must be a number of milliseconds above 0")
+    return limit_ms / 1e3
+
+
+def _priority(text: str | None) -> str:
+    if text is None:
+        return PRIORITIES[0]
+    if text not in PRIORITIES:
+        raise InvalidRequest(f"x-priority must be {' or '.join(PRIORITIES)}")
+    return text

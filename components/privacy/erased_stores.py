@@ -14,7 +14,7 @@ from feature_repo.aggregates import unpack
 from serving.redis.address import is_redis_url
 from serving.shop.fact_store import open_fact_store
 from serving.shop.facts import POLL_S
-from serving.stores.feast_layout import HISTORY, HISTORY_FIELD, PROJECT, VIEW, bytes_value, entity_key
+from serving.stores.online_features import HISTORY, HISTORY_FIELD, PROJECT, VIEW, bytes_value, entity_key
 
 SQLITE_WAIT_S = 10.0
 

@@ -36,7 +36,7 @@ from pipelines.drills.system import (
     time_proto,
     wait_for,
 )
-from serving.stores.feast_layout import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
+from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
 
 Notes = dict[str, Any]  # the figures of a fault; plain JSON types
 Break = Callable[[System, Notes], contextlib.AbstractContextManager[None]]

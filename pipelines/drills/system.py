@@ -37,7 +37,7 @@ from serving.release.best_sellers import write_best_sellers
 from serving.release.bundle import load_bundle, read_manifest, seal_bundle
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
-from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
+from serving.stores.online_features import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
 
 SERVER = (sys.executable, "-m", "serving.server")
 WAIT_S = 180.0  # for an event that must happen, and may take long on a busy machine

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipelines.live.ports import free_port
 from serving.errors import FeaturesUnavailable
-from serving.stores.redis_store import RedisStore
+from serving.stores.online_features import RedisStore
 
 START_S = 10.0  # for a server to answer
 

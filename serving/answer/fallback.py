@@ -9,11 +9,11 @@ import numpy as np
 
 from serving.answer.presentation import POPULAR, terms
 from serving.cache.answer_cache import HOUR_S
-from serving.cache.ranked import Ranked
 from serving.release.bundle import Bundle
 from serving.schemas import DEFAULT_PROFILE, Recommendation, Request
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import Plan
+from serving.stages.reranking import Ranked
 
 
 def stale_list(

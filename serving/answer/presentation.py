@@ -6,12 +6,11 @@ import numpy as np
 
 from feature_repo.aggregates import DAY_S
 from feature_repo.queries import strongest_partners
-from serving.cache.ranked import Ranked
 from serving.release.bundle import Bundle
 from serving.schemas import Recommendation, Request
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import Plan
-from serving.stages.reranking import NO_RARITY, SlotRules, WeighedCandidates, fill_slots
+from serving.stages.reranking import NO_RARITY, Ranked, SlotRules, WeighedCandidates, fill_slots
 from serving.stages.retrieval import SOURCES
 
 _TOGETHER = SOURCES.index("together")

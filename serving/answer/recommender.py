@@ -31,7 +31,6 @@ from feature_repo.snapshots import USER_TTL_DAYS
 from serving.answer.fallback import best_sellers, stale_list
 from serving.answer.presentation import present
 from serving.cache.answer_cache import AnswerCache, AnswerKey, answer_key
-from serving.cache.ranked import KEPT, Ranked, best_of
 from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable
 from serving.prediction_log import Record, RecordSink
 from serving.release.bundle import Bundle, load_bundle
@@ -42,7 +41,7 @@ from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
 from serving.stages.ranking import rank
-from serving.stages.reranking import NO_RARITY, POOL
+from serving.stages.reranking import KEPT, NO_RARITY, POOL, Ranked, best_of
 from serving.stages.retrieval import Candidates, add_pinned, retrieve, thin
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import OnlineStore, UserRow
@@ -356,10 +355,10 @@ class Recommender:
         weights, rarity = self.bundle.weights, self.bundle.rarity
         worth = scores.astype(np.float64) if weights is None else scores * weights[codes]
         rare = NO_RARITY if rarity is None else rarity[codes]
-        worth = plan.weigh(codes, worth)
-        return best_of(
-            prepared.query, prepared.candidates, scores, most, worth, plan, rare, self.bundle.novel
-        )
+        worth = plan.weigh(codes, worth) if len(plan.weighed) else worth
+        pinned = plan.pinned if len(plan.pins) else plan.pins
+        rules = pinned, plan.reserved, rare, self.bundle.novel
+        return best_of(prepared.query, prepared.candidates, scores, most, worth, *rules)
 
     def last_kept(
         self, request: Request, known: Known | None, reason: str, asked_at: float
@@ -414,7 +413,8 @@ class Recommender:
         return response
 
     def _plan(self, request: Request) -> Plan:
-        return self.facts.rules.plan(request.at, request.store_id)
+        rules = self.facts.rules
+        return rules.plan(request.at, request.store_id) if rules.rules else NO_PLAN
 
     def _left_of(self, cached: Ranked, request: Request, plan: Plan) -> Ranked:
         """Return what may be offered now of a cached list."""

@@ -6,12 +6,11 @@ import time
 from datetime import UTC
 from typing import Any
 
-from serving.checkout.call_headers import PRIORITIES, read_call
 from serving.checkout.checkout import Checkout
 from serving.errors import InvalidRequest
 from serving.proto.recommendations_pb2 import Recommendation, RecommendRequest, RecommendResponse
 from serving.proto.recommendations_pb2_grpc import RecommendationsServicer
-from serving.schemas import Response, parse_request
+from serving.schemas import PRIORITIES, Response, parse_request, read_call
 
 _PLAIN = ("user_id", "store_id", "k", "profile", "request_id")
 _PRIORITIES = {0: PRIORITIES[0], 1: "checkout", 2: "prefetch"}

@@ -19,11 +19,10 @@ from typing import Any
 import msgspec
 
 from serving.api.problems import MEDIA_TYPE, problem
-from serving.checkout.call_headers import HEADERS, Call, read_call
 from serving.checkout.checkout import Checkout
 from serving.errors import ClientGone, InvalidRequest, NotJson, Overloaded
 from serving.metrics import count_rejected
-from serving.schemas import Instances, RequestBody, check_json, read_body
+from serving.schemas import HEADERS, Call, Instances, RequestBody, check_json, read_body, read_call
 from serving.settings import Settings
 
 RECOMMENDATIONS = "/v1/recommendations"

@@ -15,8 +15,15 @@ import msgspec
 from serving.api.http_routes import PREDICT, RECOMMENDATIONS
 from serving.api.http_server import MAX_HEAD_BYTES
 from serving.api.problems import MEDIA_TYPE, Problem, problem
-from serving.checkout.call_headers import PRIORITIES
-from serving.schemas import DEFAULT_PROFILE, Instances, Predictions, Recommendation, RequestBody, Response
+from serving.schemas import (
+    DEFAULT_PROFILE,
+    PRIORITIES,
+    Instances,
+    Predictions,
+    Recommendation,
+    RequestBody,
+    Response,
+)
 from serving.settings import Settings
 
 _REQUEST = {

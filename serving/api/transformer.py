@@ -20,10 +20,9 @@ from kserve import InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
 from serving.api.predictor import read_tensors, respond
-from serving.checkout.call_headers import read_call
 from serving.checkout.checkout import Checkout, Turn
 from serving.errors import InvalidRequest
-from serving.schemas import Recommendation, Response, parse_instances, parse_request
+from serving.schemas import Recommendation, Response, parse_instances, parse_request, read_call
 
 _INPUTS = {
     "basket": ("BYTES",),
@@ -37,8 +36,8 @@ _INPUTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What one call of the endpoint asked: its requests, and the V2 envelope they came in, if any."""
+class ModelCall:
+    """One call of the model: the turns of its requests, and their V2 envelope, if any."""
 
     turns: list[Turn]
     envelope: InferRequest | None
@@ -67,7 +66,7 @@ class Transformer(Model):
 
     async def preprocess(
         self, payload: InferRequest | Mapping[str, Any] | bytes, headers: dict[str, str] | None = None
-    ) -> Asked:
+    ) -> ModelCall:
         """Check the body; read features and retrieve candidates for the first of its requests."""
         envelope = payload if isinstance(payload, InferRequest) else None
         route = "V1" if envelope is None else "V2 over gRPC" if envelope.from_grpc else "V2"
@@ -89,14 +88,14 @@ class Transformer(Model):
         turns = [self._checkout.begin(request, call) for request in requests]
         if turns:
             await self._checkout.prepare(turns[0])
-        return Asked(turns, envelope)
+        return ModelCall(turns, envelope)
 
     async def predict(
         self,
-        payload: Asked,
+        payload: ModelCall,
         headers: dict[str, str] | None = None,
         response_headers: dict[str, str] | None = None,
-    ) -> Asked:
+    ) -> ModelCall:
         """Score the candidates.
 
         Further requests of the same body are answered here one after the other, each as if it had come
@@ -113,7 +112,7 @@ class Transformer(Model):
 
     async def postprocess(
         self,
-        result: Asked,
+        result: ModelCall,
         headers: dict[str, str] | None = None,
         response_headers: dict[str, str] | None = None,
     ) -> dict[str, Any] | InferResponse:

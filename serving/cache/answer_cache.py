@@ -22,11 +22,10 @@ from cachetools import TLRUCache
 
 from feature_repo.schema import BASKET_LENGTH
 from feature_repo.statistics import Statistics
-from serving.cache.ranked import KEPT, Ranked
 from serving.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_LOOKUPS
 from serving.schemas import Request
-from serving.stages.reranking import POOL
-from serving.stores.feast_layout import UserRow
+from serving.stages.reranking import KEPT, POOL, Ranked
+from serving.stores.online_features import UserRow
 
 HOUR_S = 3_600
 # The list of a request without a user row depends on its key and the bundle alone: computed again, it would

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from serving.checkout.call_headers import PRIORITIES, Call
+from serving.schemas import PRIORITIES, Call
 
 # Shares of a request's own time, from arrival to deadline, that may be over when its full answer could begin.
 # The time in the kernel's queue is not seen: the loop reads the request after all that it had before.

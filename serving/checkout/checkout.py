@@ -25,10 +25,8 @@ import numpy as np
 from serving import metrics
 from serving.answer.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, Recommender
 from serving.cache.answer_cache import AnswerKey
-from serving.cache.ranked import Ranked
 from serving.checkout.admission import Admission, LoopAdmission, ShopperLimits, prefetch_waits_s
 from serving.checkout.budgets import Budgets
-from serving.checkout.call_headers import PRIORITIES, Call
 from serving.errors import (
     ClientGone,
     DeadlineExceeded,
@@ -37,9 +35,9 @@ from serving.errors import (
     RankingFailed,
     UserOverLimit,
 )
-from serving.schemas import Request, Response
+from serving.schemas import PRIORITIES, Call, Request, Response
 from serving.stages.ranking import check_scores
-from serving.stages.reranking import POOL
+from serving.stages.reranking import POOL, Ranked
 
 FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
 

@@ -17,10 +17,9 @@ from typing import BinaryIO
 
 import orjson
 
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Turn
 from serving.metrics import REQUEST_LOG_DROPPED
-from serving.schemas import Request, Response
+from serving.schemas import Call, Request, Response
 
 QUEUE_LINES = 4_096  # more wait only if stderr is not read: later ones are dropped and counted
 POLL_S = 0.2

@@ -1,24 +1,30 @@
-"""Scores -> the list that is shown: pins, reserved slots, diversity, and weights for rarely shown items.
+"""Scores -> the best candidates (`Ranked`) -> the list that is shown.
 
 An item is worth its purchase probability, times a weight of its own (`exposure_weights`), times the factors
 of a merchandiser's rules. The slots are filled one after the other, each with the item worth most at that
-moment: each shown item makes others of its type worth a little less. In the few novel slots, rare items are
-worth more.
+moment: each shown item makes others of its type worth a little less. Pins and reserved slots follow rules. In
+the few novel slots, rare items are worth more.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from feature_repo.kernels.candidates import best, best_rows
 from feature_repo.kernels.compiled import compiled
+from feature_repo.queries import Query
 from feature_repo.statistics import Statistics
+from serving.stages.retrieval import Candidates
 
 POOL = 4  # times k candidates take part; the rest are too far down to come up
 NEW_DAYS = 91  # a manufacturer is new until this long after its first sale
 ANY, REPEAT, NEW = range(3)  # the kind of item that a slot is reserved for
 CHOSEN, PINNED, RESERVED, NOVEL = range(4)  # why an item stands in its slot
+KEPT = 60  # candidates; re-ranking to ten looks at 40, so 20 of them may be sold out by then
+OBJECTS_BYTES = 1_040  # measured: of a cached list, beside the data of its columns
 _TAKEN = -1.0
 _NO_PLACE = -1
 NO_SLOTS, NO_KINDS = np.empty(0, np.int64), np.empty(0, np.int8)
@@ -241,3 +247,120 @@ def item_rarity(statistics: Statistics, novelty: float) -> np.ndarray | None:
         return None
     share = np.maximum(statistics.basket_count, 1.0) / max(float(statistics.total_baskets), 1.0)
     return np.asarray(share, np.float64) ** -novelty
+
+
+# ------------------------------------------------------------------------------- the best candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The best candidates of one request: the list that is cached.
+
+    The first `best` of them are worth most, best first. Behind them come candidates that only pins, reserved
+    slots and novel slots may need. The list holds costly and lasting results, never facts of the moment:
+    price, stock, promotion and coupon are looked up for each answer, and so are the words of the reasons.
+
+    `times` and `last_at` say how often and when last the user bought a candidate. The reason of a candidate
+    from the history is made of them at the time of the answer. Other reasons follow from basket and source.
+    """
+
+    codes: np.ndarray  # (m,) int32
+    scores: np.ndarray  # (m,) float32 purchase probabilities
+    source: np.ndarray  # (m,) int8, index of SOURCES
+    times: np.ndarray  # (m,) uint16, 0 where the user never did
+    last_at: np.ndarray  # (m,) float64 seconds since the epoch, 0 where the user never did
+    worth: np.ndarray  # (m,) float64, the scores with all weights of bundle and rules
+    best: int
+    whole: bool  # these are all the candidates: none was left out
+
+    def without(self, barred: np.ndarray) -> Ranked:
+        """Return the list without codes that must not be shown: not whole, best sellers would fill it up."""
+        stays = ~np.isin(self.codes, barred)
+        if stays.all():
+            return self
+        return Ranked(
+            self.codes[stays],
+            self.scores[stays],
+            self.source[stays],
+            self.times[stays],
+            self.last_at[stays],
+            self.worth[stays],
+            best=int(np.count_nonzero(stays[: self.best])),
+            whole=False,
+        )
+
+    def suffices(self, k: int) -> bool:
+        """Say whether the k items shown are those that all candidates would give, see `fill_slots`."""
+        return self.whole or self.best >= POOL * k
+
+    @property
+    def size_bytes(self) -> int:
+        """What the list takes in a cache, with its key and the cache's own objects."""
+        columns = (self.codes, self.scores, self.source, self.times, self.last_at, self.worth)
+        return sum(column.nbytes for column in columns) + OBJECTS_BYTES
+
+    def holds_probabilities(self) -> bool:
+        """Say whether each score is between 0 and 1; NaN is not."""
+        return bool(((self.scores >= 0) & (self.scores <= 1)).all())
+
+
+def best_of(
+    query: Query,
+    candidates: Candidates,
+    scores: np.ndarray,
+    most: int = KEPT,
+    worth: np.ndarray | None = None,
+    pinned: np.ndarray = NO_SLOTS,
+    reserved: np.ndarray = NO_KINDS,
+    rarity: np.ndarray = NO_RARITY,
+    novel: np.ndarray = NO_SLOTS,
+) -> Ranked:
+    """Return the candidates of most worth, equal ones in the order they were retrieved.
+
+    Args:
+        query: the request; only its history is read.
+        candidates: those retrieved for it.
+        scores: one purchase probability per candidate, (n,) float32.
+        most: how many to take at most, beside those that rules and novel slots may need.
+        worth: of each candidate, (n,) 0 or more; None: its score.
+        pinned: codes that rules pin: such candidates are always taken.
+        reserved: see `SlotRules`; enough candidates of each reserved kind are taken.
+        rarity: see `fill_slots`.
+        novel: see `fill_slots`.
+    """
+    worth = weighed = scores.astype(np.float64) if worth is None else worth
+    others = []
+    if len(pinned):
+        rows = query.statistics.find(candidates.codes, pinned)
+        others.append(rows[rows >= 0])
+        worth = worth.copy()
+        worth[others[0]] = -1.0  # they take no place among the best
+    places = best(worth, most)
+    if reserved.any():
+        others += _of_kinds(query, candidates.codes, worth, places, reserved)
+    if len(rarity) and len(novel):
+        others.append(best(worth * rarity, 2 * rare_pool(novel)))  # some of them may be sold out
+    first = len(places)
+    if others:
+        more = np.zeros(len(worth), bool)
+        more[np.concatenate(others)] = True
+        more[places] = False
+        places = np.concatenate([places, np.flatnonzero(more)])
+    history = query.history
+    columns = best_rows(
+        places, scores, candidates.codes, candidates.source, history.items, history.count, history.last_at
+    )
+    return Ranked(*columns, weighed[places], best=first, whole=len(places) >= len(candidates.codes))
+
+
+def _of_kinds(
+    query: Query, codes: np.ndarray, worth: np.ndarray, places: np.ndarray, reserved: np.ndarray
+) -> list[np.ndarray]:
+    """Return the places of the best candidates beyond some, as many of each kind as slots reserved for it."""
+    bought = query.statistics.find(query.history.items, codes) >= 0
+    order = np.argsort(-worth, kind="stable")
+    free = np.ones(len(worth), bool)
+    free[places] = False
+    rest = order[free[order]]
+    slots = [int(np.count_nonzero(reserved == kind)) for kind in (REPEAT, NEW)]
+    return [rest[bought[rest]][: slots[0]], rest[~bought[rest]][: slots[1]]]

@@ -1,1 +1,1 @@
-"""The shopper's row: online features, layout, freshness, breaker."""
+"""The user's row: online features, freshness, circuit breaker."""

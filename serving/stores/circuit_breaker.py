@@ -40,29 +40,26 @@ class CircuitBreaker:
         self._gauge = BREAKER_OPEN.labels(dependency)
         self._lock = threading.Lock()
         self._failures = 0  # in a row
-        self._latest = 0  # a bit for each of the latest calls, the newest the lowest; set where it failed
+        # A bit for each of the latest calls, the newest the lowest; set where the call failed.
+        self.failures_lately = 0
+        self.is_open = False  # calls must not be made
         self._opened: threading.Event | None = None  # set to end the probing; None while closed
         self._probing: threading.Thread | None = None
         if is_open:
             with self._lock:
                 self._open(at_once=True)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether calls must not be made."""
-        return self._opened is not None
-
     def succeeded(self) -> None:
-        """Record a reply of any kind."""
+        """Record a reply of any kind; needed only while there are `failures_lately`."""
         self._failures = 0
-        self._latest = self._latest << 1 & _MASK
+        self.failures_lately = self.failures_lately << 1 & _MASK
 
     def failed(self, why: object) -> None:
         """Record a failure: no reply, a late reply or an invalid one."""
         with self._lock:
             self._failures += 1
-            self._latest = self._latest << 1 & _MASK | 1
-            failed = self._latest.bit_count()
+            self.failures_lately = self.failures_lately << 1 & _MASK | 1
+            failed = self.failures_lately.bit_count()
             if self._opened is not None or (self._failures < FAILURES and failed < MOST_FAILED):
                 return
             _log.warning(
@@ -82,6 +79,7 @@ class CircuitBreaker:
     def _open(self, at_once: bool) -> None:
         """Open the breaker and start to probe; the lock is held."""
         self._opened = over = threading.Event()
+        self.is_open = True
         self._gauge.set(1)
         name = f"{self._dependency.replace('_', '-')}-probe"
         probing = threading.Thread(target=self._watch, args=(over, at_once), name=name, daemon=True)
@@ -116,7 +114,8 @@ class CircuitBreaker:
         if opened is not None and self._opened is opened:
             opened.set()
             self._opened = None
-            self._failures = self._latest = 0
+            self.is_open = False
+            self._failures = self.failures_lately = 0
             self._gauge.set(0)
 
 

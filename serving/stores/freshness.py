@@ -1,7 +1,8 @@
 """The stream's heartbeat -> whether the rows of the online store are fresh.
 
 Feast does not apply a view's time to live to online reads, and an old row may only mean that the shopper
-stayed away. So the stream writes a heartbeat row every second. A thread reads it here: no request waits.
+stayed away. So the stream writes a heartbeat row every second. A thread reads it here; requests read an
+attribute.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 class Freshness:
     """Reports an online store that is no longer updated; a store that never had a stream never ages.
 
+    `reason` is "stale_features" while the stream is silent for too long, else None.
     A heartbeat that disappears keeps ageing: without it, nothing shows that the rows are current.
     """
 
@@ -29,19 +31,12 @@ class Freshness:
         """Look once, then every second until `close`; without a store nothing is ever stale."""
         self._store, self._stale_after_s = store, stale_after_s
         self._beat_at: float | None = None
+        self.reason: str | None = None
         self._closing = threading.Event()
         if store is not None:
             self._look()
             self._thread = threading.Thread(target=self._watch, name="freshness", daemon=True)
             self._thread.start()
-
-    @property
-    def reason(self) -> str | None:
-        """Return "stale_features" when the stream has been silent for too long."""
-        beat_at = self._beat_at
-        return (
-            "stale_features" if beat_at is not None and time.time() - beat_at > self._stale_after_s else None
-        )
 
     def close(self) -> None:
         """Stop looking."""
@@ -60,8 +55,11 @@ class Freshness:
         except FeaturesUnavailable:
             row = None  # requests report the failure themselves; the last heartbeat keeps ageing
         if row is not None:
-            was, self._beat_at = self.reason, row.written_at
-            if was is not None and self.reason is None:
-                _log.warning("the stream is back: features are fresh again")
-        if self._beat_at is not None:
-            FEATURES_AGE.set(max(time.time() - self._beat_at, 0.0))
+            self._beat_at = row.written_at
+        if self._beat_at is None:
+            return
+        age_s = time.time() - self._beat_at
+        FEATURES_AGE.set(max(age_s, 0.0))
+        before, self.reason = self.reason, "stale_features" if age_s > self._stale_after_s else None
+        if before is not None and self.reason is None:
+            _log.warning("the stream is back: features are fresh again")

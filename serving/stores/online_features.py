@@ -1,4 +1,4 @@
-"""User id -> the user's history row, in one round trip to the online store.
+"""User id -> the user's history row, in one round trip to the online store: Redis, SQLite or memory.
 
 Feast defines and writes the store. A read through its SDK imports 400 MB of libraries and costs ten times
 the lookup. The reader here therefore decodes Feast's layout itself (entity key serialisation version 3);
@@ -7,45 +7,55 @@ the tests hold the two byte-equal.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
 import sqlite3
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.metrics import STORE_READS
-from serving.redis.address import is_redis_url
+from serving.redis.address import RedisAddress, is_redis_url, parse_redis_url
+from serving.redis.client import CONNECT_S, RedisClient, Reply, ReplyError
 from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
-from serving.stores.feast_layout import HISTORY, JOIN_KEY, PROJECT, VIEW, UserRow, bytes_value, entity_key
-from serving.stores.redis_store import TIMEOUT_MS, RedisStore
 
-__all__ = [
-    "HISTORY",
-    "JOIN_KEY",
-    "PROJECT",
-    "TIMEOUT_MS",
-    "VIEW",
-    "GuardedStore",
-    "MemoryStore",
-    "OnlineStore",
-    "RedisStore",
-    "SqliteStore",
-    "UserRow",
-    "entity_key",
-    "open_store",
-]
+PROJECT = "checkout"
+VIEW = "user_history"
+HISTORY = "history"
+JOIN_KEY = "user_id"
 
+_STRING = 2  # Feast's ValueType.STRING
+# The same in every user's key: one entity, its type, its name, the type of its value.
+_KEY_HEAD = b"".join(
+    (struct.pack("<III", 1, _STRING, len(JOIN_KEY)), JOIN_KEY.encode(), struct.pack("<I", _STRING))
+)
+_BYTES_TAG = 0x0A  # ValueProto field 1, length-delimited
+HISTORY_FIELD = bytes.fromhex("0601f0f8")  # murmur3 of "user_history:history", little endian
+WRITTEN_FIELD = f"_ts:{VIEW}".encode()
 
+TIMEOUT_MS = 5.0
+FAIR = 0.5  # share of the timeout; a store that got less time than that from a late request is not at fault
+_THREADS = 0
 _PROBE_USER = ""  # no store holds a row for it
 _reads = {
     name: STORE_READS.labels(name) for name in ("found", "absent", "invalid", "failed", "late", "refused")
 }
+
+
+@dataclass(frozen=True, slots=True)
+class UserRow:
+    """The row that the store holds for one user: the packed history and its time."""
+
+    history: bytes
+    written_at: float  # seconds since the epoch; the history holds purchases strictly before it
 
 
 class OnlineStore(Protocol):
@@ -170,6 +180,91 @@ class SqliteStore(LocalStore):
             self._close()
 
 
+class RedisStore:
+    """Feast's Redis online store: in a server, in a cluster, or in the master that sentinels name.
+
+    The first read of an event loop, and the first read by threads, may take CONNECT_S seconds. It is the
+    warm-up; the endpoint is not ready before it. Each later read takes at most the timeout, or the time that
+    its request has left, even if the server hangs. Meanwhile the loop that awaits `fetch` runs other tasks.
+    """
+
+    def __init__(
+        self, url: str | RedisAddress, timeout_ms: float = TIMEOUT_MS, *, project: str = PROJECT
+    ) -> None:
+        """Take the address; nothing is connected yet.
+
+        Raises:
+            ValueError: it is no Redis URL.
+        """
+        self._address = address = parse_redis_url(url) if isinstance(url, str) else url
+        self._project = project.encode()
+        self._timeout_s = timeout_ms / 1e3
+        self._warm: set[int] = set()  # ids of event loops, and _THREADS
+        self._client = RedisClient(address)
+
+    async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Return the user's row, or None for a user the store does not know.
+
+        Raises:
+            RowInvalid: the stored value does not have Feast's layout.
+            FeaturesLate: the deadline came before FAIR of the timeout.
+            FeaturesUnavailable: Redis cannot be reached, is late, or refuses our login.
+        """
+        patience_s, given_s = self._times(deadline, id(asyncio.get_running_loop()))
+        command = self._command(user_id)
+        try:
+            reply = await self._client.ask(time.perf_counter() + given_s, *command)
+        except (ReplyError, OSError, ValueError) as error:
+            raise self._failure(error, given_s, patience_s) from error
+        return _row(reply)
+
+    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+        """Do as `fetch` and wait for the row; for threads without an event loop."""
+        patience_s, given_s = self._times(deadline, _THREADS)
+        command = self._command(user_id)
+        try:
+            reply = self._client.ask_now(time.perf_counter() + given_s, *command)
+        except (ReplyError, OSError, ValueError) as error:
+            raise self._failure(error, given_s, patience_s) from error
+        return _row(reply)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop; a later read opens them again."""
+        await self._client.aclose()
+        self._warm.clear()
+
+    def close(self) -> None:
+        """Close the connections, from a thread without an event loop; a later read opens them again."""
+        self._client.close()
+        self._warm.clear()
+
+    def _times(self, deadline: float, reader: int) -> tuple[float, float]:
+        """Return the seconds that any read may take, and the seconds that this one may take."""
+        patience_s = self._timeout_s if reader in self._warm else CONNECT_S
+        given_s = min(patience_s, deadline - time.perf_counter())
+        if given_s <= 0:
+            raise FeaturesLate("no time is left to read the online store")
+        self._warm.add(reader)
+        return patience_s, given_s
+
+    def _command(self, user_id: str) -> tuple[str, bytes, bytes, bytes]:
+        return "HMGET", entity_key(user_id) + self._project, HISTORY_FIELD, WRITTEN_FIELD
+
+    def _failure(self, error: Exception, given_s: float, patience_s: float) -> Exception:
+        """Return the error of a read that got no reply."""
+        if isinstance(error, TimeoutError):
+            if given_s < FAIR * patience_s:
+                return FeaturesLate("the online store did not answer in the little time left")
+            reason = f"no answer in {given_s * 1e3:g} ms"
+        elif isinstance(error, ReplyError):
+            if error.code == "WRONGTYPE":
+                return RowInvalid("the online store holds no hash under a user's key")
+            reason = f"it answers {error.code}"
+        else:
+            reason = f"{type(error).__name__}: {error}"
+        return FeaturesUnavailable(f"online store in Redis at {self._address}: {reason}")
+
+
 class GuardedStore:
     """Reads from a store while it works and fails at once while it does not; safe to share by threads.
 
@@ -234,7 +329,8 @@ class GuardedStore:
             raise
 
     def _answered(self, row: UserRow | None) -> UserRow | None:
-        self._breaker.succeeded()
+        if self._breaker.failures_lately:
+            self._breaker.succeeded()
         _reads["absent" if row is None else "found"].inc()
         return row
 
@@ -267,6 +363,69 @@ def open_store(url: str) -> OnlineStore:
     raise ValueError(
         f"no online store for a {scheme!r} URL: use sqlite:///PATH, redis://HOST:PORT/DB or memory:"
     )
+
+
+# -------------------------------------------------------------------------------------- Feast's layout
+
+
+def entity_key(user_id: str) -> bytes:
+    """Return Feast's key of a user: counts, types and lengths as little-endian 32-bit numbers.
+
+    Raises:
+        RowInvalid: the id cannot be encoded, so no user has a row under it.
+    """
+    try:
+        value = user_id.encode()
+    except UnicodeEncodeError as error:
+        raise RowInvalid("a user id that is no valid Unicode") from error
+    return _KEY_HEAD + len(value).to_bytes(4, "little") + value
+
+
+def bytes_value(proto: bytes) -> bytes:
+    """Return the bytes in a serialised ValueProto that holds bytes and nothing else."""
+    if not proto or proto[0] != _BYTES_TAG:
+        raise ValueError("the stored value is not a Feast bytes value")
+    length, start = _varint(proto, 1)
+    if start + length != len(proto):
+        raise ValueError(f"the stored value announces {length} bytes and has {len(proto) - start}")
+    return proto[start:]
+
+
+def timestamp(proto: bytes) -> float:
+    """Return the seconds since the epoch in a serialised protobuf Timestamp."""
+    values = {0x08: 0, 0x10: 0}  # field 1 seconds, field 2 nanoseconds
+    at = 0
+    while at < len(proto):
+        tag = proto[at]
+        if tag not in values:
+            raise ValueError("the stored time is not a protobuf Timestamp")
+        values[tag], at = _varint(proto, at + 1)
+    return values[0x08] + values[0x10] / 1e9
+
+
+def _varint(proto: bytes, at: int) -> tuple[int, int]:
+    """Return the number at `at` and the position behind it."""
+    value = shift = 0
+    while True:
+        if at >= len(proto) or shift > 63:
+            raise ValueError("a number in the stored value is cut short")
+        byte = proto[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def _row(reply: Reply) -> UserRow | None:
+    match reply:
+        case [bytes(history), bytes(written)]:
+            try:
+                return UserRow(bytes_value(history), timestamp(written))
+            except ValueError as error:
+                raise RowInvalid(f"the online store's row of a user: {error}") from error
+        case [None, _] | [_, None]:
+            return None
+    raise RowInvalid("the online store gave something else than the two fields of a row")
 
 
 def _local_naive(seconds: int) -> float:

@@ -6,9 +6,7 @@ import numpy as np
 import redis
 
 from feature_repo.aggregates import make_events, pack
-from serving.stores.feast_layout import UserRow, entity_key
-from serving.stores.online_features import SqliteStore
-from serving.stores.redis_store import RedisStore
+from serving.stores.online_features import RedisStore, SqliteStore, UserRow, entity_key
 
 AT = 1_700_000_000
 HISTORY_FIELD = bytes.fromhex("0601f0f8")

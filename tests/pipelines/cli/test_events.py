@@ -79,7 +79,7 @@ def test_a_second_terminal_uses_the_store_of_reco_up(
 ) -> None:
     import redis
 
-    from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, entity_key
+    from serving.stores.online_features import HISTORY_FIELD, PROJECT, entity_key
 
     row = entity_key("somebody") + PROJECT.encode()
     (tmp_path / "store").mkdir()

@@ -15,7 +15,7 @@ from pipelines.drills import faults
 from pipelines.drills.fault_proxy import Proxy
 from pipelines.drills.faults import poisoned
 from pipelines.drills.system import System
-from serving.stores.feast_layout import HISTORY_FIELD, bytes_value
+from serving.stores.online_features import HISTORY_FIELD, bytes_value
 from tests.chaos.listening import listening
 from tests.chaos.rows import packed, proto
 

@@ -29,7 +29,7 @@ from serving.release.champion import Champion, write_champion
 # A store with a timeout fifty times as long as ours.
 PATIENT_STORE = """
 import sys
-from serving.stores.redis_store import RedisStore
+from serving.stores.online_features import RedisStore
 RedisStore.__init__.__defaults__ = (250.0,)
 from serving.server import main
 sys.exit(main(sys.argv[1:]))

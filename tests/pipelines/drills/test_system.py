@@ -24,7 +24,7 @@ from pipelines.drills.system import (
     two_crowds,
     wait_for,
 )
-from serving.stores.feast_layout import HISTORY_FIELD, WRITTEN_FIELD, bytes_value, timestamp
+from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD, bytes_value, timestamp
 from tests.chaos.rows import TIMESTAMP, proto
 
 

@@ -9,8 +9,8 @@ import pytest
 from serving.answer.fallback import best_sellers, stale_list
 from serving.answer.recommender import Recommender, open_recommender
 from serving.cache.answer_cache import HOUR_S
-from serving.cache.ranked import Ranked
 from serving.schemas import Request
+from serving.stages.reranking import Ranked
 from serving.stores.online_features import MemoryStore
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")

@@ -19,11 +19,10 @@ from feature_repo.aggregates import UserEvents, pack
 from serving.answer.recommender import Recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.errors import RankerUnavailable
 from serving.release.bundle import Bundle, load_bundle
-from serving.schemas import NOTHING_LEFT, REASONS, RUNGS, Request, Response
+from serving.schemas import NOTHING_LEFT, REASONS, RUNGS, Call, Request, Response
 from serving.shop.availability import AvailabilityFile
 from serving.shop.facts import LiveFacts
 from serving.stores.online_features import MemoryStore, UserRow

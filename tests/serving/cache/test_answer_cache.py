@@ -22,8 +22,8 @@ from serving.cache.answer_cache import (
     CachedList,
     answer_key,
 )
-from serving.cache.ranked import OBJECTS_BYTES, Ranked
 from serving.schemas import Request
+from serving.stages.reranking import OBJECTS_BYTES, Ranked
 from serving.stores.online_features import UserRow
 from tests.serving.conftest import CUT, build_statistics
 

@@ -20,15 +20,14 @@ from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import Recommender, open_recommender
 from serving.answer.warming import warm_up
 from serving.cache.answer_cache import AnswerCache
-from serving.cache.ranked import Ranked
 from serving.checkout.budgets import FIRST
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
 from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable, RankingFailed
 from serving.prediction_log import PredictionLog, feature_rows, read_log
-from serving.schemas import Request, Response
+from serving.schemas import Call, Request, Response
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
+from serving.stages.reranking import Ranked
 from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore, open_store
 from tests.chaos.procs import eventually

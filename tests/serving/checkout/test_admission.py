@@ -26,10 +26,9 @@ from serving.checkout.admission import (
     LoopAdmission,
     ShopperLimits,
 )
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Checkout
 from serving.errors import UserOverLimit
-from serving.schemas import Request
+from serving.schemas import Call, Request
 from serving.stores.online_features import MemoryStore
 from tests.serving.checkout.virtual_time import VirtualLoop
 

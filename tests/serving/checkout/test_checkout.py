@@ -18,7 +18,6 @@ from serving.answer.recommender import Recommender, open_recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.admission import SLICE_S
 from serving.checkout.budgets import FIRST, QUICK
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import (
     FEWEST,
     Checkout,
@@ -30,7 +29,7 @@ from serving.checkout.checkout import (
 from serving.errors import ClientGone, FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
 from serving.observe.stderr_log import WithoutMessages
 from serving.prediction_log import PredictionLog, read_log
-from serving.schemas import Request, Response
+from serving.schemas import Call, Request, Response
 from serving.stages.retrieval import thin
 from serving.stores.online_features import MemoryStore, UserRow, open_store
 from tests.serving.checkout.joined_ranker import joined_ranker

@@ -15,10 +15,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Recommender, open_recommender
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Checkout, Turn
 from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable, RankingFailed
-from serving.schemas import Request, Response
+from serving.schemas import Call, Request, Response
 from serving.settings import Settings
 from serving.stores.circuit_breaker import FAILURES
 from serving.stores.online_features import open_store

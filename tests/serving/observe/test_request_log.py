@@ -6,11 +6,10 @@ import threading
 
 from prometheus_client import REGISTRY
 
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Turn
 from serving.observe import request_log
 from serving.observe.request_log import RequestLog, hash_user
-from serving.schemas import Recommendation, Request, Response
+from serving.schemas import Call, Recommendation, Request, Response
 from tests.chaos.stuck import Stuck
 
 

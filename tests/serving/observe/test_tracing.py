@@ -4,10 +4,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Turn
 from serving.observe.tracing import Tracing
-from serving.schemas import Request, Response
+from serving.schemas import Call, Request, Response
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -25,8 +25,7 @@ from serving.redis.client import (
     client_options,
     open_client,
 )
-from serving.stores.feast_layout import entity_key
-from serving.stores.redis_store import RedisStore
+from serving.stores.online_features import RedisStore, entity_key
 from tests.chaos.listening import listening
 from tests.chaos.numbers import numbers_in
 from tests.chaos.procs import Valkey, eventually, free_port, valkey_server

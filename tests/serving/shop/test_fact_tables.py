@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feature_repo.facts import Fact
-from serving.shop.fact_tables import Coupons, Numbers
+from serving.shop.facts import Coupons, Numbers
 
 N = 6
 stores = st.sampled_from([None, "s1", "s2"])

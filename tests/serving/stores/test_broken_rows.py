@@ -17,10 +17,9 @@ from feature_repo.queries import Rows
 from feature_repo.schema import LIMIT, model_inputs
 from feature_repo.statistics import Statistics
 from serving.answer.recommender import Recommender
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Checkout, Turn
 from serving.release.bundle import Bundle, load_bundle
-from serving.schemas import Request, Response
+from serving.schemas import Call, Request, Response
 from serving.stores.online_features import MemoryStore, UserRow
 from tests.serving.checkout.joined_ranker import joined_ranker
 

@@ -20,14 +20,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pipelines.drills.fault_proxy import Proxy
 from serving.answer.recommender import Recommender
-from serving.checkout.call_headers import Call
 from serving.checkout.checkout import Checkout
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.release.bundle import load_bundle
-from serving.schemas import Request
-from serving.stores.feast_layout import entity_key
-from serving.stores.online_features import GuardedStore, OnlineStore, UserRow, open_store
-from serving.stores.redis_store import FAIR, RedisStore
+from serving.schemas import Call, Request
+from serving.stores.online_features import (
+    FAIR,
+    GuardedStore,
+    OnlineStore,
+    RedisStore,
+    UserRow,
+    entity_key,
+    open_store,
+)
 from tests.chaos.listening import listening
 from tests.chaos.numbers import numbers_in
 from tests.chaos.procs import Valkey, eventually, free_port, valkey_server

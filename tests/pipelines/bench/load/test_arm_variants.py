@@ -122,7 +122,7 @@ def write_heartbeat(url: str, at: float) -> None:
     from google.protobuf.timestamp_pb2 import Timestamp
 
     from feature_repo.snapshots import HEARTBEAT
-    from serving.stores.feast_layout import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
+    from serving.stores.online_features import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
 
     written = Timestamp(seconds=int(at)).SerializeToString()
     row: dict[Any, Any] = {HISTORY_FIELD: b"\x0a\x05alive", WRITTEN_FIELD: written}
