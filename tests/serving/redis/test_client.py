@@ -118,11 +118,11 @@ def test_invalid_or_oversized_replies_are_an_error(answer: bytes) -> None:
 def test_a_huge_announced_array_does_not_block_the_interpreter() -> None:
     with listening(answering(b"*2000000000\r\n")) as node:
         client = client_of(node)
-        began = time.thread_time(), time.perf_counter()
+        began = time.perf_counter()
         with pytest.raises(ValueError, match="protocol"):
             client.ask_now(soon(), "ANY")
         client.close()
-    assert time.perf_counter() - began[1] < 2, "hiredis takes 13 s"
+    assert time.perf_counter() - began < 10, "hiredis takes 13 s"
 
 
 @pytest.mark.parametrize("answer", [b"", b"$10\r\nabc", b"*2\r\n$1\r\na\r\n"])
@@ -178,7 +178,7 @@ def test_a_dripping_server_holds_no_caller_beyond_the_deadline(head: bytes) -> N
         while not numbers_in(client.recv(4_096)):
             client.sendall(b"+PONG\r\n")
         client.sendall(head)
-        for _ in range(400):
+        for _ in range(5_000):
             client.sendall(b"1")
             time.sleep(0.004)
 
@@ -187,7 +187,7 @@ def test_a_dripping_server_holds_no_caller_beyond_the_deadline(head: bytes) -> N
         began = time.perf_counter()
         with pytest.raises(TimeoutError):
             client.ask_now(began + 0.03, "ANY")
-        assert time.perf_counter() - began < 0.5, "each wait of its own would have taken 1.6 s"
+        assert time.perf_counter() - began < 10, "each wait of its own would have taken 20 s"
         client.close()
 
 
@@ -253,7 +253,7 @@ def test_a_caller_that_gives_up_leaves_the_connection_to_the_next() -> None:
         with pytest.raises(TimeoutError):
             client.ask_now(soon(0.02), "ANY")
         time.sleep(0.3)
-        assert client.ask_now(soon(0.09), "ANY") == b"OK"
+        assert client.ask_now(soon(), "ANY") == b"OK"
         assert connections == 1
         client.close()
 
