@@ -235,11 +235,12 @@ def test_the_loop_runs_while_a_server_is_frozen() -> None:
             await client.aclose()
             return steps
 
-        assert asyncio.run(ask()) > 20
+        assert asyncio.run(ask()) > 2, "a blocked loop takes no step"
 
 
-def test_a_caller_that_gives_up_leaves_the_connection_to_the_next() -> None:
-    """Connecting takes longer than any caller's deadline."""
+def test_a_caller_that_gives_up_leaves_the_connection_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connecting takes longer than the first caller's deadline."""
+    monkeypatch.setattr("serving.redis.client.CONNECT_S", 10.0)
     connections = 0
 
     def serve(client: socket.socket) -> None:
@@ -252,7 +253,7 @@ def test_a_caller_that_gives_up_leaves_the_connection_to_the_next() -> None:
         client = client_of(node)
         with pytest.raises(TimeoutError):
             client.ask_now(soon(0.02), "ANY")
-        time.sleep(0.3)
+        eventually(lambda: not client._calls)
         assert client.ask_now(soon(), "ANY") == b"OK"
         assert connections == 1
         client.close()
@@ -283,7 +284,7 @@ def test_a_read_that_got_no_connection_ends_in_time_and_leaves_no_call() -> None
         errors = await asyncio.gather(*reads, return_exceptions=True)
         calls = len(client._calls)
         await client.aclose()
-        return errors, calls  # type: ignore[return-value]
+        return errors, calls
 
     with socket.create_server(("127.0.0.1", 0)) as mute:
         errors, calls = asyncio.run(ask())
