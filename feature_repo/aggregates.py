@@ -299,7 +299,8 @@ def summary_of(events: UserEvents, at: float) -> tuple[UserHistory, Totals]:
     items = events.items
     if not count.all():  # some items were seen, but never bought
         bought = np.flatnonzero(count)
-        items, count, values = items[bought], count[bought], values[:, bought]
+        # `values[:, bought]` has another layout, for which numba compiles each loop again: it takes seconds.
+        items, count, values = items[bought], count[bought], values.take(bought, axis=1)
     return UserHistory(
         items=items,
         count=count,

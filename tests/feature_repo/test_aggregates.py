@@ -1,5 +1,6 @@
 """A row is a set: the same events make the same row in any order, with any repetitions and batches."""
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -138,6 +139,22 @@ def test_history_counts_baskets_decays_them_and_knows_first_and_last() -> None:
     assert history.first_at.tolist() == [MONDAY, MONDAY]
     assert history.last_at.tolist() == [MONDAY + 15 * DAY_S, MONDAY]
     assert (totals.first_basket_at, totals.last_basket_at) == (MONDAY, MONDAY + 15 * DAY_S)
+
+
+def test_a_history_without_seen_items_has_the_layout_of_any_other() -> None:
+    """numba compiles its loops again for another layout, which takes seconds inside a request."""
+    bought: list[tuple[int, Line]] = [
+        (1, (MONDAY, "tea", PURCHASE, 0, 1.0)),
+        (2, (MONDAY, "milk", PURCHASE, 0, 1.0)),
+    ]
+    seen: tuple[int, Line] = (3, (MONDAY, "bread", CLICK, 0, 0.0))
+    layouts = []
+    for events in (bought, [*bought, seen]):
+        history, _ = summary_of(row_of(events), MONDAY + DAY_S)
+        assert history.items.tolist() == ["milk", "tea"]
+        columns = history.count, history.decayed, history.first_at, history.last_at
+        layouts.append([numba.typeof(column) for column in columns])
+    assert layouts[0] == layouts[1]
 
 
 def test_repeated_scans_become_one_line_with_the_sum_of_both() -> None:
