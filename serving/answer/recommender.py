@@ -465,6 +465,8 @@ def open_recommender(
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
     """
     bundle = open_bundle(bundle_path)
+    no_codes = np.empty(0, np.int64)
+    bundle.statistics.find(no_codes, no_codes)  # compiles it: golden requests write no record, which needs it
     file = None if availability is None else AvailabilityFile(availability)
     rules_file = None if rules is None else RulesFile(rules, bundle.statistics, bundle.vocabulary)
     live = LiveFacts(bundle.statistics, facts, file, rules_file)

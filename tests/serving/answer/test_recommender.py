@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feature_repo.aggregates import UserEvents, pack
+from feature_repo.kernels.candidates import find
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import request_basket, user_name
 from serving.answer.recommender import Recommender, answer_golden, open_recommender
@@ -87,6 +89,26 @@ def test_the_stage_times_add_up(recommender: Recommender) -> None:
     stages = recommender.recommend(ask(["item-002"])).stage_ms
     assert set(stages) == {"features", "retrieval", "ranking", "reranking", "total"}
     assert stages["total"] == pytest.approx(sum(ms for name, ms in stages.items() if name != "total"))
+
+
+def test_the_first_recorded_answer_compiles_nothing(
+    toy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types: list[tuple[numba.types.Type, ...]] = []
+
+    def found(*arguments: np.ndarray) -> np.ndarray:
+        types.append(tuple(numba.typeof(argument) for argument in arguments))
+        places: np.ndarray = find(*arguments)
+        return places
+
+    monkeypatch.setattr("feature_repo.statistics.find", found)
+    log = PredictionLog(tmp_path, DENSE_NAMES)
+    recommender = open_recommender(toy_bundle, MemoryStore(), log)
+    at_start = set(types)
+    recommender.recommend(Request(("apple",), AT, None, None, 10, "r1"))
+    log.close()
+    assert at_start
+    assert set(types) == at_start
 
 
 @pytest.mark.parametrize(
