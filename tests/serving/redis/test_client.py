@@ -166,7 +166,7 @@ def test_a_reply_that_is_sent_twice_never_answers_the_next_command() -> None:
                 except ConnectionError:
                     pass  # the connection is dropped
             client.close()
-        assert right == (10 if repeat_number else 0), "each connection's first pair is right"
+        assert right == (20 if repeat_number else 0), "bytes that are left are seen before the next command"
 
 
 # ----------------------------------------------------------------------------------------- deadlines
