@@ -29,26 +29,21 @@ from typing import Any, TypeVar
 import redis
 import redis.asyncio as aioredis
 import redis.cluster
-from redis._parsers import AsyncCommandsParser, _AsyncRESP2Parser
+from redis._parsers import AsyncCommandsParser
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import SentinelManagedConnection
 from redis.backoff import NoBackoff
-from redis.exceptions import InvalidResponse, RedisClusterException, ResponseError
+from redis.exceptions import RedisClusterException, ResponseError
 from redis.retry import Retry
 
 from serving.redis.address import RedisAddress
+from serving.redis.parser import BoundedParser
 
 CONNECT_S = 0.5  # for a call that opens its connection first
 MAX_CONNECTIONS = 16  # to one server; further calls wait for one
-MAX_ITEMS = 1 << 16  # of an array; a page of facts has 4,000
-MAX_BYTES = 1 << 28  # of one value
-MAX_LINE = 1 << 16  # bytes; a value is no line
-LINES_AT_ONCE = 256  # of a reply; then other tasks run, and the deadline may end the call
 # If our own loop is LATE_S late, a reply that has arrived still counts: reading it takes LATE_STEPS steps of
 # the loop. Otherwise the call ends at once, because in each step another request may compute.
 LATE_S, LATE_STEPS = 2e-3, 4
-
-_CLOSED = "the server closed the connection"
 
 Reply = Any  # bytes, int, None or a list of those; a few commands are parsed further by redis-py
 Result = TypeVar("Result")
@@ -119,8 +114,16 @@ class RedisClient:
         return call.result()
 
     def ask_now(self, deadline: float, *command: str | bytes | int) -> Reply:
-        """Do as `ask` and wait for the reply; for threads without an event loop."""
-        return self._run(self.ask(deadline, *command), max(deadline - time.perf_counter(), 0) + CONNECT_S)
+        """Do as `ask` and wait for the reply; for threads without an event loop.
+
+        The time until the deadline begins when the loop begins the call: a busy loop is not a slow server.
+        """
+        left_s = deadline - time.perf_counter()
+
+        async def ask() -> Reply:
+            return await self.ask(time.perf_counter() + left_s, *command)
+
+        return self._run(ask(), max(left_s, 0) + CONNECT_S)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; a later call opens them again."""
@@ -262,62 +265,6 @@ class _LoopThread(threading.Thread):
 # ------------------------------------------------------------------------------- parser and connections
 
 
-class _BoundedParser(_AsyncRESP2Parser):
-    """The library's parser in Python, with limits on the announced size of a reply.
-
-    It waits only for bytes that have not arrived yet. The library's waits for each line and each value.
-    """
-
-    _lines = 0
-
-    async def read_response(self, disable_decoding: bool = False) -> Reply:
-        """Return the next reply; the bytes behind it stay."""
-        if not self._connected:
-            raise redis.ConnectionError(_CLOSED)
-        reply = await self._read_response(disable_decoding=disable_decoding)
-        self._append(b"")
-        return reply
-
-    async def can_read_destructive(self) -> bool:
-        """Report bytes that belong to no command, or the end of the connection."""
-        return bool(self._buffer or self._stream._buffer) or self._stream.at_eof()
-
-    async def _readline(self) -> bytes:
-        while (end := self._buffer.find(b"\r\n", self._pos)) < 0:
-            if len(self._buffer) - self._pos > MAX_LINE:
-                raise InvalidResponse("a line of the reply is too long")
-            if not (data := await self._stream.read(self._read_size)):
-                raise redis.ConnectionError(_CLOSED)
-            self._append(data)
-        line: bytes = self._buffer[self._pos : end]
-        self._pos = end + 2
-        if line[:1] in (b"*", b"$") and not -1 <= int(line[1:]) <= (
-            MAX_ITEMS if line[:1] == b"*" else MAX_BYTES
-        ):
-            raise InvalidResponse("the reply announces too much")
-        self._lines += 1
-        if not self._lines % LINES_AT_ONCE:
-            await asyncio.sleep(0)
-        return line
-
-    async def _read(self, length: int) -> bytes:
-        if (missing := self._pos + length + 2 - len(self._buffer)) > 0:
-            try:
-                self._append(await self._stream.readexactly(missing))
-            except asyncio.IncompleteReadError:
-                raise redis.ConnectionError(_CLOSED) from None
-        start, self._pos = self._pos, self._pos + length + 2
-        value: bytes = self._buffer[start : start + length]
-        return value
-
-    def _append(self, data: bytes) -> None:
-        """Drop the parsed bytes, and add new ones."""
-        self._buffer, self._pos = self._buffer[self._pos :] + data, 0
-
-    def _clear(self) -> None:
-        self._buffer, self._pos = b"", 0
-
-
 _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
@@ -330,7 +277,7 @@ class _Numbered(aioredis.Connection):
 
     def __init__(self, *, opened: _Opened, **options: Any) -> None:
         opened.connections.add(self)
-        super().__init__(parser_class=_BoundedParser, driver_info=None, **options)
+        super().__init__(parser_class=BoundedParser, driver_info=None, **options)
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         """Log in, and wait until the server answers: a frozen server accepts connections too."""

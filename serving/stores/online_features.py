@@ -44,6 +44,7 @@ WRITTEN_FIELD = f"_ts:{VIEW}".encode()
 TIMEOUT_MS = 5.0
 FAIR = 0.5  # share of the timeout; a store that got less time than that from a late request is not at fault
 _THREADS = 0
+CONNECTED_S = 0.03  # from a read that only connected to the next
 _PROBE_USER = ""  # no store holds a row for it
 _reads = {
     name: STORE_READS.labels(name) for name in ("found", "absent", "invalid", "failed", "late", "refused")
@@ -274,7 +275,7 @@ class GuardedStore:
 
     def __init__(self, store: OnlineStore, *, probe_s: float = PROBE_S) -> None:
         self._store = store
-        self._breaker = CircuitBreaker("online_store", self._ask, probe_s=probe_s)
+        self._breaker = CircuitBreaker("online_store", self._probe, probe_s=probe_s)
 
     @property
     def is_open(self) -> bool:
@@ -334,7 +335,17 @@ class GuardedStore:
         _reads["absent" if row is None else "found"].inc()
         return row
 
-    def _ask(self) -> str:
+    def _probe(self) -> str:
+        """Return why the store does not answer, or "".
+
+        A read has no time to connect, but it leaves the connection to the next read.
+        """
+        if why := self._read_nothing():
+            time.sleep(CONNECTED_S)
+            why = self._read_nothing()
+        return why
+
+    def _read_nothing(self) -> str:
         try:
             self._store.read(_PROBE_USER)
         except RowInvalid:

@@ -19,12 +19,12 @@ from serving.errors import FeaturesUnavailable
 from serving.redis.address import RedisAddress, parse_redis_url
 from serving.redis.client import (
     MAX_CONNECTIONS,
-    MAX_ITEMS,
     RedisClient,
     ReplyError,
     client_options,
     open_client,
 )
+from serving.redis.parser import MAX_ITEMS
 from serving.stores.online_features import RedisStore, entity_key
 from tests.chaos.listening import listening
 from tests.chaos.numbers import numbers_in
@@ -219,6 +219,45 @@ def test_a_reply_that_arrived_counts_although_our_loop_is_late() -> None:
             return reply
 
         assert asyncio.run(ask()) == b"OK"
+
+
+def test_the_time_of_a_thread_begins_when_the_loop_begins_its_call() -> None:
+    with listening(answering(b"+warm\r\n", b"+OK\r\n")) as node:
+
+        async def ask() -> object:
+            client = client_of(node)
+            await client.ask(soon(), "ANY")
+            asked = asyncio.ensure_future(asyncio.to_thread(client.ask_now, soon(0.05), "ANY"))
+            await asyncio.sleep(0)
+            time.sleep(0.1)  # another task computes
+            reply = await asked
+            await client.aclose()
+            return reply
+
+        assert asyncio.run(ask()) == b"OK"
+
+
+def test_a_call_ends_at_the_deadline_though_other_tasks_compute() -> None:
+    with listening(answering(b"+warm\r\n", b"")) as node:
+
+        async def compute() -> None:
+            while True:
+                time.sleep(0.02)
+                await asyncio.sleep(0)
+
+        async def ask() -> float:
+            client = client_of(node)
+            await client.ask(soon(), "ANY")
+            computing = asyncio.ensure_future(compute())
+            deadline = soon(0.05)
+            with pytest.raises(TimeoutError):
+                await client.ask(deadline, "ANY")
+            took_s = time.perf_counter() - deadline
+            computing.cancel()
+            await client.aclose()
+            return took_s
+
+        assert asyncio.run(ask()) < 0.3
 
 
 def test_the_loop_runs_while_a_server_is_frozen() -> None:

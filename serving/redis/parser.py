@@ -1,0 +1,71 @@
+"""Bytes of a Redis server -> replies: the parser of redis-py, with limits on the size of a reply."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from redis._parsers import _AsyncRESP2Parser
+from redis.exceptions import ConnectionError, InvalidResponse
+
+MAX_ITEMS = 1 << 16  # of an array; a page of facts has 4,000
+MAX_BYTES = 1 << 28  # of one value
+MAX_LINE = 1 << 16  # bytes; a value is no line
+LINES_AT_ONCE = 256  # of a reply; then other tasks run, and the deadline may end the call
+_CLOSED = "the server closed the connection"
+
+
+class BoundedParser(_AsyncRESP2Parser):
+    """The library's parser in Python, with limits on the announced size of a reply.
+
+    It waits only for bytes that have not arrived yet. The library's waits for each line and each value.
+    """
+
+    _lines = 0
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:
+        """Return the next reply; the bytes behind it stay."""
+        if not self._connected:
+            raise ConnectionError(_CLOSED)
+        reply = await self._read_response(disable_decoding=disable_decoding)
+        self._append(b"")
+        return reply
+
+    async def can_read_destructive(self) -> bool:
+        """Report bytes that belong to no command, or the end of the connection."""
+        return bool(self._buffer or self._stream._buffer) or self._stream.at_eof()
+
+    async def _readline(self) -> bytes:
+        while (end := self._buffer.find(b"\r\n", self._pos)) < 0:
+            if len(self._buffer) - self._pos > MAX_LINE:
+                raise InvalidResponse("a line of the reply is too long")
+            if not (data := await self._stream.read(self._read_size)):
+                raise ConnectionError(_CLOSED)
+            self._append(data)
+        line: bytes = self._buffer[self._pos : end]
+        self._pos = end + 2
+        if line[:1] in (b"*", b"$") and not -1 <= int(line[1:]) <= (
+            MAX_ITEMS if line[:1] == b"*" else MAX_BYTES
+        ):
+            raise InvalidResponse("the reply announces too much")
+        self._lines += 1
+        if not self._lines % LINES_AT_ONCE:
+            await asyncio.sleep(0)
+        return line
+
+    async def _read(self, length: int) -> bytes:
+        if (missing := self._pos + length + 2 - len(self._buffer)) > 0:
+            try:
+                self._append(await self._stream.readexactly(missing))
+            except asyncio.IncompleteReadError:
+                raise ConnectionError(_CLOSED) from None
+        start, self._pos = self._pos, self._pos + length + 2
+        value: bytes = self._buffer[start : start + length]
+        return value
+
+    def _append(self, data: bytes) -> None:
+        """Drop the parsed bytes, and add new ones."""
+        self._buffer, self._pos = self._buffer[self._pos :] + data, 0
+
+    def _clear(self) -> None:
+        self._buffer, self._pos = b"", 0
