@@ -21,6 +21,7 @@ class BoundedParser(_AsyncRESP2Parser):
     It waits only for bytes that have not arrived yet. The library's waits for each line and each value.
     """
 
+    _stream: Any  # a StreamReader while connected
     _lines = 0
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
