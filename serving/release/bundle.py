@@ -284,7 +284,12 @@ def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
 
 
 def _check_shapes(bundle: Bundle) -> None:
-    known, statistics = bundle.statistics.known_items, bundle.statistics
+    _check_graphs(bundle)
+    _check_index(bundle)
+    _check_statistics(bundle)
+
+
+def _check_graphs(bundle: Bundle) -> None:
     longs, floats = "tensor(int64)", "tensor(float)"
     for session, name, inputs, output in (
         (
@@ -304,15 +309,19 @@ def _check_shapes(bundle: Bundle) -> None:
             ("score", floats, 1),
         ),
     ):
-        found = {i.name: (i.type, *i.shape[1:]) for i in session.get_inputs()}
-        if found != inputs:
-            raise BundleInvalid(f"{name} takes inputs {found}, expected {inputs}: export it again")
+        given = {i.name: (i.type, *i.shape[1:]) for i in session.get_inputs()}
+        if given != inputs:
+            raise BundleInvalid(f"{name} takes inputs {given}, expected {inputs}: export it again")
         gives = [(o.name, o.type, len(o.shape)) for o in session.get_outputs()]
         if gives != [output]:
             raise BundleInvalid(
                 f"{name} gives {gives}, expected {[output]} (name, type, axes): export it again"
             )
+
+
+def _check_index(bundle: Bundle) -> None:
     width = bundle.query_tower.get_outputs()[0].shape[-1]
+    known = bundle.statistics.known_items
     if bundle.index.rows != known or bundle.index.dimension != width:
         raise BundleInvalid(
             f"index.faiss holds {bundle.index.rows} vectors of dimension {bundle.index.dimension}, "
@@ -325,6 +334,10 @@ def _check_shapes(bundle: Bundle) -> None:
             profile.tower.check()
         except ValueError as error:
             raise BundleInvalid(f"profile {name!r}: {error}; assemble the bundle again") from error
+
+
+def _check_statistics(bundle: Bundle) -> None:
+    statistics = bundle.statistics
     ids = statistics.code_of  # made now, and needed soon
     if len(ids) != len(statistics.item_ids) or not all(map(is_id, ids)):
         raise BundleInvalid("statistics/item_ids.npy holds an id twice, or one that is none: fit it again")
