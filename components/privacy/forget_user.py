@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import redis
+from filelock import FileLock, Timeout
 
 from components.home import Conflict, locked, read_running
 from components.privacy.erased_files import (
@@ -265,10 +266,23 @@ class _Erasure:
         return count
 
     def outboxes(self) -> int:
-        """Remove messages that an earlier version left on disk: no process sends them any more."""
-        spooled = [*(self.home / "outbox").rglob("*.spool")]
-        if spooled and not self.dry_run:
-            shutil.rmtree(self.home / "outbox")
+        """Remove the messages that an earlier version left on disk, of all users: no process sends them now.
+
+        Their senders kept the source of each message, and send from it again.
+        """
+        folder = self.home / "outbox"
+        spooled = [*folder.rglob("*.spool")]
+        if not spooled or self.dry_run:
+            return len(spooled)
+        with contextlib.ExitStack() as held:
+            for lock in folder.rglob("lock"):
+                try:
+                    held.enter_context(FileLock(lock, timeout=0))
+                except Timeout as error:
+                    raise _InUse(
+                        f"an earlier version still sends from {folder}: stop it, then repeat"
+                    ) from error
+            shutil.rmtree(folder)
         return len(spooled)
 
     def runs(self) -> int:

@@ -1,5 +1,6 @@
 """After `reco forget` the user is in no file or store of a home, except where the report says so."""
 
+import fcntl
 import json
 import os
 import re
@@ -169,6 +170,17 @@ def test_a_second_run_and_an_unknown_user_find_nothing(home: Path) -> None:
         report = forget_user(settings_of(home), user)
         assert {place.removed for place in report.places} == {0}
         assert report.exit_code == 0
+
+
+def test_messages_that_an_earlier_version_still_sends_stay(home: Path) -> None:
+    spool, lock = home / "outbox" / "till" / "0.spool", home / "outbox" / "till" / "lock"
+    with lock.open("w") as sender:
+        fcntl.flock(sender, fcntl.LOCK_EX)
+        report = forget_user(settings_of(home), USER)
+        assert places(report)["outbox"] == (0, IN_USE)
+        assert spool.exists()
+    forget_user(settings_of(home), USER)
+    assert not spool.exists()
 
 
 def test_a_longer_id_is_another_user(home: Path) -> None:
