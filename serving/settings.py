@@ -123,7 +123,10 @@ class Settings:
         5.0, "Longest wait for a call of a remote ranker that requests share; 0: none", ge=0, le=10
     )
     batch_max_rows: int = setting(
-        800, "Most candidates of such a call; a row has some 300 bytes", ge=1, le=1 << 20
+        800,
+        "Most candidates of such a call; a row takes 304 bytes of our ranker's body limit",
+        ge=1,
+        le=1 << 20,
     )
     body_limit_bytes: int = setting(262_144, "A longer request is refused with 413", ge=1_024, le=64 << 20)
     body_timeout_ms: float = setting(

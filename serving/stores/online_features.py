@@ -1,8 +1,8 @@
 """User id -> the user's history row, in one round trip to the online store: Redis, SQLite or memory.
 
-Feast defines and writes the store. A read through its SDK imports 400 MB of libraries and costs ten times
-the lookup. The reader here therefore decodes Feast's layout itself (entity key serialisation version 3);
-the tests hold the two byte-equal.
+Feast defines and writes the store. Its SDK would bring 400 MB of libraries into the endpoint. The
+reader here therefore decodes Feast's layout itself (entity key serialisation version 3); the tests hold the
+two byte-equal.
 """
 
 from __future__ import annotations
