@@ -43,7 +43,7 @@ STAGE_BUDGET_SECONDS = Gauge(
     multiprocess_mode="livemax",
 )
 RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["rung", "degraded_reason"])
-REJECTED = Counter("reco_rejected", "Requests refused because of what the caller sent", ["reason"])
+REJECTED = Counter("reco_rejected", "Requests refused because of their content", ["reason"])
 LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by outcome", ["outcome"])
 REQUEST_LOG_DROPPED = Counter(
     "reco_request_log_dropped", "Lines of the request and process logs that could not be written to stderr"

@@ -78,7 +78,7 @@ DRILLS = (
     ),
     Drill(
         "store-frozen",
-        "a store that hangs holds nobody: no request waits for it, new ones do not even ask",
+        "a frozen store holds no request: none waits for it beyond its budget, and new ones skip it",
         {"frozen": faults.store_frozen},
         (
             *goals.store_goals("frozen"),
@@ -159,7 +159,7 @@ DRILLS = (
     ),
     Drill(
         "stale-features",
-        "a stream that is silent, or rows that are too old, are told in each answer",
+        "each answer is labelled while the stream is silent or rows are too old",
         {"stream silent": faults.stream_silent, "rows too old": faults.rows_of_long_ago},
         (
             Goal(
@@ -182,7 +182,7 @@ DRILLS = (
     ),
     Drill(
         "cold-herd",
-        "however many ask for a list that nobody has, it is made once",
+        "however many requests ask for a list that is not cached, it is computed once",
         {"for one list": crowds.herd_for_one, "for many lists": crowds.herd_for_many},
         (
             Goal("computed, all asking for one list", "<=", 1, "", goals.note("one_list", "computed_most")),
@@ -199,7 +199,7 @@ DRILLS = (
     ),
     Drill(
         "overload",
-        "three times what it can, in prefetches: those are refused, checkouts are served",
+        "prefetches at three times its capacity: they are refused, checkouts are served",
         {"3 x": crowds.overload},
         (
             Goal("checkouts served by the endpoint in time", ">=", 99, " %", goals.served),
@@ -236,7 +236,7 @@ DRILLS = (
     ),
     Drill(
         "poisoned-row",
-        "rows of nonsense hurt nobody but their owners, and those get a list, too",
+        "invalid rows affect only their own shoppers, who still get a list",
         {"a sixth of each kind": faults.rows_poisoned},
         (
             Goal("change of another shopper's score", "<=", 1e-6, "", goals.score_moved),
@@ -246,7 +246,7 @@ DRILLS = (
     ),
     Drill(
         "slow-clients",
-        "a crowd that sends half a request, nothing or far too much is cut off and holds up nobody",
+        "clients that send half a request, nothing or far too much are cut off and delay no other",
         {
             "half a body": crowds.slow_callers(crowds.half_a_body, "half"),
             "nothing": crowds.slow_callers(lambda system: b"", "idle"),
@@ -291,7 +291,7 @@ DRILLS = (
     ),
     Drill(
         "clock-jump",
-        "a clock that jumps moves no deadline and spoils no kept answer; features that look old are told",
+        "a clock that jumps moves no deadline and spoils no cached answer; old features are labelled",
         {
             "an hour back": faults.clock_off(-HOUR_S),
             "an hour on": faults.clock_off(HOUR_S),

@@ -106,7 +106,7 @@ def warm(
             break
         try:
             ask(request)
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - the same
             failed += 1
             if failed == 1:
                 _log.exception("a request that should warm the cache failed")

@@ -95,7 +95,7 @@ class Updates:
         BUNDLE_UPDATES.labels("done").inc()
         try:
             follow_up()
-        except Exception:  # noqa: BLE001 - likewise; it answers all the same
+        except Exception:  # noqa: BLE001 - the same; the endpoint answers all the same
             _log.exception("%s answers, but not all that belongs to a swap was done", pointer.bundle_id)
 
     def _refuse(self, pointer: Champion, why: str) -> None:
