@@ -30,7 +30,7 @@ def test_each_line_gets_an_answer_and_a_bad_one_its_number_and_reason(recommende
     assert len(answers[0]["items"]) == 2
     assert answers[-1]["request_id"] == "line-6"
     assert "not JSON" in answers[1]["error"]
-    assert "basket must be a list" in answers[2]["error"]
+    assert "Expected `array`, got `str` - at `$.basket`" in answers[2]["error"]
     for answer in answers:
         assert "nonsense" not in json.dumps(answer)
 

@@ -30,7 +30,7 @@ def test_the_wheel_holds_one_package_and_its_types(installed: Path) -> None:
     folders = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
     assert folders == {PACKAGE}
     modules = {path.name for path in (ROOT / "serving" / "client").glob("*.py")}
-    assert {path.name for path in (installed / PACKAGE).iterdir()} == {*modules, "py.typed"}
+    assert {path.name for path in (installed / PACKAGE).iterdir() if path.is_file()} == {*modules, "py.typed"}
     metadata = next(installed.glob("*.dist-info/METADATA")).read_text(encoding="utf-8")
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist")]
     assert needed == ["Requires-Dist: httpx<1,>=0.27"]
