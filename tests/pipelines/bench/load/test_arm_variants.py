@@ -38,7 +38,7 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], set[str]]] = {
     "feast-sdk": ({"feast_home": "feast"}, {"store"}),
     "ours": ({}, set()),
 }
-OWN = {"log", "freshness", "open_facts", "observers", "cleanup"}  # opened again by each `wire`
+OWN = {"at_end", "log", "freshness", "open_facts", "observers", "cleanup"}  # opened again by each `wire`
 
 
 def test_an_unknown_server_is_refused() -> None:
