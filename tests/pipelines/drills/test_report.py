@@ -81,7 +81,7 @@ def test_each_drill_is_drawn(tmp_path: Path) -> None:
 def test_the_list_has_the_proof_and_the_goals_of_each_drill() -> None:
     [drill] = choose_drills(["store-frozen"])
     said = list_table([drill])
-    assert said.startswith("store-frozen\n  a store that hangs")
+    assert said.startswith("store-frozen\n  a frozen store holds no request")
     assert "faults: frozen" in said
     assert "longest wait of a request for the store" in said
     assert "<= 15 ms" in said

@@ -304,9 +304,9 @@ def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixtu
         assert json.loads(body) == problem(500, "internal error")
 
     served(scenario)
-    (record,) = caplog.records
-    assert record.exc_info is not None
-    assert record.exc_info[0] is ZeroDivisionError
+    # Threads of other tests may log, too.
+    [kind] = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert kind is ZeroDivisionError
 
 
 def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:
