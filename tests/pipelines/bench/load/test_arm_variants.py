@@ -98,7 +98,8 @@ def test_each_variant_pays_for_logging_metrics_and_features(
         command = [sys.executable, "-m", "pipelines.bench.load.arm_variants", json.dumps(asdict(variant))]
         with started(command, settings.to_env(), place / "server.log") as running:
             ask = {"user_id": "nobody", "basket": ["item-001"], "at": "2024-06-12T10:00:00Z"}
-            ids, reasons = [], []
+            ids: list[str] = []
+            reasons: list[str | None] = []
             # On a busy machine the store may answer too late: then the reason is another one.
             while len(ids) < 3 or ("stale_features" not in reasons and len(ids) < 500):
                 ids.append(f"r{len(ids)}")
