@@ -75,7 +75,6 @@ class RedisClient:
         self._opened: _Opened | None = None
         self._thread: _LoopThread | None = None
         self._calls: set[asyncio.Task[Reply]] = set()
-        self._closing: set[asyncio.Future[None]] = set()
 
     async def ask(self, deadline: float, *command: str | bytes | int) -> Reply:
         """Send a command and return the reply; it may be sent twice.
@@ -204,9 +203,6 @@ class RedisClient:
         """Drop the client of a cluster: the library's client keeps every connection that failed to open."""
         if isinstance(opened.client, aioredis.RedisCluster) and self._opened is opened:
             self._opened = None
-            closing = asyncio.ensure_future(opened.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
 
     def _ended(self, call: asyncio.Task[Reply]) -> None:
         self._calls.discard(call)
