@@ -97,7 +97,7 @@ def test_the_readme_names_both_steps() -> None:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages with the feature added: two files changed, a function and a line."""
     clone = tmp_path_factory.mktemp("clone")
-    for package in ("feature_repo", "serving", "components"):
+    for package in ("feature_repo", "serving", "components", "tests"):
         shutil.copytree(ROOT / package, clone / package, ignore=shutil.ignore_patterns("__pycache__"))
     transforms, schema = (clone / "feature_repo" / f"{name}.py" for name in ("transforms", "schema"))
     transforms.write_text(f"{transforms.read_text('utf-8')}\n\n{FUNCTION}", "utf-8")
@@ -148,3 +148,9 @@ def test_the_models_the_view_and_the_snapshot_have_it_and_agree(clone: Path, sta
 @pytest.mark.slow
 def test_both_stores_return_the_value_of_the_function(clone: Path, tmp_path: Path) -> None:
     assert last_line(PUBLISH, tmp_path, clone) == "equal"
+
+
+@pytest.mark.slow
+def test_no_test_of_the_schema_has_to_change(clone: Path) -> None:
+    program = "import sys, pytest; print(int(pytest.main(['-q', sys.argv[1]])))"
+    assert last_line(program, Path("tests/feature_repo/test_schema.py"), clone) == "0"

@@ -289,8 +289,8 @@ def test_the_files_that_the_pages_name_exist() -> None:
         PROSE,
     )
     assert named
-    examples = {"tests/components/models/test_NAME.py"}
-    assert not [path for path in named if path not in examples and not (ROOT / path).exists()]
+    made = {"components/models/two_layers.py", "tests/components/models/test_two_layers.py"}  # by the reader
+    assert not [path for path in named if path not in made and not (ROOT / path).exists()]
 
 
 def test_the_imports_of_the_pages_exist() -> None:
@@ -300,6 +300,8 @@ def test_the_imports_of_the_pages_exist() -> None:
     imports = re.findall(r"^from ([\w.]+) import (.*)$", blocks, re.MULTILINE)
     assert imports
     for module, names in imports:
+        if module == "components.models.two_layers":  # the reader writes it: tests/test_adding_a_ranker.py
+            continue
         here = import_module(module.replace("checkout_recommender_client", "serving.client"))
         assert not [name for name in names.split(", ") if not hasattr(here, name)], module
 

@@ -351,4 +351,5 @@ def test_the_manifest_says_how_it_was_made(trained: RankerArtefact) -> None:
     assert manifest["params"]["ranker"]["model"] == manifest["model"]
     assert manifest["params"]["examples"] == {"windows": 1}
     assert manifest["shape"] == {"dense": len(DENSE_NAMES), "cardinality": [61, 10, 6, 4]}
-    assert manifest["size"].items() >= SMALL[manifest["model"]]["size"].items()  # beside the defaults
+    small = SMALL.get(manifest["model"], {"size": {}})
+    assert manifest["size"].items() >= small["size"].items()  # beside the defaults

@@ -1,0 +1,54 @@
+"""The how-to's way to add a ranker, step by step: the class, its line and its test pass every check."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "how-to" / "own-ranker.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_ranker_of_the_how_to_passes_the_tests_of_every_ranker(tmp_path: Path) -> None:
+    for package in ("feature_repo", "serving", "components", "monitoring", "pipelines", "tests"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    ranker, test = blocks("python")
+    line, imported = blocks("text")
+    (tmp_path / "components" / "models" / "two_layers.py").write_text(ranker, "utf-8")
+    (tmp_path / "tests" / "components" / "models" / "test_two_layers.py").write_text(test, "utf-8")
+    table = tmp_path / "components" / "ranker" / "train_ranker.py"
+    before, after = table.read_text("utf-8").split("RANKERS: Mapping", 1)
+    rows, rest = after.split("\n}\n", 1)
+    first_import = "from components.models.dcn_v2"
+    changed = (
+        f"{before.replace(first_import, imported + first_import)}RANKERS: Mapping{rows}\n{line}}}\n{rest}"
+    )
+    table.write_text(changed, "utf-8")
+
+    [command] = [block for block in blocks("sh") if "pytest" in block]
+    program, *words = shlex.split(command)
+    assert program == ".venv/bin/pytest"
+    mirror = "tests/test_architecture.py::test_each_module_has_its_test_module"
+    for arguments, passed in ((words, r"1\d passed"), ([mirror], r"1 passed")):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-1_000:]
+        assert re.search(passed, done.stdout), done.stdout[-500:]
