@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 import serving.metrics
 from components.data.ingest_events import ingest_events
-from components.release.assemble_bundle import BundleParams
+from components.hyper_parameters import BundleParams
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.stream.configuration import CONFIG
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES

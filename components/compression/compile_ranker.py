@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ import torch
 
 from components.data.examples import ContractViolation, RankerExamples, read_ranker_examples
 from components.home import write_json
+from components.hyper_parameters import SIZES, CompileParams
 from components.parameters import read_params
 from components.ranker.certificate import check, enforce
 from components.ranker.export_ranker import sample_inputs
 from components.ranker.lineage import Parent
 from components.ranker.ranker_artefact import ENGINES, GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
-from components.ranker.scoring import SIZES, Call, OnnxRanker, measure_calls, request
+from components.ranker.scoring import Call, OnnxRanker, measure_calls, request
 from components.ranker.train_ranker import load_ranker
 
 log = logging.getLogger(__name__)
@@ -41,21 +42,6 @@ TORCH = ("torch_eager", "torch_compile")  # measured for comparison; the endpoin
 
 class EngineMissing(Exception):
     """An engine cannot run here; the message says why."""
-
-
-@dataclass(frozen=True)
-class CompileParams:
-    """How the winner is chosen."""
-
-    candidates: int = 500  # the number of candidates whose p50 decides
-    near_ratio: float = 1.03  # as good as equally fast: then the smaller file wins
-
-    def __post_init__(self) -> None:
-        """Refuse a number of candidates that is not measured."""
-        if self.candidates not in SIZES:
-            raise TypeError(f"CompileParams.candidates is {self.candidates}, expected one of {SIZES}")
-        if self.near_ratio < 1:
-            raise TypeError(f"CompileParams.near_ratio is {self.near_ratio}, expected 1 or more")
 
 
 def compile_ranker(

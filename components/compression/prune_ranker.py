@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,39 +16,20 @@ from torch import Tensor, nn
 
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
+from components.hyper_parameters import PruneParams, ranker_class
 from components.models.ranker import Ranker
-from components.parameters import read_params, require_positive, require_share
+from components.parameters import read_params
 from components.ranker.certificate import ParityFailed, check
 from components.ranker.distill_ranker import TAUGHT, read_taught
 from components.ranker.export_ranker import export_ranker
 from components.ranker.fitting import Schedule, Soft, fit
 from components.ranker.lineage import Parent
 from components.ranker.ranker_artefact import MANIFEST, Cost, RankerArtefact, begin_ranker, read_ranker
-from components.ranker.train_ranker import RANKERS, calibrate, load_ranker, shape_of
+from components.ranker.train_ranker import calibrate, load_ranker, shape_of
 
 log = logging.getLogger(__name__)
 
 MULTIPLE = 8  # hidden widths a processor's vector units like
-
-
-@dataclass(frozen=True)
-class PruneParams:
-    """Which shares of the hidden units are tried, and how each is tuned afterwards."""
-
-    ratios: tuple[float, ...] = (0.3, 0.5, 0.7)
-    epochs: int = 1
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    soft_weight: float = 0.7
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse shares that leave nothing or take nothing, and a tuning of nothing."""
-        numbers = [ratio for ratio in self.ratios if isinstance(ratio, int | float) and 0 < ratio < 1]
-        if not numbers or len(set(numbers)) < len(self.ratios):
-            raise TypeError(f"PruneParams.ratios is {self.ratios}, expected different shares between 0 and 1")
-        require_positive(self, "epochs", "batch_size", "learning_rate")
-        require_share(self, "soft_weight")
 
 
 def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +123,7 @@ def smaller(model: Ranker, artefact: RankerArtefact, ratio: float) -> tuple[Rank
     hidden = artefact.manifest["size"]["hidden"]
     left = min(hidden, max(MULTIPLE, round(hidden * (1 - ratio) / MULTIPLE) * MULTIPLE))
     size = {**artefact.manifest["size"], "hidden": left}
-    kind, _ = RANKERS[artefact.manifest["model"]]
+    kind = ranker_class(artefact.manifest["model"])
     small = kind(shape_of(artefact), **size)
     assert isinstance(small, Ranker)
     weights = dict(model.state_dict())

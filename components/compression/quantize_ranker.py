@@ -23,7 +23,8 @@ from components.compression.smooth_quant import smooth
 from components.compression.table_quantization import dequantize_table, quantize_table, quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
-from components.parameters import read_params, require_positive, require_share
+from components.hyper_parameters import QuantizeParams
+from components.parameters import read_params
 from components.ranker.certificate import check
 from components.ranker.distill_ranker import TAUGHT, read_taught
 from components.ranker.export_ranker import export_ranker
@@ -64,24 +65,6 @@ VARIANTS: Mapping[str, Variant] = {
     "int8_static": Variant(8, "int8_static", "int8"),
     "int8_smooth": Variant(8, "int8_smooth", "int8"),
 }
-
-
-@dataclass(frozen=True)
-class QuantizeParams:
-    """How a ranker is tuned when rounding alone loses more than the tolerance."""
-
-    tune_epochs: int = 1  # 0: rounding alone, whatever it loses
-    batch_size: int = 64
-    learning_rate: float = 5e-4
-    soft_weight: float = 0.7
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse a tuning that means nothing."""
-        if self.tune_epochs < 0:
-            raise TypeError(f"QuantizeParams.tune_epochs is {self.tune_epochs}, expected 0 or more")
-        require_positive(self, "batch_size", "learning_rate")
-        require_share(self, "soft_weight")
 
 
 def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[str, Any]) -> dict[str, Any]:

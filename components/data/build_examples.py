@@ -25,7 +25,8 @@ import pandas as pd
 
 from components.data.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
 from components.data.fit_statistics import NoCatalogue, Purchases, fit, read_purchases
-from components.parameters import read_params, require_positive, require_share
+from components.hyper_parameters import ExampleParams
+from components.parameters import read_params
 from feature_repo.aggregates import IMPRESSION, PURCHASE, UserEvents, hash_ids, latest, no_events
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import (
@@ -48,32 +49,6 @@ HIDDEN_RATIO = 0.2
 ANSWERED_S = 1_800.0  # a checkout is over when it neither asks nor pays for so long
 GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smooths over
 SHARES = 8  # users are split into as many, whatever the machine: the same seed gives the same examples
-
-
-@dataclass(frozen=True)
-class ExampleParams:
-    """How many examples to build; `fast` runs lower the numbers, never the steps."""
-
-    windows: int = 5
-    negatives: int = 60  # per list, drawn from the retrieved candidates
-    masks: int = 4  # lists made from one basket, each hiding other items; against one: NDCG@10 + 2.3 %
-    user_ratio: float = 1.0  # users who give examples; all count in the statistics
-    stranger_ratio: float = 0.1  # baskets asked once more without history, with any part of the basket
-    calibration_ratio: float = 0.2  # users whose last window is held out of training, all candidates kept
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse parameters that give no examples, no users or no held-out lists."""
-        require_positive(self, "windows", "negatives", "masks")
-        require_share(self, "stranger_ratio")
-        if not 0 < self.calibration_ratio < 1:
-            raise TypeError(
-                f"ExampleParams.calibration_ratio is {self.calibration_ratio}, expected between 0 and 1"
-            )
-        if not 0 < self.user_ratio <= 1:
-            raise TypeError(
-                f"ExampleParams.user_ratio is {self.user_ratio}, expected a share: 0.1, or 1 for all"
-            )
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from components.data.examples import ContractViolation, RankerExamples, read_manifest, read_ranker_examples
+from components.hyper_parameters import StudentParams
 from components.models.dlrm import Dlrm
-from components.parameters import read_params, require_positive, require_share
+from components.parameters import read_params
 from components.ranker.certificate import certify, enforce
 from components.ranker.export_ranker import export_ranker
 from components.ranker.fitting import Schedule, Soft, fit, sample_rows
@@ -32,27 +33,6 @@ from components.ranker.train_ranker import calibrate, platt, read_shape
 log = logging.getLogger(__name__)
 
 TAUGHT = "taught.npy"  # beside a student: the ensemble's logit of every training row, for later tuning
-
-
-@dataclass(frozen=True)
-class StudentParams:
-    """The student's size and its sources of learning."""
-
-    hidden: int = 128
-    dim: int = 8
-    dropout: float = 0.1
-    epochs: int = 3
-    batch_size: int = 64  # lists
-    learning_rate: float = 2e-3
-    pointwise_weight: float = 0.1
-    soft_weight: float = 0.7  # of the teachers' scores; purchases have the rest
-    temperature: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse a student of nothing, and weights that are no shares."""
-        require_positive(self, "hidden", "dim", "epochs", "batch_size", "learning_rate", "temperature")
-        require_share(self, "dropout", "soft_weight")
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import numpy as np
 import onnxruntime as ort
 
 from components.data.examples import RankerExamples
+from components.hyper_parameters import SIZES
 from components.ranker.fitting import pad
 from serving.release.bundle import open_session
 
 ROWS_AT_ONCE = 8_192
-SIZES = (1, 100, 500, 1_000)  # candidates
 REPEATS, WARM_UP = 300, 3
 
 Call = Callable[[Any], Any]  # takes what its feed made

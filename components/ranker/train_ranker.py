@@ -6,8 +6,7 @@ import argparse
 import json
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,10 @@ import torch
 from torch import distributed
 
 from components.data.examples import RankerExamples, read_graph, read_manifest, read_ranker_examples
-from components.models.dcn_v2 import DcnV2
-from components.models.dlrm import Dlrm
+from components.hyper_parameters import RANKERS, RankerParams, ranker_class, read_ranker_params, reads
 from components.models.gradient_boosting import GradientBoosting
 from components.models.graph import GraphRanker
 from components.models.ranker import Ranker, Shape
-from components.models.sequence import SequenceRanker
-from components.models.wide_deep import WideDeep
-from components.parameters import overlay, read_arguments, read_params, require_positive
 from components.ranker.export_ranker import export_ranker
 from components.ranker.fitting import Schedule, fit, inputs_of, sample_rows
 from components.ranker.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker
@@ -34,34 +29,6 @@ from feature_repo.statistics import read_statistics, read_vocabulary
 log = logging.getLogger(__name__)
 
 MIN_SLOPE = 1e-3
-
-
-@dataclass(frozen=True)
-class RankerParams:
-    """How large a ranker is and how it is trained."""
-
-    size: dict[str, Any] = field(default_factory=dict)  # arguments of the model's class
-    epochs: int = 2
-    batch_size: int = 64  # lists
-    learning_rate: float = 2e-3
-    pointwise_weight: float = 0.1
-    table_decay: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse a training of nothing."""
-        require_positive(self, "epochs", "batch_size", "learning_rate")
-
-
-# Adding a ranker: a file in `components/models/` and a line here, with its default parameters.
-RANKERS: Mapping[str, tuple[type[Ranker] | type[GradientBoosting], RankerParams]] = {
-    "dlrm": (Dlrm, RankerParams(epochs=1, size={"items": True, "dim": 16})),
-    "wide_deep": (WideDeep, RankerParams()),
-    "dcn_v2": (DcnV2, RankerParams()),
-    "sequence": (SequenceRanker, RankerParams(table_decay=10.0)),
-    "graph": (GraphRanker, RankerParams(epochs=1)),
-    "gradient_boosting": (GradientBoosting, RankerParams()),
-}
 
 
 def train_ranker(
@@ -95,7 +62,7 @@ def train_ranker(
     leads = join_workers()
     if settings is None:
         raise ValueError(f"no ranker {model!r}: choose one of {', '.join(RANKERS)}")
-    kind, _ = RANKERS[model]
+    kind = ranker_class(model)
     if kind is GradientBoosting and not leads:  # trees take all cores of one process
         return {"model": model}
     data = read_ranker_examples(examples, "train")
@@ -131,7 +98,7 @@ def train_ranker(
         shape=asdict(shape),
         size=settings.size,
         params={
-            "ranker": {"model": model, **{name: getattr(settings, name) for name in reads(kind)}},
+            "ranker": {"model": model, **{name: getattr(settings, name) for name in reads(model)}},
             "examples": read_manifest(examples)["params"],
         },
         cost=spent,
@@ -144,31 +111,6 @@ def join_workers() -> bool:
     if distributed.is_torchelastic_launched() and not distributed.is_initialized():
         distributed.init_process_group("gloo")
     return not distributed.is_initialized() or distributed.get_rank() == 0
-
-
-def read_ranker_params(given: Mapping[str, Any]) -> dict[str, RankerParams]:
-    """Return the parameters of each ranker: those given under its name, defaults for the rest.
-
-    Raises:
-        TypeError: there is no such ranker, or it has no such parameter.
-    """
-    if unknown := sorted(set(given) - set(RANKERS)):
-        raise TypeError(f"no ranker {unknown[0]!r}: there is {', '.join(RANKERS)}")
-    found = {}
-    for name, (kind, usual) in RANKERS.items():
-        asked = given.get(name, {})
-        if not isinstance(asked, Mapping):
-            raise TypeError(f'{name} is {asked!r}, expected an object, for example {{"epochs": 1}}')
-        if unread := sorted(asked.keys() & RankerParams.__annotations__.keys() - set(reads(kind))):
-            raise TypeError(f"{name} is not trained by {unread[0]!r}: it reads {' and '.join(reads(kind))}")
-        settings = read_params(RankerParams, overlay(asdict(usual), asked))
-        found[name] = replace(settings, size=read_arguments(kind, settings.size))
-    return found
-
-
-def reads(kind: type[Ranker] | type[GradientBoosting]) -> tuple[str, ...]:
-    """Return the fields of `RankerParams` that a model is trained by."""
-    return ("size", "seed") if kind is GradientBoosting else tuple(RankerParams.__annotations__)
 
 
 def schedule_of(settings: RankerParams) -> Schedule:
@@ -242,8 +184,7 @@ def load_ranker(artefact: RankerArtefact) -> Ranker:
         ContractViolation: it is no torch model.
     """
     weights, manifest = artefact.weights(), artefact.manifest
-    kind, _ = RANKERS[manifest["model"]]
-    model = kind(shape_of(artefact), **manifest["size"])
+    model = ranker_class(manifest["model"])(shape_of(artefact), **manifest["size"])
     assert isinstance(model, Ranker)  # GradientBoosting writes no weights
     model.load_state_dict(weights)
     return model.eval()

@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from components.hyper_parameters import BundleParams
 from components.measurement import commit
 from components.parameters import overlay, read_params
 from components.ranker.ranker_artefact import CERTIFICATES, ENGINES, GRAPH, read_ranker
@@ -29,40 +30,6 @@ from serving.stages.retrieval import Quotas
 log = logging.getLogger(__name__)
 
 GOLDEN_USERS = 12
-# Beside the default one: the dearest fifth of the catalogue, and the quarter that is sold at a discount most.
-# Both draw more from the tower, which finds as many as it is asked for among the items that pass.
-PROFILES: dict[str, dict[str, Any]] = {
-    "premium": {"quotas": {"tower": 300}, "items": {"column": "price", "above_quantile": 0.8}},
-    "clearance": {"quotas": {"tower": 300}, "items": {"column": "discount_ratio", "above_quantile": 0.75}},
-}
-
-
-@dataclass(frozen=True)
-class BundleParams:
-    """Settings of the served path that change the answer."""
-
-    history: int = Quotas.history
-    together: int = Quotas.together
-    tower: int = Quotas.tower
-    store: int = Quotas.store
-    candidates: int = Quotas.total
-    type_penalty: float = 0.95
-    # The cheapest that show a fifth more of the catalogue, and new manufacturers a third more often;
-    # `reco bench rerank` measures their cost.
-    exposure: float = 0.5
-    novelty: float = 0.3
-    novel_slots: tuple[int, ...] = (9, 10)
-    profiles: dict[str, Any] = field(default_factory=lambda: dict(PROFILES))
-
-    def __post_init__(self) -> None:
-        """Refuse weights that mean nothing."""
-        if not 0 < self.type_penalty <= 1 or self.exposure < 0 or self.novelty < 0:
-            raise TypeError(
-                f"BundleParams has type_penalty {self.type_penalty}, exposure {self.exposure}, novelty "
-                f"{self.novelty}: expected a penalty of more than 0 and at most 1, and 0 or more"
-            )
-        if min(self.novel_slots, default=1) < 1:
-            raise TypeError(f"BundleParams.novel_slots is {self.novel_slots}, expected places from 1")
 
 
 def assemble_bundle(

@@ -7,33 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from components.hyper_parameters import GateParams
 from feature_repo.errors import RecoError
 
 HEADLINE = "ndcg_at_10"
-
-
-@dataclass(frozen=True)
-class GateParams:
-    """What a challenger must reach; each number stands with its reason."""
-
-    # The blend of own purchases and bought-together needs no training: a model must earn its keep.
-    over_blend: float = 1.2
-    # Below this, candidate sources and ranker add nothing worth their milliseconds to plain vector search.
-    over_two_tower: float = 2.0
-    # On fewer baskets the differences below are chance.
-    least_baskets: int = 100
-    # Two trainings on the same data differ by about half a per cent: a loss of one per cent is not noise.
-    over_champion: float = 0.99
-    # An index that finds less gives the ranker other candidates than the retriever was trained to find.
-    index_recall: float = 0.97
-    # Amazon lost 1 % of sales with each 100 ms that a page took longer (Linden, Make Data Useful, 2006).
-    sales_lost_per_100_ms: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Refuse what would turn a check into its opposite."""
-        for name, value in vars(self).items():
-            if not 0 <= value < math.inf:
-                raise TypeError(f"GateParams.{name} is {value!r}, expected 0 (ask for nothing) or more")
 
 
 class GateFailed(RecoError):

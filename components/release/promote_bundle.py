@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from components.home import Conflict, locked
+from components.hyper_parameters import GateParams
 from components.parameters import read_params
-from components.release.gate import GateParams, compare, enforce
+from components.release.gate import compare, enforce
 from components.release.register_bundle import read_evaluation
 from components.release.registry import CHALLENGER, CHAMPION, Promotion, Registry, RegistryRefused, Version
 from feature_repo.errors import USAGE, RecoError

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from components.data.examples import read_retriever_examples
+from components.hyper_parameters import IndexParams
 from components.measurement import measured_on
 from components.models.two_tower import TwoTower
 from components.parameters import read_params
-from components.retriever.choose_index import IndexParams, choose_index, measure_index, search_for_quota
+from components.retriever.choose_index import choose_index, measure_index, search_for_quota
 from components.retriever.train_retriever import load_retriever
 from feature_repo.schema import BASKET_LENGTH
 

@@ -12,9 +12,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from components.parameters import require_positive, require_share
+from components.hyper_parameters import IndexParams
 from serving.stages.item_index import ItemIndex, Search, read_item_index
-from serving.stages.retrieval import Quotas
 
 log = logging.getLogger(__name__)
 
@@ -28,23 +27,6 @@ BLOCK = 20  # queries in a row on one point, then another one's turn
 CHUNK = 100_000  # vectors that are put into an index at a time
 
 _faiss: Any = faiss  # its stubs know neither keyword parameters nor properties of C++ objects
-
-
-@dataclass(frozen=True)
-class IndexParams:
-    """What the index must reach, and how that is measured."""
-
-    target: float = 0.97  # of the k items nearest by exact search, the share that it finds
-    k: int = 500
-    quota: int = Quotas.tower  # items that the default profile asks for: it may look at less to find them
-    margin: float = 0.25  # share of the time that another type must save; nearer ones count as equally fast
-    queries: int = 500
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse a measurement of nothing."""
-        require_positive(self, "k", "quota", "queries", "target")
-        require_share(self, "target", "margin")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from torch.nn import functional
 
 from components.data.examples import RetrieverExamples, read_manifest, read_retriever_examples
+from components.hyper_parameters import RetrieverParams
 from components.models.two_tower import TwoTower
-from components.parameters import read_params, require_positive
+from components.parameters import read_params
 from components.retriever.checkpoint import read_checkpoint, write_checkpoint
 from feature_repo.schema import BASKET_LENGTH
 from feature_repo.statistics import read_statistics, read_vocabulary
@@ -23,26 +24,6 @@ from feature_repo.statistics import read_statistics, read_vocabulary
 log = logging.getLogger(__name__)
 
 CARDINALITY = ("type", "category", "department")
-
-
-@dataclass(frozen=True)
-class RetrieverParams:
-    """Hyper-parameters of the two-tower model."""
-
-    dim: int = 63  # one more dimension holds the item's bias
-    hidden: int = 128
-    epochs: int = 4
-    batch_size: int = 512
-    learning_rate: float = 4e-3
-    negatives: int = 8_192  # uniform from the catalogue, shared by a batch
-    targets: int = 3  # hidden items per basket and epoch
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse a training of nothing."""
-        require_positive(
-            self, "epochs", "batch_size", "dim", "hidden", "learning_rate", "negatives", "targets"
-        )
 
 
 def train_retriever(

@@ -23,10 +23,11 @@ import numpy as np
 from components.compression.compile_ranker import TORCH, EngineMissing, open_torch
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.evaluation.metrics import Tally, auc, ratios, summary
+from components.hyper_parameters import RANKERS, SIZES
 from components.ranker.distill_ranker import Ensemble, train_student
 from components.ranker.ranker_artefact import GRAPH, RankerArtefact, read_ranker
-from components.ranker.scoring import SIZES, Call, Feed, Latency, OnnxRanker, measure_calls
-from components.ranker.train_ranker import RANKERS, train_ranker
+from components.ranker.scoring import Call, Feed, Latency, OnnxRanker, measure_calls
+from components.ranker.train_ranker import train_ranker
 from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE, dollars_a_million, watt_hours
 from feature_repo.events import read_dataset
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists

@@ -21,7 +21,8 @@ from components.data.fit_statistics import purchases_of
 from components.evaluation.evaluate_bundle import window_s
 from components.evaluation.metrics import METRICS, Tally
 from components.evaluation.protocol import Task, read_tasks
-from components.retriever.choose_index import KINDS, IndexParams, choose_index, measure_index
+from components.hyper_parameters import IndexParams
+from components.retriever.choose_index import KINDS, choose_index, measure_index
 from feature_repo.aggregates import pack
 from feature_repo.events import Dataset, read_dataset
 from pipelines.bench.report import fixed, machine_line, percent, picture, table, write_report

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from feature_repo.spelling import closest
 from pipelines.cli.options import (
     DATA,
     FILE,
@@ -153,7 +154,7 @@ def submit(
     model_name: str,
 ) -> None:
     """Run the training pipeline on Kubeflow Pipelines."""
-    from pipelines.run.arguments import complete_arguments, parse_params
+    from pipelines.run.arguments import check_hyper_parameters, complete_arguments, parse_params
     from pipelines.run.graph import read_spec
     from pipelines.run.launch import check_online_store
     from pipelines.run.submit import submit_pipeline, wait_for_run
@@ -170,6 +171,7 @@ def submit(
         )
     mount = _mount(volume, state)
     given = parse_params(params)
+    check_hyper_parameters(given)
     if fast:
         given = faster(given)
     given |= {"data": data, "train_until": train_until, "model_name": model_name}
@@ -217,6 +219,25 @@ def runs(context: Context, run: str | None) -> None:
     context.answer([_run_row(row) for row in past], text)
 
 
+@click.command()
+@click.argument("name", required=False, default="", metavar="[NAME]")
+@common_options
+def params(context: Context, name: str) -> None:
+    """List hyper-parameters, or those of one group.
+
+    NAME is a group such as student_params, or ranker_params.wide_deep.
+    """
+    from components.hyper_parameters import GROUPS, RANKERS, describe
+    from pipelines.tables import table
+
+    known = [*GROUPS, *(f"ranker_params.{ranker}" for ranker in RANKERS)]
+    if name and name not in known:
+        raise click.UsageError(f"no group {name!r}: {closest(name, known)}")
+    rows = [row for group in ([name] if name else GROUPS) for row in describe(group)]
+    cells = [[row.name, str(row.default), row.kind, row.meaning] for row in rows]
+    context.answer([asdict(row) for row in rows], table(["--param", "default", "type", "meaning"], cells))
+
+
 def _done(run: Run) -> str:
     return f"{sum(step.status == 'done' for step in run.steps)}/{len(run.steps)}"
 
@@ -233,4 +254,4 @@ def _run_row(run: Run) -> dict[str, Any]:
     }
 
 
-COMMANDS = (run, compile_, submit, runs)
+COMMANDS = (run, compile_, submit, runs, params)

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from typing import Any
 
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.spelling import closest
 from pipelines.run.graph import Spec
 
-# The dataclass behind each JSON parameter, or what reads it: checked before hours of work, not after.
-PARAMS = {
-    "example_params": "components.data.build_examples:ExampleParams",
-    "retriever_params": "components.retriever.train_retriever:RetrieverParams",
-    "ranker_params": "components.ranker.train_ranker:read_ranker_params",
-    "student_params": "components.ranker.distill_ranker:StudentParams",
-    "prune_params": "components.compression.prune_ranker:PruneParams",
-    "quantize_params": "components.compression.quantize_ranker:QuantizeParams",
-    "index_params": "components.retriever.choose_index:IndexParams",
-    "compile_params": "components.compression.compile_ranker:CompileParams",
-    "bundle_params": "components.release.assemble_bundle:BundleParams",
-    "gate_params": "components.release.gate:GateParams",
-}
 _KINDS: dict[str, tuple[type, ...]] = {
     "STRING": (str,),
     "NUMBER_INTEGER": (int,),
@@ -85,21 +71,30 @@ def complete_arguments(spec: Spec, given: Mapping[str, Any]) -> dict[str, Any]:
             complete[name] = definition["defaultValue"]
         else:
             raise ArgumentsInvalid(f"parameter {name} is missing: give --param {name}=VALUE")
-    for name in sorted(PARAMS.keys() & complete.keys()):
-        if complete[name]:
-            _check_fields(name, complete[name])
     return complete
 
 
-def _check_fields(name: str, given: Mapping[str, Any]) -> None:
+def check_hyper_parameters(given: Mapping[str, Any]) -> None:
+    """Refuse a wrong hyper-parameter now, not in its step after hours; PyTorch and KFP are not loaded.
+
+    Raises:
+        ArgumentsInvalid: a group has no such hyper-parameter, or the value cannot be meant.
+    """
+    from components.hyper_parameters import GROUPS, read_ranker_params
     from components.parameters import read_params
 
-    module, kind = PARAMS[name].split(":")
-    try:
-        behind = getattr(import_module(module), kind)
-        read_params(behind, given) if isinstance(behind, type) else behind(given)
-    except TypeError as error:
-        raise ArgumentsInvalid(f"{name}: {error}") from error
+    for name in sorted(GROUPS.keys() & given.keys()):
+        if not isinstance(given[name], Mapping):
+            raise ArgumentsInvalid(
+                f"{name} is {given[name]!r}: give its parameters, e.g. --param {name}.NAME=VALUE"
+            )
+        try:
+            if name == "ranker_params":  # a group for each ranker
+                read_ranker_params(given[name])
+            else:
+                read_params(GROUPS[name], given[name])
+        except TypeError as error:
+            raise ArgumentsInvalid(f"{name}: {error}") from error
 
 
 def _read(value: str) -> Any:

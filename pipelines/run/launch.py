@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 from components.home import Conflict, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.spelling import closest
-from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
+from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
 from pipelines.run.runs import Run, RunUnknown, find_run, list_runs
 from serving.errors import NoChampion
@@ -103,15 +103,17 @@ def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: 
         StepFailed: a step raised or died.
         Conflict: another run works under this home.
     """
+    data = given.get("data", DATA_NAMES[0])
+    check_data(data)
+    check_hyper_parameters(given)
+    check_train_until(given.get("train_until", ""))
+    # These load KFP: the errors above come at once.
     from components.release.registry import default_tracking_uri
     from pipelines.run.graph import read_spec
     from pipelines.run.local_run import start_run
     from pipelines.training import faster, training_of
     from serving.redis.address import is_redis_url
 
-    data = given.get("data", DATA_NAMES[0])
-    check_data(data)
-    check_train_until(given.get("train_until", ""))
     given = {**(faster(given) if fast else given), "data": absolute(data)}
     given |= {"home": str(home), "tracking_uri": tracking_uri or default_tracking_uri(home)}
     running = read_running(home)

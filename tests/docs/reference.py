@@ -7,12 +7,12 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
 from prometheus_client import REGISTRY
 
+from components.hyper_parameters import GROUPS, RANKERS, describe
 from feature_repo.stream.configuration import CONFIG, DOTENV_FILE, NO_FILE, TOML_FILE
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from feature_repo.stream.kafka import KafkaSettings
@@ -20,13 +20,10 @@ from pipelines.bench.report import table as markdown_table
 from serving.settings import Settings, variable
 from tests.docs.source import (
     ROOT,
-    class_fields,
-    class_node,
     constant,
     exit_code,
     expected_errors,
     first_line,
-    modules,
     tree,
 )
 
@@ -353,16 +350,17 @@ def parameters_page() -> str:
         "# Pipeline parameters\n\n"
         "`reco run --param NAME=VALUE` and `reco submit --param NAME=VALUE` set one parameter. A "
         "dot opens a group:\n"
-        "`--param student_params.epochs=2`. A wrong name is refused with the closest right one.\n\n"
+        "`--param student_params.epochs=2`. A wrong name is refused with the closest right one.\n"
+        "`reco params` prints this list.\n\n"
         "## Arguments of the pipeline\n\n"
     )
     rows = [(code(name), code(default)) for name, default in pipeline_arguments()]
     text += table(("argument", "default"), rows)
-    for name, (path, kind) in parameter_classes().items():
-        text += f"\n## `{name}`\n\n{first_line(class_node(path, kind))}\n\n"
+    for name, kind in GROUPS.items():
+        text += f"\n## `{name}`\n\n{(kind.__doc__ or '').splitlines()[0]}\n\n"
         rows3 = [
-            (code(field.name), code(resolved(field.default)), sentence(field.meaning))
-            for field in class_fields(path, kind)
+            (code(one.name.partition(".")[2]), code(str(one.default)), sentence(one.meaning))
+            for one in describe(name)
         ]
         text += table(("parameter", "default", "meaning"), rows3)
         if name == "ranker_params":
@@ -370,17 +368,6 @@ def parameters_page() -> str:
         if name == "gate_params":
             text += "\nFor these, `reco promote --gate NAME=VALUE` does the same.\n"
     return text
-
-
-def resolved(default: str) -> str:
-    """Return a default as a value: `Quotas.tower` is looked up, a factory shows the constant it copies."""
-    if match := re.fullmatch(r"([A-Z]\w+)\.(\w+)", default):
-        for path in modules():
-            if any(isinstance(node, ast.ClassDef) and node.name == match[1] for node in tree(path).body):
-                return next(f.default for f in class_fields(path, match[1]) if f.name == match[2])
-    if match := re.fullmatch(r"lambda: \w+\((\w+)\)", default):
-        return match[1]
-    return "{}" if default == "dict" else default
 
 
 def pipeline_arguments() -> list[tuple[str, str]]:
@@ -399,44 +386,17 @@ def pipeline_arguments() -> list[tuple[str, str]]:
     ]
 
 
-def parameter_classes() -> dict[str, tuple[Path, str]]:
-    """Return each group of parameters with the file and the name of its dataclass."""
-    places = dict(import_module("pipelines.run.arguments").PARAMS)
-    found = {}
-    for name, place in places.items():
-        module, _, kind = place.partition(":")
-        path = ROOT / f"{module.replace('.', '/')}.py"
-        if kind == "read_ranker_params":
-            path, kind = next(
-                (path, "RankerParams")
-                for path in sorted((ROOT / "components" / "ranker").glob("*.py"))
-                if any(
-                    isinstance(node, ast.ClassDef) and node.name == "RankerParams" for node in tree(path).body
-                )
-            )
-        found[name] = (path, kind)
-    return found
-
-
 def rankers_text() -> str:
     """Return which rankers take these parameters, and the size of each."""
     rows = []
-    for path in sorted((ROOT / "components" / "models").glob("*.py")):
-        for node in tree(path).body:
-            if isinstance(node, ast.ClassDef):
-                for method in node.body:
-                    if (
-                        isinstance(method, ast.FunctionDef)
-                        and method.name == "__init__"
-                        and method.args.defaults
-                    ):
-                        arguments = method.args.args[-len(method.args.defaults) :]
-                        sizes = ", ".join(
-                            f"`{argument.arg}={ast.unparse(default)}`"
-                            for argument, default in zip(arguments, method.args.defaults, strict=True)
-                        )
-                        rows.append((code(path.stem), sizes))
+    for ranker in RANKERS:
+        given = [(one.name.split(".")[2:], one.default) for one in describe(f"ranker_params.{ranker}")]
+        own, sizes = (
+            ", ".join(f"`{name[-1]}={value}`" for name, value in given if len(name) == count)
+            for count in (1, 2)
+        )
+        rows.append((code(ranker), own, sizes))
     return (
         "Each ranker has its own group: `--param ranker_params.dlrm.epochs=1`. `size` holds the "
-        "arguments of its class:\n\n" + table(("file in `components/models`", "`size`"), rows)
+        "arguments of its class:\n\n" + table(("ranker", "defaults", "`size`"), rows)
     )

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from components import steps
+from components.hyper_parameters import GROUPS
 from components.release.registry import default_tracking_uri
-from pipelines.run.arguments import PARAMS, complete_arguments
+from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
 from pipelines.run.local_run import StepFailed, resume_run
 from pipelines.run.runs import Run, new_run
@@ -130,5 +131,5 @@ def test_a_refused_bundle_leaves_the_online_store_as_it_was(toy_line: Path, tmp_
 
 @pytest.mark.slow
 def test_fast_names_parameters_that_exist() -> None:
-    assert FAST.keys() <= PARAMS.keys() <= SPEC["root"]["inputDefinitions"]["parameters"].keys()
+    assert FAST.keys() <= GROUPS.keys() <= SPEC["root"]["inputDefinitions"]["parameters"].keys()
     complete_arguments(SPEC, {"home": "x", "tracking_uri": "y", **FAST})

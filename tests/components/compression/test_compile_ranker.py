@@ -13,7 +13,6 @@ from components.compression.compile_ranker import (
     PROVIDERS,
     SERVED,
     TORCH,
-    CompileParams,
     EngineMissing,
     choose,
     compile_ranker,
@@ -23,9 +22,10 @@ from components.compression.compile_ranker import (
 from components.compression.quantize_ranker import quantize_ranker
 from components.data.examples import read_ranker_examples
 from components.home import write_json
+from components.hyper_parameters import SIZES, CompileParams
 from components.ranker.certificate import check_chain
 from components.ranker.ranker_artefact import CERTIFICATES, GRAPH, read_ranker
-from components.ranker.scoring import SIZES, OnnxRanker
+from components.ranker.scoring import OnnxRanker
 
 # ------------------------------------------------------------------------------------------ the choice
 

@@ -13,8 +13,9 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from components.compression.prune_ranker import MULTIPLE, PruneParams, prune_ranker, smaller
+from components.compression.prune_ranker import MULTIPLE, prune_ranker, smaller
 from components.data.examples import RankerExamples, read_ranker_examples
+from components.hyper_parameters import PruneParams
 from components.models.dlrm import Dlrm
 from components.models.ranker import Shape
 from components.ranker.certificate import check_chain

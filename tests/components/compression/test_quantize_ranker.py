@@ -14,7 +14,6 @@ from torch import nn
 
 from components.compression.quantize_ranker import (
     VARIANTS,
-    QuantizeParams,
     quantize_dense,
     quantize_ranker,
     round_blocks,
@@ -23,6 +22,7 @@ from components.compression.quantize_ranker import (
 from components.compression.smooth_quant import smooth
 from components.compression.table_quantization import quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples, write_arrays, write_manifest
+from components.hyper_parameters import QuantizeParams
 from components.ranker.certificate import certify, check, check_chain
 from components.ranker.distill_ranker import TAUGHT
 from components.ranker.export_ranker import export_ranker

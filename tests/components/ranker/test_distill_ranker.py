@@ -11,9 +11,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from components.data.examples import ContractViolation, RankerExamples, read_ranker_examples
+from components.hyper_parameters import StudentParams
 from components.parameters import read_params
 from components.ranker.certificate import ParityFailed, check_chain
-from components.ranker.distill_ranker import TAUGHT, Ensemble, StudentParams, distill_ranker, read_taught
+from components.ranker.distill_ranker import TAUGHT, Ensemble, distill_ranker, read_taught
 from components.ranker.ranker_artefact import (
     GRAPH,
     RankerArtefact,

@@ -10,7 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from components.data.examples import RankerExamples
-from components.ranker.scoring import SIZES, OnnxRanker, batches, logit, measure
+from components.hyper_parameters import SIZES
+from components.ranker.scoring import OnnxRanker, batches, logit, measure
 from feature_repo.schema import DENSE_NAMES
 from serving.errors import BundleInvalid
 

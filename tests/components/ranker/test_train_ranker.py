@@ -17,6 +17,7 @@ from components.data.examples import (
     write_arrays,
     write_manifest,
 )
+from components.hyper_parameters import RANKERS, RankerParams, read_ranker_params, reads
 from components.models.dlrm import Dlrm
 from components.models.gradient_boosting import GradientBoosting
 from components.models.ranker import Inputs, Shape
@@ -26,15 +27,11 @@ from components.ranker.export_ranker import probabilities
 from components.ranker.ranker_artefact import RankerArtefact, read_ranker
 from components.ranker.scoring import OnnxRanker
 from components.ranker.train_ranker import (
-    RANKERS,
-    RankerParams,
     calibrate,
     load_ranker,
     logits_of,
     platt,
-    read_ranker_params,
     read_shape,
-    reads,
     schedule_of,
     train_ranker,
 )
@@ -60,7 +57,7 @@ def trained(request: pytest.FixtureRequest, shop: Path, few_repeats: None) -> Ra
     name = request.param
     place = shop / f"contract_{name}"
     if not (place / "manifest.json").exists():
-        read = {key: value for key, value in TRAINING.items() if key in reads(RANKERS[name][0])}
+        read = {key: value for key, value in TRAINING.items() if key in reads(name)}
         params = {name: {**read, **SMALL.get(name, {})}}
         train_ranker(shop / "examples", shop / "statistics", place, name, params)
     return read_ranker(place)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from components.hyper_parameters import BundleParams
 from components.parameters import read_params
-from components.release.assemble_bundle import BundleParams, assemble_bundle
+from components.release.assemble_bundle import assemble_bundle
 from serving.answer.recommender import verify_golden
 from serving.release.bundle import load_bundle, read_manifest
 

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from components.release.gate import GateFailed, GateParams, compare, enforce, gain, sales_lost_share
+from components.hyper_parameters import GateParams
+from components.release.gate import GateFailed, compare, enforce, gain, sales_lost_share
 
 
 def evaluation(ndcg: float | None = 0.16, blend: float = 0.13, tower: float = 0.07) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from components.hyper_parameters import IndexParams
 from components.retriever.build_index import item_vectors, query_vectors
-from components.retriever.choose_index import IndexParams
 from components.retriever.train_retriever import load_retriever
 
 pytestmark = pytest.mark.slow

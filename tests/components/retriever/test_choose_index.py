@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.retriever.choose_index import IndexParams, choose_index, measure_index
+from components.hyper_parameters import IndexParams
+from components.retriever.choose_index import choose_index, measure_index
 from serving.stages.item_index import Search, read_item_index
 
 

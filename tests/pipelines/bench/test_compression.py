@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.ranker.train_ranker import RANKERS
+from components.hyper_parameters import RANKERS
 from pipelines.bench.compression import TrainingLine, bench_compression
 
 pytestmark = pytest.mark.slow

@@ -1,6 +1,11 @@
 import pytest
 
-from pipelines.run.arguments import ArgumentsInvalid, complete_arguments, parse_params
+from pipelines.run.arguments import (
+    ArgumentsInvalid,
+    check_hyper_parameters,
+    complete_arguments,
+    parse_params,
+)
 from pipelines.run.graph import Spec
 
 
@@ -48,8 +53,16 @@ def test_a_missing_argument_is_named() -> None:
         complete_arguments(spec, {})
 
 
-def test_keys_of_hyper_parameters_are_checked_before_anything_runs() -> None:
-    spec = {"root": {"inputDefinitions": {"parameters": {"gate_params": {"parameterType": "STRUCT"}}}}}
-    assert complete_arguments(spec, {"gate_params": {"over_blend": 1.0}})
-    with pytest.raises(ArgumentsInvalid, match="gate_params: GateParams has no parameter 'over_blnd'"):
-        complete_arguments(spec, {"gate_params": {"over_blnd": 1.0}})
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"gate_params": {"over_blnd": 1.0}}, "gate_params: GateParams has no parameter 'over_blnd'"),
+        ({"student_params": {"epochs": 0}}, "StudentParams.epochs is 0, expected more than 0"),
+        ({"ranker_params": {"dlmr": {}}}, "no ranker 'dlmr'"),
+        ({"prune_params": 3}, "prune_params is 3: give its parameters"),
+    ],
+)
+def test_hyper_parameters_are_checked_before_anything_runs(given: dict, told: str) -> None:
+    check_hyper_parameters({"gate_params": {"over_blend": 1.0}})
+    with pytest.raises(ArgumentsInvalid, match=told):
+        check_hyper_parameters(given)

@@ -1,0 +1,35 @@
+import subprocess
+import sys
+
+import pytest
+
+from components.hyper_parameters import GROUPS, describe
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_hyper_parameter_has_a_default_and_a_meaning(group: str) -> None:
+    described = describe(group)
+    assert [row.name for row in described] == [f"{group}.{name}" for name in GROUPS[group].__annotations__]
+    assert [row.name for row in described if len(row.meaning) < 5] == []
+
+
+def test_a_ranker_is_described_with_its_own_defaults_and_the_arguments_of_its_class() -> None:
+    rows = {row.name: row.default for row in describe("ranker_params.dlrm")}
+    assert rows["ranker_params.dlrm.epochs"] == 1
+    assert rows["ranker_params.dlrm.size.dim"] == 16, "ours, not the default of the class"
+    assert rows["ranker_params.dlrm.size.hidden"] == 128
+    assert "ranker_params.gradient_boosting.epochs" not in [
+        row.name for row in describe("ranker_params.gradient_boosting")
+    ]
+
+
+@pytest.mark.slow
+def test_a_wrong_name_is_refused_before_slow_libraries_load() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "pipelines.cli"]
+    command += ["run", "--data", "toy", "--param", "student_params.epoch=2"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 2
+    assert "StudentParams has no parameter 'epoch': did you mean 'epochs'" in said.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in said.stderr.splitlines()}
+    assert "components.hyper_parameters" in loaded
+    assert not loaded & {"torch", "kfp", "mlflow", "lightgbm", "faiss"}
