@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,8 +103,12 @@ class Registry:
             )
         self.model_name = model_name
         self.tracking_uri = tracking_uri
-        self._artifacts = _artifact_location(tracking_uri)
-        self._client = _client(tracking_uri)
+        database = _database(tracking_uri)
+        self._artifacts = None if database is None else (database.parent / "mlflow").as_uri()
+        self._client = _client(tracking_uri, database)
+        if database is not None:
+            with _reached(tracking_uri):
+                _follow_move(database, model_name, str(self._artifacts))
 
     # ------------------------------------------------------------------------------------- versions
 
@@ -187,7 +192,7 @@ class Registry:
                 run_id=version.run_id,
                 artifact_path=f"{ARTIFACT}/{file}".rstrip("/"),
                 dst_path=str(destination),
-                tracking_uri=self.tracking_uri,
+                tracking_uri=_mlflow_uri(self.tracking_uri),
             )
         except (MlflowException, OSError) as error:
             raise RegistryUnreachable(
@@ -295,10 +300,10 @@ def is_own_place(uri: str, artifacts: str | None) -> bool:
     return any(uri.startswith(store) and is_path(uri.removeprefix(store)) for store in STORES)
 
 
-def _artifact_location(tracking_uri: str) -> str | None:
-    """Return where artifacts go: beside a SQLite file; a server decides for itself."""
+def _database(tracking_uri: str) -> Path | None:
+    """Return the file of a SQLite registry, whose artifacts lie beside it; None for a server."""
     if tracking_uri.startswith("sqlite:///") and len(tracking_uri) > len("sqlite:///"):
-        return (Path(tracking_uri.removeprefix("sqlite:///")).absolute().parent / "mlflow").as_uri()
+        return Path(tracking_uri.removeprefix("sqlite:///")).absolute()
     if tracking_uri.startswith(("http://", "https://")):
         return None
     scheme = tracking_uri.partition(":")[0]
@@ -307,17 +312,44 @@ def _artifact_location(tracking_uri: str) -> str | None:
     )
 
 
-def _client(tracking_uri: str) -> MlflowClient:
+def _mlflow_uri(tracking_uri: str) -> str:
+    """Return the URI for MLflow: in ours a path is literal, SQLAlchemy decodes it and ends it at a '?'.
+
+    The driver's name in it keeps MLflow from creating the folders of the encoded path.
+    """
+    database = _database(tracking_uri)
+    if database is None:
+        return tracking_uri
+    return "sqlite+pysqlite:///" + str(database).replace("%", "%25").replace("?", "%3F")
+
+
+def _follow_move(database: Path, model_name: str, artifacts: str) -> None:
+    """Record where the artifacts lie now: MLflow keeps absolute paths, and a home may be moved or copied."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        query = "SELECT experiment_id, artifact_location FROM experiments WHERE name = ?"
+        experiment, before = connection.execute(query, [model_name]).fetchone() or ("", artifacts)
+        if before == artifacts or not before.endswith("/mlflow"):
+            return  # its own place, or one that this module did not choose
+        moved = "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?) "
+        moved += "WHERE experiment_id = ? AND substr(artifact_uri, 1, ?) = ?"
+        length = len(before) + 1
+        connection.execute(moved, [artifacts, length, experiment, length, f"{before}/"])
+        moved = "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?"
+        connection.execute(moved, [artifacts, experiment])
+
+
+def _client(tracking_uri: str, database: Path | None) -> MlflowClient:
     for name, value in MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if tracking_uri.startswith("sqlite:///"):
-        Path(tracking_uri.removeprefix("sqlite:///")).absolute().parent.mkdir(parents=True, exist_ok=True)
-    else:
+    if database is None:
         _ask_health(tracking_uri)
+    else:
+        database.parent.mkdir(parents=True, exist_ok=True)
     from mlflow.tracking import MlflowClient
 
+    uri = _mlflow_uri(tracking_uri)
     with _reached(tracking_uri):
-        return MlflowClient(tracking_uri, tracking_uri)
+        return MlflowClient(uri, uri)
 
 
 def _ask_health(tracking_uri: str) -> None:
@@ -343,7 +375,7 @@ def _reached(tracking_uri: str) -> Iterator[None]:
 
     try:
         yield
-    except OperationalError as error:
+    except (OperationalError, sqlite3.OperationalError) as error:
         raise _unreachable(tracking_uri, error) from error
     except MlflowException as error:
         if isinstance(error.__context__, OSError) or error.error_code == "TEMPORARILY_UNAVAILABLE":

@@ -151,9 +151,22 @@ def read_run(folder: Path) -> Run:
         document = json.loads((folder / "state.json").read_bytes())
         del document["kind"]
         steps = [StepState(**step) for step in document.pop("steps")]
-        return Run(folder=folder, steps=steps, **document)
+        run = Run(folder=folder, steps=steps, **document)
+        run.arguments = _follow_move(run.arguments, folder.absolute().parents[1])
+        return run
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunUnknown(f"{folder / 'state.json'} is not the record of a run ({error})") from error
+
+
+def _follow_move(arguments: dict[str, Any], home: Path) -> dict[str, Any]:
+    """Return a run's arguments with the paths of the home that holds its record now: it may have moved."""
+    before = re.compile(rf"^(sqlite:///)?{re.escape(str(arguments.get('home', home)))}(?=/|$)")
+    return {
+        name: before.sub(lambda match: (match[1] or "") + str(home), value)
+        if isinstance(value, str)
+        else value
+        for name, value in arguments.items()
+    }
 
 
 def find_run(home: Path, name: str) -> Run:

@@ -125,6 +125,25 @@ def test_artifacts_lie_beside_the_database(registry: Registry, tmp_path: Path) -
         registry.download(registry.version("1"), tmp_path / "copy")
 
 
+@pytest.mark.slow
+def test_a_home_that_was_copied_keeps_its_files_and_leaves_the_old_folder_alone(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "a new?name %20 #1"
+    for name in ("b1", "b2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(name)
+    Registry(default_tracking_uri(old), "recommender").add(tmp_path / "b1", {"bundle_id": "b1"}, {}, {})
+    shutil.copytree(old, new)
+    before = {file: file.stat().st_mtime_ns for file in old.rglob("*")}
+    registry = Registry(default_tracking_uri(new), "recommender")
+    registry.add(tmp_path / "b2", {"bundle_id": "b2"}, {}, {})
+    assert {file: file.stat().st_mtime_ns for file in old.rglob("*")} == before
+    shutil.rmtree(old)
+    for number, name in (("1", "b1"), ("2", "b2")):
+        fetched = registry.download(registry.version(number), tmp_path / "fetched" / name)
+        assert (fetched / "a.txt").read_text() == name
+    assert sorted(file.name for file in tmp_path.iterdir()) == [new.name, "b1", "b2", "fetched"]
+
+
 OURS = "file:///srv/home/mlflow"
 
 

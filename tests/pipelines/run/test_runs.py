@@ -35,6 +35,20 @@ def test_a_record_round_trips(tmp_path: Path) -> None:
     assert run.outputs() == {"a": Outputs({"Output": "x"}, {"dataset": run.artifacts("a") / "dataset"})}
 
 
+def test_a_run_in_a_copied_home_works_there_and_not_in_the_old_one(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    arguments = {"home": str(old), "tracking_uri": f"sqlite:///{old}/mlflow.db", "data": f"{old}er/data"}
+    run = new_run(old, "training", {**arguments, "online_store": "redis://h/0", "seed": 1}, ["a"])
+    old.rename(new)
+    assert read_run(new / "runs" / run.run_id).arguments == {
+        "home": str(new),
+        "tracking_uri": f"sqlite:///{new}/mlflow.db",
+        "data": f"{old}er/data",
+        "online_store": "redis://h/0",
+        "seed": 1,
+    }
+
+
 def test_runs_are_listed_newest_first_and_found_by_an_id_prefix(tmp_path: Path) -> None:
     first = new_run(tmp_path, "training", {}, ["a"])
     second = new_run(tmp_path, "training", {}, ["a"])
