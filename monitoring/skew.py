@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feature_repo.aggregates import UserEvents, no_events
-from feature_repo.errors import RecoError
 from feature_repo.queries import Rows
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.stream.archive import EVENTS, read_archive, rows_of
@@ -32,10 +31,6 @@ from serving.stages.retrieval import build_query
 
 SCORE_TOLERANCE = 1e-6
 SETTLED_S = 10.0  # the stream archives events within seconds; younger answers wait for the next check
-
-
-class SkewFound(RecoError):
-    """The features or scores of an answer differ from those of the archive."""
 
 
 @dataclass(frozen=True)
@@ -125,22 +120,14 @@ def replay_home(home: Path, bundle: Path, last: int) -> Skew:
     return replay(log, home / "offline_store", bundle, last, published_at)
 
 
-def check_skew(home: Path, bundle: Path, last: int = 1_000) -> dict[str, Any]:
-    """Replay a sample of the log: the monitoring step.
-
-    Raises:
-        SkewFound: naming the first feature that differs.
-    """
-    found = replay_home(home, bundle, last)
-    if found.equal < found.compared:
-        raise SkewFound(describe(found))
-    return found.to_dict()
-
-
 def describe(skew: Skew) -> str:
     """Return the result of a replay in one line."""
-    if not skew.compared and not skew.skipped:
-        return "the log holds no answer yet that could be compared"
+    skipped = ", ".join(f"{count} {why}" for why, count in skew.skipped.items())
+    if not skew.compared:
+        found = (
+            f"not compared: {skipped}" if skipped else f"the log holds no answer older than {SETTLED_S:g} s"
+        )
+        return f"nothing to compare: {found}; let the endpoint answer known shoppers, then repeat this"
     text = (
         f"{skew.equal} of {skew.compared} answers equal in all features, scores within {skew.score_error:.1g}"
     )
@@ -150,9 +137,7 @@ def describe(skew: Skew) -> str:
             f"; first difference: {f.feature} of item {f.item_id} in request {f.request_id} "
             f"was {f.logged!r}, is {f.recomputed!r}"
         )
-    if skew.skipped:
-        text += "; not compared: " + ", ".join(f"{count} {why}" for why, count in skew.skipped.items())
-    return text
+    return f"{text}; not compared: {skipped}" if skipped else text
 
 
 def _uncomparable(

@@ -33,13 +33,3 @@ def raise_alert(verdict: dict[str, Any]) -> str:
     from monitoring.drift import raise_alert
 
     return raise_alert(verdict)
-
-
-@step
-def check_skew(home: str, bundle: str, last: int) -> dict[str, Any]:
-    """Compute the features of the latest answers again and fail the run if the model saw others."""
-    from pathlib import Path
-
-    from monitoring.skew import check_skew
-
-    return check_skew(Path(home), Path(bundle), last)

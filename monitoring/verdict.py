@@ -2,8 +2,8 @@
 
     insufficient_data   too few baskets or requests for a verdict, or too few with logged features
     schema_change       a column is new, gone, or lost its values or its type: mend the data, do not retrain
-    drifted             a column that may page is past its alarm line: retraining is worth it
-    warn                something moved, but no alert is sent
+    drifted             a column that counts is past its alarm line: retraining is worth it
+    warn                something moved, but retraining is not worth it yet
     ok
 
 A column's lines lie above its noise floor: the PSI of two windows of these sizes when nothing changed. The
@@ -33,7 +33,7 @@ WITH_FEATURES = "score"  # this column of an answer is compared together with it
 
 @dataclass(frozen=True)
 class ColumnRule:
-    """How far above its noise floor a column's PSI may rise, and whether passing `alarm` pages."""
+    """How far above its noise floor a column's PSI may rise, and whether passing `alarm` means drift."""
 
     warn: float = 0.05
     alarm: float = 0.09
@@ -49,9 +49,7 @@ RULES: Mapping[str, ColumnRule] = {
     "hour": replace(SHOWN, reason="moves with the seasons and with clock changes; no model input"),
     "weekday": replace(SHOWN, reason="a calendar matter: closed days and short windows; no model input"),
     "store_id": ColumnRule(0.15, 0.25, True, "users move slowly between stores; an opening or closing jumps"),
-    "rung": replace(
-        SHOWN, reason="fallbacks page through the alerts on degraded answers; no retraining helps"
-    ),
+    "rung": replace(SHOWN, reason="fallbacks are counted in reco_responses_total; no retraining helps"),
     "source": replace(SHOWN, reason="follows from the features and from what the online store knows"),
 }
 

@@ -1,4 +1,4 @@
-"""A shop's events, its log and the bundle that serves -> verdicts: the pipelines that run on a schedule.
+"""A shop's events and the bundle that serves -> a verdict: a pipeline for a recurring run.
 
 A run fails when the verdict is `drifted` or `schema_change`, with the reason as its error; the report is kept
 by the step before. Retraining is started by `reco drift --retrain`, which knows when the last one was.
@@ -27,15 +27,3 @@ def watch(
         steps.measure_drift(bundle=bundle, dataset=events.outputs["dataset"], since=since, until=until)
     )
     small(steps.raise_alert(verdict=measured.outputs["Output"])).set_retry(0)
-
-
-@dsl.pipeline(name="watch-skew", description="Logged answers against their features, computed again.")
-def watch_skew(home: str, bundle: str, last: int = 1_000) -> None:
-    """Replay the latest answers of an endpoint's log; fail if the archive gives other features.
-
-    Args:
-        home: the endpoint's folder of state, on a volume that the step sees.
-        bundle: the bundle that answered.
-        last: how many answers.
-    """
-    small(steps.check_skew(home=home, bundle=bundle, last=last)).set_retry(0)

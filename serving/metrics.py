@@ -51,7 +51,7 @@ REQUEST_LOG_DROPPED = Counter(
 # Of several processes, a counter is the sum and a gauge the worst of those that live.
 FEATURES_AGE = Gauge(
     "reco_features_age_seconds",
-    "Time since the stream's last heartbeat in the online store",
+    "Time since the stream's last heartbeat in the online store; without one, since its newest event",
     multiprocess_mode="livemax",
 )
 STORE_READS = Counter(

@@ -71,14 +71,14 @@ def feedback(context: Context, once: bool) -> None:
 def replay_log(context: Context, last: int) -> None:
     """Recompute the features of logged answers, and compare.
 
-    From the archive, bit by bit. Exit code 1: some differ.
+    From the archive, bit by bit. Exit code 1: some differ, or there is nothing to compare.
     """
     from monitoring.skew import describe, replay_home
 
     champion = read_champion(context.home)
     comparison = replay_home(context.home, champion.bundle(context.home), last)
     context.answer(comparison.to_dict(), describe(comparison))
-    if comparison.equal < comparison.compared:
+    if not comparison.compared or comparison.equal < comparison.compared:
         click.get_current_context().exit(1)
 
 
@@ -200,7 +200,7 @@ def facts(context: Context, file: IO[bytes], dry_run: bool) -> None:
     if refused:
         lines = [f"line {number}: {reason}" for number, reason in refused[:SHOWN_LINES]]
         lines += [f"… and {len(refused) - SHOWN_LINES} more"] if len(refused) > SHOWN_LINES else []
-        lines.append(f"{len(refused)} lines are no facts: nothing was written")
+        lines.append(f"nothing was written; invalid lines: {len(refused)}")
         context.answer(document, "\n".join(lines))
         click.get_current_context().exit(1)
     if dry_run:

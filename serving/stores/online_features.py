@@ -358,17 +358,17 @@ class GuardedStore:
 def open_store(url: str) -> OnlineStore:
     """Return the store of a URL: sqlite:///relative, sqlite:////absolute, a Redis URL, or memory:.
 
-    Redis gets a circuit breaker; SQLite fails at once anyway.
+    Its reads are counted, and a circuit breaker skips it while it fails.
 
     Raises:
         ValueError: the URL has another form.
     """
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
-        return SqliteStore(Path(url.removeprefix("sqlite:///")))
+        return GuardedStore(SqliteStore(Path(url.removeprefix("sqlite:///"))))
     if is_redis_url(url):
         return GuardedStore(RedisStore(url))
     if url == "memory:":
-        return MemoryStore()
+        return GuardedStore(MemoryStore())
     # The URL may hold a password, so the message shows only its scheme.
     scheme = url.split(":", 1)[0]
     raise ValueError(

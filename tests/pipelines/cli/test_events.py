@@ -31,7 +31,7 @@ def test_one_invalid_line_refuses_the_whole_file_with_its_number(tmp_path: Path)
     assert (refused.exit_code, standing(tmp_path)) == (1, [])
     assert "line 3: fact is not one of price, stock" in refused.output
     assert "line 4: not JSON" in refused.output
-    assert "2 lines are no facts: nothing was written" in refused.output
+    assert "nothing was written; invalid lines: 2" in refused.output
 
 
 def test_an_unwritable_fact_store_exits_as_unavailable(tmp_path: Path) -> None:
@@ -105,3 +105,14 @@ def test_forgetting_with_an_unavailable_store_asks_to_repeat(
     told = reco(tmp_path, "forget", "somebody")
     assert told.exit_code == 3
     assert "repeat when it is back" in told.output
+
+
+@pytest.mark.slow
+def test_a_replay_that_compared_nothing_is_no_success(home: Path, toy_line: Path, tmp_path: Path) -> None:
+    place = tmp_path / "shop"
+    shutil.copytree(home, place, symlinks=True)
+    shutil.copytree(toy_line / "home" / "offline_store", place / "offline_store")
+    (place / "online_store.json").write_text('{"created_at": "2020-01-01T00:00:00Z"}')
+    done = reco(place, "replay")
+    assert done.exit_code == 1
+    assert "nothing to compare: the log holds no answer" in done.output

@@ -41,6 +41,15 @@ def test_without_a_store_or_without_a_stream_nothing_is_stale() -> None:
     alone.close()
 
 
+def test_without_a_stream_the_age_is_that_of_the_newest_published_event(tmp_path: Path) -> None:
+    (tmp_path / "note.json").write_text('{"until": "2020-01-01T00:00:00Z"}')
+    silent = Freshness(MemoryStore(), 60.0, tmp_path / "note.json")
+    silent.close()
+    age_s = REGISTRY.get_sample_value("reco_features_age_seconds")
+    assert age_s == pytest.approx(time.time() - 1_577_836_800, abs=60)
+    assert silent.reason is None
+
+
 @pytest.mark.parametrize(("age_s", "expected"), [(0.0, None), (59.0, None), (61.0, "stale_features")])
 def test_the_age_of_the_heartbeat_decides(age_s: float, expected: str | None) -> None:
     store = MemoryStore()
