@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from feature_repo.atomic_files import write_file
 from feature_repo.errors import CONFLICT, RecoError
+from serving.settings import configured_home
 
 LOOK_S = 0.1  # `read_running` holds a lock for a moment; a writer waits that long for it
 
@@ -30,6 +32,12 @@ def write_json(file: Path, document: Any) -> None:
     write_file(file, json.dumps(document, indent=1) + "\n", durable=True)
 
 
+def command(home: Path, words: str) -> str:
+    """Return a `reco` command that can be pasted: it names the home unless that is the default."""
+    default = configured_home().absolute() == home.absolute()
+    return f"reco {words}" if default else f"reco --home {shlex.quote(str(home))} {words}"
+
+
 @dataclass(frozen=True)
 class Running:
     """What the parts of a `reco up` use: `up.json`, for commands that are given beside it."""
@@ -37,6 +45,7 @@ class Running:
     store_url: str  # as in `Settings.store_url`
     bootstrap: str  # of the broker
     own_store: bool  # it is one that `reco up` started, with its data in `store/`
+    endpoint: str = ""  # URL
 
 
 def read_running(home: Path) -> Running | None:
@@ -65,7 +74,7 @@ def _is_held(lock: Path) -> bool:
     try:
         with lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import sqlite3
@@ -11,15 +12,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import psutil
+
+from components.home import command, read_running
 from pipelines.inspect.preview_rules import check_rules
+from pipelines.run.launch import DATA_NAMES, champions_run
 from pipelines.run.runs import list_runs
-from serving.errors import NoChampion
-from serving.release.champion import read_champion
+from serving.errors import BundleInvalid, NoChampion
+from serving.release.bundle import read_manifest, verify_files
+from serving.release.champion import Champion, read_champion
 from serving.settings import Settings, unknown_variables, variable
 from serving.shop.availability import read_excluded
 
@@ -27,6 +34,7 @@ PYTHONS = ((3, 11), (3, 14))
 LEAST_DISK_BYTES = 5 << 30  # a run on Complete Journey leaves 1 to 2 GB
 LEAST_MEMORY_BYTES = 4 << 30
 BROKER_SILENT_S = 5.0
+OLD_DAYS = 30  # since the end of the data: a shop's range and seasons change in a month
 DISTRIBUTION = "checkout-recommender"
 
 
@@ -47,6 +55,7 @@ def examine(settings: Settings) -> list[Finding]:
         _packages,
         _home,
         _champion,
+        _age,
         _online_store,
         _stream,
         _facts,
@@ -56,13 +65,16 @@ def examine(settings: Settings) -> list[Finding]:
         _settings,
         _rules,
     ]
+    if settings.home.exists() and not settings.home.is_dir():
+        looks = [_python, _packages, _home]  # nothing lies under a file
     findings: list[Finding] = []
     for look in looks:
         try:
             findings += look(settings)
         except Exception as error:  # noqa: BLE001 - whatever is broken, the other checks must run
             findings.append(Finding(look.__name__.strip("_"), "fail", f"{type(error).__name__}: {error}"))
-    return findings
+    reco = command(settings.home, "")
+    return [replace(one, mend=re.sub(r"\breco (?=[a-z])", lambda _: reco, one.mend)) for one in findings]
 
 
 def _python(settings: Settings) -> Iterator[Finding]:
@@ -111,6 +123,9 @@ def _installed(name: str) -> bool:
 
 def _home(settings: Settings) -> Iterator[Finding]:
     home = settings.home.absolute()
+    if home.exists() and not home.is_dir():
+        yield Finding("home", "fail", f"{home} is a file, expected a folder", "give --home DIR")
+        return
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         yield Finding("home", "fail", f"{there} cannot be written", "choose another folder with --home")
@@ -129,7 +144,6 @@ def _home(settings: Settings) -> Iterator[Finding]:
 
 
 def _champion(settings: Settings) -> Iterator[Finding]:
-    from serving.errors import BundleInvalid
     from serving.release.bundle import load_bundle
 
     try:
@@ -144,12 +158,51 @@ def _champion(settings: Settings) -> Iterator[Finding]:
     try:
         bundle = load_bundle(champion.bundle(settings.home))
     except BundleInvalid as error:
-        mend = f"reco promote {champion.version} fetches it again; reco rollback goes back to the one before"
-        yield Finding("champion", "fail", str(error), mend)
+        yield Finding("champion", "fail", str(error), _cure(settings.home, champion))
         return
     items = f"{len(bundle.statistics.item_ids):,} items"
     found = f"version {champion.version}, bundle {champion.bundle_id}, {items}, trained until {champion.cut}"
     yield Finding("champion", "ok", found)
+
+
+def _cure(home: Path, champion: Champion) -> str:
+    """Return the command for a champion that cannot be loaded.
+
+    The registry replaces damaged files. Files that are as their manifest says came from other code.
+    """
+    bundle = champion.bundle(home)
+    try:
+        verify_files(bundle, read_manifest(bundle))
+    except BundleInvalid:
+        if (home / "mlflow.db").is_file():
+            return f"reco promote {champion.version}"
+    return "reco run"
+
+
+def _age(settings: Settings) -> Iterator[Finding]:
+    try:
+        champion = read_champion(settings.home)
+    except NoChampion:
+        return
+    run = champions_run(settings.home)
+    data = str(run.arguments.get("data", "")) if run else ""
+    end = _read_note(settings.home).get("until") or champion.cut
+    days = (datetime.now(UTC) - datetime.fromisoformat(str(end))).days
+    found = f"promoted {champion.promoted_at[:10]}, its data end {str(end)[:10]}, {days:,} days ago"
+    if data in DATA_NAMES:
+        yield Finding("model age", "ok", f"{found}: {data} is demo data and never grows")
+    elif days > OLD_DAYS:
+        yield Finding("model age", "warn", f"{found}; more than {OLD_DAYS} are old", "reco run --data DIR")
+    else:
+        yield Finding("model age", "ok", found)
+
+
+def _read_note(home: Path) -> dict[str, Any]:
+    """Return what `publish_features` noted; nothing without a readable note."""
+    try:
+        return dict(json.loads((home / "online_store.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _online_store(settings: Settings) -> Iterator[Finding]:
@@ -171,9 +224,7 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
     if not note.is_file():
         yield Finding("online store", "warn", "answers, but what it holds is not written down", "reco run")
         return
-    try:
-        held = dict(json.loads(note.read_bytes()))
-    except (ValueError, TypeError):
+    if not (held := _read_note(settings.home)):
         yield Finding("online store", "warn", f"{note} cannot be read", "reco run --resume last")
         return
     found = f"{held.get('users', '?')} users as of {held.get('cut', '?')}"
@@ -197,8 +248,10 @@ def _stream(settings: Settings) -> Iterator[Finding]:
     silent_s = time.time() - state["updated_at"]
     lag = "an unknown number of" if state["lag"] is None else f"{state['lag']:,}"
     found = f"{state['events']:,} events, {state['dead_letters']:,} dead letters, {lag} messages wait"
-    if silent_s > settings.stale_after_s:
-        mend = "reco stream, or reco up; without it answers say stale_features"
+    mend = "reco stream, or reco up; without it answers say stale_features"
+    if not psutil.pid_exists(state["pid"]):
+        yield Finding("stream", "warn", f"ended {silent_s:,.0f} s ago, after {found}", mend)
+    elif silent_s > settings.stale_after_s:
         yield Finding("stream", "warn", f"silent for {silent_s:,.0f} s, after {found}", mend)
     elif state["broker_silent_s"] > BROKER_SILENT_S:
         found += f"; the broker has been silent for {state['broker_silent_s']:,.0f} s"
@@ -256,6 +309,14 @@ def _registry(settings: Settings) -> Iterator[Finding]:
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
+    if running := read_running(settings.home):
+        from pipelines.live.up import answers
+
+        fault = answers(f"{running.endpoint}/healthz")
+        mend = f"look into {settings.home / 'up' / 'endpoint.log'}" if fault else ""
+        found = fault or f"{running.endpoint}, of `reco up`"
+        yield Finding("endpoint", "fail" if fault else "ok", found, mend)
+        return
     for field, port in (("http_port", settings.http_port), ("grpc_port", settings.grpc_port)):
         with socket.socket() as probe:
             probe.settimeout(0.5)

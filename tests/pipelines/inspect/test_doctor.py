@@ -1,16 +1,21 @@
 """A home in each state that a user may leave it in -> the findings of `reco doctor`."""
 
 import json
+import os
 import shutil
 import socket
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from components.home import Running, announced, command, locked
 from feature_repo.facts import parse_fact
 from pipelines.inspect.doctor import Finding, examine
 from pipelines.run.runs import new_run
@@ -54,7 +59,7 @@ def test_a_finished_run_needs_no_repair(home: Path) -> None:
 def test_an_empty_home_has_missing_parts_and_no_broken_one(tmp_path: Path) -> None:
     found = look(tmp_path / "new")
     for name in ("champion", "online store", "registry"):
-        assert (found[name].status, found[name].mend) == ("warn", "reco run")
+        assert (found[name].status, found[name].mend) == ("warn", command(tmp_path / "new", "run"))
     assert "fail" not in {finding.status for finding in found.values()}
     assert not (tmp_path / "new").exists()
 
@@ -66,14 +71,49 @@ def test_a_flipped_byte_in_the_champion_is_found(home: Path) -> None:
     found = look(home)["champion"]
     assert found.status == "fail"
     assert "ranker.onnx has SHA-256" in found.found
-    assert found.mend.startswith("reco promote 3")
+    assert found.mend == command(home, "promote 3"), "the registry has the file"
+    (home / "mlflow.db").unlink()
+    assert look(home)["champion"].mend == command(home, "run")
+
+
+@pytest.mark.slow
+def test_a_bundle_of_another_feature_schema_is_trained_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.release.bundle.schema_hash", lambda: "0000")
+    found = look(home)["champion"]
+    assert "was built for feature schema" in found.found
+    assert found.mend == command(home, "run"), "the registry holds the same files"
+
+
+@pytest.mark.parametrize(
+    ("data", "days", "status", "says"),
+    [
+        ("/data/shop", 29, "ok", "29 days ago"),
+        ("/data/shop", 31, "warn", "31 days ago; more than 30 are old"),
+        ("toy", 3_000, "ok", "3,000 days ago: toy is demo data"),
+    ],
+)
+def test_the_age_of_the_champion_s_data_is_told(
+    tmp_path: Path, data: str, days: int, status: str, says: str
+) -> None:
+    end = (datetime.now(UTC) - timedelta(days=days, hours=1)).isoformat()
+    write_champion(tmp_path, Champion("b1", "1", "reco", "bundles/b1", "2020-01-01", "2020-02-02"))
+    (tmp_path / "online_store.json").write_text(json.dumps({"until": end}))
+    run = new_run(tmp_path, "training", {"data": data}, ["promote-bundle"])
+    run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b1"}}
+    run.save()
+    found = look(tmp_path)["model age"]
+    assert (found.status, bool(found.mend)) == (status, status == "warn")
+    assert found.found.startswith("promoted 2020-02-02, its data end ")
+    assert says in found.found
 
 
 @pytest.mark.slow
 def test_a_pointer_that_differs_from_the_alias_is_found(home: Path) -> None:
     write_champion(home, replace(read_champion(home), version="2"))
     found = look(home)["registry"]
-    assert (found.status, found.mend) == ("fail", "reco promote champion")
+    assert (found.status, found.mend) == ("fail", command(home, "promote champion"))
     assert found.found == "its champion is version 3, champion.json says 2"
 
 
@@ -91,6 +131,7 @@ def test_an_online_store_of_another_run_is_found(home: Path) -> None:
         ({}, "ok", "1,234 events, 5 dead letters, 6 messages wait"),
         ({"lag": None}, "ok", "an unknown number of messages wait"),
         ({"updated_at": 1_700_000_000}, "warn", "silent for "),
+        ({"pid": 2**22 + 1}, "warn", "ended 0 s ago, after 1,234 events"),
         ({"store_failures": 7}, "warn", "the online store failed 7 times"),
         ({"broker_silent_s": 60.0}, "warn", "the broker has been silent for 60 s"),
     ],
@@ -100,7 +141,7 @@ def test_the_state_of_the_stream_is_reported(
 ) -> None:
     assert "stream" not in look(tmp_path)
     state = {"updated_at": time.time(), "events": 1_234, "dead_letters": 5, "lag": 6}
-    state |= {"store_failures": 0, "broker_silent_s": 0.4}
+    state |= {"store_failures": 0, "broker_silent_s": 0.4, "pid": os.getpid()}
     (tmp_path / "stream.json").write_text(json.dumps(state | changed))
     found = look(tmp_path)["stream"]
     assert found.status == status
@@ -134,7 +175,7 @@ def test_a_failed_run_comes_with_the_command_to_resume(tmp_path: Path) -> None:
     run.save()
     found = look(tmp_path)["last run"]
     assert found.found.endswith("failed at fit-statistics: ValueError: no rows")
-    assert found.mend == f"reco run --resume {run.run_id}"
+    assert found.mend == command(tmp_path, f"run --resume {run.run_id}")
 
 
 def test_a_refused_model_is_compared_again_not_resumed(tmp_path: Path) -> None:
@@ -144,7 +185,7 @@ def test_a_refused_model_is_compared_again_not_resumed(tmp_path: Path) -> None:
     run.save()
     found = look(tmp_path)["last run"]
     assert found.found.endswith("failed at promote-bundle: GateFailed: ndcg_at_10 is 0.1, needed 0.2")
-    assert found.mend == "reco promote --dry-run"
+    assert found.mend == command(tmp_path, "promote --dry-run")
 
 
 def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
@@ -189,5 +230,26 @@ def test_the_rules_are_reported_as_read(tmp_path: Path, text: str, status: str, 
 
 def test_a_home_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = look(tmp_path / "file")["home"]
-    assert (found.status, "--home" in found.mend) == ("fail", True)
+    found = look(tmp_path / "file")
+    assert set(found) == {"python", "home"}, "nothing lies under a file"
+    assert found["home"] == Finding(
+        "home", "fail", f"{tmp_path / 'file'} is a file, expected a folder", "give --home DIR"
+    )
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_endpoint_of_reco_up_is_asked_at_its_own_port(tmp_path: Path, alive: bool) -> None:
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        running = Running("memory:", "127.0.0.1:1", False, url if alive else "http://127.0.0.1:1")
+        with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
+            found = look(tmp_path)
+        server.shutdown()
+    assert found["endpoint"].status == ("ok" if alive else "fail")
+    assert not [name for name in found if name.startswith("port ")]
