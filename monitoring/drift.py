@@ -37,6 +37,7 @@ from serving.release.bundle import read_manifest
 log = logging.getLogger(__name__)
 
 LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
+LEAST_DAYS = 6  # with baskets or requests: a whole week, less a closed day; weekdays differ by themselves
 
 
 class DriftFound(RecoError):
@@ -74,7 +75,7 @@ def _drift_of_purchases(
     timezone = str(data.manifest["timezone"])
     found = EventFrames.of(purchases(data, window), timezone)
     tables = event_tables(found, EventFrames.of(expected, timezone))
-    return _check(tables, compared, (window, reference), report, quick)
+    return _check(tables, found.baskets["date"].nunique(), compared, (window, reference), report, quick)
 
 
 def drift_of_log(
@@ -105,7 +106,8 @@ def drift_of_log(
         compared = f"answers of bundle {bundle_id} with those of an earlier window"
     compared += f" ({others} answers of other bundles left out)" if others else ""
     tables = log_tables(found, expected, bundle_categories(bundle))
-    return _check(tables, compared, (window, reference), report, quick)
+    days = found["at"].to_pandas().dt.normalize().nunique()
+    return _check(tables, days, compared, (window, reference), report, quick)
 
 
 def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Path) -> dict[str, Any]:
@@ -140,16 +142,31 @@ def raise_alert(verdict: Mapping[str, Any]) -> str:
     return str(verdict["reason"])
 
 
-def compare(tables: Sequence[TablePair], rules: Mapping[str, ColumnRule] = RULES) -> list[Comparison]:
-    """Bring every column of the tables into bins, after checking that it can be compared."""
-    return [comparison for table in tables for comparison in _compare_table(table, rules)]
+def compare(
+    tables: Sequence[TablePair], rules: Mapping[str, ColumnRule] = RULES, too_short: str = ""
+) -> list[Comparison]:
+    """Bring every column of the tables into bins, after checking that it can be compared.
+
+    Args:
+        tables: of both windows.
+        rules: by column.
+        too_short: why no column of this window can be compared.
+    """
+    return [comparison for table in tables for comparison in _compare_table(table, rules, too_short)]
 
 
 def _check(
-    tables: list[TablePair], compared: str, windows: tuple[Window, Window], report: Path | None, quick: bool
+    tables: list[TablePair],
+    days: int,
+    compared: str,
+    windows: tuple[Window, Window],
+    report: Path | None,
+    quick: bool,
 ) -> DriftVerdict:
     began = time.perf_counter()
-    comparisons = compare(tables)
+    too_short = f"the window has baskets or requests on {days} days, a whole week ({LEAST_DAYS} such days) "
+    too_short += "is needed: weekdays differ from each other; take a longer window"
+    comparisons = compare(tables, too_short=too_short if days < LEAST_DAYS else "")
     histograms = [c.histogram for c in comparisons if c.histogram is not None]
     measured = None if quick or not histograms else evidently_psi(histograms)
     verdict = judge(comparisons, measured.psi if measured else None)
@@ -160,16 +177,17 @@ def _check(
     return verdict
 
 
-def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule]) -> list[Comparison]:
+def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule], too_short: str) -> list[Comparison]:
     names = [str(name) for name in dict.fromkeys([*table.reference, *table.current]) if name != table.unit]
     units = [_units(frame, table.unit) for frame in (table.current, table.reference)]
     sizes = [int(unit.max(initial=-1)) + 1 for unit in units]
-    draws = Draws.of(units[1], sizes[0]) if min(sizes) >= LEAST_UNITS else None
-    too_few = (
+    draws: Draws | str = too_short or (
         f"{sizes[0]:,} baskets or requests in the window, {sizes[1]:,} in the reference; "
         f"{LEAST_UNITS} are needed in each: take a longer window"
     )
-    return [_compare_column(name, table, draws or too_few, rules.get(name, ColumnRule())) for name in names]
+    if not too_short and min(sizes) >= LEAST_UNITS:
+        draws = Draws.of(units[1], sizes[0])
+    return [_compare_column(name, table, draws, rules.get(name, ColumnRule())) for name in names]
 
 
 def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:

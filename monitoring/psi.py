@@ -170,7 +170,8 @@ def _place(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 def _number_labels(smallest: float, upper: np.ndarray, few: bool) -> tuple[str, ...]:
     lower = [smallest, *upper[:-1]]
     inner = [
-        f"{high:.6g}" if few else f"{low:.6g} to {high:.6g}" for low, high in zip(lower, upper, strict=True)
+        f"{high:.6g}" if few or low == high else f"{low:.6g} to {high:.6g}"
+        for low, high in zip(lower, upper, strict=True)
     ]
     return distinct([f"below {smallest:.6g}", *inner, f"above {upper[-1]:.6g}"])
 

@@ -172,7 +172,7 @@ def _table(columns: Sequence[dict[str, Any]]) -> str:
 def _line(column: dict[str, Any]) -> str:
     colour = _COLOURS.get(column["status"], _RED)
     status = column["status"].replace("_", " ") + ("" if column["pages"] else ", shown only")
-    moved = "; ".join(f"{m['label']} {m['reference']:.2%} → {m['current']:.2%}" for m in column["moved"])
+    moved = "; ".join(f"{m['label']}: {m['reference']:.2%} → {m['current']:.2%}" for m in column["moved"])
     numbers = "".join(
         f"<td>{'–' if column[key] is None else format(column[key], '.3f')}</td>"
         for key in ("psi", "noise_floor", "warn_at", "alarm_at")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from feature_repo.errors import USAGE
 from pipelines.cli.options import Context, common_options
 from serving.release.champion import read_champion
 from serving.settings import SettingInvalid
@@ -50,7 +51,8 @@ def drift(
 ) -> None:
     """Compare a window with the champion's training data.
 
-    The window is one of the prediction log, or of events (--data). Exit code 1: it drifted.
+    The window is one of the prediction log, or of events (--data). Exit code 1: it drifted; 2: the
+    window is too short or too small to judge.
     """
     from pipelines.run import launch
 
@@ -64,8 +66,8 @@ def drift(
         document["retrain"] = outcome = launch.retrain(context.home, verdict, sys.stderr)
         text += f"\nretraining: {outcome['said']}"
     context.answer(document, text)
-    if verdict.failed:
-        click.get_current_context().exit(1)
+    if verdict.failed or verdict.status == "insufficient_data":
+        click.get_current_context().exit(1 if verdict.failed else USAGE)
 
 
 def _verdict(
@@ -101,7 +103,8 @@ def _drift_text(verdict: DriftVerdict, page: Path | None) -> str:
     for column in verdict.columns:
         figures = (column.psi, column.warn_at, column.alarm_at)
         rounded = ["" if figure is None else round(figure, 4) for figure in figures]
-        rows.append([column.name, column.status, *rounded, column.note])
+        status = column.status if column.pages else f"{column.status}, shown only"
+        rows.append([column.name, status, *rounded, column.note])
     return table(["column", "status", "psi", "warns at", "alarms at", "note"], rows) + f"\n{text}"
 
 

@@ -99,7 +99,7 @@ Records = Callable[..., list[Record]]
 
 @pytest.fixture
 def records() -> Records:
-    """Answer requests: `records(count, bundle_id="b", seed=0, price=1.0, mix=MIX, rung="full")`."""
+    """Answer `count` requests, one each `minutes`."""
     return _records
 
 
@@ -110,13 +110,14 @@ def _records(
     price: float = 1.0,
     mix: np.ndarray = MIX,
     rung: str = "full",
+    minutes: int = 30,
 ) -> list[Record]:
     rng = np.random.default_rng(seed)
     made = []
     for number in range(count):
         items = 5
         chosen = rng.choice(CATEGORIES, items, p=mix / mix.sum())
-        at = (MONDAY + timedelta(minutes=number)).timestamp()
+        at = (MONDAY + timedelta(minutes=minutes * number)).timestamp()
         request = Request(tuple(f"i{n}" for n in chosen), at, f"u{number % 97}", f"s{number % STORES}", items)
         answer = tuple(Recommendation(f"i{n}", float(rng.beta(2, 9)), "history", "") for n in range(items))
         features = np.stack([rng.poisson(3, items), price * rng.lognormal(0.8, 0.6, items)], axis=1)

@@ -152,11 +152,11 @@ def test_quiet_weeks_are_quiet(
     events: Events, dataset: Callable[..., Path], day: Day, tmp_path: Path
 ) -> None:
     path = dataset(events(35))
-    for first in (28, 31):
-        verdict = drift_of_events(
-            path, Window(day(first), day(first + 4)), Window(day(0), day(28)), quick=True
-        )
-        assert verdict.status == "ok", verdict.reason
+    verdict = drift_of_events(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
+    assert verdict.status == "ok", verdict.reason
+    some = drift_of_events(path, Window(day(29), day(33)), Window(day(0), day(28)), quick=True)
+    assert some.status == "insufficient_data"
+    assert some.reason.startswith("the window has baskets or requests on 4 days, a whole week (6 such days)")
 
 
 @pytest.mark.parametrize(
@@ -230,9 +230,18 @@ def test_answers_of_other_bundles_are_left_out(
 def test_an_earlier_window_of_the_log_can_be_the_reference(
     records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str, day: Day
 ) -> None:
-    path = log(records(2_880, bundle_id, seed=5, price=2))  # two days, a request a minute
-    verdict = drift_of_log(bundle, path, Window(day(1)), Window(None, day(1)), quick=True)
-    assert (verdict.status, verdict.reference.until) == ("ok", day(1))
+    path = log(records(1_000, bundle_id, seed=5, price=2))
+    verdict = drift_of_log(bundle, path, Window(day(10)), Window(None, day(10)), quick=True)
+    assert (verdict.status, verdict.reference.until) == ("ok", day(10))
+
+
+def test_two_replayed_days_are_no_verdict(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
+) -> None:
+    path = log(records(900, bundle_id, seed=5, price=9, minutes=3))
+    verdict = drift_of_log(bundle, path, Window(), quick=True)
+    assert verdict.status == "insufficient_data"
+    assert "requests on 2 days" in verdict.reason
 
 
 def test_fallbacks_are_shown_and_no_reason_to_retrain(

@@ -46,6 +46,11 @@ def test_numbers_fall_into_deciles_of_the_reference() -> None:
     assert codes.histogram("x").reference.tolist() == [0, *[10] * 10, 0]
 
 
+def test_a_bin_of_one_value_is_named_by_it() -> None:
+    column = pd.Series([*[0.0] * 40, *range(1, 101)])
+    assert encode(column, column).labels[:3] == ("below 0", "0", "0 to 2")
+
+
 def test_one_outlier_does_not_decide() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=5_000), rng.normal(size=5_000)

@@ -72,7 +72,7 @@ def test_the_most_urgent_column_comes_first_and_is_named_with_its_moved_bins() -
     )
     assert [column.name for column in verdict.columns] == ["category", "weekday", "item_price"]
     assert verdict.reason.startswith(
-        "category PSI 0.170 (alarm line 0.100, noise 0.010): pies 50.00% -> 30.00%; "
+        "category PSI 0.170 (alarm line 0.100, noise 0.010): share of 'pies' 50.00% -> 30.00%; "
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from components.home import Conflict
-from monitoring.verdict import DriftVerdict
+from monitoring.verdict import ColumnDrift, DriftVerdict
 from monitoring.windows import Window
 from serving.release.champion import Champion, write_champion
 from tests.pipelines.cli.conftest import answered, reco
@@ -38,10 +38,20 @@ def test_drift_reports_the_outcome_of_the_retraining(
         assert json.loads(done.stdout)["retrain"] == outcome
 
 
+def test_a_column_that_is_only_shown_is_marked_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour = ColumnDrift("hour", "alarm", False, "", 300, 900, 0.0, 0.0, 0.3, 0.01, 0.06, 0.1)
+    verdict = DriftVerdict("warn", "hour moved", "answers", Window(), Window(), (hour,))
+    write_champion(tmp_path, Champion("good", "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
+    monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: verdict)
+    assert "hour    alarm, shown only  0.3" in reco(tmp_path, "drift", "--quick").output
+
+
 @pytest.mark.slow
 def test_an_empty_log_is_one_line_not_a_table(home: Path) -> None:
     done = reco(home, "drift", "--quick")
-    assert done.exit_code == 0
+    assert done.exit_code == 2, "neither drifted nor fine"
     assert done.output.startswith("insufficient_data: ")
     assert len(done.output.splitlines()) == 1
 
