@@ -93,7 +93,7 @@ def training(events: pd.DataFrame, fitted: Statistics, asked: Asked, visible: tu
     window = module._Window(fitted, purchases.item_ids)
     user, at = asked
     [basket] = [b for b in replay(purchases) if (purchases.user_ids[b.user], b.at) == (user, at)]
-    return window.query(basket, fitted.codes(visible), len(visible))
+    return Query(fitted, basket.at, fitted.codes(visible), len(visible), window.user(basket))
 
 
 def serving(events: pd.DataFrame, fitted: Statistics, asked: Asked, visible: tuple[str, ...]) -> Query:

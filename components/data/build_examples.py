@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -180,23 +181,24 @@ def build_examples(
         )
     examples.mkdir(parents=True, exist_ok=True)
     windows = examples / "windows"
-    bases = _write_windows(windows, bases, seen, items, vocabulary)
     users = np.random.default_rng(settings.seed).permutation(len(purchases.user_ids))
     users = users[: math.ceil(settings.user_ratio * len(users))]
-    starts = [base.timestamp() for base in bases]
-    jobs = [
-        (
-            seen.where(np.isin(seen.user, share)),
-            share,
-            statistics,
-            windows,
-            starts,
-            end.timestamp(),
-            settings,
-        )
-        for share in np.array_split(users, SHARES)
-    ]
     with ProcessPoolExecutor(min(os.cpu_count() or 1, SHARES), mp_context=get_context("spawn")) as pool:
+        write = partial(_write_window, windows, bases, seen, items, vocabulary)
+        bases = _enough(bases, list(pool.map(write, range(len(bases)))))
+        starts = [base.timestamp() for base in bases]
+        jobs = [
+            (
+                seen.where(np.isin(seen.user, share)),
+                share,
+                statistics,
+                windows,
+                starts,
+                end.timestamp(),
+                settings,
+            )
+            for share in np.array_split(users, SHARES)
+        ]
         parts = list(pool.map(_build_share, jobs))
     retriever = _concatenate([part[0] for part in parts])
     train = _concatenate_lists([part[1] for part in parts])
@@ -224,28 +226,35 @@ def build_examples(
     return counts
 
 
-def _write_windows(
+def _write_window(
     folder: Path,
     bases: list[pd.Timestamp],
     seen: Purchases,
     items: pd.DataFrame,
     vocabulary: dict[str, list[str]],
-) -> list[pd.Timestamp]:
-    """Write the statistics before each base, newest first; return the bases with enough history.
+    number: int,
+) -> NoCatalogue | None:
+    """Write the statistics before one base; return why that cannot be done, if it holds too little."""
+    try:
+        statistics = fit(seen.before(bases[number]), items, vocabulary, bases[number])
+    except NoCatalogue as error:
+        return error
+    write_statistics(folder / str(number), statistics, vocabulary)
+    return None
+
+
+def _enough(bases: list[pd.Timestamp], refused: list[NoCatalogue | None]) -> list[pd.Timestamp]:
+    """Return the bases, newest first, that come before the first one with too little history.
 
     Raises:
         NoCatalogue: even the newest window holds too little.
     """
-    for number, base in enumerate(bases):
-        try:
-            statistics = fit(seen.before(base), items, vocabulary, base)
-        except NoCatalogue as error:
+    for number, error in enumerate(refused):
+        if error is not None:
             if number == 0:
-                raise
+                raise error
             log.warning("windows before the first %d are left out: %s", number, error)
             return bases[:number]  # older windows hold even less
-        write_statistics(folder / str(number), statistics, vocabulary)
-        log.info("window %d of %d: statistics before %s", number + 1, len(bases), base.date())
     return bases
 
 
@@ -272,12 +281,14 @@ def _build_share(
         if window is None or basket.at >= end_s:
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
-        asked = [(basket, False)] * (1 if calibrates else params.masks)
+        asked = [(windows[window].user(basket), False)] * (1 if calibrates else params.masks)
         if rng.random() < params.stranger_ratio:
-            asked.append((replace(basket, history=nobody), True))
+            asked.append((User(nobody, basket.at), True))
         negatives = None if calibrates else params.negatives
-        for one, stranger in asked:
-            built = _ranker_list(windows[window], one, seen.store_ids, quotas, rng, negatives, stranger)
+        for user, stranger in asked:
+            built = _ranker_list(
+                windows[window], basket, user, seen.store_ids, quotas, rng, negatives, stranger
+            )
             if built is not None:
                 lists[calibrates].append(built)
     return _stack(retriever), _concatenate_lists(lists[False]), _concatenate_lists(lists[True])
@@ -314,9 +325,9 @@ class _Window:
         self.input_code = np.zeros(len(statistics.item_ids) + 1, np.int32)
         self.input_code[self.code[own] + 1] = (self.code if final is None else final)[own] + 1
 
-    def query(self, basket: Basket, visible: np.ndarray, size: int) -> Query:
-        events = replace(basket.history, items=self.code[basket.history.items])
-        return Query(self.statistics, basket.at, visible, size, User(events, basket.at))
+    def user(self, basket: Basket) -> User:
+        """Return the shopper as of a basket; the lists that hide parts of it share what is computed once."""
+        return User(replace(basket.history, items=self.code[basket.history.items]), basket.at)
 
 
 def _retriever_row(window: _Window, basket: Basket) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -324,7 +335,8 @@ def _retriever_row(window: _Window, basket: Basket) -> tuple[np.ndarray, np.ndar
     codes = codes[codes >= 0][:BASKET_WIDTH]
     if len(codes) < 2:
         return None
-    inputs = tower_inputs(window.query(basket, np.empty(0, np.int64), 0))
+    query = Query(window.statistics, basket.at, np.empty(0, np.int64), 0, window.user(basket))
+    inputs = tower_inputs(query)
     row = np.zeros(BASKET_WIDTH, np.int32)
     row[: len(codes)] = codes + 1
     return inputs["history"][0].astype(np.int32), inputs["history_weight"][0].astype(np.float16), row
@@ -333,6 +345,7 @@ def _retriever_row(window: _Window, basket: Basket) -> tuple[np.ndarray, np.ndar
 def _ranker_list(
     window: _Window,
     basket: Basket,
+    user: User,
     store_ids: np.ndarray,
     quotas: Quotas,
     rng: np.random.Generator,
@@ -360,7 +373,7 @@ def _ranker_list(
     if stranger:
         visible = visible[: rng.integers(len(visible) + 1)]
         size = len(visible)
-    query = window.query(basket, visible, size)
+    query = Query(window.statistics, basket.at, visible, size, user)
     store = window.statistics.store_row.get(str(store_ids[basket.store]))
     candidates = retrieve(
         query, None if store is None else window.statistics.store_popular[store], quotas

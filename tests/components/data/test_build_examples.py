@@ -317,7 +317,9 @@ def test_hidden_items_are_not_in_the_query(purchases: Purchases, monkeypatch: py
     rng = np.random.default_rng(0)
     built = found = wanted = 0
     for basket in replay(seen):
-        one = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, None)
+        one = module._ranker_list(
+            window, basket, window.user(basket), purchases.store_ids, Quotas(), rng, None
+        )
         if one is None:
             continue
         built += 1
@@ -336,7 +338,8 @@ def test_taken_items_are_hidden_and_left_items_are_negatives(purchases: Purchase
     seen = purchases.before(CUT)
     window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
     basket = next(b for b in replay(seen) if len(b.history) > 50 and len(b.items) >= 6)
-    query = window.query(basket, window.code[basket.items[1:]], len(basket.items) - 1)
+    visible = window.code[basket.items[1:]]
+    query = Query(window.statistics, basket.at, visible, len(visible), window.user(basket))
     candidates = retrieve_candidates(query, None, Quotas()).codes
     at_cut = window.statistics.item_ids
     taken = next(code for code in basket.items if window.code[code] in candidates)
@@ -346,14 +349,18 @@ def test_taken_items_are_hidden_and_left_items_are_negatives(purchases: Purchase
     rng = np.random.default_rng(0)
     often = 0
     for _ in range(20):
-        one = module._ranker_list(window, answered, purchases.store_ids, Quotas(), rng, 6)
+        one = module._ranker_list(
+            window, answered, window.user(answered), purchases.store_ids, Quotas(), rng, 6
+        )
         assert one is not None
         asked_for = {
             code: int(label) for code, label in zip(one.categorical[:, 0] - 1, one.label, strict=True)
         }
         assert asked_for[window.code[taken]] == 1
         assert [asked_for[window.code[code]] for code in left] == [0, 0, 0], "half of the six may be these"
-        other = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, 6)
+        other = module._ranker_list(
+            window, basket, window.user(basket), purchases.store_ids, Quotas(), rng, 6
+        )
         often += other is not None and bool(np.isin(window.code[left] + 1, other.categorical[:, 0]).all())
     assert often < 20, "nobody was shown anything: negatives are drawn"
 
@@ -370,7 +377,9 @@ def test_left_items_are_at_most_half_of_the_negatives(purchases: Purchases) -> N
     left = [0, 0]
     for _ in range(20):
         answered = replace(basket, shown=shown)
-        one = module._ranker_list(window, answered, purchases.store_ids, Quotas(), rng, 6)
+        one = module._ranker_list(
+            window, answered, window.user(answered), purchases.store_ids, Quotas(), rng, 6
+        )
         assert one is not None
         negatives = one.categorical[one.label == 0, 0] - 1
         was_shown = np.isin(negatives, window.code[shown])
@@ -387,7 +396,9 @@ def test_strangers_come_with_any_part_of_their_basket(purchases: Purchases) -> N
     rng = np.random.default_rng(0)
     sizes = set()
     for basket in replay(seen):
-        one = module._ranker_list(window, basket, purchases.store_ids, Quotas(), rng, None, stranger=True)
+        one = module._ranker_list(
+            window, basket, window.user(basket), purchases.store_ids, Quotas(), rng, None, stranger=True
+        )
         if one is not None:
             sizes.add(int(one.dense[0, DENSE_NAMES.index("basket_size")]))
     assert {0, 1, 2, 3} <= sizes
@@ -427,7 +438,7 @@ def test_candidates_history_and_basket_are_in_the_codes_of_the_cut(
     rng = np.random.default_rng(0)
     seen = 0
     for basket in replay(purchases.before(CUT)):
-        one = module._ranker_list(early, basket, purchases.store_ids, Quotas(), rng, None)
+        one = module._ranker_list(early, basket, early.user(basket), purchases.store_ids, Quotas(), rng, None)
         if one is None or not len(one.label):
             continue
         seen += 1
@@ -449,7 +460,7 @@ def test_a_stranger_has_no_history(
     basket = next(b for b in replay(purchases.before(CUT)) if len(b.items) > 5 and len(b.history))
     rng = np.random.default_rng(0)
     one = module._ranker_list(
-        windows[1], replace(basket, history=nobody), purchases.store_ids, Quotas(), rng, None, True
+        windows[1], basket, User(nobody, basket.at), purchases.store_ids, Quotas(), rng, None, True
     )
     assert one is not None
     assert not one.history.any()
@@ -461,7 +472,9 @@ def test_lists_are_put_together_in_their_order(
 ) -> None:
     rng = np.random.default_rng(0)
     every = [
-        module._ranker_list(windows[1], basket, purchases.store_ids, Quotas(), rng, 5)
+        module._ranker_list(
+            windows[1], basket, windows[1].user(basket), purchases.store_ids, Quotas(), rng, 5
+        )
         for basket in list(replay(purchases.before(CUT)))[-30:]
     ]
     lists = [one for one in every if one is not None]
