@@ -17,7 +17,7 @@ from components.ranker.fitting import pad
 from serving.release.bundle import open_session
 
 ROWS_AT_ONCE = 8_192
-REPEATS, WARM_UP = 300, 3
+REPEATS, WARM_UP = 100, 3
 
 Call = Callable[[Any], Any]  # takes what its feed made
 Feed = Callable[[RankerExamples, np.ndarray, np.ndarray], Any]
