@@ -33,7 +33,7 @@ MULTIPLE = 8  # hidden widths a processor's vector units like
 
 
 def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, Any]) -> dict[str, Any]:
-    """Prune a student by each ratio; keep the smallest that is still within its tolerance.
+    """Prune a student by each ratio, the largest first, until one is within its tolerance.
 
     Structured pruning after Li et al., "Pruning Filters for Efficient ConvNets" (arXiv 1608.08710): whole
     hidden units go, those with the smallest product of the norms of incoming and outgoing weights, so
@@ -43,7 +43,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     Args:
         examples: what `build_examples` wrote.
         student: what `distill_ranker` wrote.
-        pruned: the directory to write; `table.json` in it has a row for every ratio.
+        pruned: the directory to write; `table.json` in it has a row for every ratio that was tried.
         params: fields of `PruneParams`.
 
     Returns:
@@ -60,7 +60,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     begin_ranker(pruned)
     with tempfile.TemporaryDirectory() as scratch:
         best = student
-        for ratio in sorted(settings.ratios):
+        for ratio in sorted(settings.ratios, reverse=True):
             place = Path(scratch) / f"{ratio:g}"
             try:
                 certificate = _prune(parent, place, ratio, data, taught, settings, cost)
@@ -75,6 +75,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
             )
             if not failed:
                 kept, best = ratio, place
+                break
         if best is student:
             log.warning("no ratio holds the tolerance: the student stays whole")
         np.save(pruned / TAUGHT, taught, allow_pickle=False)
