@@ -326,7 +326,7 @@ class _Window:
         self.input_code[self.code[own] + 1] = (self.code if final is None else final)[own] + 1
 
     def user(self, basket: Basket) -> User:
-        """Return the shopper as of a basket; the lists that hide parts of it share what is computed once."""
+        """Return the shopper as of a basket; the lists that hide parts of it share its cached parts."""
         return User(replace(basket.history, items=self.code[basket.history.items]), basket.at)
 
 
