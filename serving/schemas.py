@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
 from feature_repo.ids import is_id
+from feature_repo.spelling import did_you_mean
 from serving.errors import InvalidRequest, NotJson
 
 MAX_BASKET = 500  # lines; a longer basket is refused
@@ -32,6 +33,7 @@ MAX_INSTANCES = 64  # requests in one V1 body
 # The ladder, best answer first: all candidates ranked, as many as time allowed, a cached list, best sellers
 # of the store, best sellers of the chain, nothing.
 RUNGS = ("full", "fewer", "cached", "segment", "popular", "empty")
+REASON_CODES = ("bought_before", "bought_together", "fits", "popular_in_store", "popular", "pinned")
 NOTHING_LEFT = "nothing_left"  # no fault, but every candidate is in the basket, sold out or banned
 REASONS = (
     NOTHING_LEFT,
@@ -64,7 +66,9 @@ _IDS = ("user_id", "store_id", "request_id")
 # In JSON, 7.0 and 1e300 are whole numbers. Both decode as a float.
 _Whole = Annotated[float, Meta(ge=0, multiple_of=1)]
 _NOT_JSON = "the body is not JSON (UTF-8, finite numbers, moderate nesting)"
-_UNKNOWN = "Object contains unknown field"  # msgspec appends the name, which we never repeat
+# msgspec appends the name. We never repeat it, but name the known field that it resembles.
+_UNKNOWN = "Object contains unknown field"
+_FIELD = re.compile(rf"{_UNKNOWN} `(.{{1,64}}?)`")
 _INSTANCE = re.compile(r" - at `\$\.instances\[\d{1,2}\]`$")
 Body = TypeVar("Body", bound=msgspec.Struct)
 PRIORITIES = ("checkout", "prefetch")  # the first holds without the header
@@ -85,6 +89,7 @@ class Request:
     k: int = DEFAULT_K
     request_id: str = ""
     profile: str = DEFAULT_PROFILE  # how candidates are found
+    explain: bool = False
 
 
 class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -103,6 +108,9 @@ class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     k: Annotated[_Whole, Meta(description=f"Items wanted; more than {MAX_K} is {MAX_K}")] = DEFAULT_K
     profile: Annotated[str | None, Meta(description="How candidates are found; absent: default")] = None
     request_id: Annotated[Id | None, Meta(description="Absent: the server makes one")] = None
+    explain: Annotated[
+        bool, Meta(description="Add each item's name and reason code, and the number of unknown items")
+    ] = False
 
     def __post_init__(self) -> None:
         if not "".join(self.basket).isprintable():
@@ -135,6 +143,7 @@ class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
             k=int(min(self.k, MAX_K)),
             request_id=self.request_id or default_id,
             profile=profile,
+            explain=self.explain,
         )
 
 
@@ -171,6 +180,11 @@ class Recommendation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     ] = None
     promotion: Annotated[float | None, Meta(description="Discount as a share of the price")] = None
     coupon: str | None = None
+    name: Annotated[str | None, Meta(description="With `explain`: what the item is; may be empty")] = None
+    reason_code: Annotated[
+        Annotated[str, Meta(extra_json_schema={"enum": list(REASON_CODES)})] | None,
+        Meta(description="With `explain`: the reason, for programs"),
+    ] = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the item as plain JSON types, without unknown terms."""
@@ -199,10 +213,16 @@ class Response(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stage_ms: Annotated[
         dict[str, Annotated[float, Meta(ge=0)]], Meta(description="Milliseconds by stage")
     ] = msgspec.field(default_factory=dict)
+    unknown_items: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="With `explain`: how many items of the basket the bundle does not know"),
+    ] = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the response as plain JSON types."""
+        """Return the response as plain JSON types; without `explain`, no number of unknown items."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
+        if self.unknown_items is None:
+            del plain["unknown_items"]
         plain["items"] = [_rounded(item) for item in plain["items"]]
         plain["stage_ms"] = {stage: round(ms, 3) for stage, ms in plain["stage_ms"].items()}
         return plain
@@ -284,7 +304,9 @@ def _refusal(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Inva
     if message.startswith(_UNKNOWN):
         place = _INSTANCE.search(message)
         fields = (RequestBody if place else kind).__struct_fields__
-        message = f"{_UNKNOWN}; expected {', '.join(fields)}{place[0] if place else ''}"
+        hint = did_you_mean(found[1], fields) if (found := _FIELD.match(message)) else ""
+        expected = f"expected {', '.join(fields)}{place[0] if place else ''}"
+        message = f"{_UNKNOWN}; {hint} {expected}" if hint else f"{_UNKNOWN}; {expected}"
     return InvalidRequest(message)
 
 

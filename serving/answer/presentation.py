@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from feature_repo.aggregates import DAY_S
 from feature_repo.queries import strongest_partners
 from serving.release.bundle import Bundle
-from serving.schemas import Recommendation, Request
+from serving.schemas import Recommendation, Request, Response
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import Plan
 from serving.stages.reranking import NO_RARITY, Ranked, SlotRules, WeighedCandidates, fill_slots
@@ -19,6 +20,14 @@ POPULAR = {
     "store": "popular in this store",
     "popular": "popular now",
     "pinned": "chosen by the shop",
+}
+_CODES = {
+    "history": "bought_before",
+    "together": "bought_together",
+    "tower": "fits",
+    "store": "popular_in_store",
+    "popular": "popular",
+    "pinned": "pinned",
 }
 Terms = tuple[list[float | None], list[float | None], list[str | None]]
 
@@ -50,6 +59,19 @@ def present(
     return tuple(items), codes
 
 
+def explained(bundle: Bundle, request: Request, plan: Plan, response: Response) -> Response:
+    """Return the response with the items' names and reason codes, and the number of unknown items."""
+    code_of = bundle.statistics.code_of
+    items = []
+    for item in response.items:
+        code = code_of[item.item_id]
+        is_pinned = item.reason == plan.pinned_because(code)
+        reason_code = _CODES["pinned" if is_pinned else item.source]
+        items.append(msgspec.structs.replace(item, name=bundle.name_of(code), reason_code=reason_code))
+    unknown = sum(item_id not in code_of for item_id in request.basket)
+    return msgspec.structs.replace(response, items=tuple(items), unknown_items=unknown)
+
+
 def terms(facts: LiveFacts, codes: np.ndarray, request: Request) -> Terms:
     """Return price, promotion and coupon of each item, None where no fact says any."""
     at, store_id = request.at, request.store_id
@@ -77,7 +99,8 @@ def _reasons(bundle: Bundle, request: Request, ranked: Ranked, rows: np.ndarray)
                 reasons.append(f"bought {times} {unit} before, last {days} days ago")
             case "together":
                 partner = partners[int(ranked.codes[row])]
-                reasons.append(f"often bought together with {bundle.statistics.item_ids[partner]}")
+                name = f" {bundle.name_of(partner)}" if request.explain else ""
+                reasons.append(f"often bought together with {bundle.statistics.item_ids[partner]}{name}")
             case name:
                 reasons.append(POPULAR[name])
     return reasons

@@ -29,7 +29,7 @@ from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
 from serving.answer.fallback import best_sellers, stale_list
-from serving.answer.presentation import present
+from serving.answer.presentation import explained, present
 from serving.cache.answer_cache import AnswerCache, AnswerKey, answer_key
 from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable
 from serving.prediction_log import Record, RecordSink
@@ -329,6 +329,8 @@ class Recommender:
             degraded_reason=NOTHING_LEFT if is_empty and reason is None else reason,
             stage_ms=stage_ms,
         )
+        if request.explain:
+            response = explained(self.bundle, request, known.plan, response)
         return response, shown
 
     def _record(
@@ -405,16 +407,16 @@ class Recommender:
         began = time.perf_counter()
         items = best_sellers(self.bundle, self.facts, request)
         ended = time.perf_counter()
-        since = began if asked_at is None else asked_at
         rung = "empty" if not items else "segment" if items[0].source == "store" else "popular"
-        stage_ms = {"fallback": (ended - began) * 1e3, "total": (ended - since) * 1e3}
+        stage_ms = {"fallback": (ended - began) * 1e3, "total": (ended - (asked_at or began)) * 1e3}
         response = Response(request.request_id, items, self.bundle.bundle_id, rung, True, reason, stage_ms)
+        if request.explain:
+            response = explained(self.bundle, request, self._plan(request), response)
         self._record(request, Known(), response)
         return response
 
     def _plan(self, request: Request) -> Plan:
-        rules = self.facts.rules
-        return rules.plan(request.at, request.store_id) if rules.rules else NO_PLAN
+        return self.facts.rules.plan(request.at, request.store_id)
 
     def _left_of(self, cached: Ranked, request: Request, plan: Plan) -> Ranked:
         """Return what may be offered now of a cached list."""
@@ -465,8 +467,8 @@ def open_recommender(
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
     """
     bundle = open_bundle(bundle_path)
-    no_codes = np.empty(0, np.int64)
-    bundle.statistics.find(no_codes, no_codes)  # compiles it: golden requests write no record, which needs it
+    # Compiles it: golden requests write no record, which needs it.
+    bundle.statistics.find(NOTHING_HIDDEN, NOTHING_HIDDEN)
     file = None if availability is None else AvailabilityFile(availability)
     rules_file = None if rules is None else RulesFile(rules, bundle.statistics, bundle.vocabulary)
     live = LiveFacts(bundle.statistics, facts, file, rules_file)

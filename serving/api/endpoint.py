@@ -31,7 +31,7 @@ from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 
 from serving.api.grpc_service import RecommendationsService, read_metadata
-from serving.api.http_routes import Limits, routes
+from serving.api.http_routes import RECOMMENDATIONS, Limits, routes
 from serving.api.http_server import FIRST_S, SHY_S, Waits, http_server, room_for
 from serving.api.openapi import openapi
 from serving.api.predictor import Predictor
@@ -233,7 +233,11 @@ def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings
         return Response(msgspec.json.encode(document), media_type="application/json")
 
     app.add_api_route("/openapi.json", openapi_json)
-    app.add_api_route("/", dataplane.live)
+
+    async def root() -> dict[str, str]:
+        return {**await dataplane.live(), "ask": f"POST {RECOMMENDATIONS}", "described": "/openapi.json"}
+
+    app.add_api_route("/", root)
     if not settings.metrics_address:
         app.add_api_route("/metrics", _metrics)
     register_v1_endpoints(app, dataplane, extension)

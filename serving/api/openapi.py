@@ -191,7 +191,8 @@ def _schemas(profiles: Iterable[str]) -> dict[str, Any]:
     request, response, item = (schemas[kind.__name__] for kind in (RequestBody, Response, Recommendation))
     request["properties"]["profile"]["enum"] = [*profiles, None]  # the bundle's
     request["properties"]["k"]["type"] = "integer"  # decoded as a float, because 7.0 is an integer in JSON
-    response["required"] = list(response["properties"])  # defaults are written, too
+    # Defaults are written, too, but for the one that must be asked for.
+    response["required"] = [name for name in response["properties"] if name != "unknown_items"]
     for name, schema in item["properties"].items():
         if name not in item["required"]:  # unknown terms are left out, never null
             item["properties"][name] = {**schema.pop("anyOf")[0], **schema}

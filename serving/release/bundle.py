@@ -127,6 +127,11 @@ class Bundle:
         """Return the rarity of some items, (n,) float64; nothing without novelty."""
         return NO_RARITY if self.rarity is None else self.rarity[codes]
 
+    def name_of(self, code: int) -> str:
+        """Return an item's name: its type, or the next wider level that has a name; empty without any."""
+        levels = zip(LEVELS, self.statistics.categorical[code].tolist(), strict=True)
+        return next((name for level, number in levels if (name := self.vocabulary[level][number])), "")
+
     @property
     def cardinality(self) -> list[int]:
         """How many values each categorical input of the ranker has, the unknown one included."""

@@ -106,6 +106,14 @@ def test_a_path_takes_only_its_own_method(client: httpx.Client) -> None:
             assert client.get(filled(path)).status_code == 200, path
 
 
+def test_the_root_names_the_routes_to_ask_and_to_read(client: httpx.Client) -> None:
+    root = client.get("/").json()
+    assert root["status"] == "alive"
+    method, path = root["ask"].split()
+    assert client.request(method, path, json={"basket": []}).status_code == 200
+    assert path in client.get(root["described"]).json()["paths"]
+
+
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/debug", "/admin", "/config", "/v2/repository/index"])
 def test_other_paths_do_not_exist(client: httpx.Client, path: str) -> None:
     for method in ("GET", "POST"):

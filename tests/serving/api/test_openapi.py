@@ -67,6 +67,7 @@ REQUESTS = st.fixed_dictionaries(
         "store_id": st.one_of(IDS, st.none()),
         "at": st.sampled_from(["2017-12-05T18:30:00Z", None, 5]),
         "request_id": st.one_of(IDS, st.none()),
+        "explain": st.sampled_from([True, False, None, 1]),
         "other": st.just(1),
     },
 )
@@ -94,6 +95,7 @@ ASKED: list[tuple[object, int]] = [
     ({"basket": ["1000005"], "user_id": "u1", "at": AT, "k": 100}, 200),
     ({"basket": [], "k": 0}, 200),
     ({"basket": ["nothing"], "store_id": "store-1"}, 200),
+    ({"basket": ["1000010", "nothing"], "explain": True}, 200),
     ({"basket": "x"}, 422),
     ({}, 422),
     ([], 422),
