@@ -10,6 +10,7 @@ from .answers import Recommendations as Recommendations
 from .answers import RecommendedItem as RecommendedItem
 from .client import AsyncClient as AsyncClient
 from .client import Client as Client
+from .client import InvalidCall as InvalidCall
 from .client import read_best_sellers as read_best_sellers
 from .fakes import AsyncFakeClient as AsyncFakeClient
 from .fakes import FakeClient as FakeClient

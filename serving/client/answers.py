@@ -38,6 +38,7 @@ class RecommendedItem:
     """One item of the answer: its purchase probability, the source that found it, and why it is shown.
 
     Price, promotion (discount as a share of the price) and coupon are None if the endpoint knows none.
+    Name and reason code are there if the request said `explain`.
     """
 
     item_id: str
@@ -47,13 +48,16 @@ class RecommendedItem:
     price: float | None = None
     promotion: float | None = None
     coupon: str | None = None
+    name: str | None = None
+    reason_code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendations:
     """The answer: items best first, the bundle that ranked them, and the rung of the fallback ladder.
 
-    `degraded` is true if the answer is less than it should be; `degraded_reason` then says why.
+    `degraded` is true if the answer is less than it should be; `degraded_reason` then says why. With
+    `explain`, `unknown_items` says how many items of the basket the bundle does not know.
     """
 
     request_id: str
@@ -63,6 +67,7 @@ class Recommendations:
     degraded: bool = False
     degraded_reason: str | None = None
     stage_ms: dict[str, float] = field(default_factory=dict)
+    unknown_items: int | None = None
 
 
 def read_answer(content: bytes, request_id: str) -> Recommendations:
@@ -84,13 +89,14 @@ def read_answer(content: bytes, request_id: str) -> Recommendations:
             document.get("degraded", False) is True,
             None if reason is None else str(reason),
             {str(stage): _finite(ms) for stage, ms in (document.get("stage_ms") or {}).items()},
+            None if (unknown := document.get("unknown_items")) is None else int(unknown),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise NotAnswered(MALFORMED_ANSWER, repr(error)[:300]) from error
 
 
 def _read_item(row: dict[str, Any]) -> RecommendedItem:
-    price, promotion, coupon = row.get("price"), row.get("promotion"), row.get("coupon")
+    price, promotion = row.get("price"), row.get("promotion")
     item_id = row["item_id"]
     if not isinstance(item_id, str) or not item_id:
         raise TypeError("item_id is not a text")
@@ -101,7 +107,10 @@ def _read_item(row: dict[str, Any]) -> RecommendedItem:
         str(row.get("reason", "")),
         None if price is None else _finite(price),
         None if promotion is None else _finite(promotion),
-        None if coupon is None else str(coupon),
+        *(
+            None if (text := row.get(name)) is None else str(text)
+            for name in ("coupon", "name", "reason_code")
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -52,8 +53,16 @@ CLOSING_S = 1.0  # until the loop's thread must have ended
 _log = logging.getLogger(__name__)
 
 
+class InvalidCall(ValueError):
+    """An argument that is a programming error: the call raises, and nothing is sent."""
+
+
 class RequestOptions(TypedDict, total=False):
-    """Optional fields of a request. `at` without an offset is UTC; `deadline_ms` counts for this call."""
+    """Optional fields of a request.
+
+    `at` without an offset is UTC. A `k` above 100 counts as 100. `explain` adds names and reason codes.
+    `deadline_ms` counts for this call.
+    """
 
     user_id: str | None
     store_id: str | None
@@ -61,11 +70,25 @@ class RequestOptions(TypedDict, total=False):
     k: int
     profile: str | None
     request_id: str | None
+    explain: bool
     deadline_ms: float
 
 
+_TEXT = (str, type(None))
+_KINDS: dict[str, tuple[type, ...]] = {
+    "user_id": _TEXT,
+    "store_id": _TEXT,
+    "at": (datetime, *_TEXT),
+    "k": (int,),
+    "profile": _TEXT,
+    "request_id": _TEXT,
+    "explain": (bool,),
+    "deadline_ms": (int, float),
+}
+
+
 def read_best_sellers(file: str | Path) -> list[str]:
-    """Read a list of best sellers, best first as `serving.release.best_sellers` writes it.
+    """Read a list of best sellers, best first, as `reco best-sellers` writes it.
 
     Raises:
         OSError: the file cannot be read.
@@ -73,12 +96,12 @@ def read_best_sellers(file: str | Path) -> list[str]:
     """
     items = json.loads(Path(file).read_text(encoding="utf-8"))
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise ValueError(f"{file} is not a JSON list of item ids: write it with write_best_sellers")
+        raise ValueError(f"{file} is not a JSON list of item ids: write it with `reco best-sellers`")
     return items
 
 
-class AsyncClient:
-    """The client of one event loop; tasks may share it."""
+class _Endpoint:
+    """What both clients are made of: address, deadline and fallback."""
 
     def __init__(
         self,
@@ -107,12 +130,30 @@ class AsyncClient:
         load_transport()
         self._deadline_ms = deadline_ms
         self._fallback = BestSellers(best_sellers, strict)
-        self._caller = EndpointCaller(*_target(url, tls), resolve)
+        self._connect = functools.partial(EndpointCaller, *_target(url, tls), resolve)
+        self._open()
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+
+class AsyncClient(_Endpoint):
+    """The client of one event loop; tasks may share it."""
+
+    def _open(self) -> None:
+        self._caller = self._connect()
 
     async def recommend(self, basket: Sequence[str], **options: Unpack[RequestOptions]) -> Recommendations:
-        """Return recommendations for a basket; raises only `NotAnswered`, if the client is strict."""
+        """Return recommendations for a basket.
+
+        Raises:
+            InvalidCall: a programming error; nothing was sent.
+            NotAnswered: only if the client is strict.
+        """
         try:
             return await self._caller.answer(_prepare(basket, options, self._deadline_ms))
+        except InvalidCall:
+            raise
         except Exception as error:  # noqa: BLE001 (the edge: the checkout is never blocked)
             return self._fallback.answer(error, basket, options)
 
@@ -129,37 +170,24 @@ class AsyncClient:
         await self.close()
 
 
-class Client:
+class Client(_Endpoint):
     """The blocking client. Threads may share it, and it works on in a forked child.
 
     Its thread starts with the first call and ends with `close`.
     """
 
-    def __init__(
-        self,
-        url: str,
-        best_sellers: Sequence[str],
-        *,
-        deadline_ms: float = DEADLINE_MS,
-        strict: bool = False,
-        tls: ssl.SSLContext | None = None,
-        resolve: Resolve = resolve,
-    ) -> None:
-        """Take the arguments of `AsyncClient`."""
-        _check_deadline(deadline_ms)
-        load_transport()
-        self._deadline_ms = deadline_ms
-        self._fallback = BestSellers(best_sellers, strict)
-        self._caller_arguments = _target(url, tls), resolve
+    def _open(self) -> None:
         self._lock = threading.Lock()
         self._closed = False
         self._loop_thread: _LoopThread | None = None
 
     def recommend(self, basket: Sequence[str], **options: Unpack[RequestOptions]) -> Recommendations:
-        """Return recommendations for a basket; raises only `NotAnswered`, if the client is strict."""
+        """Return recommendations for a basket; raises as `AsyncClient.recommend`."""
         try:
             request = _prepare(basket, options, self._deadline_ms)
             return self._running().answer(request)
+        except InvalidCall:
+            raise
         except Exception as error:  # noqa: BLE001 (the edge: the checkout is never blocked)
             return self._fallback.answer(error, basket, options)
 
@@ -188,8 +216,7 @@ class Client:
                 raise NotAnswered(CLOSED, "the client was closed")
             # After a fork the thread is missing, and the connections belong to the parent.
             if self._loop_thread is None or self._loop_thread.process != os.getpid():
-                target, resolve = self._caller_arguments
-                self._loop_thread = _LoopThread(EndpointCaller(*target, resolve))
+                self._loop_thread = _LoopThread(self._connect())
             return self._loop_thread
 
 
@@ -197,27 +224,48 @@ def _prepare(basket: Sequence[str], options: RequestOptions, deadline_ms: float)
     """Return the encoded request; the endpoint validates the values.
 
     Raises:
-        NotAnswered: the request cannot be written as JSON.
+        InvalidCall: the arguments are of the wrong kind.
+        NotAnswered: the basket's items cannot be written as JSON.
     """
     started_at = time.monotonic()
-    fields: dict[str, Any] = {"basket": basket, **options}
+    check_call(basket, options)
+    fields: dict[str, Any] = {**options, "basket": list(basket)}
+    deadline_ms = fields.pop("deadline_ms", deadline_ms)
+    if isinstance(at := fields.get("at"), datetime):
+        fields["at"] = at.isoformat()
+    request_id = fields["request_id"] = fields.get("request_id") or uuid.uuid4().hex
     try:
-        if isinstance(basket, str) or not isinstance(basket, Collection):
-            raise TypeError("basket is not a list of item ids")
-        _check_deadline(deadline_ms := fields.pop("deadline_ms", deadline_ms))
-        fields["basket"] = list(basket)
-        if isinstance(at := fields.get("at"), datetime):
-            fields["at"] = at.isoformat()
-        request_id = fields["request_id"] = fields.get("request_id") or uuid.uuid4().hex
         body = json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise NotAnswered(INVALID_REQUEST, str(error)) from error
     return PreparedRequest(body, request_id, started_at + deadline_ms / 1e3)
 
 
+def check_call(basket: object, options: RequestOptions) -> None:
+    """Check a call for programming errors. One invalid item of a basket comes from data, and never raises.
+
+    Raises:
+        InvalidCall: naming the argument, its type or value, and the expected one.
+    """
+    for name, value in options.items():
+        kinds = _KINDS.get(name)
+        if kinds is None:
+            raise InvalidCall(f"no argument {name!r}: there is {', '.join(_KINDS)}")
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+            raise InvalidCall(f"{name} is of type {type(value).__name__}, expected {expected}")
+    if options.get("k", DEFAULT_K) < 0:
+        raise InvalidCall(f"k is {options['k']}, expected 0 or more")
+    _check_deadline(options.get("deadline_ms", DEADLINE_MS))
+    if isinstance(basket, str) or not isinstance(basket, Collection):
+        raise InvalidCall(f"basket is of type {type(basket).__name__}, expected a list of item ids")
+    if len(basket) and not any(isinstance(item, str) for item in basket):
+        raise InvalidCall("no item of the basket is of type str, expected ids as text")
+
+
 def _check_deadline(deadline_ms: float) -> None:
     if not 0 < deadline_ms < math.inf:  # NaN is refused, too
-        raise ValueError(f"deadline_ms is {deadline_ms}, expected milliseconds above 0")
+        raise InvalidCall(f"deadline_ms is {deadline_ms}, expected milliseconds above 0")
 
 
 def _target(url: str, tls: ssl.SSLContext | None) -> tuple[httpx.URL, ssl.SSLContext | bool]:
@@ -249,13 +297,12 @@ class BestSellers:
             _log.warning("answered by the best sellers: %s", error)
         if self._strict:
             raise error
-        # The request itself may be the cause: trust none of its fields.
-        excluded = _ids_in(basket)
-        k, request_id = options.get("k", DEFAULT_K), options.get("request_id")
-        k = min(max(k, 0), MAX_K) if isinstance(k, int) else DEFAULT_K
-        offered = [item for item in self._items if item not in excluded][:k]
+        excluded = _ids_in(basket)  # they may be the cause: each is read with care
+        offered = [item for item in self._items if item not in excluded][
+            : min(options.get("k", DEFAULT_K), MAX_K)
+        ]
         return Recommendations(
-            request_id if isinstance(request_id, str) else "",
+            options.get("request_id") or "",
             tuple(RecommendedItem(item, 0.0, SOURCE, "popular") for item in offered),
             bundle_id="",
             rung="popular" if offered else "empty",

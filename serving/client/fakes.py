@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from .answers import DEFAULT_K, NotAnswered, Recommendations, RecommendedItem
-from .client import BestSellers, RequestOptions
+from .client import BestSellers, RequestOptions, check_call
 
 
 class FakeClient:
@@ -25,7 +25,8 @@ class FakeClient:
         self._fallback = BestSellers(items, strict)
 
     def recommend(self, basket: Sequence[str], **options: Unpack[RequestOptions]) -> Recommendations:
-        """Answer as `Client` would."""
+        """Answer as `Client` would; a call that it refuses is refused here, too."""
+        check_call(basket, options)
         self.calls.append({"basket": list(basket), **options})
         if self._failure is not None:
             return self._fallback.answer(NotAnswered(self._failure, "set by the test"), basket, options)

@@ -21,7 +21,7 @@ import pytest
 from serving.api import http_routes
 from serving.client import answers, attempts, client
 from serving.client.answers import NotAnswered, Recommendations, RecommendedItem
-from serving.client.client import AsyncClient, Client
+from serving.client.client import AsyncClient, Client, InvalidCall
 from serving.client.fakes import FakeClient
 from tests.chaos.procs import eventually
 
@@ -128,10 +128,13 @@ def answer_to(document: dict[str, Any]) -> Recommendations:
         document["request_id"],
         (
             RecommendedItem("i1", 0.25, "history", "bought 3 times", 3.99, 0.25, "SODA25"),
-            RecommendedItem("i2", 0.125, "together", "goes with b1"),
+            RecommendedItem(
+                "i2", 0.125, "together", "goes with b1", name="bread", reason_code="bought_together"
+            ),
         ),
         "bundle",
         stage_ms={"total": 2.5},
+        unknown_items=1,
     )
 
 
@@ -421,27 +424,40 @@ def test_the_retry_and_later_calls_use_the_next_address(serve: Callable[[Say], S
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "says"),
     [
-        {"k": math.nan},
-        {"k": math.inf},
-        {"user_id": {"a", "set"}},
-        {"deadline_ms": math.nan},
-        {"deadline_ms": 0},
-        {"deadline_ms": "soon"},
-        {"basket": "b2"},
-        {"basket": None},
-        {"basket": 7},
-        {"basket": [math.nan]},
-        {"basket": iter(["b2"])},
+        ({"k": -1}, "k is -1, expected 0 or more"),
+        ({"k": 5.0}, "k is of type float, expected int"),
+        ({"k": True}, "k is of type bool, expected int"),
+        ({"k": None}, "k is of type NoneType, expected int"),
+        ({"user_id": 1228}, "user_id is of type int, expected str"),
+        ({"at": 5}, "at is of type int, expected datetime or str"),
+        ({"explain": "yes"}, "explain is of type str, expected bool"),
+        ({"user": "1228"}, "no argument 'user': there is user_id"),
+        ({"deadline_ms": math.nan}, "expected milliseconds above 0"),
+        ({"deadline_ms": 0}, "expected milliseconds above 0"),
+        ({"deadline_ms": "soon"}, "expected int or float"),
+        ({"basket": "b2"}, "basket is of type str, expected a list of item ids"),
+        ({"basket": None}, "basket is of type NoneType"),
+        ({"basket": iter(["b2"])}, "basket is of type list_iterator"),
+        ({"basket": [1041453, 995242]}, "no item of the basket is of type str"),
     ],
 )
-def test_an_invalid_request_is_not_sent(
-    serve: Callable[[Say], Server], ask: Ask, wrong: dict[str, Any]
+def test_a_programming_error_raises_and_is_not_sent(
+    serve: Callable[[Say], Server], ask: Ask, wrong: dict[str, Any], says: str
 ) -> None:
     server = serve(good)
-    answer = ask(server.url, **{"basket": [], **wrong})
-    check_fallback(answer, answers.INVALID_REQUEST, BEST)
+    call = {"basket": [], **wrong}
+    with pytest.raises(InvalidCall, match=says):
+        ask(server.url, **call)
+    with pytest.raises(InvalidCall, match=says):
+        FakeClient().recommend(**call)
+    assert not server.requests
+
+
+def test_an_item_that_is_no_text_raises_nothing(serve: Callable[[Say], Server], ask: Ask) -> None:
+    server = serve(good)
+    check_fallback(ask(server.url, ["b2", math.nan]), answers.INVALID_REQUEST)
     assert not server.requests
 
 
@@ -479,7 +495,7 @@ def test_an_unreadable_basket_raises_nothing(
     assert not server.requests
 
 
-@pytest.mark.parametrize(("k", "items"), [(0, []), (2, ["b2", "b4"]), (-3, []), (99, ["b2", "b4", "b5"])])
+@pytest.mark.parametrize(("k", "items"), [(0, []), (2, ["b2", "b4"]), (99, ["b2", "b4", "b5"])])
 def test_the_best_sellers_are_k_without_the_basket(k: int, items: list[str]) -> None:
     with FakeClient(BEST + BEST, failure="server_error") as asking:
         check_fallback(asking.recommend(["b1", "b3", "other"], k=k), "server_error", items)
