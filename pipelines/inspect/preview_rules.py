@@ -13,7 +13,7 @@ from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.shop.rules import NO_RULES, Catalogue, Rules
-from serving.shop.rules_file import RuleProblem, RulesInvalid, read_rules
+from serving.shop.rules_file import MAX_BYTES, RuleProblem, RulesInvalid, rules_of
 
 if TYPE_CHECKING:
     from serving.answer.recommender import Recommender
@@ -65,7 +65,7 @@ class Checked:
 def check_rules(file: Path, home: Path) -> Checked:
     """Return the errors of a file, and its rules over the items of a home's champion."""
     try:
-        rules, problems = read_rules(file)
+        rules, problems = rules_of(_content(file))
     except RulesInvalid as error:
         return Checked(NO_RULES, error.problems, "")
     try:
@@ -75,6 +75,12 @@ def check_rules(file: Path, home: Path) -> Checked:
     place = champion.bundle(home) / "statistics"
     bound, missing = Catalogue(read_statistics(place), read_vocabulary(place)).bind(rules)
     return Checked(bound, sorted(problems + missing), champion.bundle_id)
+
+
+def _content(file: Path) -> bytes:
+    """Return the content of a file; a pipe is read once, until its other end closes."""
+    with file.open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
 
 
 def preview(recommender: Recommender, rules: Rules, request: Request) -> dict[str, Any]:

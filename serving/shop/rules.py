@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from feature_repo.schema import LEVELS
+from feature_repo.spelling import did_you_mean
 from feature_repo.statistics import NO_ITEM, Statistics
 from serving.shop.rules_file import Rule, RuleProblem, read_rules
 from serving.shop.watched_file import WatchedFile
@@ -320,7 +321,8 @@ class Catalogue:
             chosen = codes if chosen is None else np.intersect1d(chosen, codes)
             if missing:
                 text = _unknown(len(values), selector, missing)
-                problems.append(RuleProblem(rule.line, f"{text}; passed over, check the spelling", False))
+                hint = self._meant(selector, missing[0]) or "check the spelling"
+                problems.append(RuleProblem(rule.line, f"{text}; passed over, {hint}", False))
         if chosen is not None and not len(chosen) and not problems:
             problems.append(RuleProblem(rule.line, "no item is chosen by all of its selectors", False))
         return chosen, problems
@@ -338,6 +340,12 @@ class Catalogue:
         missing = [value for value in values if value.casefold() not in names]
         wanted = [code for value in values for code in names.get(value.casefold(), ())]
         return np.flatnonzero(np.isin(column, wanted)), missing
+
+    def _meant(self, selector: str, value: str) -> str:
+        """Return the name that was probably meant; nothing for an item's id."""
+        if selector == "items":
+            return ""
+        return did_you_mean(value.casefold(), self._columns[selector][0])
 
     @cached_property
     def _columns(self) -> dict[str, tuple[dict[str, list[int]], np.ndarray]]:

@@ -18,6 +18,7 @@ stays 007. YAML beyond lists and mappings (aliases, tags, several documents) is 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -46,6 +47,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {  # section -> the keys of its rules bes
 COMMON = ("name", "from", "until", "stores")
 _DEEPEST = 4  # sections, rules, keys, lists
 _SHOWN = 5  # problems in one message
+_COMMA = re.compile(r"-?\d+,\d+")
 # Parsing in C is ten times as fast; PyYAML without libyaml lacks it.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -99,11 +101,24 @@ def read_rules(file: Path) -> tuple[list[Rule], list[RuleProblem]]:
         RulesInvalid: it is no rules file, or its rules are invalid or contradict each other.
     """
     try:
-        text = read_regular(file, MAX_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise RulesInvalid([RuleProblem(1, f"no text in UTF-8 ({error}): save it as UTF-8", True)]) from error
+        content = read_regular(file, MAX_BYTES)
     except ValueError as error:
         raise RulesInvalid([RuleProblem(1, str(error), True)]) from error
+    return rules_of(content)
+
+
+def rules_of(content: bytes) -> tuple[list[Rule], list[RuleProblem]]:
+    """Return the rules in the content of a file, and warnings.
+
+    Raises:
+        RulesInvalid: as `read_rules`.
+    """
+    if len(content) > MAX_BYTES:
+        _refuse(1, f"expected a file of at most {MAX_BYTES} bytes")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise RulesInvalid([RuleProblem(1, f"no text in UTF-8 ({error}): save it as UTF-8", True)]) from error
     rules, problems = parse_rules(text)
     if any(problem.refused for problem in problems):
         raise RulesInvalid(problems)
@@ -350,6 +365,8 @@ def _truth(node: Node, section: str) -> tuple[str, ...]:
 
 
 def _number(node: Node) -> float:
+    if isinstance(node.value, str) and _COMMA.fullmatch(node.value):
+        raise _Wrong(f"write {node.value.replace(',', '.')}, with a point")
     try:
         return float(node.value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

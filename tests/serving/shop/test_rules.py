@@ -79,7 +79,7 @@ def test_unknown_catalogue_names_are_reported_and_skipped() -> None:
     )
     assert missing == [
         "2: of 2 items, 1 not in this catalogue: nothing; passed over, check the spelling",
-        "3: of 1 types, 1 not in this catalogue: typ 1; passed over, check the spelling",
+        "3: of 1 types, 1 not in this catalogue: typ 1; passed over, did you mean 'type 1'?",
         "4: no item is chosen by all of its selectors",
         "6: of 1 items, 1 not in this catalogue: gone; passed over, check the spelling",
     ]

@@ -69,7 +69,7 @@ def test_a_file_without_rules_is_valid(text: str) -> None:
         ("ban:\n  - {items: [x]}", 2, "a rule of ban needs name: for example"),
         ("ban:\n  - {name: all}", 2, "a rule of ban needs one of items, types, "),
         ("boost:\n  - name: a\n    factor: 0.5\n    items: [x]", 3, "one below 1 belongs under bury"),
-        ("boost:\n  - name: a\n    factor: 1,5\n    items: [x]", 3, "factor: expected a number above 1"),
+        ("boost:\n  - name: a\n    factor: 1,5\n    items: [x]", 3, "factor: write 1.5, with a point"),
         ("bury:\n  - name: a\n    factor: 0\n    items: [x]", 3, "0 would be a ban"),
         ("boost:\n  - {name: a, factor: .nan, items: [x]}", 2, "factor: expected a number"),
         ("minimum_stock:\n  - {name: a, units: -1}", 2, "units: expected a number of units above 0"),
