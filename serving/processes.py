@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prometheus_client.multiprocess import mark_process_dead
 
 from feature_repo.errors import RecoError
@@ -33,6 +34,7 @@ from serving.metrics import REQUEST_LOG_DROPPED, shown
 from serving.settings import Settings
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a child that died again and again is started
+LOOK_S = 0.5  # between two looks whether a child is stopped
 WELL_S = 60.0  # one that lived this long is started at once
 SAY_S = 1.0  # a line to stderr is waited for no longer
 _log = logging.getLogger(__name__)
@@ -75,21 +77,29 @@ class Processes:
         self._bundle, self._home = bundle, home
         self._slots = [Slot() for _ in range(settings.processes)]
         self._began = time.monotonic()
-        self._said_ready = False
+        self._was_ready = self._said_ready = False
         hold(grpc_socket)
 
     def run(self) -> None:
         """Keep the children alive until SIGTERM or SIGINT, then let them finish their requests.
 
+        Once a child has been ready, nothing else ends the endpoint: children that die are started again,
+        with growing pauses.
+
         Raises:
-            NoneStarts: none of them can start.
+            NoneStarts: none of them can start, and none has ever been ready.
         """
         with metrics_folder() as folder, shown(self._settings.metrics_address, folder):
             self._folder = folder
             asyncio.run(self._run())
+        failure = self._first_start_failed()
+        if failure is not None:
+            raise failure
+
+    def _first_start_failed(self) -> NoneStarts | None:
+        """Return why no child starts, if none has ever been ready."""
         failures = [slot.failed for slot in self._slots if slot.failed]
-        if len(failures) == len(self._slots):
-            raise failures[0]
+        return failures[0] if len(failures) == len(self._slots) and not self._was_ready else None
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -129,10 +139,10 @@ class Processes:
                 _log.error("a process died (%s); another one is started", ended)
             elif ended:
                 slot.failed = slot.failed or NoneStarts(f"a process ended at its start ({ended})", 1)
-                if all(one.failed for one in self._slots):
+                if self._first_start_failed():
                     self._stop()
                     return
-                _log.error("a process could not start, the others answer: %s", slot.failed)
+                _log.error("a process could not start, which is tried again: %s", slot.failed)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s(slot.deaths))
 
@@ -159,10 +169,12 @@ class Processes:
         if self._stopping.is_set():
             process.terminate()
         reader, writer = await asyncio.open_connection(sock=ours)
+        watching = self._loop.create_task(_kill_if_stopped(process))
         async for line in reader:
             if line.endswith(b"\n"):
                 self._hear(slot, json.loads(line))
         code = await process.wait()
+        watching.cancel()
         writer.close()
         mark_process_dead(process.pid, self._folder)
         return code
@@ -178,7 +190,7 @@ class Processes:
     def _hear(self, slot: Slot, message: dict[str, Any]) -> None:
         match message["event"]:
             case "ready":
-                slot.ready, slot.failed = message, None
+                slot.ready, slot.failed, self._was_ready = message, None, True
                 self._say_ready(message)
             case "bundle":  # the next one that must be started begins with it: it is known to be good
                 self._bundle = Path(message["bundle"])
@@ -198,6 +210,21 @@ class Processes:
             "memory_mb": memory_mb(os.getpid(), *pids),
         }
         say(message | own)
+
+
+async def _kill_if_stopped(process: asyncio.subprocess.Process) -> None:
+    """Kill a child that is stopped (SIGSTOP) for two looks in a row: its callers would wait for ever."""
+    stopped = False
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            before, stopped = stopped, psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return
+        if before and stopped:
+            _log.error("process %d is stopped, another one takes its place", process.pid)
+            process.kill()
+            return
 
 
 def say(event: dict[str, Any]) -> None:

@@ -118,6 +118,72 @@ def test_a_child_that_could_not_start_is_retried(
     assert "could not be started, which is tried again: [Errno 11]" in caplog.text
 
 
+def small_endpoint(tmp_path: Path, child: str, on_start: Callable[[int, list[int]], None]) -> list[int]:
+    """Run two children of a small program; return the ids of all that were started.
+
+    Args:
+        tmp_path: the home.
+        child: the program; `say` in it tells the parent that it is ready.
+        on_start: called after each start with its number and all ids so far.
+    """
+    ready = json.dumps({"event": "ready"}).encode() + b"\n"
+    program = f"import os, signal, sys; say = lambda: os.write(int(sys.argv[1]), {ready!r}); {child}"
+    pids: list[int] = []
+
+    class Children(Processes):
+        def _command(self, *files: int) -> list[str]:
+            return [sys.executable, "-c", program, str(files[0]), str(len(pids))]
+
+        def _say_ready(self, message: dict[str, Any]) -> None:
+            pass
+
+        async def _live(self, slot: Any) -> int:
+            living = asyncio.ensure_future(super()._live(slot))
+            before = slot.process
+            while slot.process is before and not living.done():
+                await asyncio.sleep(0.001)
+            if slot.process is not before:
+                pids.append(slot.process.pid)
+                on_start(len(pids), pids)
+            return await living
+
+    settings = Settings(home=tmp_path, processes=2, drain_s=0.0, grace_s=0.0)
+    with bound() as http, bound(SO_REUSEADDR=1) as grpc_socket:
+        Children(settings, http, grpc_socket, tmp_path, None).run()
+    return pids
+
+
+@pytest.mark.slow
+def test_children_that_die_while_they_start_do_not_end_an_endpoint_that_was_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.processes.FIRST_PAUSE_S", 0.01)
+    # Two start well and die, six die at once, the last two live.
+    child = (
+        "number = int(sys.argv[2]); number in (0, 1) and say(); "
+        "number < 8 and os.kill(os.getpid(), signal.SIGKILL); say(); signal.pause()"
+    )
+
+    def end_after_ten(started: int, pids: list[int]) -> None:
+        if started == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert len(small_endpoint(tmp_path, child, end_after_ten)) == 10
+
+
+@pytest.mark.slow
+def test_a_stopped_child_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def stop_the_first(started: int, pids: list[int]) -> None:
+        if started == 2:
+            os.kill(pids[0], signal.SIGSTOP)
+        if started == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    pids = small_endpoint(tmp_path, "say(); signal.pause()", stop_the_first)
+    assert len(pids) == 3
+    assert f"process {pids[0]} is stopped" in caplog.text
+
+
 # ------------------------------------------------------------------------------------ a real endpoint
 
 
