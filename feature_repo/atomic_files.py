@@ -1,4 +1,4 @@
-"""A file's new content -> the file, replaced in one step: a reader sees the old one or the new one.
+"""A file's new content -> the file, replaced in one step; and back, with a limit to what is read.
 
 The content is written beside the file under a hidden name that ends in `.part`, and then renamed. An error
 removes the temporary file. A killed process leaves it behind: readers must skip such names.
@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISREG
 
 
 @contextmanager
@@ -46,3 +47,17 @@ def write_file(file: Path, content: str | bytes, *, durable: bool = False, priva
     """Replace a file by this content; a text is written as UTF-8. See `replaced`."""
     with replaced(file, durable=durable, private=private) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def read_regular(file: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file; opening a pipe would block until its other end opens.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: it is no regular file, or too large.
+    """
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
+        stat = os.fstat(stream.fileno())
+        if not S_ISREG(stat.st_mode) or stat.st_size > max_bytes:
+            raise ValueError(f"expected a regular file of at most {max_bytes} bytes")
+        return stream.read(max_bytes)

@@ -6,11 +6,12 @@ import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from feature_repo.atomic_files import write_file
+from feature_repo.atomic_files import read_regular, write_file
 from feature_repo.ids import is_path
 from serving.errors import NoChampion
 
 FILE = "champion.json"
+MAX_BYTES = 65_536
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ def read_champion(home: Path) -> Champion:
     """
     file = home / FILE
     try:
-        content = json.loads(file.read_bytes())
+        if file.is_symlink():
+            raise ValueError("expected a file, found a link")
+        content = json.loads(read_regular(file, MAX_BYTES))
         given = {field.name: content.get(field.name, "") for field in fields(Champion)}
         path = content["path"]
         champion = Champion(**given | {"bundle_id": str(content["bundle_id"])})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from serving.shop.watched_file import WatchedFile, read_regular
+from feature_repo.atomic_files import read_regular
+from serving.shop.watched_file import WatchedFile
 
 MAX_BYTES = 16 << 20
 LISTS = ("out_of_stock", "banned")

@@ -27,10 +27,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
+from feature_repo.atomic_files import read_regular
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 from feature_repo.spelling import closest
 from serving.schemas import MAX_K
-from serving.shop.watched_file import read_regular
 
 MAX_BYTES = 4 << 20
 MAX_FACTOR = 1_000.0

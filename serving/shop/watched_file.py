@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from stat import S_ISREG
 from typing import Generic, TypeVar
 
 Content = TypeVar("Content")
@@ -69,16 +68,3 @@ class WatchedFile(Generic[Content]):
             stamp = None
         self.settled, self._seen = stamp == self._seen, stamp
         return stamp
-
-
-def read_regular(file: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file; opening a pipe would block until its other end opens.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: it is no regular file, or too large.
-    """
-    stat = file.stat()
-    if not S_ISREG(stat.st_mode) or stat.st_size > max_bytes:
-        raise ValueError(f"expected a regular file of at most {max_bytes} bytes")
-    return file.read_bytes()

@@ -1,6 +1,7 @@
 """The pointer of a home: written by a promotion, read by endpoint and commands."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -47,4 +48,23 @@ def test_a_pointer_that_names_no_bundle_is_refused(tmp_path: Path, content: str 
     if content is not None:
         (tmp_path / "champion.json").write_text(content)
     with pytest.raises(NoChampion, match=message):
+        read_champion(tmp_path)
+
+
+def test_a_pipe_a_link_and_a_huge_file_are_refused_at_once(tmp_path: Path) -> None:
+    """Opening a pipe would block the thread that follows the pointer, for ever."""
+    pointer, good = tmp_path / "champion.json", tmp_path / "good.json"
+    os.mkfifo(pointer)
+    with pytest.raises(NoChampion, match="expected a regular file"):
+        read_champion(tmp_path)
+    pointer.unlink()
+    write_champion(tmp_path, CHAMPION)
+    pointer.rename(good)
+    pointer.symlink_to(good)
+    with pytest.raises(NoChampion, match="found a link"):
+        read_champion(tmp_path)
+    pointer.unlink()
+    with pointer.open("wb") as stream:
+        stream.truncate(400_000_000)
+    with pytest.raises(NoChampion, match="at most 65536 bytes"):
         read_champion(tmp_path)

@@ -73,11 +73,11 @@ def test_a_file_is_read_again_after_a_failed_read(
     file.write_text('{"banned": ["a"]}')
     availability = AvailabilityFile(file)
 
-    def stale(path: Path) -> bytes:
+    def stale(path: Path, max_bytes: int) -> bytes:
         raise OSError(errno.ESTALE, "stale file handle")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_bytes", stale)
+        patched.setattr("serving.shop.availability.read_regular", stale)
         assert [availability.changed() for _ in range(3)] == [None] * 3
         assert availability.broken
         assert len(caplog.records) == 1

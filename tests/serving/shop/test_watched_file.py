@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from serving.shop.watched_file import WatchedFile, read_regular
+from feature_repo.atomic_files import read_regular
+from serving.shop.watched_file import WatchedFile
 
 
 def read(file: Path) -> int:
