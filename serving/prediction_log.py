@@ -8,6 +8,7 @@ erasure and replay need them; text logs never do.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import logging
@@ -16,7 +17,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from feature_repo.atomic_files import replaced
 from serving.metrics import LOG_RECORDS
 from serving.schemas import Request, Response
 
@@ -63,6 +65,7 @@ _REPEATING = [
     "sources.list.element",
     "item_ids.list.element",
 ]
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _CHUNK = 64  # records turned into columns at a time; each turn holds the interpreter for ~0.5 ms
 _log = logging.getLogger(__name__)
 
@@ -167,7 +170,8 @@ class PredictionLog:
     """Writes records to Parquet segments in one directory, from a thread of its own.
 
     A segment gets its name when it holds `segment_records` records, is `segment_s` seconds old, or the log
-    is closed. Until then it has a hidden temporary name that readers skip.
+    is closed. Until then it is a stream with a hidden name that readers skip. The next log in this directory
+    publishes the segments of killed processes: a killed process loses its last `poll_s` seconds.
     """
 
     def __init__(
@@ -211,10 +215,19 @@ class PredictionLog:
         self._thread.join()
 
     def _run(self) -> None:
+        self._recover()
         while not self._closing.wait(self._poll_s):
             self._write_queued()
         self._write_queued()
         self._finish_segment()
+
+    def _recover(self) -> None:
+        try:
+            if count := recover_segments(self.directory):
+                LOG_RECORDS.labels("recovered").inc(count)
+                _log.warning("prediction log: %d records of a killed process recovered", count)
+        except OSError as error:
+            _log.warning("prediction log: segments of killed processes stay open: %s", error)
 
     def _write_queued(self) -> None:
         while self._queue:
@@ -266,36 +279,83 @@ class PredictionLog:
 
 
 class _Segment:
-    """One Parquet file while it is written: a hidden name first, its own name when complete."""
+    """One Parquet file to be: an Arrow stream with a hidden name first, which survives a killed process."""
 
     def __init__(self, directory: Path, name: str, schema: pa.Schema) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         self._path = directory / f"{stamp}-{name}.parquet"
-        self._temporary = directory / f".{self._path.name}.tmp"
-        self._writer = pq.ParquetWriter(
-            self._temporary,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=_REPEATING,  # of the features it would cost more than all others
-        )
+        self._file = _stream_of(self._path).open("xb")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # ends with this process, however that ends
+            self._writer = pa.ipc.new_stream(self._file, schema, options=_COMPRESSED)
+        except BaseException:
+            self.discard()
+            raise
         self.opened_at = time.monotonic()
         self.rows = 0
 
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table)
+        self._file.flush()
         self.rows += len(table)
 
     def publish(self) -> None:
         self._writer.close()
-        os.replace(self._temporary, self._path)
+        self._file.flush()
+        _to_parquet(self._path)
+        self.discard()
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # closing writes the footer, which a full disk refuses, too
-            self._writer.close()
         with contextlib.suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
+            _stream_of(self._path).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # closing writes what is buffered, which a full disk refuses
+            self._file.close()
+
+
+def recover_segments(directory: Path) -> int:
+    """Publish the segments that killed processes left open; return the number of their records.
+
+    A segment is open as long as its writer lives: the writer holds a lock on it.
+    """
+    count = 0
+    for stream in sorted(directory.glob(".*.parquet.tmp")):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), stream.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size and time.time() - os.fstat(file.fileno()).st_mtime < 60:
+                continue  # its writer may be about to lock it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if stream.exists():  # else another process was first
+                count += _to_parquet(directory / stream.name[1:].removesuffix(".tmp"))
+                stream.unlink()
+    return count
+
+
+def _stream_of(segment: Path) -> Path:
+    return segment.with_name(f".{segment.name}.tmp")
+
+
+def _to_parquet(segment: Path) -> int:
+    """Write a segment from its stream, as far as the stream is whole; return the number of records."""
+    batches = _whole_batches(_stream_of(segment).read_bytes())
+    first = next(batches, None)
+    if first is None:
+        return 0
+    count = 0
+    # A dictionary of the features would cost more than all others.
+    form = {"compression": "zstd", "compression_level": 1, "use_dictionary": _REPEATING}
+    with replaced(segment) as part, pq.ParquetWriter(part, first.schema, **form) as writer:
+        for batch in itertools.chain([first], batches):
+            writer.write_batch(batch)
+            count += len(batch)
+            time.sleep(0)
+    return count
+
+
+def _whole_batches(content: bytes) -> Iterator[pa.RecordBatch]:
+    with contextlib.suppress(StopIteration, pa.ArrowInvalid, OSError):  # the end may be cut off
+        reader = pa.ipc.open_stream(content)
+        while True:
+            yield reader.read_next_batch()
 
 
 def _schema(names: Sequence[str]) -> pa.Schema:

@@ -44,6 +44,7 @@ from feature_repo.snapshots import USER_VIEW
 from feature_repo.stream.archive import EVENTS
 from feature_repo.stream.erasure import Forgotten, forget, microseconds
 from serving.errors import FactsUnavailable, NoChampion
+from serving.prediction_log import recover_segments
 from serving.release.champion import read_champion
 from serving.settings import Settings
 
@@ -257,6 +258,7 @@ class _Erasure:
         end = time.monotonic() + patience_s
         while any(file.exists() for file in opened) and time.monotonic() < end:
             time.sleep(0.1)
+        recover_segments(folder)
         count = self._tables(folder)
         if left := [file for file in opened if file.exists() and not is_stale(file, patience_s)]:
             raise _InUse(f"{len(left)} segments of {folder} are still written: repeat later", count)

@@ -166,6 +166,7 @@ class _HttpProtocol(HttpToolsProtocol):
         self._arriving = False  # a request has begun, and its body has not ended
         self._head_bytes = 0  # of a head that has not ended
         self._may_be_long = False  # not all of the head came in one part of a bounded length
+        self._beside_body_bytes = 0  # since the last byte of a body: sizes of chunks, and trailers
         self._unread_bytes = 0  # of a body that came after its request was answered
         self._lingering = False  # all is said: it is closed as soon as the body has ended
 
@@ -207,8 +208,11 @@ class _HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._arriving and not self._in_head:  # of a body, and maybe of the next head
             self._may_be_long = True
+            self._beside_body_bytes += len(data)
             super().data_received(data)
-            if self._arriving and not self._is_answering():
+            if self._arriving and self._beside_body_bytes > MAX_HEAD_BYTES:
+                self._refuse_trailers()
+            elif self._arriving and not self._is_answering():
                 self._unread_bytes += len(data)
                 if self._unread_bytes > MAX_UNREAD_BYTES:
                     self.flow.pause_reading()
@@ -225,8 +229,13 @@ class _HttpProtocol(HttpToolsProtocol):
                     self._hang_up(431, "head_too_large", _LONG_HEAD)
                     return
 
+    def on_body(self, body: bytes) -> None:
+        self._beside_body_bytes = 0
+        super().on_body(body)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._beside_body_bytes = 0
         self._in_head = self._arriving = True
         self._unread_bytes = 0
         self._expect(self._arrival_s)
@@ -301,6 +310,13 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def _head_length(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _refuse_trailers(self) -> None:
+        if self.pipeline or self.cycle is None or self.cycle.response_started:  # an answer is in the way
+            count_rejected("head_too_large")
+            self.abort()
+        else:
+            self._hang_up(431, "head_too_large", _LONG_HEAD)
 
     def _hang_up(self, status: int, reason: str, detail: str) -> None:
         count_rejected(reason)

@@ -1,5 +1,7 @@
 """Records of answers reach Parquet segments in the background, and are read back as they were."""
 
+import errno
+import shutil
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -17,6 +19,7 @@ from serving.prediction_log import (
     feature_rows,
     read_log,
     records_to_table,
+    recover_segments,
 )
 from serving.schemas import Recommendation, Request, Response
 
@@ -139,6 +142,39 @@ def test_a_full_disk_leaves_no_partial_segment(tmp_path: Path) -> None:
     log.close()
     assert (log.written, log.dropped) == (0, 2)
     assert list((tmp_path / "log").iterdir()) == []
+
+
+def test_a_killed_process_loses_only_the_end_of_its_log(tmp_path: Path) -> None:
+    """The stream is whole up to the last write; here the process died in the middle of that one."""
+    log = PredictionLog(tmp_path, NAMES, poll_s=0.01)
+    for number in range(3):
+        log.append(record(number))
+        wait_for(lambda number=number: log._segment is not None and log._segment.rows == number + 1)
+    [stream] = tmp_path.glob(".*.tmp")
+    assert recover_segments(tmp_path) == 0, "its writer lives"
+    content = stream.read_bytes()
+    log.close()
+
+    left = tmp_path / "left"
+    for cut, expected in ((0, ["r0", "r1", "r2"]), (100, ["r0", "r1"]), (len(content) - 3, [])):
+        left.mkdir()
+        (left / stream.name).write_bytes(content[: len(content) - cut])
+        (left / ".older.parquet.tmp").write_bytes(b"PAR1")
+        PredictionLog(left, NAMES).close()
+        assert read_log(left)["request_id"].to_pylist() == expected
+        assert not list(left.glob(".*"))
+        shutil.rmtree(left)
+
+
+def test_a_disk_that_is_full_at_once_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("serving.prediction_log.pa.ipc.new_stream", full)
+    log = PredictionLog(tmp_path, NAMES, poll_s=0.01)
+    log.append(record())
+    log.close()
+    assert (log.written, log.dropped, list(tmp_path.iterdir())) == (0, 1, [])
 
 
 def test_one_bad_record_does_not_end_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -80,7 +80,7 @@ def served(
                 opened.append(writer)
                 return reader, writer
 
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await scenario(ask)
             for writer in opened:
                 writer.close()
@@ -270,6 +270,33 @@ def test_long_heads_are_refused_while_they_arrive(headers: bytes, is_told: bool)
     served(scenario)
 
 
+@pytest.mark.parametrize(
+    "piece", [b"x" * 1_000, b"a: b\r\n" * 100], ids=["one endless trailer", "endless trailers"]
+)
+def test_endless_trailers_are_refused_while_they_arrive(piece: bytes) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(head + b"2\r\n{}\r\n0\r\nx: ")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof() and sent < 100 * MAX_HEAD_BYTES:
+                writer.write(piece)
+                await writer.drain()
+                sent += len(piece)
+                await asyncio.sleep(0)
+        assert sent < 100 * MAX_HEAD_BYTES, "the connection was closed long before"
+        answer = await all_of(reader)
+        assert not answer or refusal(answer)[0] == 431
+
+        reader, writer = await ask()  # a few are passed over
+        writer.write(head + b"1\r\n{\r\n1\r\n}\r\n0\r\nx: y\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+    served(scenario)
+
+
 def test_a_head_of_some_kilobytes_is_accepted() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
@@ -437,7 +464,8 @@ USED = (
     *("transport", "url", "config", "app"),
 )
 OVERRIDDEN = (
-    *("connection_lost", "connection_made", "data_received", "on_headers_complete", "on_message_begin"),
+    *("connection_lost", "connection_made", "data_received", "on_body", "on_headers_complete"),
+    "on_message_begin",
     *("on_message_complete", "on_response_complete", "pause_writing", "resume_writing", "send_400_response"),
 )
 
@@ -467,7 +495,7 @@ def test_uvicorn_has_each_internal_that_is_used() -> None:
     for name in USED:
         assert hasattr(protocol, name), name
     assert "scope" in inspect.signature(RequestResponseCycle).parameters
-    assert "response_complete" in RequestResponseCycle.__init__.__code__.co_names
+    assert {"response_started", "response_complete"} <= set(RequestResponseCycle.__init__.__code__.co_names)
     assert "write_paused" in FlowControl.__init__.__code__.co_names
     assert callable(FlowControl.pause_reading)
 
