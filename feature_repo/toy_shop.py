@@ -17,7 +17,9 @@ from feature_repo.events import Dataset
 START = pd.Timestamp("2024-01-01", tz="UTC")  # a Monday
 FAVOURITES = 6
 TEST_WEEKS = 5
-TYPES = 8
+# What an item is, by the number of its id. Even ones are food, odd ones are not.
+TYPES = ("apples", "batteries", "bread", "candles", "grapes", "light bulbs", "rolls", "soap")
+CATEGORIES = ("fruit", "lighting and power", "oven-fresh", "wellness")
 
 
 def toy_dataset(users: int = 60, items: int = 80, weeks: int = 28, seed: int = 0) -> Dataset:
@@ -74,8 +76,8 @@ def _item_table(items: int) -> pd.DataFrame:
         {
             "item_id": [item_name(code) for code in range(items)],
             "department": np.where(codes % 2 == 0, "even", "odd"),
-            "category": [f"category {code % 4}" for code in codes],
-            "type": [f"type {code % TYPES}" for code in codes],
+            "category": [CATEGORIES[code % len(CATEGORIES)] for code in codes],
+            "type": [TYPES[code % len(TYPES)] for code in codes],
             "brand": np.where(codes % 5 == 0, "private", "national"),
             "manufacturer": [f"maker {code % 6}" for code in codes],
         }

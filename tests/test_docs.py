@@ -21,7 +21,16 @@ from pipelines.drills.catalogue import DRILLS, Drill
 from pipelines.drills.report import drill_rows
 from serving.api.problems import problem
 from serving.errors import InvalidRequest, RankingFailed
-from serving.schemas import MAX_BASKET, MAX_K, REASONS, RUNGS, RequestBody, Response, parse_request
+from serving.schemas import (
+    MAX_BASKET,
+    MAX_K,
+    REASON_CODES,
+    REASONS,
+    RUNGS,
+    RequestBody,
+    Response,
+    parse_request,
+)
 from serving.settings import Settings, variable
 from serving.shop.rules_file import SECTIONS, SELECTORS, parse_rules
 from tests.docs.reference import commands, program
@@ -208,34 +217,16 @@ def test_the_clients_own_reasons_are_explained() -> None:
     assert not [reason for reason in own if f"`{reason}`" not in page]
 
 
+def test_the_reason_codes_are_explained() -> None:
+    page = text_of("reference/request.md")
+    assert not [code for code in REASON_CODES if f"`{code}`" not in page]
+
+
 def test_the_request_of_the_checkout_page_is_a_request() -> None:
     body = re.search(r"-d '(.*?)'", text_of("how-to/ask-from-the-checkout.md"), re.DOTALL)
     assert body
     for instance in json.loads(body[1])["instances"]:
         assert parse_request(instance, now=0.0, default_id="").basket
-
-
-def test_the_best_sellers_file_is_made_as_on_the_page(tmp_path: Path, monkeypatch: Any) -> None:
-    """The page's program runs against a home whose champion is a stand-in."""
-    from dataclasses import make_dataclass
-
-    import numpy as np
-
-    import serving.release.bundle
-    import serving.release.champion
-    from serving.client.client import read_best_sellers
-
-    _, program_text = re.findall(
-        r"```python\n(.*?)```", text_of("how-to/ask-from-the-checkout.md"), re.DOTALL
-    )
-    statistics = make_dataclass("Statistics", ["popular", "item_ids"])(np.array([1, 0]), np.array(["a", "b"]))
-    bundle = make_dataclass("Bundle", ["removed", "statistics"])(np.array([], np.int64), statistics)
-    champion = serving.release.champion.Champion("b", "1", "m", "bundles/b", "", "")
-    monkeypatch.setattr(serving.release.champion, "read_champion", lambda home: champion)
-    monkeypatch.setattr(serving.release.bundle, "load_bundle", lambda path: bundle)
-    monkeypatch.chdir(tmp_path)
-    exec(program_text, {})
-    assert read_best_sellers(tmp_path / "best_sellers.json") == ["b", "a"]
 
 
 # ------------------------------------------------------------------------------------ links and files

@@ -13,8 +13,9 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -50,6 +51,7 @@ HIDDEN_RATIO = 0.2
 ANSWERED_S = 1_800.0  # a checkout is over when it neither asks nor pays for so long
 GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smooths over
 SHARES = 8  # users are split into as many, whatever the machine: the same seed gives the same examples
+SMALL = 100_000  # purchased lines: up to so many are replayed sooner than other processes start
 
 
 @dataclass(frozen=True)
@@ -183,9 +185,14 @@ def build_examples(
     windows = examples / "windows"
     users = np.random.default_rng(settings.seed).permutation(len(purchases.user_ids))
     users = users[: math.ceil(settings.user_ratio * len(users))]
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, SHARES), mp_context=get_context("spawn")) as pool:
+    with ExitStack() as stack:
+        run: Callable[..., Iterator[Any]] = map
+        if len(seen.at) > SMALL:
+            workers = min(os.cpu_count() or 1, SHARES)
+            pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+            run = stack.enter_context(pool).map
         write = partial(_write_window, windows, bases, seen, items, vocabulary)
-        bases = _enough(bases, list(pool.map(write, range(len(bases)))))
+        bases = _enough(bases, list(run(write, range(len(bases)))))
         starts = [base.timestamp() for base in bases]
         jobs = [
             (
@@ -199,7 +206,7 @@ def build_examples(
             )
             for share in np.array_split(users, SHARES)
         ]
-        parts = list(pool.map(_build_share, jobs))
+        parts = list(run(_build_share, jobs))
     retriever = _concatenate([part[0] for part in parts])
     train = _concatenate_lists([part[1] for part in parts])
     calibration = _concatenate_lists([part[2] for part in parts])

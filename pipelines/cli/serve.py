@@ -1,4 +1,4 @@
-"""Commands that serve and explain answers: serve, up, recommend, why, rules."""
+"""Commands that serve answers: serve, up."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from pipelines.cli.options import FILE, FOLDER, PORT, Context, common_options, question_options
+from pipelines.cli.options import FOLDER, PORT, Context, common_options
 from pipelines.run.launch import absolute, champions_run, check_data
 from serving.release.champion import read_champion
 from serving.settings import Settings
@@ -136,173 +136,4 @@ def _check_replay(data: str, speed: float, since: str) -> None:
             raise click.UsageError(str(error)) from error
 
 
-@click.command()
-@question_options
-@click.option(
-    "--requests", type=click.File("rb"), help="Request lines (JSON), one response a line; - is stdin."
-)
-@common_options
-def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None) -> None:
-    """Answer one basket, or a file of requests."""
-    from pipelines.inspect.ask import answer_lines, open_champion
-
-    recommender = open_champion(context.settings(), read_champion(context.home))
-    if requests is not None:
-        failed = 0
-        for answer in answer_lines(recommender, requests):
-            failed += "error" in answer
-            click.echo(json.dumps(answer))
-        if failed:
-            click.echo(f"reco: {failed} lines are invalid requests; their answers say why", err=True)
-            click.get_current_context().exit(1)
-        return
-    [answer] = answer_lines(recommender, [json.dumps(line).encode()])
-    if "error" in answer:
-        raise click.UsageError(answer["error"])
-    context.answer(answer, _shown(recommender, answer))
-
-
-def _shown(recommender: Any, answer: dict[str, Any]) -> str:
-    from pipelines.inspect.ask import item_names
-    from pipelines.tables import table
-
-    names = item_names(recommender, [item["item_id"] for item in answer["items"]])
-    rows = [
-        [number, i["item_id"], names[i["item_id"]].lower(), i["score"], i["source"], i["reason"]]
-        for number, i in enumerate(answer["items"], 1)
-    ]
-    notes = [f"bundle {answer['bundle_id']}", f"rung {answer['rung']}"]
-    notes.append(f"{answer['stage_ms']['total']:.1f} ms")
-    if answer["degraded"]:
-        notes.append(f"degraded: {answer['degraded_reason']}")
-    head = ["#", "item", "what", "score", "source", "reason"]
-    return f"{table(head, rows) if rows else 'nothing to recommend'}\n{', '.join(notes)}"
-
-
-@click.command()
-@click.argument("item")
-@question_options
-@click.option("--request-id", help="Of an answer in the prediction log, in place of all the options above.")
-@common_options
-def why(context: Context, item: str, line: dict[str, Any], request_id: str | None) -> None:
-    """Explain why ITEM is in an answer, or where it was lost.
-
-    It was not found, or filtered, outscored, or made room for others. The request is answered again with the
-    features and facts of now.
-    """
-    import time
-
-    from pipelines.inspect.ask import open_champion
-    from pipelines.inspect.why import explain, logged_answer, request_of, served
-    from pipelines.tables import table
-    from serving.schemas import parse_request
-
-    settings = context.settings()
-    record = None
-    if request_id is not None:
-        record = logged_answer(settings.prediction_log_dir, request_id)
-        line = request_of(record)
-    recommender = open_champion(settings, read_champion(context.home))
-    profiles = recommender.bundle.profiles
-    request = parse_request(line, now=time.time(), default_id="why", profiles=profiles)
-    verdict, answer = explain(recommender, request, item)
-    recommender.facts.close()
-    document: dict[str, Any] = {"verdict": verdict.to_dict(), "answer": answer.to_dict()}
-    place = f"number {verdict.slot}" if verdict.slot else f"lost in {verdict.step}"
-    lines = [f"{item}: {place}: {verdict.why}"]
-    if verdict.rank is not None:
-        lines.append(f"score {verdict.score}, number {verdict.rank} of {verdict.candidates} candidates")
-    if record is not None:
-        document["served"] = served(record, item, recommender.bundle.bundle_id)
-        lines.append(document["served"])
-    if answer.degraded:
-        lines.append(f"degraded answer: {answer.degraded_reason}")
-    if verdict.places:
-        rows = [[p.source, p.rank, p.brings] for p in verdict.places]
-        lines.append(table(["source", "number", "brings"], rows))
-    context.answer(document, "\n".join(lines))
-
-
-@click.group()
-def rules() -> None:
-    """Check a merchandiser's rules, and preview their effect."""
-
-
-@rules.command("check")
-@click.argument("file", type=FILE, required=False, metavar="[FILE]")
-@common_options
-def check_rules(context: Context, file: Path | None) -> None:
-    """List the errors of a rules file, by line.
-
-    Without FILE, of the file that is served. Exit code 1: the endpoint would refuse it. Warnings are for a
-    person to judge.
-    """
-    from pipelines.inspect.preview_rules import check_rules as check
-    from pipelines.tables import table
-
-    path = _rules_file(context, file)
-    checked = check(path, context.home)
-    rows = [[p.line, "error" if p.refused else "warning", p.text] for p in checked.problems]
-    listed = table(["line", "", "what"], rows) + "\n" if rows else ""
-    if checked.refused:
-        said = "not taken: the rules that were last read stay in force"
-    else:
-        counts = ", ".join(f"{count} {name}" for name, count in checked.times().items())
-        said = f"{len(checked.rules)} rules ({counts})"
-        said += "" if checked.bundle_id else "; no champion here, items and names were not looked up"
-    context.answer(checked.to_dict(), f"{listed}{path}: {said}")
-    if checked.refused:
-        click.get_current_context().exit(1)
-
-
-@rules.command("preview")
-@click.option("--file", type=FILE, help="Rules.  [default: those that are served]")
-@question_options
-@common_options
-def preview_rules(context: Context, file: Path | None, line: dict[str, Any]) -> None:
-    """Show an answer before and after the rules.
-
-    With the reason for each item's place.
-    """
-    import time
-
-    from pipelines.inspect.ask import item_names, open_champion
-    from pipelines.inspect.preview_rules import RulesRefused, preview
-    from pipelines.inspect.preview_rules import check_rules as check
-    from pipelines.tables import table
-    from serving.schemas import parse_request
-
-    path = _rules_file(context, file)
-    checked = check(path, context.home)
-    if checked.refused:
-        raise RulesRefused(f"{path} is not taken: `reco rules check {path}` says why")
-    recommender = open_champion(context.settings(), read_champion(context.home))
-    profiles = recommender.bundle.profiles
-    request = parse_request(line, now=time.time(), default_id="preview", profiles=profiles)
-    document = preview(recommender, checked.rules, request)
-    recommender.facts.close()
-    names = item_names(recommender, [item["item_id"] for item in document["items"]])
-    rows = [
-        [
-            item["slot"] or "-",
-            item["slot_before"] or "-",
-            item["item_id"],
-            names[item["item_id"]].lower(),
-            item["score"],
-            item["reason"],
-        ]
-        for item in document["items"]
-    ]
-    context.answer(document, table(["slot", "before", "item", "what", "score", "why"], rows))
-
-
-def _rules_file(context: Context, file: Path | None) -> Path:
-    path = file or context.settings().rules_path
-    if not path.is_file():
-        raise click.UsageError(
-            f"there is no {path}: name a file; docs/how-to/own-rules.md has one to begin with"
-        )
-    return path
-
-
-COMMANDS = (serve, up, recommend, why, rules)
+COMMANDS = (serve, up)

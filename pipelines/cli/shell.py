@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from feature_repo.spelling import closest
-from pipelines.cli import bench, events, release, serve, train, watch
+from pipelines.cli import ask, bench, events, release, rules, serve, train, watch
 from pipelines.cli.options import HOME_HELP
 from pipelines.run.exit_codes import exit_code
 from pipelines.run.launch import MODEL_NAME
@@ -56,7 +56,8 @@ def main(home: Path | None, debug: bool) -> None:
     """Recommend items that go with a basket: train, release, serve, watch and retrain."""
 
 
-for group in (train, release, serve, events, watch, bench):
+main.add_command(ask.try_toy_shop)
+for group in (train, release, serve, ask, rules, events, watch, bench):
     for command in group.COMMANDS:
         main.add_command(command)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,38 @@ def open_champion(settings: Settings, champion: Champion) -> Recommender:
     return open_recommender(path, store, None, settings.availability_path, facts, rules=rules)
 
 
+def check_question(line: dict[str, Any]) -> None:
+    """Check a request without a bundle, which takes a second to open.
+
+    Raises:
+        InvalidRequest: naming the field and the expected value.
+    """
+    from serving.schemas import parse_request
+
+    parse_request({**line, "profile": None}, now=0.0, default_id="question")
+
+
+def old_data(recommender: Recommender, line: dict[str, Any]) -> str:
+    """Return a note on the age of the newest data if an answer of now cannot use them, else nothing."""
+    from feature_repo.aggregates import DAY_S
+    from feature_repo.snapshots import USER_TTL_DAYS
+    from serving.schemas import parse_request
+
+    cut = recommender.bundle.manifest["cut"]
+    at = {"at": cut, "profile": None}
+    known = recommender.read(parse_request({**line, **at}, now=0.0, default_id="question"))
+    whose, newest = "the bundle's", datetime.fromisoformat(cut).timestamp()
+    if known.events is not None and len(known.events.at):
+        whose, newest = f"{line['user_id']}'s", float(known.events.at.max())
+    days = (time.time() - newest) / DAY_S
+    if days <= USER_TTL_DAYS:
+        return ""
+    then = datetime.fromtimestamp(newest, UTC)
+    return (
+        f"asked for now: {whose} newest data are {days:,.0f} days old; for their time add --at {then:%FT%TZ}"
+    )
+
+
 def answer_lines(recommender: Recommender, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield one response for each request line; a line that breaks the contract gives its number and why."""
     import orjson
@@ -52,19 +85,6 @@ def answer_lines(recommender: Recommender, lines: Iterable[bytes]) -> Iterator[d
             yield {"line": number, "error": str(error)}
         else:
             yield recommender.recommend(request).to_dict()
-
-
-def item_names(recommender: Recommender, item_ids: Iterable[str]) -> dict[str, str]:
-    """Return a name of each item: its type, or the next wider level that has a name."""
-    from feature_repo.schema import LEVELS
-
-    statistics, vocabulary = recommender.bundle.statistics, recommender.bundle.vocabulary
-    names = {}
-    for item_id in item_ids:
-        row = statistics.categorical[statistics.code_of[item_id]]
-        levels = [vocabulary[level][int(code)] for level, code in zip(LEVELS, row, strict=True)]
-        names[item_id] = next((level for level in levels if level), "")
-    return names
 
 
 def evaluation_requests(bundle: Path, limit: int) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feature_repo.errors import USAGE, RecoError
+from pipelines.inspect.items import check_items
 from serving.schemas import NOTHING_LEFT
 from serving.shop.rules import NO_PLAN
 from serving.stages.reranking import POOL
@@ -48,7 +49,7 @@ class Verdict:
     """What became of one item."""
 
     item_id: str
-    # shown, or what lost it: catalogue, request, rules, facts, profile, retrieval or reranking
+    # shown, or what lost it: request, rules, facts, profile, retrieval or reranking
     step: str
     why: str
     slot: int | None = None  # of the answer, from 1
@@ -63,18 +64,17 @@ class Verdict:
 
 
 def explain(recommender: Recommender, request: Request, item_id: str) -> tuple[Verdict, Response]:
-    """Return what becomes of an item in the answer of a request, and that answer."""
+    """Return what becomes of an item in the answer of a request, and that answer.
+
+    Raises:
+        ItemUnknown: the bundle does not know the item.
+    """
+    check_items(recommender.bundle, [item_id])
     asked = recommender.ask(request)
     prepared = recommender.gather(asked, recommender.near(asked))
     scores = recommender.rank(prepared.dense, prepared.categorical)
     response = recommender.finish(prepared, scores)
-    code = recommender.bundle.statistics.code_of.get(item_id)
-    if code is None:
-        why = (
-            f"bundle {recommender.bundle.bundle_id} does not know it: nobody had bought it when its training "
-            "data ended; train again, or bring it in with `reco extend`"
-        )
-        return Verdict(item_id, "catalogue", why), response
+    code = recommender.bundle.statistics.code_of[item_id]
     places = tuple(places_of(recommender, asked, prepared, code))
     found = np.flatnonzero(prepared.candidates.codes == code)
     if not len(found):

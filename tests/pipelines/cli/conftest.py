@@ -11,6 +11,8 @@ from pipelines.cli.shell import main
 from serving.release.bundle import read_manifest
 from serving.release.champion import Champion, write_champion
 from serving.shop.fact_store import open_fact_store
+from tests.conftest import make_row
+from tests.serving.conftest import USERS, build_bundle, weekly, write_store
 
 
 def reco(home: Path, *arguments: str) -> Result:
@@ -32,6 +34,18 @@ def home(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = read_manifest(toy_line / "evaluated")
     write_champion(
         home, Champion(manifest["bundle_id"], "1", "toy", "bundles/toy", manifest["cut"], "2026-01-01")
+    )
+    return home
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose champion is the small bundle of the serving tests; it takes no training."""
+    home = tmp_path_factory.mktemp("shop")
+    manifest = read_manifest(build_bundle(home / "bundles" / "small"))
+    write_champion(home, Champion(manifest["bundle_id"], "1", "small", "bundles/small", manifest["cut"], ""))
+    write_store(
+        home / "online_store.db", {user: make_row(weekly(baskets)) for user, baskets in USERS.items()}
     )
     return home
 

@@ -1,58 +1,132 @@
-"""`reco recommend` on the toy champion."""
+"""Commands that answer and explain, on a small champion."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from pipelines.trial import EXPECTED
+from serving.client.client import read_best_sellers
 from serving.release.champion import read_champion
 from tests.pipelines.cli.conftest import answered, reco
 
+ROOT = Path(__file__).parents[3]
+AT = "2017-12-05T18:30:00Z"
 
-@pytest.mark.slow
-def test_three_baskets_get_three_answers(home: Path) -> None:
-    common = ["recommend", "--at", "2024-06-12T10:00:00Z", "--output", "json", "-k", "5"]
+
+def test_three_baskets_get_three_answers(shop: Path) -> None:
+    common = ["recommend", "--at", AT, "--output", "json", "-k", "5"]
     answers = [
-        answered(reco(home, *common, "--user", user, "--basket", basket))
-        for user, basket in (
-            ("user-001", "item-000,item-002"),
-            ("user-002", "item-010"),
-            ("nobody", "item-030,item-031"),
-        )
+        answered(reco(shop, *common, "--user", user, "--basket", basket))
+        for user, basket in (("u1", "1000000,1000002"), ("u2", "1000010"), ("nobody", "1000030,1000031"))
     ]
     shown = [tuple(item["item_id"] for item in answer["items"]) for answer in answers]
     assert len(set(shown)) == 3
-    assert not {"item-000", "item-002"} & set(shown[0])
+    assert not {"1000000", "1000002"} & set(shown[0])
     assert [answer["degraded"] for answer in answers] == [False, False, False]
-    assert {answer["bundle_id"] for answer in answers} == {read_champion(home).bundle_id}
+    assert {answer["bundle_id"] for answer in answers} == {read_champion(shop).bundle_id}
 
 
-@pytest.mark.slow
-def test_the_table_names_items_source_and_reason(home: Path) -> None:
-    done = reco(home, "recommend", "--basket", "item-000", "-k", "2")
-    head, first, _, notes = done.output.splitlines()
+def test_the_table_names_items_source_and_reason(shop: Path) -> None:
+    done = reco(shop, "recommend", "--basket", "1000010", "-k", "2", "--at", AT)
+    head, *rows, notes = done.stdout.splitlines()
     assert head.split() == ["#", "item", "what", "score", "source", "reason"]
-    assert first.split()[1].startswith("item-")
-    assert notes.startswith(f"bundle {read_champion(home).bundle_id}, rung full, ")
+    assert [row.split()[1].startswith("100") for row in rows] == [True, True]
+    assert notes.startswith(f"bundle {read_champion(shop).bundle_id}, rung full, ")
 
 
-@pytest.mark.slow
-def test_a_profile_retrieves_other_candidates(home: Path) -> None:
-    common = ["recommend", "--basket", "item-000", "--at", "2024-06-12T10:00:00Z", "--output", "json"]
-    usual, dear = (answered(reco(home, *common, "--profile", name)) for name in ("default", "premium"))
+def test_a_profile_retrieves_other_candidates(shop: Path) -> None:
+    common = ["recommend", "--basket", "1000000", "--at", AT, "--output", "json"]
+    usual, dear = (answered(reco(shop, *common, "--profile", name)) for name in ("default", "premium"))
     assert {i["item_id"] for i in dear["items"]} != {i["item_id"] for i in usual["items"]}
-    refused = reco(home, *common, "--profile", "gold")
+    refused = reco(shop, *common, "--profile", "gold")
     assert refused.exit_code == 2
-    assert "profile must be one of default, clearance, premium" in refused.stderr
+    assert "profile must be one of default, premium" in refused.stderr
 
 
-@pytest.mark.slow
-def test_a_file_of_requests_is_answered_line_by_line(home: Path, tmp_path: Path) -> None:
+def test_a_file_of_requests_is_answered_line_by_line(shop: Path, tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
-    file.write_text('{"basket": ["item-000"], "k": 1}\n{"basket": 3}\n')
-    done = reco(home, "recommend", "--requests", str(file))
+    file.write_text('{"basket": ["1000000", "unknown"], "k": 1}\n{"basket": 3}\n')
+    done = reco(shop, "recommend", "--requests", str(file))
     assert done.exit_code == 1, "one line was no request"
     good, bad = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(good["items"]) == 1
+    assert (len(good["items"]), "name" in good["items"][0]) == (1, False)
     assert bad["line"] == 2
     assert "1 lines are invalid requests" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["recommend"], ["why", "1000000"]])
+def test_an_invalid_question_is_refused_before_the_bundle_is_opened(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr("pipelines.cli.ask.open_champion", None)  # a call would be another error
+    done = reco(shop, *command, "--at", "nope")
+    assert (done.exit_code, "at must be an ISO 8601 time" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        (["recommend", "--basket", "1000010,Type 4"], "1000004 type 4"),
+        (["why", "type 4"], "1000004 type 4"),
+        (["why", "1000010", "--basket", "tipe 4"], "1000004 type 4"),
+    ],
+)
+def test_an_unknown_item_is_refused_with_the_one_that_was_meant(
+    shop: Path, command: list[str], meant: str
+) -> None:
+    done = reco(shop, *command, "--at", AT)
+    assert done.exit_code == 2
+    assert f"did you mean {meant}?" in done.output
+
+
+def test_an_answer_of_now_says_how_old_the_data_are(shop: Path) -> None:
+    done = reco(shop, "recommend", "--user", "u1", "--basket", "1000010")
+    assert done.exit_code == 0
+    assert "asked for now: u1's newest data are " in done.stderr
+    assert "add --at 2017-11-20T05:00:00Z" in done.stderr
+    assert "the bundle's newest data are " in reco(shop, "recommend", "--basket", "1000010").stderr
+    assert "asked for now" not in reco(shop, "recommend", "--basket", "1000010", "--at", AT).stderr
+
+
+def test_items_are_found_by_words(shop: Path) -> None:
+    found = answered(reco(shop, "items", "TYPE 4", "grocery", "--limit", "3", "--output", "json"))
+    assert [row["item_id"] for row in found] == ["1000004", "1000016", "1000028"]
+    assert set(found[0]) == {"item_id", "name", "category", "department", "price", "baskets"}
+    nothing = reco(shop, "items", "caviar")
+    assert (nothing.exit_code, nothing.stdout) == (1, "no such item\n")
+
+
+def test_the_best_sellers_leave_out_banned_items(shop: Path, tmp_path: Path) -> None:
+    rules, file = shop / "rules.yaml", tmp_path / "best_sellers.json"
+    try:
+        rules.write_text("ban:\n  - {name: recall, items: [1000000]}\n")
+        done = reco(shop, "best-sellers", "-o", str(file))
+    finally:
+        rules.unlink()
+    assert (done.exit_code, done.stdout) == (0, f"119 best sellers written to {file}\n")
+    assert read_best_sellers(file)[:2] == ["1000001", "1000002"]
+
+
+@pytest.mark.slow
+def test_a_trial_shows_the_right_answer_and_is_no_champion(tmp_path: Path) -> None:
+    found = answered(reco(tmp_path, "try", "--output", "json"))
+    first = found["answer"]["items"][0]
+    assert (first["item_id"], first["name"], first["reason_code"]) == (EXPECTED, "rolls", "bought_before")
+    assert found["answer"]["rung"] == "full"
+    assert {path.name for path in tmp_path.iterdir()} == {"trial", "trial.lock"}
+    # From a shell, as a newcomer calls it; the second call builds nothing.
+    again = subprocess.run(
+        [sys.executable, "-m", "pipelines.cli", "--home", tmp_path, "try"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert again.stderr == ""
+    assert f"1  {EXPECTED}  rolls" in again.stdout
+    assert f"reco --home {tmp_path} run " in again.stdout

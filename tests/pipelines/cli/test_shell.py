@@ -36,7 +36,7 @@ def test_help_lists_the_commands_in_the_order_of_use(tmp_path: Path, monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     said = reco(tmp_path, "--help").output
     assert "..." not in said.partition("Commands:")[2], "a line is cut at 80 columns"
-    order = ["run", "compile", "submit", "models", "promote", "serve", "recommend", "drift", "doctor"]
+    order = ["try", "run", "compile", "submit", "models", "promote", "serve", "recommend", "drift", "doctor"]
     places = [said.index(f"\n  {name} ") for name in order]
     assert places == sorted(places)
 
@@ -118,7 +118,7 @@ def test_wrong_usage_exits_with_2_and_says_how_to_fix_it(
     [
         ("ru", {"run", "runs", "rules"}),
         ("replay", {"replay", "replay-events"}),
-        ("rules ", {"check", "preview"}),
+        ("rules ", {"init", "check", "preview"}),
         ("run --f", {"--fast"}),
     ],
 )

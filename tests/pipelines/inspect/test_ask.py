@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.inspect.ask import answer_lines, evaluation_requests, item_names
+from pipelines.inspect.ask import answer_lines, evaluation_requests
 from serving.answer.recommender import Recommender, open_recommender
 from serving.errors import BundleInvalid
 from serving.stores.online_features import MemoryStore
@@ -33,11 +33,6 @@ def test_each_line_gets_an_answer_and_a_bad_one_its_number_and_reason(recommende
     assert "Expected `array`, got `str` - at `$.basket`" in answers[2]["error"]
     for answer in answers:
         assert "nonsense" not in json.dumps(answer)
-
-
-@pytest.mark.slow
-def test_items_are_named_by_their_narrowest_known_level(recommender: Recommender) -> None:
-    assert item_names(recommender, ["item-000", "item-001"]) == {"item-000": "type 0", "item-001": "type 1"}
 
 
 @pytest.mark.slow

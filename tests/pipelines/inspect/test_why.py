@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
 from pipelines.cli.shell import main
+from pipelines.inspect.items import ItemUnknown
 from pipelines.inspect.why import SourcePlace, Verdict, explain, served
 from serving.answer.recommender import Recommender, open_recommender
 from serving.prediction_log import PredictionLog
@@ -72,7 +73,8 @@ def test_a_shown_item_has_its_reason(recommender: Recommender) -> None:
 
 
 def test_an_unknown_item_and_one_in_the_basket_are_explained(recommender: Recommender) -> None:
-    assert why(recommender, "nothing").step == "catalogue"
+    with pytest.raises(ItemUnknown, match=r"no item 'item-0033' in .*; did you mean item-033 batteries"):
+        why(recommender, "item-0033")
     verdict = why(recommender, request_basket(3)[0])
     assert (verdict.step, verdict.why) == ("request", "it is in the basket")
 
