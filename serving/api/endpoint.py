@@ -14,6 +14,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
@@ -21,6 +22,7 @@ import msgspec
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from google.protobuf.message import DecodeError
 from grpc_interceptor import AsyncExceptionToStatusInterceptor
 from kserve import ModelServer
 from kserve.errors import InvalidInput, ModelNotFound, ModelNotReady, ServerNotReady, UnsupportedProtocol
@@ -306,6 +308,19 @@ class _Header(NamedTuple):
 class _Statuses(AsyncExceptionToStatusInterceptor):
     """An exception -> a gRPC status: a client's fault is counted, only ours are logged."""
 
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Let bytes that are no message reach `intercept`: gRPC itself calls them an unknown error."""
+        handler = await super().intercept_service(continuation, handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        return handler._replace(request_deserializer=partial(_decoded, handler.request_deserializer))
+
+    async def intercept(self, method: Any, request_or_iterator: Any, context: Any, method_name: str) -> Any:
+        """Call the method, or refuse what is no message."""
+        if isinstance(request_or_iterator, DecodeError):
+            method = _refuse_bytes
+        return await super().intercept(method, request_or_iterator, context, method_name)
+
     async def handle_exception(
         self, ex: Exception, request_or_iterator: Any, context: Any, method_name: str
     ) -> NoReturn:
@@ -318,6 +333,17 @@ class _Statuses(AsyncExceptionToStatusInterceptor):
         _log.error("gRPC %s failed", method_name, exc_info=ex)
         await context.abort(status, "internal error")
         raise AssertionError("abort raises")
+
+
+def _decoded(decode: Callable[[bytes], Any], content: bytes) -> Any:
+    try:
+        return decode(content)
+    except DecodeError as error:
+        return error
+
+
+async def _refuse_bytes(error: DecodeError, context: Any) -> NoReturn:
+    raise InvalidRequest("the bytes are no message of this method")
 
 
 def _metrics(request: Request) -> Response:

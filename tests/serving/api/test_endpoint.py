@@ -567,6 +567,17 @@ def test_grpc_health_and_metadata(stub: Any) -> None:
     assert [tensor.name for tensor in told.inputs][:2] == ["basket", "user_id"]
 
 
+@pytest.mark.parametrize(
+    "method", ["/inference.GRPCInferenceService/ModelInfer", "/reco.v1.Recommendations/Recommend"]
+)
+@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a\x02\xff\xff"], ids=["no message", "not UTF-8"])
+def test_grpc_refuses_bytes_that_are_no_message(endpoint: Any, method: str, content: bytes) -> None:
+    import grpc
+
+    with grpc.insecure_channel(endpoint.grpc) as channel:
+        assert status_of(channel.unary_unary(method), content) == "INVALID_ARGUMENT"
+
+
 def test_grpc_refuses_client_errors(stub: Any) -> None:
     from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
