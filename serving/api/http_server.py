@@ -168,6 +168,7 @@ class _HttpProtocol(HttpToolsProtocol):
         self._may_be_long = False  # not all of the head came in one part of a bounded length
         self._beside_body_bytes = 0  # since the last byte of a body: sizes of chunks, and trailers
         self._unread_bytes = 0  # of a body that came after its request was answered
+        self._refused = False  # what came after the last request is not HTTP
         self._lingering = False  # all is said: it is closed as soon as the body has ended
 
     def connection_made(self, transport: Any) -> None:
@@ -265,7 +266,9 @@ class _HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         cast(_Joined, self.transport).flush()  # an answer without a body
         super().on_response_complete()
-        if self.flow.write_paused or self.transport.is_closing():
+        if self._refused and not self._is_answering() and not self.transport.is_closing():
+            self.send_400_response("")
+        elif self.flow.write_paused or self.transport.is_closing():
             self._expect(self._arrival_s + MARGIN_S)  # until it has read
         elif self._is_answering():  # the next one, that was here already
             self._waits.end(self)
@@ -286,7 +289,9 @@ class _HttpProtocol(HttpToolsProtocol):
             self._expect(self.timeout_keep_alive + MARGIN_S)
 
     def send_400_response(self, msg: str) -> None:
-        self._hang_up(400, "not_http", "the request is not HTTP/1.1")
+        self._refused = True
+        if not self._is_answering():  # else first the requests before it
+            self._hang_up(400, "not_http", "the request is not HTTP/1.1")
 
     def _lingers(self) -> bool:
         """Say, once, whether its client is to hear that we have done, but is still read.

@@ -321,6 +321,18 @@ def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
     served(scenario)
 
 
+@pytest.mark.parametrize("number", [1, 5])
+def test_good_requests_before_a_bad_one_are_answered(number: int) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(GOOD * number + b"not HTTP at all\r\n\r\n")
+        *good, bad = (await all_of(reader)).split(b"HTTP/1.1 ")[1:]
+        assert [answer[:3] for answer in good] == [b"200"] * number
+        assert refusal(b"HTTP/1.1 " + bad)[0] == 400
+
+    served(scenario)
+
+
 def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
