@@ -21,7 +21,7 @@ TOUCHES_ENVIRONMENT = {
     "feature_repo/stream/configuration.py": "reads settings, once, when a process starts",
     "serving/settings.py": "reads the home before anything else, and finds misspelt variables",
     "pipelines/cli/shell.py": "reads RECO_HOME",
-    "pipelines/run/local_run.py": "tells the steps' threads not to spin while they wait",
+    "pipelines/run/step_process.py": "sets the threads of a step, where the environment does not",
     "components/release/registry.py": "sets MLflow's own switches before it imports MLflow",
 }
 # Package markers hold no logic to test.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 import shutil
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 TEST_WINDOW = pd.Timedelta(days=35)
 BUILT_IN = {"complete-journey": read_complete_journey, "toy": toy_dataset}
 FORMATS = ("parquet", "csv")
+QUARANTINE_LIMIT = 0.01  # share of the rows that may break the contract
 # What each optional table must have; the others of its columns are taken as they are.
 OPTIONAL = {
     "users": ("user_id",),
@@ -68,7 +70,11 @@ class Source:
 
 
 def ingest_events(
-    data: str, dataset: Path, max_quarantine_ratio: float = 0.01, train_until: str = "", home: str = ""
+    data: str,
+    dataset: Path,
+    max_quarantine_ratio: float = QUARANTINE_LIMIT,
+    train_until: str = "",
+    home: str = "",
 ) -> str:
     """Read, check and write a data set.
 
@@ -182,7 +188,8 @@ def _too_many(refused: pd.DataFrame, rows: int, allowed: float, file: Path) -> T
     return TooManyRefused(
         f"{len(refused)} of {rows} rows ({len(refused) / rows:.1%}) break the event contract, "
         f"at most {allowed:.1%} may ({named}): "
-        f"mend the rows listed in {file}, or raise the quarantine ratio",
+        f"mend the rows listed in {file}, or raise the limit: "
+        f"--param max_quarantine_ratio={math.ceil(len(refused) / rows * 100) / 100:g}",
         file,
     )
 
@@ -267,7 +274,10 @@ def _table_file(path: Path, name: str) -> Path | None:
 
 
 def _read_table(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a file's rows, numbered from 1, and those of its lines that have too many or too few fields."""
+    """Return a file's rows, and those of its lines that have too many or too few fields.
+
+    Both are numbered as people count them: the lines of a CSV file with its header, the rows of Parquet.
+    """
     readers = {".parquet": _read_parquet, ".csv": _read_csv}
     if file.suffix not in readers:
         raise EventsInvalid(f"{file} is neither .parquet nor .csv: convert it")
@@ -301,7 +311,7 @@ def _read_csv(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     def keep(row: pa.csv.InvalidRow) -> str:
         why = f"the line has {row.actual_columns} fields, the header {row.expected_columns}"
-        torn.append((row.number - 1, why, row.text[:500]))
+        torn.append((row.number, why, row.text[:500]))
         return "skip"
 
     table = pa.csv.read_csv(
@@ -313,7 +323,8 @@ def _read_csv(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
             column_types=dict.fromkeys(_header(file), pa.string()), strings_can_be_null=True, null_values=[""]
         ),
     )
-    numbers = np.setdiff1d(np.arange(1, len(table) + len(torn) + 1), [number for number, _, _ in torn])
+    lines = np.arange(2, len(table) + len(torn) + 2)  # the header is line 1
+    numbers = np.setdiff1d(lines, [number for number, _, _ in torn])
     return table.to_pandas().set_axis(numbers), _torn(torn)
 
 

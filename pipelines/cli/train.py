@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from components.home import command
 from feature_repo.spelling import closest
 from pipelines.cli.options import (
     DATA,
@@ -25,19 +26,40 @@ from pipelines.cli.options import (
 from pipelines.run.launch import MODEL_NAME
 
 if TYPE_CHECKING:
-    from pipelines.run.runs import Run
+    from pipelines.run.runs import Run, Size
     from pipelines.run.submit import Mount
 
 STATE = "/mnt/reco"
 
 
 @click.command()
+@click.argument("data", metavar="DIR")
+@click.option(
+    "--train-until", default="", help="The cut, a date or time.  [default: five weeks before the end]"
+)
+@common_options
+def check(context: Context, data: str, train_until: str) -> None:
+    """Check a folder of data without starting a run.
+
+    Exit code 1: so many rows are invalid that a run would stop.
+    """
+    from pipelines.inspect.check_data import inspect_data, report
+
+    found = inspect_data(data, train_until)
+    context.answer(found, report(found))
+    if not found["ok"]:
+        click.get_current_context().exit(1)
+
+
+@click.command()
 @click.option("--data", default="complete-journey", show_default=True, help=DATA)
 @training_options
+@click.option("--full", is_flag=True, help="Train all five teachers, as `reco submit` does.")
 @click.option(
     "--resume", default="", metavar="RUN", help="Go on with a run after its last good step, or `last`."
 )
 @click.option("--only", default="", metavar="STEP", help="With --resume: repeat this step alone.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Steps at once.  [default: one for each core]")
 @registry_options
 @common_options
 def run(
@@ -46,8 +68,10 @@ def run(
     train_until: str,
     fast: bool,
     params: tuple[str, ...],
+    full: bool,
     resume: str,
     only: str,
+    jobs: int | None,
     tracking_uri: str,
     model_name: str,
 ) -> None:
@@ -56,14 +80,17 @@ def run(
     from pipelines.run.launch import promoted, resume_training, start_training
 
     if resume:
-        _check_alone(click.get_current_context(), "resume", "only", "home", "output", "debug")
-        done = resume_training(context.home, resume, only, sys.stderr)
+        _check_alone(click.get_current_context(), "resume", "only", "jobs", "home", "output", "debug")
+        done = resume_training(context.home, resume, only, sys.stderr, jobs or 0)
     elif only:
         raise click.UsageError("--only needs --resume RUN: the step's inputs come from that run")
+    elif fast and full:
+        raise click.UsageError("--fast and --full contradict each other: give one")
     else:
         given = parse_params(params)
         given |= {"data": data, "train_until": train_until, "model_name": model_name}
-        done = start_training(context.home, given, fast, tracking_uri, sys.stderr)
+        size: Size = "fast" if fast else "full" if full else "default"
+        done = start_training(context.home, given, size, tracking_uri, sys.stderr, jobs or 0)
     step = done.outputs().get("promote-bundle")
     document = {**_run_row(done), "promoted": step.parameters["Output"] if step else None}
     context.answer(document, promoted(done))
@@ -178,7 +205,7 @@ def submit(
     given |= {"home": state, "tracking_uri": tracking_uri}
     if online_store:
         given["online_store"] = online_store
-    training = training_of(fast)
+    training = training_of("fast" if fast else "full")
     arguments = complete_arguments(read_spec(training), given)
     check_online_store(arguments["online_store"])
     token = token_file.read_text().strip() if token_file else ""
@@ -215,7 +242,8 @@ def runs(context: Context, run: str | None) -> None:
         return
     past = list(list_runs(context.home))
     cells = [[r.run_id, r.status, r.arguments.get("data", ""), duration(r.seconds), _done(r)] for r in past]
-    text = table(["run", "status", "data", "time", "steps"], cells) if past else "no runs yet: reco run"
+    first = f"no runs yet: {command(context.home, 'run')}"
+    text = table(["run", "status", "data", "time", "steps"], cells) if past else first
     context.answer([_run_row(row) for row in past], text)
 
 
@@ -247,6 +275,7 @@ def _run_row(run: Run) -> dict[str, Any]:
         "run_id": run.run_id,
         "status": run.status,
         "created_at": run.created_at,
+        "size": run.size,
         "seconds": round(run.seconds, 1),
         "peak_memory_mib": run.peak_memory_mib,
         "folder": str(run.folder),
@@ -254,4 +283,4 @@ def _run_row(run: Run) -> dict[str, Any]:
     }
 
 
-COMMANDS = (run, compile_, submit, runs, params)
+COMMANDS = (check, run, compile_, submit, runs, params)

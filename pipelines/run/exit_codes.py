@@ -38,3 +38,12 @@ def exit_code_of_step(name: str) -> int:
     error = getattr(builtins, kind, None)
     unreachable = isinstance(error, type) and issubclass(error, ConnectionError | TimeoutError)
     return UNREACHABLE if unreachable else CHECK_FAILED
+
+
+def message_of_step(cause: str) -> str:
+    """Return a failed step's error as a person reads it: our own errors explain themselves without a name."""
+    name, _, message = cause.partition(": ")
+    # The gate's refusal is no fault of the run: its name separates the two.
+    if _OURS.fullmatch(name) and not name.endswith(".GateFailed"):
+        return message
+    return re.sub(r"^[\w.]*\.(?=\w)", "", cause)

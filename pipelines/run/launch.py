@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from components.home import Conflict, read_running
+from components.home import Conflict, command, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.spelling import closest
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
-from pipelines.run.runs import Run, RunUnknown, find_run, list_runs
+from pipelines.run.runs import Run, RunUnknown, Size, find_run, list_runs
 from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.settings import Settings
@@ -88,15 +88,18 @@ def existing_registry(home: Path, tracking_uri: str) -> str:
 # ----------------------------------------------------------------------------------------- training
 
 
-def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: str, stream: IO[str]) -> Run:
+def start_training(
+    home: Path, given: dict[str, Any], size: Size, tracking_uri: str, stream: IO[str], jobs: int = 0
+) -> Run:
     """Run the training pipeline under a home.
 
     Args:
         home: the state folder.
         given: arguments of the pipeline; defaults for the rest.
-        fast: smaller models and fewer examples, where `given` does not say.
+        size: `full` trains all teachers; `fast` makes every step smaller, where `given` does not say.
         tracking_uri: of the registry; empty is the one under the home.
         stream: gets the progress.
+        jobs: how many steps may run at once; 0: as many as cores.
 
     Raises:
         ArgumentsInvalid: an argument that the pipeline does not take.
@@ -114,39 +117,40 @@ def start_training(home: Path, given: dict[str, Any], fast: bool, tracking_uri: 
     from pipelines.training import faster, training_of
     from serving.redis.address import is_redis_url
 
-    given = {**(faster(given) if fast else given), "data": absolute(data)}
+    given = {**(faster(given) if size == "fast" else given), "data": absolute(data)}
     given |= {"home": str(home), "tracking_uri": tracking_uri or default_tracking_uri(home)}
     running = read_running(home)
     served = Settings.from_env().store_url or (running.store_url if running else "")
     if is_redis_url(served):
         given.setdefault("online_store", served)
-    spec = read_spec(training_of(fast))
+    spec = read_spec(training_of(size))
     arguments = complete_arguments(spec, given)
     check_online_store(arguments["online_store"])
-    return start_run(home, "training", spec, arguments, fast, stream)
+    return start_run(home, "training", spec, arguments, size, stream, jobs)
 
 
-def resume_training(home: Path, name: str, only: str, stream: IO[str]) -> Run:
+def resume_training(home: Path, name: str, only: str, stream: IO[str], jobs: int = 0) -> Run:
     """Resume a run, by its id or `last`, after its last good step; with `only`, repeat that step alone."""
     from pipelines.run.graph import read_spec
     from pipelines.run.local_run import resume_run
     from pipelines.training import training_of
 
     run = find_run(home, name)
-    return resume_run(home, run, read_spec(training_of(run.fast)), only, stream)
+    return resume_run(home, run, read_spec(training_of(run.size)), only, stream, jobs)
 
 
 def promoted(run: Run) -> str:
     """Return the text about the version that a run promoted, or how to go on without one."""
     step = run.outputs().get("promote-bundle")
+    home = run.folder.parents[1]
     if step is None:
-        return f"run {run.run_id}: {run.status}; go on with: reco run --resume {run.run_id}"
+        return f"run {run.run_id}: {run.status}; go on with: {command(home, f'run --resume {run.run_id}')}"
     result = step.parameters["Output"]
     verb = "is champion" if result["changed"] else "was champion already"
     took = f"{duration(run.seconds)}, at most {run.peak_memory_mib:,} MiB of memory"
     return (
         f"version {result['version']} (bundle {result['bundle_id']}) {verb}  [{took}]\n"
-        "ask it: reco recommend --basket ITEM,ITEM    serve it: reco serve"
+        f"ask it: {command(home, 'recommend --basket ITEM,ITEM')}    serve it: {command(home, 'serve')}"
     )
 
 
@@ -174,7 +178,7 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str]) -> dict[str, Any
             release_retrain(decision, home)
             return {"started": False, "said": NO_RUN}
         given = {name: value for name, value in origin.arguments.items() if name != "train_until"}
-        run = start_training(home, given, origin.fast, str(given.get("tracking_uri", "")), stream)
+        run = start_training(home, given, origin.size, str(given.get("tracking_uri", "")), stream)
     except StepFailed as error:
         said = f"the champion stays: {error}"
         return {"started": True, "run_id": error.run.run_id, "promoted": False, "said": said}
@@ -195,7 +199,7 @@ def train_toy_shop(home: Path, stream: IO[str]) -> Path:
         stream.write("training the toy shop first, which takes some minutes\n")
         # The empty store keeps the toy shop's users out of the Redis that this machine serves from.
         given = {"data": "toy", "train_until": "", "model_name": MODEL_NAME, "online_store": ""}
-        start_training(home, given, True, "", stream)
+        start_training(home, given, "fast", "", stream)
     return home
 
 

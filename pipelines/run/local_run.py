@@ -1,41 +1,42 @@
-"""A pipeline and its arguments -> its steps executed here under kfp.local, one after the other, resumable.
+"""A pipeline and its arguments -> its steps executed here, side by side where the DAG allows, resumable.
 
-kfp.local runs a pipeline as a whole: it keeps no record, and a failed run must start again from its first
-step. Here each step is a pipeline of its own for kfp.local. Order and wiring come from the compiled IR
-(pipelines.run.graph). After each step the record of the run is written, which costs some 10 ms.
+kfp.local runs a pipeline as a whole, one step after the other. It keeps no record, and a failed run must
+start again from its first step. Here each step is a pipeline of its own for kfp.local, in a process of its
+own (`step_process`). Order and wiring come from the compiled IR (`graph`, `step_order`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import re
-import resource
 import shutil
 import signal
-import warnings
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-import psutil
-
-from components.home import locked
+from components.home import command, locked
 from feature_repo.errors import RecoError
 from feature_repo.spelling import closest
 from pipelines.run.arguments import ArgumentsInvalid
-from pipelines.run.exit_codes import exit_code_of_step
-from pipelines.run.graph import Outputs, Spec, downstream, load_component, step_alone, step_names
-from pipelines.run.progress import Progress, StepProgress
-from pipelines.run.runs import Run, StepState, drop_artifacts, new_run, usual_seconds
+from pipelines.run.exit_codes import exit_code_of_step, message_of_step
+from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_names
+from pipelines.run.progress import Progress
+from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, usual_steps
+from pipelines.run.step_order import StepOrder
+from pipelines.run.step_process import StepProcess
 
 ROOT = Path(__file__).parents[2]
 KEPT_RUNS = 3  # a run on Complete Journey leaves 1.7 GB
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 TRACEBACK = "Traceback (most recent call last):"
+TICK_S = 0.1
+MEASURE_S = 1.0  # between two looks at the memory of all processes: each takes milliseconds
 
 
 class StepFailed(RecoError):
@@ -44,33 +45,50 @@ class StepFailed(RecoError):
     def __init__(self, run: Run, step: str, cause: str, exit_code: int) -> None:
         """Take the run, the step, and the step's own last words."""
         told = f"{cause}\n  step {step} of run {run.run_id} failed; all it said: {run.log(step)}\n"
+        home = run.folder.parents[1]
         if cause.startswith("GateFailed"):
             told += "  the new version stays challenger, the champion stays champion\n"
-            told += "  compare again:          reco promote --dry-run"
+            told += f"  compare again:          {command(home, 'promote --dry-run')}"
         else:
-            told += f"  this step alone again:  reco run --resume {run.run_id} --only {step}\n"
-            told += f"  go on from here:        reco run --resume {run.run_id}"
+            again = command(home, f"run --resume {run.run_id}")
+            told += f"  this step alone again:  {again} --only {step}\n"
+            told += f"  go on from here:        {again}"
         super().__init__(told)
         self.run, self.step, self.cause, self.exit_code = run, step, cause, exit_code
 
 
 def start_run(
-    home: Path, pipeline: str, spec: Spec, arguments: Mapping[str, Any], fast: bool, stream: IO[str]
+    home: Path,
+    pipeline: str,
+    spec: Spec,
+    arguments: Mapping[str, Any],
+    size: Size,
+    stream: IO[str],
+    jobs: int = 0,
 ) -> Run:
     """Run a pipeline from its first step to its last and return the record.
+
+    Args:
+        home: the state folder.
+        pipeline: its name in the record.
+        spec: the pipeline.
+        arguments: complete.
+        size: of the pipeline, for the record: `resume` must find the same one.
+        stream: gets the progress.
+        jobs: how many steps may run at once; 0: as many as cores.
 
     Raises:
         StepFailed: naming the step, its own error first.
         Conflict: another run works under this home.
     """
     with locked(home / "run.lock", "running a pipeline"):
-        run = new_run(home, pipeline, dict(arguments), step_names(spec), fast)
-        _execute(home, run, spec, [step.name for step in run.steps], stream)
+        run = new_run(home, pipeline, dict(arguments), step_names(spec), size)
+        _execute(home, run, spec, [step.name for step in run.steps], stream, jobs)
     return run
 
 
-def resume_run(home: Path, run: Run, spec: Spec, only: str, stream: IO[str]) -> Run:
-    """Go on with a run after its last good step, or repeat one step alone.
+def resume_run(home: Path, run: Run, spec: Spec, only: str, stream: IO[str], jobs: int = 0) -> Run:
+    """Go on with a run after its last good steps, or repeat one step alone.
 
     Raises:
         StepFailed: naming the step, its own error first.
@@ -93,28 +111,28 @@ def resume_run(home: Path, run: Run, spec: Spec, only: str, stream: IO[str]) -> 
                 step.status = "waiting"
         if not only:
             todo = [name for name in names if name in stale or name in todo]
-        _execute(home, run, spec, todo, stream)
+        _execute(home, run, spec, todo, stream, jobs)
     return run
 
 
-def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str]) -> None:
-    progress = Progress(stream, usual_seconds(home, run))
+def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str], jobs: int) -> None:
+    progress = Progress(stream)
+    order = StepOrder(spec, todo, usual_steps(home, run), jobs)
     names = [step.name for step in run.steps]
     code = code_hash()
     kept = len(names) - len(todo)
     if kept and run.code not in ("", code):
         progress.say("the code changed since this run began: steps that are kept were made by the older code")
     run.code, run.pid = code, os.getpid()
-    progress.begin(run.run_id, names, kept)
+    progress.begin(run.run_id, names, kept, order.seconds_left({}, ()))
     try:
-        with _stoppable():
-            for name in todo:
-                _run_step(run, spec, name, progress.step(name, names.index(name) + 1, names))
+        with _stoppable(), progress:
+            _Execution(run, spec, order, progress).work()
     except KeyboardInterrupt:
-        _end_children()
-        progress.say(f"stopped; go on with: reco run --resume {run.run_id}")
+        progress.say(f"stopped; go on with: {command(home, f'run --resume {run.run_id}')}")
         raise
     finally:
+        shutil.rmtree(run.folder / "working", ignore_errors=True)
         run.pid = 0
         run.save()
         _free_space(home, run, progress)
@@ -131,27 +149,79 @@ def _free_space(home: Path, run: Run, progress: Progress) -> None:
         progress.say(f"artifacts of older runs removed ({', '.join(freed)}); their bundles stay registered")
 
 
-def _run_step(run: Run, spec: Spec, name: str, told: StepProgress) -> None:
-    state = run.step(name)
-    state.status, state.error = "running", ""
-    run.save()
-    log = _Log(run.log(name), told)
-    component = load_component(step_alone(spec, name, run.arguments, run.outputs()))
-    with told, log:
-        outputs = _call(component, run.folder / "working")
-    state.seconds = round(told.seconds, 2)
-    # ru_maxrss is the largest process so far: of all steps, the one that needed most.
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-    run.peak_memory_mib = max(run.peak_memory_mib, memory)
-    if outputs is None:
-        state.status = "failed"
-        cause = log.cause()
-        state.error = re.sub(r"^[\w.]*\.(?=\w)", "", cause)
-        told.failed()
+class _Execution:
+    """The steps of a run that are to be executed, and those that run now."""
+
+    def __init__(self, run: Run, spec: Spec, order: StepOrder, progress: Progress) -> None:
+        self._run, self._spec, self._order, self._progress = run, spec, order, progress
+        self._running: dict[str, StepProcess] = {}
+        self._done: set[str] = set()
+        self._failure: StepFailed | None = None
+        self._measured_at = 0.0
+
+    def work(self) -> None:
+        """Execute all steps; after a failure, only let those end that run: their work is not lost.
+
+        Raises:
+            StepFailed: the first step that failed.
+        """
+        try:
+            while True:
+                while not self._failure and (name := self._order.next(self._running, self._done)):
+                    self._start(name)
+                if not self._running:
+                    break
+                time.sleep(TICK_S)
+                self._look()
+        finally:
+            for name, process in self._running.items():
+                process.end()
+                self._run.step(name).status = "stopped"
+        if self._failure:
+            raise self._failure
+
+    def _start(self, name: str) -> None:
+        run = self._run
+        component = step_alone(self._spec, name, run.arguments, run.outputs())
+        threads = self._order.threads(name)
+        self._running[name] = StepProcess(component, run.folder / "working" / name, run.log(name), threads)
+        self._progress.start(name)
+        run.step(name).status, run.step(name).error = "running", ""
         run.save()
-        raise StepFailed(run, name, state.error, exit_code_of_step(cause))
-    _keep(run, state, outputs)
-    told.done(state.parameters)
+
+    def _look(self) -> None:
+        """Take the running steps' output and memory, and the results of those that ended."""
+        if time.monotonic() - self._measured_at > MEASURE_S:
+            self._measured_at = time.monotonic()
+            together = sum(process.memory_mib() for process in self._running.values())
+            self._run.peak_memory_mib = max(self._run.peak_memory_mib, together)
+        for name, process in list(self._running.items()):
+            ended = process.has_ended()  # first: nothing is said after it
+            for line in process.lines():
+                self._progress.hear(name, line)
+            if ended:
+                self._finish(name, process)
+        since = {name: process.seconds for name, process in self._running.items()}
+        self._progress.refresh(self._order.seconds_left(since, self._done))
+
+    def _finish(self, name: str, process: StepProcess) -> None:
+        run, state = self._run, self._run.step(name)
+        outputs = process.close()
+        del self._running[name]
+        state.seconds, state.memory_mib = round(process.seconds, 2), process.peak_mib
+        if outputs is not None:
+            _keep(run, state, outputs)
+            self._done.add(name)
+            self._progress.done(name, state.parameters)
+            return
+        cause = cause_of(run.log(name).read_text(encoding="utf-8", errors="replace"))
+        state.status, state.error = "failed", message_of_step(cause)
+        run.save()
+        self._progress.failed(name)
+        if not self._failure:
+            self._failure = StepFailed(run, name, state.error, exit_code_of_step(cause))
+            if self._running:
+                self._progress.say(f"waiting for {', '.join(self._running)} to end; Ctrl-C ends them now")
 
 
 def _keep(run: Run, state: StepState, outputs: Outputs) -> None:
@@ -161,80 +231,28 @@ def _keep(run: Run, state: StepState, outputs: Outputs) -> None:
     place.mkdir(parents=True)
     for name, path in outputs.artifacts.items():
         path.rename(place / name)
-    shutil.rmtree(run.folder / "working", ignore_errors=True)
     state.parameters, state.artifacts = dict(outputs.parameters), sorted(outputs.artifacts)
     state.status = "done"
     run.save()
 
 
-def _call(component: Any, root: Path) -> Outputs | None:
-    """Execute a pipeline of one step under kfp.local; None when the step failed: its log says why."""
-    from kfp import dsl, local
-
-    shutil.rmtree(root, ignore_errors=True)
-    # Threads of PyTorch that wait must not spin: beside any other work they would halve its speed and theirs.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Steps run in this very environment: the package is installed in it, and nothing else need be.
-    local.init(
-        local.SubprocessRunner(use_venv=False),
-        pipeline_root=str(root),
-        workspace_root=str(root / "workspace"),
-    )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            outputs = component().outputs
-    except RuntimeError:  # kfp.local's only way to say that a step failed
-        return None
-    artifacts = {name: Path(value.path) for name, value in outputs.items() if isinstance(value, dsl.Artifact)}
-    return Outputs({name: value for name, value in outputs.items() if name not in artifacts}, artifacts)
-
-
-class _Log(io.TextIOBase):
-    """Writes the output of kfp.local and of the step into the step's log file, and to its progress."""
-
-    def __init__(self, file: Path, told: StepProgress) -> None:
-        super().__init__()
-        self._file, self._told = file, told
-        self._line = ""
-        self.lines: list[str] = []
-
-    def __enter__(self) -> _Log:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._stack = contextlib.ExitStack()
-        self._stream = self._stack.enter_context(self._file.open("w", encoding="utf-8"))
-        self._stack.enter_context(contextlib.redirect_stdout(self))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def write(self, text: str) -> int:
-        self._stream.write(text)
-        self._stream.flush()
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            self.lines.append(line)
-            self._told.hear(line)
-        return len(text)
-
-    def cause(self) -> str:
-        """Return the step's error, its class with the module: the end of its last traceback."""
-        # kfp.local indents the step's output by four spaces.
-        said = [line.removeprefix("    ") for line in self.lines]
-        starts = [number for number, line in enumerate(said) if line == TRACEBACK]
-        if not starts:
-            return "the step ended without an error of Python: it was killed, or memory ran out"
-        after = said[starts[-1] + 1 :]
-        first = next((n for n, line in enumerate(after) if re.match(r"[A-Za-z_][\w.]*(:|$)", line)), None)
-        if first is None:
-            return "the step ended within a traceback"
-        cause = []
-        for line in after[first:]:
-            if not line.strip() or " - ERROR - Task" in line:
-                break
-            cause.append(line)
-        return "\n".join(cause)
+def cause_of(log: str) -> str:
+    """Return a failed step's error, its class with the module: the end of the last traceback in its log."""
+    # kfp.local indents the step's output by four spaces.
+    said = [line.removeprefix("    ") for line in log.split("\n")]
+    starts = [number for number, line in enumerate(said) if line == TRACEBACK]
+    if not starts:
+        return "the step ended without an error of Python: it was killed, or memory ran out"
+    after = said[starts[-1] + 1 :]
+    first = next((n for n, line in enumerate(after) if re.match(r"[A-Za-z_][\w.]*(:|$)", line)), None)
+    if first is None:
+        return "the step ended within a traceback"
+    cause = []
+    for line in after[first:]:
+        if not line.strip() or " - ERROR - Task" in line:
+            break
+        cause.append(line)
+    return "\n".join(cause)
 
 
 def code_hash() -> str:
@@ -248,24 +266,17 @@ def code_hash() -> str:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Let SIGTERM end the step's process too and then stop this one as Ctrl-C does."""
+    """Let SIGTERM, and a terminal that closes, stop this process as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        _end_children()  # first: on its way out, kfp.local would wait for them
         raise KeyboardInterrupt
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread: its owner stops us
+    if threading.current_thread() is not threading.main_thread():  # its owner stops us
         yield
         return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end_children() -> None:
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.terminate()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,129 +3,136 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
+REFRESH_S = 1.0
 HEARTBEAT_S = 30.0
 WIDEST = 160  # columns of a line in a file
 _EXECUTOR = re.compile(r"^\[KFP Executor [^\]]*\]: (.*)$")
-# Lines that KFP's executor prints for every step.
-_NOISE = ("Looking for component", "Loading KFP component", "Got executor_input", "Wrote executor output")
+# Lines that KFP's executor and libraries print, which say nothing about the step's work.
+_NOISE = (
+    "Looking for component",
+    "Loading KFP component",
+    "Got executor_input",
+    "Wrote executor output",
+    "Loading faiss",
+    "Could not load library with",
+    "Successfully loaded faiss",
+    "Please consider",
+)
+
+
+@dataclass
+class _StepLine:
+    last_words: str = ""
+    began: float = field(default_factory=time.monotonic)
+    said_at: float = field(default_factory=time.monotonic)
 
 
 class Progress:
-    """Reports one run; a terminal sees the running step's line change, a file gets a heartbeat."""
+    """Reports one run; a terminal sees the lines of all running steps change, a file gets heartbeats.
 
-    def __init__(self, stream: IO[str], usual_s: Mapping[str, float] | None = None) -> None:
-        """Take the stream, and the usual seconds of each step."""
+    A context: on a terminal the changing lines are there while it lasts.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
         from rich.console import Console
 
         width = None if stream.isatty() else WIDEST
         self._console = Console(file=stream, force_terminal=stream.isatty(), width=width, highlight=False)
-        self._usual_s = usual_s or {}
-        self._width = max((len(name) for name in self._usual_s), default=0)
+        self._live: Live | None = None
+        self._running: dict[str, _StepLine] = {}
+        self._drawn_at = 0.0
+        self._count = self._total = self._width = 0
 
-    def say(self, text: str) -> None:
-        """Write one line."""
-        self._console.print(text, markup=False, soft_wrap=True)
-
-    def begin(self, run_id: str, steps: list[str], already: int) -> None:
-        """Announce the run: its steps, and how long they usually take."""
-        self._width = max(len(name) for name in steps)
-        left = sum(self._usual_s.get(name, 0.0) for name in steps[already:])
-        kept = f", {already} kept from before" if already else ""
-        eta = f", about {duration(left)}" if left else ""
-        self.say(f"run {run_id}: {len(steps)} steps{kept}{eta}")
-
-    def step(self, name: str, number: int, steps: list[str]) -> StepProgress:
-        """Return the progress of one step, a context for as long as it runs."""
-        left = None
-        if name in self._usual_s:
-            left = sum(self._usual_s.get(other, 0.0) for other in steps[number - 1 :])
-        head = f"[{number:>{len(str(len(steps)))}}/{len(steps)}] {name:<{self._width}}"
-        return StepProgress(self._console, head, left)
-
-
-class StepProgress:
-    """Reports one step."""
-
-    def __init__(self, console: Console, head: str, left_s: float | None) -> None:
-        """Take the console, the head of the line, and the usual seconds of all steps that are left."""
-        self._console, self._head, self._left_s = console, head, left_s
-        self.last_words = ""
-        self._stop = threading.Event()
-        self._reporter: Live | threading.Thread | None = None
-        self._started_at = 0.0
-
-    def __enter__(self) -> StepProgress:
-        """Start reporting."""
-        self._started_at = time.monotonic()
+    def __enter__(self) -> Progress:
+        """Start the changing lines."""
         if self._console.is_terminal:
             from rich.live import Live
 
-            self._reporter = Live(
+            # No thread of its own: `refresh` draws.
+            self._live = Live(
                 console=self._console,
-                get_renderable=self._line,
-                refresh_per_second=1,
+                auto_refresh=False,
                 transient=True,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
-        else:
-            self._reporter = threading.Thread(target=self._beat, daemon=True)
-        self._reporter.start()
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Stop reporting; `done` or `failed` reports the result."""
-        self._stop.set()
-        if isinstance(self._reporter, threading.Thread):
-            self._reporter.join()
-        elif self._reporter is not None:
-            self._reporter.stop()
+        """Wipe the changing lines."""
+        if self._live:
+            self._live.stop()
 
-    @property
-    def seconds(self) -> float:
-        """Return how long the step has been running."""
-        return time.monotonic() - self._started_at
-
-    def hear(self, line: str) -> None:
-        """Take one line of the step's output."""
-        if words := spoken(line):
-            self.last_words = words
-
-    def done(self, parameters: Mapping[str, Any]) -> None:
-        """Report success, and the step's small outputs."""
-        gave = summary(parameters) or self.last_words
-        self._write(f"{self._head} {duration(self.seconds):>7}  {gave[:WIDEST]}")
-
-    def failed(self) -> None:
-        """Report failure."""
-        self._write(f"{self._head} {duration(self.seconds):>7}  failed", "red")
-
-    def _line(self) -> Text:
-        from rich.text import Text
-
-        left = "" if self._left_s is None else f", {duration(max(self._left_s - self.seconds, 0))} to go"
-        line = f"{self._head} {duration(self.seconds):>7}{left}  {self.last_words}"
-        return Text(line[:WIDEST], no_wrap=True, overflow="ellipsis")
-
-    def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT_S):
-            self._write(self._line().plain)
-
-    def _write(self, text: str, style: str = "") -> None:
+    def say(self, text: str, style: str = "") -> None:
+        """Write one line."""
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
+
+    def begin(self, run_id: str, steps: list[str], already: int, left_s: float | None) -> None:
+        """Announce the run: its steps, and how long those that are left usually take."""
+        self._count, self._total, self._width = already, len(steps), max(map(len, steps))
+        kept = f", {already} kept from before" if already else ""
+        self.say(f"run {run_id}: {len(steps)} steps{kept}{_about(left_s)}")
+
+    def start(self, step: str) -> None:
+        """Add a step to those that run."""
+        self._running[step] = _StepLine()
+
+    def hear(self, step: str, line: str) -> None:
+        """Take one line of a step's output."""
+        if words := spoken(line):
+            self._running[step].last_words = words
+
+    def done(self, step: str, parameters: Mapping[str, Any]) -> None:
+        """Report success, and the step's small outputs."""
+        self._count += 1
+        gave = summary(parameters) or self._running[step].last_words
+        self.say(self._line(step, f"{self._count:>{len(str(self._total))}}", gave))
+        del self._running[step]
+
+    def failed(self, step: str) -> None:
+        """Report failure."""
+        self.say(self._line(step, "!", "failed"), "red")
+        del self._running[step]
+
+    def refresh(self, left_s: float | None) -> None:
+        """Show the running steps: on a terminal each second, in a file each half minute."""
+        now = time.monotonic()
+        if now - self._drawn_at < REFRESH_S:
+            return
+        self._drawn_at = now
+        if self._live:
+            from rich.text import Text
+
+            lines = [self._line(step, "", one.last_words) for step, one in self._running.items()]
+            lines.append(f"{self._count} of {self._total} steps done{_about(left_s)}")
+            self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+            return
+        for step, one in self._running.items():
+            if now - one.said_at >= HEARTBEAT_S:
+                one.said_at = now
+                self.say(self._line(step, "", one.last_words) + _about(left_s))
+
+    def _line(self, step: str, number: str, said: str) -> str:
+        digits = len(str(self._total))
+        mark = f"[{number:>{digits}}/{self._total}]" if number else " " * (2 * digits + 3)
+        seconds = time.monotonic() - self._running[step].began
+        return f"{mark} {step:<{self._width}} {duration(seconds):>9}  {said[:WIDEST]}"
+
+
+def _about(left_s: float | None) -> str:
+    return "" if left_s is None else f", about {duration(left_s)} to go"
 
 
 def spoken(line: str) -> str:

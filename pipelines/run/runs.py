@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
-from components.home import write_json
+from components.home import command, write_json
 from feature_repo.errors import USAGE, RecoError
 from pipelines.run.graph import Outputs
+
+Size = Literal["full", "default", "fast"]  # of the pipeline: see `pipelines.training`
 
 
 class RunUnknown(RecoError):
@@ -34,8 +36,9 @@ class StepState:
     """One step of a run."""
 
     name: str
-    status: str = "waiting"  # waiting | running | done | failed
+    status: str = "waiting"  # waiting | running | stopped | done | failed
     seconds: float = 0.0
+    memory_mib: int = 0  # the most that its processes held together
     parameters: dict[str, Any] = field(default_factory=dict)
     artifacts: list[str] = field(default_factory=list)
     error: str = ""
@@ -53,8 +56,8 @@ class Run:
     code: str  # hash of the packages when the newest step ran
     steps: list[StepState]
     pid: int = 0
-    fast: bool = False
-    peak_memory_mib: int = 0
+    size: Size = "full"
+    peak_memory_mib: int = 0  # the most that the processes of all steps held together
 
     @property
     def status(self) -> str:
@@ -108,7 +111,7 @@ class Run:
 
 
 def new_run(
-    home: Path, pipeline: str, arguments: dict[str, Any], steps: list[str], fast: bool = False
+    home: Path, pipeline: str, arguments: dict[str, Any], steps: list[str], size: Size = "full"
 ) -> Run:
     """Make the folder and the record of a new run."""
     now = datetime.now(UTC)
@@ -126,7 +129,7 @@ def new_run(
         created_at,
         "",
         [StepState(step) for step in steps],
-        fast=fast,
+        size=size,
     )
     run.save()
     return run
@@ -150,12 +153,17 @@ def read_run(folder: Path) -> Run:
     try:
         document = json.loads((folder / "state.json").read_bytes())
         del document["kind"]
+        if "fast" in document:  # before sizes had names, a run was fast or had all teachers
+            document["size"] = "fast" if document.pop("fast") else "full"
         steps = [StepState(**step) for step in document.pop("steps")]
         run = Run(folder=folder, steps=steps, **document)
         run.arguments = _follow_move(run.arguments, folder.absolute().parents[1])
-        return run
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunUnknown(f"{folder / 'state.json'} is not the record of a run ({error})") from error
+    if run.status != "running":  # its process was killed, and could not write it down
+        for step in run.steps:
+            step.status = "stopped" if step.status == "running" else step.status
+    return run
 
 
 def _follow_move(arguments: dict[str, Any], home: Path) -> dict[str, Any]:
@@ -180,7 +188,8 @@ def find_run(home: Path, name: str) -> Run:
     matching = matching or [run for run in known if run.run_id.startswith(name)]
     if len(matching) == 1:
         return matching[0]
-    newest = ", ".join(run.run_id for run in known[:5]) or "none yet: start one with `reco run`"
+    newest = ", ".join(run.run_id for run in known[:5])
+    newest = newest or f"none yet: start one with `{command(home, 'run')}`"
     found = "several runs begin with" if matching else "no run"
     raise RunUnknown(f"{found} {name!r} under {home / 'runs'}; newest: {newest}")
 
@@ -201,11 +210,12 @@ def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:
     return freed
 
 
-def usual_seconds(home: Path, run: Run) -> dict[str, float]:
-    """Return how long each step took in the newest finished run that was asked for the same."""
+def usual_steps(home: Path, run: Run) -> dict[str, StepState]:
+    """Return the steps of the newest finished run that was asked for the same."""
     same = ("data", "train_until", "example_params", "retriever_params", "ranker_params")
     for other in list_runs(home):
         alike = all(other.arguments.get(key) == run.arguments.get(key) for key in same)
-        if other.run_id != run.run_id and other.pipeline == run.pipeline and alike and other.status == "done":
-            return {step.name: step.seconds for step in other.steps}
+        kind = (other.pipeline, other.size, other.status) == (run.pipeline, run.size, "done")
+        if other.run_id != run.run_id and kind and alike:
+            return {step.name: step for step in other.steps}
     return {}

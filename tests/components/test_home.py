@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.home import Conflict, Running, announced, locked, read_running, write_json
+from components.home import Conflict, Running, announced, command, locked, read_running, write_json
 
 
 def test_a_failed_write_leaves_the_old_document(tmp_path: Path) -> None:
@@ -15,6 +15,12 @@ def test_a_failed_write_leaves_the_old_document(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(file, {"a": object()})
     assert json.loads(file.read_text()) == {"a": 1}
+
+
+def test_a_command_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command(tmp_path / "my shop", "run") == f"reco --home '{tmp_path}/my shop' run"
+    monkeypatch.setenv("RECO_HOME", str(tmp_path / "my shop"))
+    assert command(tmp_path / "my shop", "run") == "reco run"
 
 
 def test_the_conflict_names_the_holder_of_the_lock(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A pipeline of three trivial steps: it exercises a run without any training."""
+"""Pipelines of trivial steps: they exercise a run without any training."""
 
 from functools import partial
 from typing import Any
@@ -68,3 +68,32 @@ def sums(
 @pytest.fixture(scope="session")
 def spec() -> Spec:
     return read_spec(sums)
+
+
+@step
+def meet(folder: str, own: str, other: str, fail: bool) -> str:
+    """Wait for the file that the other step writes; or write one and fail."""
+    import time
+    from pathlib import Path
+
+    Path(folder, own).touch()
+    if fail:
+        raise ValueError(f"{own} fails")
+    deadline = time.monotonic() + 120
+    while not Path(folder, other).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{other} does not run beside {own}")
+        time.sleep(0.05)
+    return own
+
+
+@dsl.pipeline(name="pairs")
+def pairs(folder: str, right_waits_for: str = "left", left_fails: bool = False) -> None:
+    left = meet(folder=folder, own="left", other="right", fail=left_fails)
+    right = meet(folder=folder, own="right", other=right_waits_for, fail=False)
+    meet(folder=folder, own=left.output, other=right.output, fail=False)
+
+
+@pytest.fixture(scope="session")
+def pair_spec() -> Spec:
+    return read_spec(pairs)

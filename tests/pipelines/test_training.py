@@ -14,7 +14,7 @@ from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
 from pipelines.run.local_run import StepFailed, resume_run
 from pipelines.run.runs import Run, new_run
-from pipelines.training import FAST, TEACHERS, training, training_fast
+from pipelines.training import FAST, LAPTOP_TEACHERS, TEACHERS, training, training_laptop
 from serving.release.champion import read_champion
 
 SPEC = read_spec(training)
@@ -27,7 +27,7 @@ def test_every_step_is_in_the_pipeline_under_its_own_name() -> None:
     assert {name: named.count(name) for name in named if named.count(name) > 1} == {"train-ranker": 5}
 
 
-@pytest.mark.parametrize(("pipeline", "teachers"), [(training, TEACHERS), (training_fast, TEACHERS[:1])])
+@pytest.mark.parametrize(("pipeline", "teachers"), [(training, TEACHERS), (training_laptop, LAPTOP_TEACHERS)])
 def test_the_teachers_are_tasks_that_do_not_wait_for_each_other(
     pipeline: Any, teachers: tuple[str, ...]
 ) -> None:

@@ -161,7 +161,7 @@ def test_few_bad_rows_are_quarantined_with_their_reasons(source: Path, tmp_path:
     assert manifest["quarantined_ratio"] == round(1 / 304, 6)
     (refused,) = quarantine(tmp_path / "d")
     assert (refused["row"], refused["reason"], refused["basket_id"], refused["quantity"]) == (
-        304,
+        305,
         QUANTITY,
         "bad",
         "-3",
@@ -174,9 +174,9 @@ def test_lines_with_too_few_or_too_many_fields_are_quarantined_too(source: Path,
     manifest = ingested(source, tmp_path / "d", max_quarantine_ratio=0.1).manifest
     found = [(row["row"], row["reason"]) for row in quarantine(tmp_path / "d")]
     assert found == [
-        (2, "the line has 2 fields, the header 6"),
-        (305, QUANTITY),
-        (306, "the line has 7 fields, the header 6"),
+        (3, "the line has 2 fields, the header 6"),
+        (306, QUANTITY),
+        (307, "the line has 7 fields, the header 6"),
     ]
     assert sum(manifest["quarantined"].values()) == 3
     assert quarantine(tmp_path / "d")[0]["text"] == "1,2"
@@ -222,7 +222,8 @@ def test_training_on_the_archive_again_and_again_counts_each_event_once(tmp_path
 def test_many_bad_rows_stop_the_run_and_leave_their_reasons(source: Path, tmp_path: Path) -> None:
     (source / "events.csv").write_text(CSV + BAD)
     with pytest.raises(
-        TooManyRefused, match=r"1 of 4 rows \(25.0%\).*at most 1.0% may.*1 x quantity"
+        TooManyRefused,
+        match=r"1 of 4 rows \(25.0%\).*at most 1.0% may.*1 x quantity.*--param max_quarantine_ratio=0.25$",
     ) as caught:
         ingest_events(str(source), tmp_path / "d")
     assert str(caught.value.quarantine) in str(caught.value)
@@ -355,15 +356,15 @@ def test_two_files_of_events_are_ambiguous(source: Path, tmp_path: Path) -> None
         ),
         ("items", "category\ni1\n", r"column\(s\) item_id missing"),
         ("items", "item_id\n995242\n995242\n", "'995242' more than once"),
-        ("items", "item_id,type\n995242,a\n,b\n", "row 2: item_id is empty"),
-        ("items", "item_id,type\n995242\n", "row 1: the line has 1 fields, the header 2"),
+        ("items", "item_id,type\n995242,a\n,b\n", "row 3: item_id is empty"),
+        ("items", "item_id,type\n995242\n", "row 2: the line has 1 fields, the header 2"),
         ("users", "id\n1\n", r"column\(s\) user_id missing"),
-        ("users", "user_id,age\n,3\n", "row 1: user_id is empty"),
+        ("users", "user_id,age\n,3\n", "row 2: user_id is empty"),
         ("promotions", "item_id,valid_from\n1,2024-01-01\n", r"column\(s\) valid_until missing"),
         (
             "coupons",
             "coupon_id,item_id,valid_from,valid_until\n1,2,soon,2024-01-01\n",
-            "row 1: valid_from is empty or can't",
+            "row 2: valid_from is empty or can't",
         ),
     ],
 )

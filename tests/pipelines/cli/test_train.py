@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from components.home import Running, announced, locked
-from pipelines.run.runs import Run, new_run
+from pipelines.run.graph import Spec, step_names
+from pipelines.run.runs import Run, Size, new_run
 from pipelines.run.submit import Submitted
+from pipelines.training import LAPTOP_TEACHERS, TEACHERS
 from tests.pipelines.cli.conftest import answered, reco
 
 
 def test_listing_no_runs_succeeds(tmp_path: Path) -> None:
     done = reco(tmp_path, "runs")
-    assert (done.exit_code, done.output) == (0, "no runs yet: reco run\n")
+    assert (done.exit_code, done.output) == (0, f"no runs yet: reco --home {tmp_path} run\n")
     assert json.loads(reco(tmp_path, "runs", "--output", "json").output) == []
 
 
@@ -44,6 +46,28 @@ def test_a_run_fills_the_redis_of_the_endpoint(
     done = reco(tmp_path, "run", "--data", "toy", *(word for one in params for word in ("--param", one)))
     assert done.exit_code == 0, done.output
     assert [arguments["online_store"] for arguments in launched] == [filled]
+
+
+@pytest.mark.parametrize(
+    ("options", "size"), [([], "default"), (["--full"], "full"), (["--fast"], "fast")], ids=str
+)
+def test_a_run_has_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], size: str
+) -> None:
+    def start(
+        home: Path, pipeline: str, spec: Spec, arguments: dict[str, Any], size: Size, *_: object
+    ) -> Run:
+        teachers = sum(name.startswith("train-ranker") for name in step_names(spec))
+        assert teachers == len(TEACHERS if size == "full" else LAPTOP_TEACHERS)
+        return new_run(home, pipeline, arguments, ["promote-bundle"], size)
+
+    monkeypatch.setattr("pipelines.run.local_run.start_run", start)
+    assert answered(reco(tmp_path, "run", "--data", "toy", *options, "--output", "json"))["size"] == size
+
+
+def test_a_run_is_not_fast_and_full(tmp_path: Path) -> None:
+    done = reco(tmp_path, "run", "--data", "toy", "--fast", "--full")
+    assert (done.exit_code, "give one" in done.output) == (2, True)
 
 
 def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

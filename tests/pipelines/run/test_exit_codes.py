@@ -14,7 +14,7 @@ from components.release.promote_bundle import NothingToCompare
 from components.release.registry import RegistryUnreachable
 from feature_repo.events import EventsInvalid
 from pipelines.live.ports import PortInUse
-from pipelines.run.exit_codes import exit_code, exit_code_of_step
+from pipelines.run.exit_codes import exit_code, exit_code_of_step, message_of_step
 from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable, InvalidRequest, NoChampion
 from serving.settings import SettingInvalid
 
@@ -74,3 +74,17 @@ def test_a_step_in_another_process_has_the_code_of_its_error(error: Exception, c
 )
 def test_an_unknown_error_line_is_a_failed_check(line: str) -> None:
     assert exit_code_of_step(line) == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("feature_repo.events.EventsInvalid: 2 of 9 rows: mend\nthem", "2 of 9 rows: mend\nthem"),
+        ("components.release.gate.GateFailed: ndcg is 0.1", "GateFailed: ndcg is 0.1"),
+        ("redis.exceptions.TimeoutError: no answer", "TimeoutError: no answer"),
+        ("ValueError: x.y is 3", "ValueError: x.y is 3"),
+        ("KeyError", "KeyError"),
+    ],
+)
+def test_our_own_errors_are_shown_without_their_class(cause: str, said: str) -> None:
+    assert message_of_step(cause) == said

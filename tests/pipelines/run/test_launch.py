@@ -27,7 +27,9 @@ def drifted(tmp_path: Path) -> Path:
     """A home whose champion `good` was promoted by the second of three runs."""
     home = tmp_path / "home"
     for bundle_id, data in (("older", "toy"), ("good", "/shop"), ("refused", "complete-journey")):
-        run = new_run(home, "training", {"data": data, "train_until": "2024-01-01"}, ["promote-bundle"], True)
+        run = new_run(
+            home, "training", {"data": data, "train_until": "2024-01-01"}, ["promote-bundle"], "fast"
+        )
         step = run.step("promote-bundle")
         step.status = "failed" if bundle_id == "refused" else "done"
         if step.status == "done":
@@ -46,13 +48,13 @@ def test_retraining_uses_the_arguments_of_the_champions_run(
 ) -> None:
     started: list[Any] = []
 
-    def start(home: Path, given: dict[str, Any], fast: bool, *_: object) -> Run:
-        started.append((given, fast))
+    def start(home: Path, given: dict[str, Any], size: str, *_: object) -> Run:
+        started.append((given, size))
         return new_run(home, "training", given, ["promote-bundle"])
 
     start_with(monkeypatch, start)
     assert retrain(drifted, VERDICT, sys.stderr)["started"]
-    assert started == [({"data": "/shop"}, True)]
+    assert started == [({"data": "/shop"}, "fast")]
     again = retrain(drifted, VERDICT, sys.stderr)
     assert (again["started"], "the next may start at" in again["said"]) == (False, True)
 
@@ -114,7 +116,7 @@ def test_arguments_are_checked_before_anything_starts(
     tmp_path: Path, given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ArgumentsInvalid, match=says):
-        start_training(tmp_path / "home", given, False, "", sys.stderr)
+        start_training(tmp_path / "home", given, "full", "", sys.stderr)
     assert not (tmp_path / "home").exists()
 
 

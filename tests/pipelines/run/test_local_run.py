@@ -2,12 +2,14 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,15 @@ import pytest
 from components.home import Conflict, locked
 from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
 from pipelines.run.graph import Spec
-from pipelines.run.local_run import StepFailed, _Log, code_hash, resume_run, start_run
-from pipelines.run.progress import Progress
-from pipelines.run.runs import Run, find_run, new_run
+from pipelines.run.local_run import StepFailed, cause_of, code_hash, resume_run, start_run
+from pipelines.run.runs import Run, find_run, list_runs, new_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:kfp.*")]
 
 
 def start(home: Path, spec: Spec, **arguments: Any) -> tuple[Run, str]:
     said = io.StringIO()
-    run = start_run(home, "sums", spec, complete_arguments(spec, arguments), False, said)
+    run = start_run(home, "sums", spec, complete_arguments(spec, arguments), "full", said)
     return run, said.getvalue()
 
 
@@ -58,7 +59,7 @@ def test_a_run_returns_the_outputs_of_its_steps(tmp_path: Path, spec: Spec) -> N
 def test_the_next_run_estimates_its_duration(tmp_path: Path, spec: Spec) -> None:
     start(tmp_path, spec)
     _, said = start(tmp_path, spec)
-    assert ", about 0." in said.splitlines()[0]
+    assert re.search(r"3 steps, about [\d.]+ s to go$", said.splitlines()[0])
 
 
 def test_a_failing_step_stops_the_run_with_its_own_error_first(tmp_path: Path, spec: Spec) -> None:
@@ -71,7 +72,7 @@ def test_a_failing_step_stops_the_run_with_its_own_error_first(tmp_path: Path, s
     assert lines[0] == f"ValueError: {flag} exists"
     assert lines[1] == "expected it to be gone: remove it"
     assert str(run.log("add-up")) in lines[2]
-    assert lines[3].endswith(f"reco run --resume {run.run_id} --only add-up")
+    assert lines[3].endswith(f"reco --home {tmp_path} run --resume {run.run_id} --only add-up")
     assert [step.status for step in run.steps] == ["done", "failed", "waiting"]
     assert run.status == "failed"
     assert "Traceback" in run.log("add-up").read_text()
@@ -123,37 +124,42 @@ def test_a_refused_model_comes_without_advice_to_retry(tmp_path: Path, spec: Spe
     run, _ = start(tmp_path, spec)
     told = str(StepFailed(run, "promote-bundle", "GateFailed: ndcg_at_10 is 0.1, needed 0.2", 1))
     assert "--resume" not in told
-    assert "reco promote --dry-run" in told
+    assert f"reco --home {tmp_path} promote --dry-run" in told
 
 
-def test_only_the_newest_runs_keep_their_artifacts(tmp_path: Path, spec: Spec) -> None:
-    runs = [start(tmp_path, spec) for _ in range(4)]
-    assert "artifacts of older runs removed" not in runs[2][1]
-    assert f"artifacts of older runs removed ({runs[0][0].run_id})" in runs[3][1]
-    assert runs[1][0].outputs()
-    assert not (runs[0][0].folder / "artifacts").exists()
+def keep(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
+    monkeypatch.setattr("pipelines.run.local_run.KEPT_RUNS", runs)
 
 
-def test_a_failed_or_resumed_run_frees_space_too(tmp_path: Path, spec: Spec) -> None:
+def test_only_the_newest_runs_keep_their_artifacts_and_a_resumed_one(
+    tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(monkeypatch, 1)
+    (older, first), (newer, second) = start(tmp_path, spec), start(tmp_path, spec)
+    assert "artifacts of older runs removed" not in first
+    assert f"artifacts of older runs removed ({older.run_id})" in second
+    assert newer.outputs()
+    assert not (older.folder / "artifacts").exists()
+    resume_run(tmp_path, find_run(tmp_path, older.run_id), spec, "", io.StringIO())
+    assert find_run(tmp_path, older.run_id).outputs().keys() == {"make-numbers", "add-up", "report"}
+
+
+def test_a_failed_or_resumed_run_frees_space_too(
+    tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(monkeypatch, 2)
     flag = tmp_path / "flag"
-    runs = [start(tmp_path, spec)[0] for _ in range(3)]
+    runs = [start(tmp_path, spec)[0] for _ in range(2)]
     flag.touch()
     with pytest.raises(StepFailed):
         start(tmp_path, spec, fail_while=str(flag))
     assert not (runs[0].folder / "artifacts").exists()
     failed = find_run(tmp_path, "last")
-    oldest = new_run(tmp_path, "sums", failed.arguments, [])  # a fifth, which makes one more the fourth
+    new_run(tmp_path, "sums", failed.arguments, [])  # a fourth, which makes one more the third
     said = io.StringIO()
     flag.unlink()
     resume_run(tmp_path, failed, spec, "", said)
     assert f"artifacts of older runs removed ({runs[1].run_id})" in said.getvalue()
-    assert oldest.run_id > failed.run_id
-
-
-def test_a_resumed_run_keeps_its_artifacts_at_any_age(tmp_path: Path, spec: Spec) -> None:
-    runs = [start(tmp_path, spec)[0] for _ in range(4)]
-    resume_run(tmp_path, find_run(tmp_path, runs[0].run_id), spec, "", io.StringIO())
-    assert find_run(tmp_path, runs[0].run_id).outputs().keys() == {"make-numbers", "add-up", "report"}
 
 
 def test_a_failed_cleanup_does_not_hide_the_result(
@@ -186,15 +192,51 @@ def test_two_runs_in_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> None
         start(tmp_path, spec)
 
 
-def test_the_cause_is_the_end_of_the_last_traceback(tmp_path: Path) -> None:
+def test_the_cause_is_the_end_of_the_last_traceback() -> None:
     """KFP's executor prints the whole traceback indented, the class with its module."""
     try:
         raise Conflict("process 7 promotes")
     except Conflict:
         text = traceback.format_exc()
-    with _Log(tmp_path / "step.log", Progress(io.StringIO()).step("a", 1, ["a"])) as log:
-        log.write(textwrap.indent(text, "    "))
-    assert log.cause() == "components.home.Conflict: process 7 promotes"
+    assert cause_of(textwrap.indent(text, "    ")) == "components.home.Conflict: process 7 promotes"
+
+
+def test_independent_steps_run_side_by_side(tmp_path: Path, pair_spec: Spec) -> None:
+    """Each waits for a file of the other, so one after the other they would never end."""
+    arguments = complete_arguments(pair_spec, {"folder": str(tmp_path)})
+    run = start_run(tmp_path, "pairs", pair_spec, arguments, "full", io.StringIO(), jobs=2)
+    assert run.status == "done"
+    alone = [run.step(name).memory_mib for name in ("meet", "meet-2")]
+    assert min(alone) > 10
+    assert run.peak_memory_mib > 1.5 * min(alone), "both together"
+
+
+class Failing(io.StringIO):
+    """Touches a file when the run says that it waits for others."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def write(self, text: str) -> int:
+        if "waiting for" in text:
+            self.file.touch()
+        return super().write(text)
+
+
+def test_steps_beside_a_failed_one_end_and_are_kept(tmp_path: Path, pair_spec: Spec) -> None:
+    """The right one ends only when the run says that the left one has failed."""
+    given = {"folder": str(tmp_path), "left_fails": True, "right_waits_for": "go"}
+    arguments, said = complete_arguments(pair_spec, given), Failing(tmp_path / "go")
+    with pytest.raises(StepFailed, match="ValueError: left fails"):
+        start_run(tmp_path, "pairs", pair_spec, arguments, "full", said, jobs=2)
+    run = find_run(tmp_path, "last")
+    assert [step.status for step in run.steps] == ["failed", "done", "waiting"]
+    assert "waiting for meet-2 to end" in said.getvalue()
+    run.arguments["left_fails"] = False
+    again = io.StringIO()
+    assert resume_run(tmp_path, run, pair_spec, "", again, jobs=1).status == "done"
+    assert "3 steps, 1 kept from before" in again.getvalue()
 
 
 RUN = """
@@ -206,11 +248,14 @@ from pipelines.run.graph import read_spec
 from pipelines.run.local_run import start_run
 
 spec = read_spec(sums)
-start_run(Path(sys.argv[1]), "sums", spec, complete_arguments(spec, {"wait_s": 60.0}), False, sys.stderr)
+start_run(Path(sys.argv[1]), "sums", spec, complete_arguments(spec, {"wait_s": 300.0}), "full", sys.stderr)
 """
 
 
-def test_sigterm_ends_the_step_too_and_the_run_can_be_resumed(tmp_path: Path, spec: Spec) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda one: one.name)
+def test_a_stopped_run_leaves_no_process_and_can_be_resumed(
+    tmp_path: Path, spec: Spec, number: signal.Signals
+) -> None:
     source = (Path(__file__).parents[1] / "conftest.py").read_text()
     (tmp_path / "tests_sums.py").write_text(source)
     (tmp_path / "go.py").write_text(textwrap.dedent(RUN))
@@ -218,22 +263,35 @@ def test_sigterm_ends_the_step_too_and_the_run_can_be_resumed(tmp_path: Path, sp
     process = subprocess.Popen(
         [sys.executable, "go.py", str(home)], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        states = [step.status for step in find_run(home, "last").steps] if (home / "runs").exists() else []
-        if states[-1:] == ["running"]:
-            break
-        time.sleep(0.1)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=20)[1]
-    assert "stopped; go on with: reco run --resume" in said
+    # The processes of a run: itself, that of the step, and KFP's executor in it.
+    assert until(lambda: statuses(home)[-1:] == ["running"] and len(processes(home)) >= 3)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    if number != signal.SIGKILL:
+        again = f"reco --home {home} run --resume {find_run(home, 'last').run_id}"
+        assert f"stopped; go on with: {again}" in said
+    assert until(lambda: not processes(home))
     run = find_run(home, "last")
     assert run.status == "stopped"
-    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and str(home).encode() in cmdline(pid)]
+    assert statuses(home) == ["done", "done", "stopped"]
     run.arguments["wait_s"] = 0.0
     run.save()
     assert resume(home, spec)[0].status == "done"
+
+
+def statuses(home: Path) -> list[str]:
+    return [step.status for run in list_runs(home) for step in run.steps]
+
+
+def until(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 120
+    while not (found := true()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def processes(home: Path) -> list[str]:
+    return [pid for pid in os.listdir("/proc") if pid.isdigit() and str(home).encode() in cmdline(pid)]
 
 
 def cmdline(pid: str) -> bytes:

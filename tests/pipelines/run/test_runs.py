@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from pipelines.run.runs import (
     list_runs,
     new_run,
     read_run,
-    usual_seconds,
+    usual_steps,
 )
 
 
@@ -63,7 +64,7 @@ def test_runs_are_listed_newest_first_and_found_by_an_id_prefix(tmp_path: Path) 
 
 
 def test_without_a_run_the_message_names_the_command_to_start_one(tmp_path: Path) -> None:
-    with pytest.raises(RunUnknown, match="none yet: start one with `reco run`"):
+    with pytest.raises(RunUnknown, match=f"none yet: start one with `reco --home {tmp_path} run`"):
         find_run(tmp_path, "last")
 
 
@@ -95,8 +96,28 @@ def test_the_usual_time_is_that_of_a_similar_run(tmp_path: Path) -> None:
     finish(new_run(tmp_path, "training", {"data": "complete-journey"}, ["a"]), 300.0)
     new_run(tmp_path, "training", {"data": "toy"}, ["a"])
     now = new_run(tmp_path, "training", {"data": "toy"}, ["a"])
-    assert usual_seconds(tmp_path, now) == {"a": 3.0}
-    assert usual_seconds(tmp_path, new_run(tmp_path, "training", {"data": "shop"}, ["a"])) == {}
+    assert usual_steps(tmp_path, now)["a"].seconds == 3.0
+    assert usual_steps(tmp_path, new_run(tmp_path, "training", {"data": "shop"}, ["a"])) == {}
+    assert usual_steps(tmp_path, new_run(tmp_path, "training", {"data": "toy"}, ["a"], "fast")) == {}
+
+
+@pytest.mark.parametrize(("fast", "size"), [(True, "fast"), (False, "full")])
+def test_a_record_from_before_sizes_had_names_is_read(tmp_path: Path, fast: bool, size: str) -> None:
+    run = new_run(tmp_path, "training", {}, ["a"])
+    document = json.loads((run.folder / "state.json").read_bytes())
+    del document["size"], document["steps"][0]["memory_mib"]
+    (run.folder / "state.json").write_text(json.dumps({**document, "fast": fast}))
+    assert read_run(run.folder).size == size
+
+
+def test_a_step_of_a_killed_run_does_not_stay_running(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "training", {}, ["a"])
+    run.steps[0].status, run.pid = "running", os.getpid()
+    run.save()
+    assert read_run(run.folder).steps[0].status == "running"
+    run.pid = 2**22 + 1  # beyond every process id
+    run.save()
+    assert read_run(run.folder).steps[0].status == "stopped"
 
 
 def test_artifacts_of_older_runs_are_removed_and_their_records_stay(tmp_path: Path) -> None:
