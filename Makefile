@@ -11,7 +11,7 @@ DEMO_HOME := .reco/demo
 # Workers of the test run; each one is a process with its own copy of the libraries.
 WORKERS ?= 2
 
-.PHONY: help setup run test check docs fuzz serve demo lock clean
+.PHONY: help setup run test check lint docs fuzz serve demo lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -22,10 +22,16 @@ run: $(READY) ## train on real baskets, promote the champion, show one recommend
 	$(BIN)/reco run
 	$(BIN)/reco recommend --user 1228 --basket 1041453,995242 --store 406 --at 2017-12-05T18:30:00Z -k 5
 
-test: $(READY) ## every test that needs no GPU and no cluster: fast lane and slow lane
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not gpu and not cluster"
+# A file's tests share their fixtures, so they run on one worker; tests/conftest.py puts the longest files first.
+PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 
-check: $(READY) ## format, lint, types, layers, workflows, prose, docs, fast tests
+test: $(READY) ## every test that needs no GPU: fast lane and slow lane; the slowest ten are listed
+	$(PYTEST) -m "not gpu"
+
+check: lint ## everything that needs no process: format, lint, types, layers, workflows, prose, docs, fast tests
+	$(PYTEST)
+
+lint: $(READY) ## the part of check without tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -36,7 +42,6 @@ check: $(READY) ## format, lint, types, layers, workflows, prose, docs, fast tes
 	$(BIN)/python -m tests.prose.prose
 	$(BIN)/python -W ignore -m tests.docs.generate --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
 docs: $(READY) ## the documentation on http://127.0.0.1:8000, rebuilt at each change
 	$(BIN)/python -W ignore -m tests.docs.generate

@@ -98,7 +98,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages with the feature added: two files changed, a function and a line."""
     clone = tmp_path_factory.mktemp("clone")
     for package in ("feature_repo", "serving", "components", "tests"):
-        shutil.copytree(ROOT / package, clone / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, clone / package)  # with the compiled loops
     transforms, schema = (clone / "feature_repo" / f"{name}.py" for name in ("transforms", "schema"))
     transforms.write_text(f"{transforms.read_text('utf-8')}\n\n{FUNCTION}", "utf-8")
     before, after = schema.read_text("utf-8").split("ITEM: tuple", 1)

@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.slow
 def test_the_ranker_of_the_how_to_passes_the_tests_of_every_ranker(tmp_path: Path) -> None:
     for package in ("feature_repo", "serving", "components", "monitoring", "pipelines", "tests"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, tmp_path / package)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     ranker, test = blocks("python")
     [line] = blocks("text")

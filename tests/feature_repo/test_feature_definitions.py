@@ -57,7 +57,7 @@ def test_the_views_agree_with_serving_and_the_snapshots() -> None:
 @pytest.mark.slow
 def test_feast_apply_works_on_a_fresh_clone(tmp_path: Path) -> None:
     clone = tmp_path / "feature_repo"
-    shutil.copytree(FEATURE_REPO, clone, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(FEATURE_REPO, clone)
     feast = Path(sys.executable).with_name("feast")
     for _ in range(2):  # the second run finds the registry of the first
         applied = subprocess.run(

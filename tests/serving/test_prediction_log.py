@@ -105,11 +105,9 @@ def test_a_segment_is_written_when_its_time_is_over(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_drops_and_counts_and_never_waits(tmp_path: Path) -> None:
-    log = PredictionLog(tmp_path, NAMES, queue_records=10, poll_s=60.0)
-    began = time.perf_counter()
-    for number in range(1_000):
+    log = PredictionLog(tmp_path, NAMES, queue_records=10, poll_s=600.0)
+    for number in range(1_000):  # a call that waited for room would wait for the ten minutes of `poll_s`
         log.append(record(number))
-    assert time.perf_counter() - began < 1.0
     log.close()
     assert (log.written, log.dropped) == (10, 990)
     log.append(record())

@@ -1,6 +1,7 @@
 """The choice by hand; missing inputs are reported; the compiled graph scores like its variant."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from components.compression.compile_ranker import (
     open_engine,
     optimise,
 )
-from components.compression.quantize_ranker import quantize_ranker
 from components.data.examples import read_ranker_examples
 from components.home import write_json
 from components.hyper_parameters import SIZES, CompileParams
@@ -134,20 +134,8 @@ def test_optimising_fuses_operators_and_changes_no_answer(teacher: Path, shop: P
 
 
 @pytest.fixture(scope="module")
-def compiled(student: Path, shop: Path, few_repeats: None) -> tuple[Path, dict[str, Any]]:
-    """The student in every variant, of which int4 is said to be ruined, compiled."""
-    variants, place = shop / "compile_variants", shop / "compiled"
-    quantize_ranker(shop / "examples", student, variants, {"batch_size": 16})
-    spoilt = read_ranker(variants / "int4")
-    spoilt.certificates[-1]["ndcg_at_10"]["child"] = spoilt.certificates[-1]["ndcg_at_10"]["parent"] / 2
-    write_json(variants / "int4" / CERTIFICATES, spoilt.certificates)
-    told = compile_ranker(shop / "examples", student, variants, place, {"candidates": 100})
-    return place, told
-
-
-@pytest.fixture(scope="module")
-def engines(compiled: tuple[Path, dict[str, Any]]) -> Callable[..., list[dict[str, Any]]]:
-    arms = json.loads((compiled[0] / "engines.json").read_text())["arms"]
+def engines(toy_line: Path) -> Callable[..., list[dict[str, Any]]]:
+    arms = json.loads((toy_line / "ranker" / "engines.json").read_text())["arms"]
 
     def those(**wanted: Any) -> list[dict[str, Any]]:
         return [one for one in arms if all(one[name] == value for name, value in wanted.items())]
@@ -156,40 +144,52 @@ def engines(compiled: tuple[Path, dict[str, Any]]) -> Callable[..., list[dict[st
 
 
 @pytest.mark.slow
-def test_the_winner_is_a_ranker_with_its_chain(
-    compiled: tuple[Path, dict[str, Any]], student: Path, shop: Path
-) -> None:
-    place, told = compiled
-    found = read_ranker(place)
+def test_the_winner_is_a_ranker_with_its_chain(toy_line: Path) -> None:
+    found = read_ranker(toy_line / "ranker")
     assert check_chain(found.certificates, found.id) == []
-    assert found.certificates[-1]["step"] == "compile_ranker"
-    assert found.certificates[-1]["engine"] == found.manifest["engine"] == told["engine"]
-    assert found.manifest["params"]["compile"]["candidates"] == 100
-    source = student if told["variant"] == "fp32" else shop / "compile_variants" / told["variant"]
-    assert found.manifest["parents"] == [read_ranker(source).id]
-    data = read_ranker_examples(shop / "examples", "calibration")
+    last = found.certificates[-1]
+    assert last["step"] == "compile_ranker"
+    assert last["engine"] == found.manifest["engine"]
+    assert found.manifest["params"]["compile"]["candidates"] == CompileParams().candidates
+    known = [read_ranker(graph.parent) for graph in toy_line.glob(f"variants/*/{GRAPH}")]
+    [source] = [one for one in (read_ranker(toy_line / "pruned"), *known) if [one.id] == last["parents"]]
+    assert found.manifest["parents"] == [source.id]
+    data = read_ranker_examples(toy_line / "examples", "calibration")
     np.testing.assert_allclose(
-        OnnxRanker(found.graph).scores(data), OnnxRanker(source / GRAPH).scores(data), atol=1e-3
+        OnnxRanker(found.graph).scores(data), OnnxRanker(source.graph).scores(data), atol=1e-3
     )
 
 
 @pytest.mark.slow
 def test_a_variant_outside_its_tolerance_is_measured_and_not_chosen(
-    compiled: tuple[Path, dict[str, Any]], engines: Callable[..., list[dict[str, Any]]]
+    toy_line: Path, tmp_path: Path, few_repeats: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (spoilt,) = engines(variant="int4", engine="cpu")
-    assert spoilt["outside_tolerance"][0].startswith("ndcg_at_10 is 0.5000 of the parent's")
-    assert set(spoilt["latency_ms"]) == {str(size) for size in SIZES}
-    assert compiled[1]["variant"] != "int4"
+    monkeypatch.setattr("components.compression.compile_ranker.TORCH", TORCH[:1])  # the compiler takes long
+    shutil.copytree(toy_line / "variants" / "int4", tmp_path / "variants" / "int4")
+    spoilt = read_ranker(tmp_path / "variants" / "int4")
+    spoilt.certificates[-1]["ndcg_at_10"]["child"] = spoilt.certificates[-1]["ndcg_at_10"]["parent"] / 2
+    write_json(tmp_path / "variants" / "int4" / CERTIFICATES, spoilt.certificates)
+    place = tmp_path / "compiled"
+    told = compile_ranker(
+        toy_line / "examples", toy_line / "pruned", tmp_path / "variants", place, {"candidates": 100}
+    )
+    assert told["variant"] == "fp32"
+    assert told["engine"] == read_ranker(place).manifest["engine"]
+    assert {path.name for path in place.iterdir()} == {GRAPH, CERTIFICATES, "manifest.json", "engines.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"variants", "compiled"}
+    arms = json.loads((place / "engines.json").read_text())["arms"]
+    [measured] = [one for one in arms if (one["variant"], one["engine"]) == ("int4", "cpu")]
+    assert measured["outside_tolerance"][0].startswith("ndcg_at_10 is 0.5000 of the parent's")
+    assert set(measured["latency_ms"]) == {str(size) for size in SIZES}
 
 
 @pytest.mark.slow
 def test_every_engine_is_measured_or_skipped_with_a_reason(
-    compiled: tuple[Path, dict[str, Any]], engines: Callable[..., list[dict[str, Any]]]
+    toy_line: Path, engines: Callable[..., list[dict[str, Any]]]
 ) -> None:
     arms = engines()
     assert {one["variant"] for one in arms} >= {"fp32", "fp16", "fp16_dense", "int8", "int4", "int8_static"}
-    skipped = json.loads((compiled[0] / "engines.json").read_text())["skipped"]
+    skipped = json.loads((toy_line / "ranker" / "engines.json").read_text())["skipped"]
     assert {one["engine"] for one in arms}.isdisjoint(skipped)
     assert {one["engine"] for one in arms} | set(skipped) == {*PROVIDERS, *TORCH}
     assert "TensorrtExecutionProvider" in skipped.get("tensorrt", "TensorrtExecutionProvider")
@@ -200,10 +200,3 @@ def test_pytorch_is_measured_for_comparison_only(engines: Callable[..., list[dic
     (eager,) = engines(engine="torch_eager")
     assert set(eager["latency_ms"]) == {str(size) for size in SIZES}
     assert len(engines(engine="torch_compile")) == 1
-
-
-@pytest.mark.slow
-def test_no_work_is_left_behind(compiled: tuple[Path, dict[str, Any]]) -> None:
-    place, _ = compiled
-    assert not place.with_name("compiled.work").exists()
-    assert {path.name for path in place.iterdir()} == {GRAPH, CERTIFICATES, "manifest.json", "engines.json"}

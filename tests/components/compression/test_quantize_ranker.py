@@ -271,6 +271,14 @@ def rounded_alone(fragile: Path, held_out: RankerExamples, file: Path) -> float:
     return ratio
 
 
+@pytest.fixture
+def some_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One variant for each size of tables: the others are made in `variants`."""
+    some = {name: VARIANTS[name] for name in ("fp16", "int8", "int4")}
+    monkeypatch.setattr("components.compression.quantize_ranker.VARIANTS", some)
+
+
+@pytest.mark.usefixtures("some_variants")
 def test_tables_that_rounding_ruins_are_tuned(fragile: Path, tmp_path: Path) -> None:
     held_out = read_ranker_examples(fragile / "examples", "calibration")
     quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", TUNING)
@@ -286,6 +294,7 @@ def test_tables_that_rounding_ruins_are_tuned(fragile: Path, tmp_path: Path) -> 
     assert stored(found.graph, ".int4")
 
 
+@pytest.mark.usefixtures("some_variants")
 def test_without_tuning_epochs_only_rounding_is_left(fragile: Path, tmp_path: Path) -> None:
     quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", {"tune_epochs": 0})
     four = table_of(tmp_path / "variants")["int4"]

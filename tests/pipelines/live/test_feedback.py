@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from feature_repo.stream.kafka import KafkaSettings, client_config
 from feature_repo.stream.messages import parse_event
@@ -36,22 +36,15 @@ def write(settings: Settings, name: str, *answers: Record) -> Path:
 
 def messages(settings: KafkaSettings, expected: int) -> list[tuple[Any, ...]]:
     """All messages of the topic as events, by item; fails if there are not so many."""
-    reader = Consumer(
-        {
-            **client_config(settings),
-            "group.id": "reader",
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 50,
-        }
-    )
-    reader.subscribe([settings.events_topic])
-    found = []
-    for _ in range(300):
-        found += [one for one in reader.consume(100, 0.1) if not one.error()]
-        if len(found) >= expected:
-            found += [one for one in reader.consume(100, 0.5) if not one.error()]
-            break
-    assert len(found) == expected
+    topic = settings.events_topic
+    with Consumer({**client_config(settings), "group.id": "reader", "fetch.wait.max.ms": 50}) as reader:
+        partitions = reader.list_topics(topic, timeout=60).topics[topic].partitions
+        places = [TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions]
+        assert sum(reader.get_watermark_offsets(place)[1] for place in places) == expected
+        reader.assign(places)  # a new group that subscribes waits for seconds
+        found: list[Any] = []
+        while len(found) < expected:
+            found += [one for one in reader.consume(100, 0.1) if not one.error()]
     return sorted((parse_event(one.key(), one.value(), AT) for one in found), key=lambda event: event[4])
 
 

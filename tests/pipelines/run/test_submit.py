@@ -18,6 +18,7 @@ from kfp import components
 from pipelines.run.submit import ApiRefused, ApiUnreachable, Mount, submit_pipeline, wait_for_run, write_ir
 from pipelines.training import training
 from pipelines.watch import watch
+from tests.pipelines.conftest import sums
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -129,12 +130,7 @@ def cluster() -> Iterator[Cluster]:
         thread.join()
 
 
-ARGUMENTS = {
-    "home": "/mnt/reco",
-    "tracking_uri": "http://mlflow:5000",
-    "data": "toy",
-    "ranker_params": {"dlrm": {"epochs": 1}},
-}
+ARGUMENTS = {"count": 5, "times": {"times": 2}}  # of `sums`, three steps that are compiled fast
 
 
 def test_the_ir_has_image_size_and_retries_and_installs_nothing(tmp_path: Path) -> None:
@@ -180,8 +176,8 @@ def test_a_volume_is_mounted_in_every_step(tmp_path: Path, pipeline: Any) -> Non
 
 
 def test_image_and_mount_change_nothing_else(tmp_path: Path) -> None:
-    write_ir(training, tmp_path / "bare.yaml")
-    write_ir(training, tmp_path / "equipped.yaml", "registry.example/reco-python:1", Mount("shop", "/mnt"))
+    write_ir(sums, tmp_path / "bare.yaml")
+    write_ir(sums, tmp_path / "equipped.yaml", "registry.example/reco-python:1", Mount("shop", "/mnt"))
     [bare] = yaml.safe_load_all((tmp_path / "bare.yaml").read_text())
     equipped, _ = yaml.safe_load_all((tmp_path / "equipped.yaml").read_text())
     for executor in bare["deploymentSpec"]["executors"].values():
@@ -197,22 +193,22 @@ def test_compiling_twice_gives_the_same(tmp_path: Path) -> None:
 
 def test_a_first_submission_uploads_the_pipeline_and_runs_it(cluster: Cluster) -> None:
     mount = Mount("shop-state", "/mnt/reco")
-    run = submit_pipeline(training, cluster.url, ARGUMENTS, image="x-python:2", mount=mount)
+    run = submit_pipeline(sums, cluster.url, ARGUMENTS, image="x-python:2", mount=mount)
     assert (run.run_id, run.pipeline_id, run.version_id, run.state) == ("r1", "p1", "v1", "PENDING")
     assert run.url == f"{cluster.url}/#/runs/details/r1"
-    assert cluster.pipelines == {"p1": "training"}
+    assert cluster.pipelines == {"p1": "sums"}
     assert cluster.experiments == {"checkout-recommender": "e1"}
     [asked] = cluster.runs
     assert asked["experiment_id"] == "e1"
     assert asked["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v1"}
     assert asked["runtime_config"]["parameters"] == ARGUMENTS
     assert "x-python:2" in cluster.uploads[0]
-    assert cluster.uploads[0].count("constant: shop-state") == 2 * STEPS, "two for each step"
+    assert cluster.uploads[0].count("constant: shop-state") == 2 * 3, "two for each step"
 
 
 def test_a_second_submission_adds_a_version(cluster: Cluster) -> None:
-    submit_pipeline(training, cluster.url, ARGUMENTS)
-    run = submit_pipeline(training, cluster.url, ARGUMENTS)
+    submit_pipeline(sums, cluster.url, ARGUMENTS)
+    run = submit_pipeline(sums, cluster.url, ARGUMENTS)
     assert (run.run_id, run.pipeline_id, run.version_id) == ("r2", "p1", "v2")
     assert wait_for_run(cluster.url, "r2", every_s=0.01) == "SUCCEEDED"
 
@@ -220,14 +216,14 @@ def test_a_second_submission_adds_a_version(cluster: Cluster) -> None:
 def test_a_token_is_sent_and_a_missing_one_is_reported(cluster: Cluster) -> None:
     cluster.token = "sesame"
     with pytest.raises(ApiRefused, match="answers 401: give a token with --token-file"):
-        submit_pipeline(training, cluster.url, ARGUMENTS)
-    assert submit_pipeline(training, cluster.url, ARGUMENTS, token="sesame").run_id == "r1"
+        submit_pipeline(sums, cluster.url, ARGUMENTS)
+    assert submit_pipeline(sums, cluster.url, ARGUMENTS, token="sesame").run_id == "r1"
 
 
 def test_a_refusal_has_the_message_of_the_server(cluster: Cluster) -> None:
     cluster.fail = (400, {"message": "Invalid input error: pipeline spec is invalid"})
     with pytest.raises(ApiRefused, match="answers 400: Invalid input error: pipeline spec is invalid"):
-        submit_pipeline(training, cluster.url, ARGUMENTS)
+        submit_pipeline(sums, cluster.url, ARGUMENTS)
 
 
 def test_a_missing_server_is_reported_within_seconds() -> None:
@@ -235,9 +231,9 @@ def test_a_missing_server_is_reported_within_seconds() -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ApiUnreachable, match="nothing answers at"):
-        submit_pipeline(training, url, ARGUMENTS)
+        submit_pipeline(sums, url, ARGUMENTS)
 
 
 def test_a_server_that_is_not_kfp_is_reported(cluster: Cluster) -> None:
     with pytest.raises(ApiUnreachable, match=r"is not a Kubeflow Pipelines v2 API: .*healthz answers 404"):
-        submit_pipeline(training, f"{cluster.url}/elsewhere", ARGUMENTS)
+        submit_pipeline(sums, f"{cluster.url}/elsewhere", ARGUMENTS)

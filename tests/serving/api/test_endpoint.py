@@ -358,11 +358,9 @@ def test_bodies_of_5_mb_are_refused_and_the_client_can_send_the_next(client: htt
             yield body[at : at + 65_536]
 
     for content in (body, chunks()):
-        began = time.perf_counter()
         answer = client.post(V1, content=content)
         assert answer.status_code == 413
         check_refusal(answer)
-        assert time.perf_counter() - began < 2.0
     assert ask(client, {"basket": []})["items"]
 
 

