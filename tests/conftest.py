@@ -17,7 +17,7 @@ import time
 for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(pool, "1")
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 SKIPS_IN_CI = ("no GPU", "this build of onnxruntime has", "this machine is too busy")
 
 
-def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> Any:
+def refuse_skip(report: Any) -> Any:
     """Turn a skip without a listed reason into a failure, in CI."""
     if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
@@ -88,12 +88,12 @@ def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[Any]:
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     return refuse_skip((yield))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Iterator[Any]:
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
     return refuse_skip((yield))
 
 

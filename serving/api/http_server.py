@@ -381,12 +381,16 @@ class HttpServer(uvicorn.Server):
         """Shut the door, but answer those who are through it: whom the kernel took in, and their requests."""
         self._loop.remove_reader(self._listening)
         await asyncio.gather(*self._coming)
+        waiting: list[socket.socket] = []
         try:
-            for connection in _waiting(self._listening):
-                await self._take(connection)
+            waiting.extend(_waiting(self._listening))
         except OSError as error:
             _log.error(_NOT_ACCEPTED, error)
+        # Closed before any of them is answered: clients that connect again after each answer would keep the
+        # door open, until the parent kills this process with the records that it has not written.
         self._listening.close()
+        for connection in waiting:
+            await self._take(connection)
         await asyncio.sleep(LAST_CALL_S)
         await super().shutdown(sockets)
 

@@ -91,6 +91,33 @@ def served(
     asyncio.run(run())
 
 
+def test_clients_that_connect_again_do_not_keep_the_server_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        limits = Limits(app, Settings(), {})
+        with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as clients:
+            address = listening.getsockname()
+            server: Any = http_server(limits, ARRIVAL_S, 1, 1, Waits(100), 0.0)
+            take, taken = server._take, list[socket.socket]()
+
+            async def take_and_connect_again(connection: socket.socket) -> None:
+                taken.append(connection)
+                with contextlib.suppress(ConnectionRefusedError):
+                    clients.enter_context(socket.create_connection(address))
+                await take(connection)
+
+            monkeypatch.setattr(server, "_take", take_and_connect_again)
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            while not server.started:
+                await asyncio.sleep(0.005)
+            server.should_exit = True
+            clients.enter_context(socket.create_connection(address))  # it waits until the server shuts down
+            async with asyncio.timeout(60):
+                await serving
+            assert len(taken) == 1
+
+    asyncio.run(run())
+
+
 async def all_of(reader: asyncio.StreamReader) -> bytes:
     """Return the bytes that arrive until the server closes the connection."""
     answer = b""
