@@ -194,13 +194,13 @@ def assemble_bundle(
     data_hash: str,
     params: dict[str, Any],
     bundle: Output[Model],
-) -> str:
-    """Seal all parts of one release, with golden requests, and return the bundle id."""
+) -> dict[str, Any]:
+    """Seal all parts of one release, with golden requests; the evaluation seals its copy again."""
     from pathlib import Path
 
     from components.release.assemble_bundle import assemble_bundle
 
-    return assemble_bundle(
+    bundle_id = assemble_bundle(
         Path(statistics.path),
         Path(graphs.path),
         Path(ranker.path),
@@ -211,6 +211,7 @@ def assemble_bundle(
         data_hash,
         params,
     )
+    return {"bundle_id_before_evaluation": bundle_id}
 
 
 @step
@@ -221,8 +222,10 @@ def evaluate_bundle(
     from pathlib import Path
 
     from components.evaluation.evaluate_bundle import evaluate_bundle
+    from serving.release.bundle import read_manifest
 
-    return evaluate_bundle(Path(bundle.path), Path(dataset.path), Path(evaluated.path))
+    measured = evaluate_bundle(Path(bundle.path), Path(dataset.path), Path(evaluated.path))
+    return {"bundle_id": read_manifest(Path(evaluated.path))["bundle_id"], **measured}
 
 
 @step

@@ -60,13 +60,16 @@ class StepOrder:
         ready = [
             name
             for name in self._todo
-            if name not in running and name not in done and self._needs[name] <= set(done)
+            if name not in running
+            and name not in done
+            and self._needs[name] <= set(done)
+            and not (running and name in TIMED)
         ]
         if not ready or len(running) >= self._jobs or TIMED & set(running):
             return None
         first = max(ready, key=lambda name: self._path[name])
         memory = sum(map(self._memory_mib, running)) + self._memory_mib(first)
-        return None if running and (first in TIMED or memory > MEMORY_MIB) else first
+        return None if running and memory > MEMORY_MIB else first
 
     def threads(self, name: str) -> int:
         """Return the threads of a step: its share of the cores if another may ever run beside it.

@@ -88,7 +88,7 @@ def evaluated_run(toy_line: Path, home: Path) -> Run:
         ("compile-ranker", "ranker", "ranker", {"Output": {}}),
         ("export-retriever", "graphs", "graphs", {"Output": {}}),
         ("build-index", "index", "index", {"Output": {}}),
-        ("assemble-bundle", "bundle", "bundle", {"Output": "toy"}),
+        ("assemble-bundle", "bundle", "bundle", {"Output": {}}),
         ("evaluate-bundle", "evaluated", "evaluated", {"Output": {}}),
     ):
         step = run.step(name)
