@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import click
 
+from components.home import command
 from pipelines.cli.options import Context, common_options, question_options
 from pipelines.inspect.ask import answer_lines, check_question, open_champion
 from serving.release.champion import read_champion
@@ -36,8 +37,8 @@ These are favourites of this shopper. One favourite is missing: {named(bundle, E
 {_shown(answer)}
 
 A trial has tiny models and passes no gate. Go on with:
-  {context.reco("run --data toy --fast")}   every step, on the same shop
-  {context.reco("run")}                     real purchases, and a champion to serve
+  {command(context.home, "run --data toy --fast")}   every step, on the same shop
+  {command(context.home, "run")}                     real purchases, and a champion to serve
 """
     context.answer({"request": QUESTION, "expected": EXPECTED, "answer": answer}, text.strip("\n"))
 

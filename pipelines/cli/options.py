@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,15 +45,6 @@ class Context:
 
         running = read_running(self.home)
         return KafkaSettings.from_env(None, **({"bootstrap": running.bootstrap} if running else {}))
-
-    def reco(self, arguments: str) -> str:
-        """Return a command line for this home, to paste."""
-        home = (
-            ""
-            if self.home == Path(configured_home()).absolute()
-            else f"--home {shlex.quote(str(self.home))} "
-        )
-        return f"reco {home}{arguments}"
 
     def answer(self, document: Any, text: str) -> None:
         """Write the answer to stdout: as JSON or as text."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from components.home import command
 from pipelines.cli.options import FILE, Context, common_options, question_options
 from pipelines.inspect.ask import check_question, open_champion
 from serving.release.champion import read_champion
@@ -37,7 +38,7 @@ def init_rules(context: Context, file: Path | None) -> None:
             stream.write(text)
     except FileExistsError as error:
         raise click.UsageError(f"{path} exists: edit it, or name another file") from error
-    said = f"{path} written; edit it, then: {context.reco(f'rules check {shlex.quote(str(path))}')}"
+    said = f"{path} written; edit it, then: {command(context.home, f'rules check {shlex.quote(str(path))}')}"
     context.answer({"file": str(path)}, said)
 
 

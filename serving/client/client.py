@@ -126,7 +126,8 @@ class _Endpoint:
         Raises:
             ValueError: the address or the deadline is invalid.
         """
-        _check_deadline(deadline_ms)
+        if not 0 < deadline_ms < math.inf:  # NaN is refused, too
+            raise ValueError(f"deadline_ms is {deadline_ms}, expected milliseconds above 0")
         load_transport()
         self._deadline_ms = deadline_ms
         self._fallback = BestSellers(best_sellers, strict)
@@ -225,12 +226,13 @@ def _prepare(basket: Sequence[str], options: RequestOptions, deadline_ms: float)
 
     Raises:
         InvalidCall: the arguments are of the wrong kind.
-        NotAnswered: the basket's items cannot be written as JSON.
+        NotAnswered: no time is left, or the basket's items cannot be written as JSON.
     """
     started_at = time.monotonic()
     check_call(basket, options)
     fields: dict[str, Any] = {**options, "basket": list(basket)}
-    deadline_ms = fields.pop("deadline_ms", deadline_ms)
+    if (deadline_ms := fields.pop("deadline_ms", deadline_ms)) <= 0:  # what the caller had left is over
+        raise NotAnswered(DEADLINE_EXCEEDED, "no time was left for the call")
     if isinstance(at := fields.get("at"), datetime):
         fields["at"] = at.isoformat()
     request_id = fields["request_id"] = fields.get("request_id") or uuid.uuid4().hex
@@ -256,16 +258,12 @@ def check_call(basket: object, options: RequestOptions) -> None:
             raise InvalidCall(f"{name} is of type {type(value).__name__}, expected {expected}")
     if options.get("k", DEFAULT_K) < 0:
         raise InvalidCall(f"k is {options['k']}, expected 0 or more")
-    _check_deadline(options.get("deadline_ms", DEADLINE_MS))
+    if not math.isfinite(options.get("deadline_ms", DEADLINE_MS)):
+        raise InvalidCall(f"deadline_ms is {options['deadline_ms']}, expected milliseconds")
     if isinstance(basket, str) or not isinstance(basket, Collection):
         raise InvalidCall(f"basket is of type {type(basket).__name__}, expected a list of item ids")
     if len(basket) and not any(isinstance(item, str) for item in basket):
         raise InvalidCall("no item of the basket is of type str, expected ids as text")
-
-
-def _check_deadline(deadline_ms: float) -> None:
-    if not 0 < deadline_ms < math.inf:  # NaN is refused, too
-        raise InvalidCall(f"deadline_ms is {deadline_ms}, expected milliseconds above 0")
 
 
 def _target(url: str, tls: ssl.SSLContext | None) -> tuple[httpx.URL, ssl.SSLContext | bool]:

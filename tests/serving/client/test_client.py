@@ -434,8 +434,7 @@ def test_the_retry_and_later_calls_use_the_next_address(serve: Callable[[Say], S
         ({"at": 5}, "at is of type int, expected datetime or str"),
         ({"explain": "yes"}, "explain is of type str, expected bool"),
         ({"user": "1228"}, "no argument 'user': there is user_id"),
-        ({"deadline_ms": math.nan}, "expected milliseconds above 0"),
-        ({"deadline_ms": 0}, "expected milliseconds above 0"),
+        ({"deadline_ms": math.nan}, "deadline_ms is nan, expected milliseconds"),
         ({"deadline_ms": "soon"}, "expected int or float"),
         ({"basket": "b2"}, "basket is of type str, expected a list of item ids"),
         ({"basket": None}, "basket is of type NoneType"),
@@ -452,6 +451,15 @@ def test_a_programming_error_raises_and_is_not_sent(
         ask(server.url, **call)
     with pytest.raises(InvalidCall, match=says):
         FakeClient().recommend(**call)
+    assert not server.requests
+
+
+@pytest.mark.parametrize("left_ms", [0, -3.5])
+def test_a_call_without_any_time_left_is_not_sent(
+    serve: Callable[[Say], Server], ask: Ask, left_ms: float
+) -> None:
+    server = serve(good)
+    check_fallback(ask(server.url, deadline_ms=left_ms), answers.DEADLINE_EXCEEDED)
     assert not server.requests
 
 
