@@ -88,7 +88,7 @@ def train_ranker(
     scores = calibrate(ranker, held_out)
     spent = cost.spent()
     begin_ranker(checkpoint)
-    certificate = {**export_ranker(ranker, checkpoint, held_out), "step": "train_ranker"}
+    certificate = {**export_ranker(ranker, checkpoint, held_out), "step": "train_ranker", "model": model}
     finish_ranker(
         checkpoint,
         [certificate],

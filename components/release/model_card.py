@@ -11,6 +11,7 @@ from typing import Any
 # cloud. Change them for your own machines; the card prints the formulas beside the figures.
 WATTS_A_CORE = 10.0
 DOLLARS_A_CORE_HOUR = 0.05
+CHAIN = ("step", "made", "from", "NDCG@10", "of parent", "top 10 kept", "bytes", "p50 ms at 500")
 
 
 def watt_hours(cpu_seconds: float) -> float:
@@ -44,7 +45,7 @@ def model_card(
         "|---|---|",
         *(f"| {name} | {value:.4f} |" for name, value in served.items() if isinstance(value, float)),
         "",
-        *chain_table(certificates),
+        *(f"| {' | '.join(cells)} |" for cells in (CHAIN, ["---"] * len(CHAIN), *chain_rows(certificates))),
         "",
         *_engines(bundle / "engines.json"),
         f"Teachers, student and pruning took {spent:.0f} CPU-seconds, about {watt_hours(spent):.1f} Wh "
@@ -61,24 +62,24 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def chain_table(certificates: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the chain from the teachers to the served file as Markdown, a line for each certificate."""
-    head = ["step", "made", "from", "NDCG@10", "of parent", "top 10 kept", "bytes", "p50 ms at 500"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+def chain_rows(certificates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the chain from the teachers to the served file: CHAIN's columns, a row for each certificate."""
+    rows = []
     for one in certificates:
-        step = one["step"] + (f" {one['variant']}" if "variant" in one else "")
-        cells = [
-            step + (f" {one['ratio']:.0%}" if "ratio" in one else ""),
-            one["id"][:8],
-            " ".join(parent[:8] for parent in one["parents"]) or "PyTorch, LightGBM",
-            f"{one['ndcg_at_10']['child']:.4f}",
-            f"{one['ndcg_at_10']['ratio']:.4f}",
-            f"{one['top_10_overlap']:.3f}",
-            f"{one['bytes']:,}",
-            _against(one),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        named = one.get("variant") or one.get("model") or (f"{one['ratio']:.0%}" if "ratio" in one else "")
+        rows.append(
+            [
+                f"{one['step']} {named}".rstrip(),
+                one["id"][:8],
+                " ".join(parent[:8] for parent in one["parents"]) or "its weights",
+                f"{one['ndcg_at_10']['child']:.4f}",
+                f"{one['ndcg_at_10']['ratio']:.4f}",
+                f"{one['top_10_overlap']:.3f}",
+                f"{one['bytes']:,}",
+                _against(one),
+            ]
+        )
+    return rows
 
 
 def _against(certificate: Mapping[str, Any]) -> str:

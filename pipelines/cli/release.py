@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from components.home import command
 from pipelines.cli.options import FILE, FOLDER, Context, common_options, registry_options
 from pipelines.run.launch import champions_run, existing_registry, run_datasets
 from serving.release.champion import read_champion
@@ -42,7 +43,10 @@ def models(inner: click.Context, context: Context, tracking_uri: str, model_name
     ]
     columns = ["version", "aliases", "bundle", "ndcg_at_10", "recall_at_20", "size"]
     text = table([*columns, "trained until", "registered"], cells)
-    context.answer([asdict(v) for v in versions], text if versions else "no versions yet: reco run")
+    context.answer(
+        [asdict(v) for v in versions],
+        text if versions else f"no versions yet: {command(context.home, 'run')}",
+    )
 
 
 @models.command("show")
@@ -56,7 +60,7 @@ def show_model(context: Context, version: str, tracking_uri: str, model_name: st
     """
     import tempfile
 
-    from components.release.model_card import chain_table
+    from components.release.model_card import CHAIN, chain_rows
     from components.release.registry import RegistryUnreachable
     from pipelines.tables import size, table
 
@@ -76,9 +80,12 @@ def show_model(context: Context, version: str, tracking_uri: str, model_name: st
         ["aliases", ", ".join(shown.aliases)],
         ["size", size(shown.size_bytes)],
         *([name, value] for name, value in sorted(shown.metrics.items())),
-        *([f"{e['action']} {e['at']}", f"after version {e['previous'] or '-'}"] for e in history),
+        *(
+            [f"{e['action']} {e['at']}", f"after version {e['previous']}" if e["previous"] else "the first"]
+            for e in history
+        ),
     ]
-    text = table(["version", shown.version], rows) + "\n\n" + "\n".join(chain_table(certificates))
+    text = f"{table(['version', shown.version], rows)}\n\n{table(CHAIN, chain_rows(certificates))}"
     context.answer({**asdict(shown), "history": history, "certificates": certificates}, text)
 
 
@@ -171,7 +178,7 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     text = (
         f"version {version} (bundle {bundle_id}) is challenger: {len(new)} new items, {len(removed)} removed"
     )
-    context.answer(document, f"{text}\nsend it through the gate: reco promote")
+    context.answer(document, f"{text}\nsend it through the gate: {command(context.home, 'promote')}")
 
 
 COMMANDS = (models, promote, rollback, extend)

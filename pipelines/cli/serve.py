@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +13,6 @@ from pipelines.cli.options import FOLDER, PORT, Context, common_options
 from pipelines.run.launch import absolute, champions_run, check_data
 from serving.release.champion import read_champion
 from serving.settings import Settings
-
-if TYPE_CHECKING:
-    from pipelines.live.supervisor import State
 
 
 @click.command()
@@ -74,6 +69,7 @@ def up(
     """Start store, broker, stream and endpoint, until Ctrl-C."""
     from components.home import announced, locked
     from feature_repo.stream.kafka import KafkaSettings, create_topics
+    from pipelines.live.screen import Screen
     from pipelines.live.supervisor import Supervisor
     from pipelines.live.up import Wanted, parts_of, used_by
 
@@ -86,39 +82,16 @@ def up(
         features = None
     wanted = Wanted(port, grpc_port, store_port, broker_port, bootstrap, absolute(data), speed, since)
     settings, kafka = replace(Settings.from_env(), home=context.home), KafkaSettings.from_env()
-    report = PartsReport(context.output == "json")
+    screen = Screen(context.home, context.output == "json")
     with locked(context.home / "up.lock", "running `reco up`"):
         (context.home / "up.json").unlink(missing_ok=True)  # left by a killed `reco up`
         if bootstrap:
             create_topics(replace(kafka, bootstrap=bootstrap))
-        parts = parts_of(settings, kafka, champion, features, wanted, report.say)
+        parts = parts_of(settings, kafka, champion, features, wanted, screen.say)
         logs = context.home / "up"
-        report.say(f"logs of the parts: {logs}")
-        with announced(context.home, used_by(parts)):
-            Supervisor(parts, logs, report.show, report.say).run()
-
-
-class PartsReport:
-    """Prints the parts of `reco up` and their changes, as JSON lines or for people."""
-
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
-
-    def say(self, text: str) -> None:
-        """Print one line."""
-        click.echo(
-            json.dumps({"event": "said", "text": text}) if self.as_json else text, err=not self.as_json
-        )
-
-    def show(self, states: list[State]) -> None:
-        """Print the state of each part."""
-        from pipelines.tables import table
-
-        if self.as_json:
-            click.echo(json.dumps({"event": "parts", "parts": [asdict(state) for state in states]}))
-            return
-        rows = [[s.name, s.address, s.pid or "", s.health, s.restarts] for s in states]
-        click.echo(table(["part", "address", "pid", "health", "restarts"], rows) + "\n")
+        screen.say(f"logs of the parts: {logs}")
+        with announced(context.home, used_by(parts)), screen:
+            Supervisor(parts, logs, screen.show, screen.say).run()
 
 
 def _check_replay(data: str, speed: float, since: str) -> None:

@@ -120,6 +120,7 @@ class Supervisor:
         self._logs.mkdir(parents=True, exist_ok=True)
         with self._on_signals():
             try:
+                self._show_changes()
                 for one in self._all:
                     if not self._bring_up(one):
                         return
@@ -241,8 +242,14 @@ class Supervisor:
 
     def _last_words(self, part: Part, lines: int = 5) -> str:
         file = self._logs / f"{part.name}.log"
-        said = file.read_bytes()[-4_000:].decode(errors="replace").strip().splitlines()[-lines:]
+        said = spoken(file.read_bytes()[-64_000:].decode(errors="replace"))[-lines:]
         return "".join(f"\n  {part.name}: {line[:300]}" for line in said) + f"\n  all it said: {file}"
+
+
+def spoken(log: str) -> list[str]:
+    """Return the lines that tell a cause: no request (JSON), no frame of a traceback, but its exception."""
+    said = [line for line in log.splitlines() if line.strip() and not line[0].isspace()]
+    return [line for line in said if not line.startswith(("{", "Traceback "))]
 
 
 def _how(code: int) -> str:

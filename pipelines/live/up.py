@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +27,7 @@ from serving.release.champion import Champion
 from serving.settings import Settings, variable
 
 ANSWER_S = 2.0  # how long a part may take to answer a check
+SAY_S = 5.0  # between two lines about work that takes long
 HEARTBEAT_S = 5.0  # the stream writes its state each second
 
 
@@ -187,7 +188,11 @@ def fill_store(
     say(f"filling the online store from {features}")
     # Feast is large: it shall not stay in the memory of a process that only watches others.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        counts = pool.submit(_publish, features, champion, home, url).result()
+        filling, began = pool.submit(_publish, features, champion, home, url), time.monotonic()
+        while wait([filling], SAY_S).not_done:
+            say(f"still filling the online store, for {time.monotonic() - began:.0f} s")
+        counts = filling.result()
+    say(f"the online store holds {counts['users']:,} users and {counts['items']:,} items")
     write_json(note, {"bundle_id": champion.bundle_id, **counts})
 
 

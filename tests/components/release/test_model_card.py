@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from components.release.model_card import chain_table, dollars_a_million, model_card, watt_hours
+from components.release.model_card import chain_rows, dollars_a_million, model_card, watt_hours
 
 
 def certificate(step: str, made: str, parents: list[str], **more: Any) -> dict[str, Any]:
@@ -29,18 +29,18 @@ def test_estimates_by_hand() -> None:
 
 def test_the_chain_has_a_line_for_each_certificate() -> None:
     slower = {"500": {"p50": 0.72, "p99": 1.0}}
-    lines = chain_table(
+    rows = chain_rows(
         [
-            certificate("train_ranker", "a" * 16, []),
+            certificate("train_ranker", "a" * 16, [], model="dcn_v2"),
             certificate("prune_ranker", "b" * 16, ["a" * 16], ratio=0.5, parent_latency_ms=slower),
             certificate("quantize_ranker", "c" * 16, ["b" * 16], variant="int4"),
         ]
     )
-    assert len(lines) == 5
-    assert lines[2].startswith("| train_ranker | aaaaaaaa | PyTorch, LightGBM | 0.2500 | 0.9980 | 0.970 |")
-    assert "prune_ranker 50% | bbbbbbbb | aaaaaaaa" in lines[3]
-    assert lines[3].endswith("| 0.36 (parent 0.72) |")
-    assert "quantize_ranker int4 | cccccccc | bbbbbbbb" in lines[4]
+    first = ["train_ranker dcn_v2", "aaaaaaaa", "its weights", "0.2500", "0.9980", "0.970"]
+    assert rows[0][:6] == first
+    assert rows[1][:3] == ["prune_ranker 50%", "bbbbbbbb", "aaaaaaaa"]
+    assert rows[1][-1] == "0.36 (parent 0.72)"
+    assert rows[2][:3] == ["quantize_ranker int4", "cccccccc", "bbbbbbbb"]
 
 
 def test_the_card_tells_quality_engines_and_cost(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Commands that release, by their exit codes."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from components.home import locked
-from components.release.registry import Registry
+from components.release.registry import Promotion, Registry, default_tracking_uri
 from tests.pipelines.cli.conftest import reco
 
 
@@ -57,6 +58,26 @@ def test_release_commands_keep_the_exit_codes(
     done = reco(tmp_path, *arguments)
     assert done.exit_code == code, done.output
     assert says in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, empty_registry: Path) -> None:
+    shutil.copyfile(empty_registry, tmp_path / "mlflow.db")
+    (tmp_path / "bundle").mkdir()
+    measured = {"child": 0.25, "ratio": 0.998}
+    trained = {"step": "train_ranker", "model": "dcn_v2", "id": "a" * 16, "parents": [], "bytes": 4_000}
+    (tmp_path / "bundle" / "certificates.json").write_text(
+        json.dumps([{**trained, "ndcg_at_10": measured, "top_10_overlap": 0.97}])
+    )
+    registry = Registry(default_tracking_uri(tmp_path), "checkout-recommender")
+    registry.add(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
+    registry.write(Promotion(1, "promote", "1", "b1", "", "2026-01-01T00:00:00Z"))
+    registry.point("champion", "1")
+    shown = reco(tmp_path, "models", "show", "champion").output
+    assert "promote 2026-01-01T00:00:00Z  the first" in shown
+    assert "train_ranker dcn_v2  aaaaaaaa  its weights  0.2500" in shown
+    assert "|" not in shown
 
 
 @pytest.mark.slow

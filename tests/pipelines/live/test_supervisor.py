@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.live.supervisor import Part, PartFailed, State, Supervisor
+from pipelines.live.supervisor import Part, PartFailed, State, Supervisor, spoken
 
 # A part that is ready once it has written a file, notes its end, and lives until a signal.
 CHILD = """
@@ -237,3 +237,15 @@ def test_a_signal_ends_the_group_and_a_second_one_kills_it(tmp_path: Path, numbe
     assert time.monotonic() - began < 8
     parent.stdout.close()
     assert gone(child)
+
+
+def test_the_cause_of_a_death_is_the_exception_and_no_request() -> None:
+    log = """old words
+{"event": "answered", "request_id": "r1"}
+Traceback (most recent call last):
+  File "server.py", line 7, in main
+    raise MemoryError
+OSError: [Errno 28] No space left on device
+{"event": "answered", "request_id": "r2"}
+"""
+    assert spoken(log) == ["old words", "OSError: [Errno 28] No space left on device"]

@@ -1,0 +1,100 @@
+"""The screen of `reco up`: figures of a real HTTP endpoint, on a terminal, as lines and as JSON."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipelines.live import screen as module
+from pipelines.live.screen import Screen, described
+from pipelines.live.supervisor import State
+
+BEFORE = {"full": 100, "cached": 0, "0.001": 60, "0.005": 100, "+Inf": 100}
+AFTER = {"full": 280, "cached": 20, "0.001": 90, "0.005": 299, "+Inf": 300}
+
+
+class Metrics(BaseHTTPRequestHandler):
+    looks = 0
+
+    def do_GET(self) -> None:
+        numbers = AFTER if Metrics.looks else BEFORE
+        Metrics.looks += 1
+        lines = ["# TYPE reco_responses counter", "# TYPE reco_answer_seconds histogram"]
+        for name, number in numbers.items():
+            label = f'rung="{name}",degraded_reason=""' if name.isalpha() else f'le="{name}"'
+            metric = "reco_responses_total" if name.isalpha() else "reco_answer_seconds_bucket"
+            lines.append(f"{metric}{{{label}}} {number}")
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write("\n".join(lines).encode() + b"\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Iterator[list[State]]:
+    """The states of a system that runs: an endpoint with metrics, a stream and a replay."""
+    Metrics.looks = 0
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up" / "replay.log").write_text("5 of 9 messages\n7 of 9 messages, asked 3\n")
+    (tmp_path / "stream.json").write_text('{"events": 1234, "lag": 5}')
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        yield [State("endpoint", url, 1, "ok"), State("stream", "topic", 2, "ok"), State("replay", "toy", 3)]
+        server.shutdown()
+
+
+def test_figures_are_those_since_the_last_look(tmp_path: Path, states: list[State]) -> None:
+    screen = Screen(tmp_path, as_json=True)
+    screen.show(states)
+    assert "answers_per_s" not in screen.figures(), "nothing to compare with yet"
+    found = screen.figures()
+    assert found.pop("answers_per_s") > 0
+    assert found == {
+        "p99_ms": 5.0,
+        "rungs": {"full": 0.9, "cached": 0.1},
+        "events": 1234,
+        "lag": 5,
+        "replay": "7 of 9 messages, asked 3",
+    }
+    text = described({**found, "answers_per_s": 1234.5})
+    assert text.splitlines() == [
+        "answers  1,234.5 a second, p99 within 5 ms, full 90.0%, cached 10.0%",
+        "stream   1,234 events, lag 5 messages",
+        "replay   7 of 9 messages, asked 3",
+    ]
+    screen.show([State("endpoint", "http://127.0.0.1:1", None, "died"), State("stream", "topic")])
+    assert screen.figures() == {}, "no part runs"
+
+
+def test_a_terminal_gets_one_screen_and_what_is_said_above_it(tmp_path: Path, states: list[State]) -> None:
+    terminal = io.StringIO()
+    with Screen(tmp_path, console=Console(file=terminal, force_terminal=True, width=120)) as screen:
+        screen.show(states)
+        screen.say("all parts are ready")
+    shown = terminal.getvalue()
+    assert "all parts are ready" in shown
+    for word in ("endpoint", "part", "lag 5 messages", "7 of 9 messages"):
+        assert word in shown.rpartition("all parts are ready")[2]
+
+
+def test_a_file_gets_lines(
+    tmp_path: Path, states: list[State], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "LINE_S", 0.01)
+    with Screen(tmp_path, as_json=True) as screen:
+        screen.show(states)
+        screen.say("ready")
+        while Metrics.looks < 3:
+            threading.Event().wait(0.01)
+    first, second, *others = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [part["name"] for part in first["parts"]] == ["endpoint", "stream", "replay"]
+    assert second == {"event": "said", "text": "ready"}
+    assert any("answers_per_s" in one for one in others)
