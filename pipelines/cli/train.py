@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -112,6 +113,9 @@ volume_options: Callable[[Command], Command] = stacked(
         "--state", default=STATE, show_default=True, help="The pipeline's home: a path in its pods."
     ),
     click.option("--volume", default="", metavar="PVC", help="Volume claim that every step gets at --state."),
+    click.option(
+        "--secret", default="", metavar="NAME", help="Secret with the passwords of store and MLflow."
+    ),
 )
 
 
@@ -133,7 +137,9 @@ def _mount(volume: str, state: str) -> Mount | None:
 @click.option("--image", default="", help="Container image that holds this project.")
 @volume_options
 @common_options
-def compile_(context: Context, pipeline: str, file: Path | None, image: str, volume: str, state: str) -> None:
+def compile_(
+    context: Context, pipeline: str, file: Path | None, image: str, volume: str, state: str, secret: str
+) -> None:
     """Write the training or watch pipeline as Kubeflow YAML."""
     from importlib import import_module
 
@@ -141,7 +147,7 @@ def compile_(context: Context, pipeline: str, file: Path | None, image: str, vol
 
     file = file or Path(f"{pipeline}.yaml")
     mount = _mount(volume, state)
-    steps = write_ir(getattr(import_module(f"pipelines.{pipeline}"), pipeline), file, image, mount)
+    steps = write_ir(getattr(import_module(f"pipelines.{pipeline}"), pipeline), file, image, mount, secret)
     context.answer({"file": str(file), "steps": steps}, f"{file}: {steps} steps")
 
 
@@ -172,6 +178,7 @@ def submit(
     online_store: str,
     volume: str,
     state: str,
+    secret: str,
     image: str,
     experiment: str,
     namespace: str,
@@ -184,7 +191,7 @@ def submit(
     from pipelines.run.arguments import check_hyper_parameters, complete_arguments, parse_params
     from pipelines.run.graph import read_spec
     from pipelines.run.launch import check_online_store
-    from pipelines.run.submit import submit_pipeline, wait_for_run
+    from pipelines.run.submit import PASSWORDS, submit_pipeline, wait_for_run
     from pipelines.training import faster, training_of
 
     if not tracking_uri.startswith(("http://", "https://")):
@@ -196,6 +203,12 @@ def submit(
             "a cluster needs --volume PVC: champion and online store are files under --state, and without a "
             "volume there they end with the pod that wrote them"
         )
+    for option, url in (("--online-store", online_store), ("--tracking-uri", tracking_uri)):
+        if re.search(r"://[^/@]*:[^/@]+@|password=", url):
+            raise click.UsageError(
+                f"{option} holds a password, and every user of the cluster can read a run's parameters: "
+                f"put it into a Secret with a key of {', '.join(PASSWORDS)}, and give --secret NAME"
+            )
     mount = _mount(volume, state)
     given = parse_params(params)
     check_hyper_parameters(given)
@@ -209,7 +222,7 @@ def submit(
     arguments = complete_arguments(read_spec(training), given)
     check_online_store(arguments["online_store"])
     token = token_file.read_text().strip() if token_file else ""
-    submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token, mount)
+    submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token, mount, secret)
     document = asdict(submitted)
     if wait:
         click.echo(f"{submitted.url}: waiting for its end", err=True)

@@ -22,6 +22,13 @@ from pipelines.run.graph import read_spec
 
 API = "/apis/v2beta1"
 CONNECT_TIMEOUT_S = 10.0
+# What a Secret may hold for the steps that take one of these inputs; a parameter can be read by each user.
+PASSWORDS = {
+    "RECO_STORE_PASSWORD": "online_store",
+    "MLFLOW_TRACKING_USERNAME": "tracking_uri",
+    "MLFLOW_TRACKING_PASSWORD": "tracking_uri",
+    "MLFLOW_TRACKING_TOKEN": "tracking_uri",
+}
 ENDED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 
 
@@ -56,7 +63,7 @@ class Mount:
     path: str
 
 
-def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = None) -> int:
+def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = None, secret: str = "") -> int:
     """Compile a pipeline to `file` and return how many steps it has.
 
     Args:
@@ -64,11 +71,12 @@ def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = N
         file: where the IR goes.
         image: replaces the steps' image.
         mount: what every step gets mounted.
+        secret: name of the Secret whose keys are PASSWORDS; a step gets those that it needs.
     """
     from kfp import compiler
 
-    if image or mount:
-        pipeline = _equipped(pipeline, image, mount)
+    if image or mount or secret:
+        pipeline = _equipped(pipeline, image, mount, secret)
     part = file.with_name(f".{file.name}.part.yaml")
     try:
         compiler.Compiler().compile(pipeline, str(part))
@@ -78,8 +86,8 @@ def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = N
     return len(read_spec(pipeline)["deploymentSpec"]["executors"])
 
 
-def _equipped(pipeline: Any, image: str, mount: Mount | None) -> Any:
-    """Return the same pipeline whose tasks all have another image, or a mounted claim."""
+def _equipped(pipeline: Any, image: str, mount: Mount | None, secret: str) -> Any:
+    """Return the same pipeline whose tasks have another image, a mounted claim, or passwords of a Secret."""
     from kfp import dsl, kubernetes
     from kfp.dsl.pipeline_context import Pipeline
 
@@ -92,6 +100,9 @@ def _equipped(pipeline: Any, image: str, mount: Mount | None) -> Any:
                 task.set_container_image(image)
             if mount:
                 kubernetes.mount_pvc(task, mount.claim, mount.path)
+            needed = {name: name for name, input_name in PASSWORDS.items() if input_name in task.inputs}
+            if secret and needed:
+                kubernetes.use_secret_as_env(task, secret, needed, optional=True)
 
     return equipped
 
@@ -105,6 +116,7 @@ def submit_pipeline(
     namespace: str = "",
     token: str = "",
     mount: Mount | None = None,
+    secret: str = "",
 ) -> Submitted:
     """Upload a pipeline as a new version, run it, and return at once.
 
@@ -118,7 +130,7 @@ def submit_pipeline(
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     with tempfile.TemporaryDirectory() as folder, _api(host):
         file = Path(folder) / f"{name}.yaml"
-        write_ir(pipeline, file, image, mount)
+        write_ir(pipeline, file, image, mount, secret)
         client = _client(host, namespace, token)
         pipeline_id = client.get_pipeline_id(name)
         if pipeline_id is None:

@@ -98,6 +98,12 @@ def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.
         done = reco(tmp_path, *common, *more)
         assert done.exit_code == 0, done.output
     assert [arguments["online_store"] for arguments in launched] == ["", "redis://cache:6379"]
+    for more in (["--online-store", "redis://:pa55@cache"], ["--tracking-uri", "https://me:pa55@mlflow"]):
+        refused = reco(tmp_path, *common, *more)
+        assert refused.exit_code == 2
+        assert "RECO_STORE_PASSWORD" in refused.output
+        assert "pa55" not in refused.output
+    assert len(launched) == 2
 
 
 @pytest.mark.slow

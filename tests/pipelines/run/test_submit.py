@@ -175,6 +175,25 @@ def test_a_volume_is_mounted_in_every_step(tmp_path: Path, pipeline: Any) -> Non
     assert set(read) == set(pods)
 
 
+def test_a_step_gets_the_passwords_that_it_needs_from_the_secret(tmp_path: Path) -> None:
+    file = tmp_path / "secret.yaml"
+    write_ir(training, file, secret="reco-passwords")
+    _, platform = yaml.safe_load_all(file.read_text())
+    pods = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    given = {}
+    for name, pod in pods.items():
+        [secret] = pod["secretAsEnv"]
+        assert secret["secretNameParameter"] == {"runtimeValue": {"constant": "reco-passwords"}}
+        assert secret["optional"]
+        given[name] = {pair["envVar"] for pair in secret["keyToEnv"]}
+    mlflow = {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"}
+    assert given == {
+        "exec-register-bundle": mlflow,
+        "exec-promote-bundle": mlflow,
+        "exec-publish-features": {"RECO_STORE_PASSWORD"},
+    }
+
+
 def test_image_and_mount_change_nothing_else(tmp_path: Path) -> None:
     write_ir(sums, tmp_path / "bare.yaml")
     write_ir(sums, tmp_path / "equipped.yaml", "registry.example/reco-python:1", Mount("shop", "/mnt"))
