@@ -1,4 +1,4 @@
-"""A file's new content -> the file, replaced in one step; and back, with a limit to what is read.
+"""A file's new content -> the file, replaced in one step; and the bounded reading of a file.
 
 The content is written beside the file under a hidden name that ends in `.part`, and then renamed. An error
 removes the temporary file. A killed process leaves it behind: readers must skip such names.

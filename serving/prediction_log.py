@@ -309,7 +309,7 @@ class _Segment:
     def discard(self) -> None:
         with contextlib.suppress(OSError):
             _stream_of(self._path).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # closing writes what is buffered, which a full disk refuses
+        with contextlib.suppress(OSError):  # closing writes the buffer, which a full disk refuses
             self._file.close()
 
 

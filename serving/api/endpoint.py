@@ -316,7 +316,7 @@ class _Statuses(AsyncExceptionToStatusInterceptor):
         return handler._replace(request_deserializer=partial(_decoded, handler.request_deserializer))
 
     async def intercept(self, method: Any, request_or_iterator: Any, context: Any, method_name: str) -> Any:
-        """Call the method, or refuse what is no message."""
+        """Call the method, or refuse bytes that are no message."""
         if isinstance(request_or_iterator, DecodeError):
             method = _refuse_bytes
         return await super().intercept(method, request_or_iterator, context, method_name)

@@ -168,7 +168,7 @@ class _HttpProtocol(HttpToolsProtocol):
         self._may_be_long = False  # not all of the head came in one part of a bounded length
         self._beside_body_bytes = 0  # since the last byte of a body: sizes of chunks, and trailers
         self._unread_bytes = 0  # of a body that came after its request was answered
-        self._refused = False  # what came after the last request is not HTTP
+        self._refused = False  # bytes behind the last request are not HTTP
         self._lingering = False  # all is said: it is closed as soon as the body has ended
 
     def connection_made(self, transport: Any) -> None:

@@ -231,7 +231,7 @@ def _prepare(basket: Sequence[str], options: RequestOptions, deadline_ms: float)
     started_at = time.monotonic()
     check_call(basket, options)
     fields: dict[str, Any] = {**options, "basket": list(basket)}
-    if (deadline_ms := fields.pop("deadline_ms", deadline_ms)) <= 0:  # what the caller had left is over
+    if (deadline_ms := fields.pop("deadline_ms", deadline_ms)) <= 0:  # the caller's time is over
         raise NotAnswered(DEADLINE_EXCEEDED, "no time was left for the call")
     if isinstance(at := fields.get("at"), datetime):
         fields["at"] = at.isoformat()

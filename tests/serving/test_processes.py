@@ -123,7 +123,7 @@ def small_endpoint(tmp_path: Path, child: str, on_start: Callable[[int, list[int
 
     Args:
         tmp_path: the home.
-        child: the program; `say` in it tells the parent that it is ready.
+        child: the program; `say` in it reports to the parent that it is ready.
         on_start: called after each start with its number and all ids so far.
     """
     ready = json.dumps({"event": "ready"}).encode() + b"\n"
