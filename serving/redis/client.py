@@ -20,7 +20,6 @@ import ssl
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
@@ -139,13 +138,13 @@ class RedisClient:
         """Close the connections, from a thread without an event loop; a later call opens them again."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and loop.is_running():
-            with contextlib.suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(self.aclose(), loop).result(CONNECT_S)
-        self._opened = None
+        opened, self._opened = self._opened, None
         if thread is not None:
-            thread.stop()
+            thread.stop(opened)
             thread.join()
+        elif loop is not None and loop.is_running() and opened is not None:
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(opened.close(), loop).result(CONNECT_S)
 
     def _run(self, coroutine: Coroutine[Any, Any, Result], limit_s: float) -> Result:
         with self._lock:
@@ -216,7 +215,7 @@ class _Opened:
 
     places: asyncio.Semaphore  # for calls; a pool of the library without a free connection raises an error
     client: Any = None
-    connections: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    connections: set[Any] = field(default_factory=set)  # those that are connected
 
     async def close(self) -> None:
         """Close the connections at once: a frozen server would not answer."""
@@ -250,12 +249,12 @@ class _LoopThread(threading.Thread):
         """Close a client of the loop, and end the loop."""
 
         async def end() -> None:
-            if opened is not None:
-                await opened.close()
             calls = asyncio.all_tasks() - {asyncio.current_task()}
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
+            if opened is not None:
+                await opened.close()
             self.loop.stop()
 
         if not self.loop.is_closed():
@@ -276,8 +275,17 @@ class _Numbered(aioredis.Connection):
     _is_numbered = False  # the last command
 
     def __init__(self, *, opened: _Opened, **options: Any) -> None:
-        opened.connections.add(self)
+        self._owner = opened
         super().__init__(parser_class=BoundedParser, driver_info=None, **options)
+
+    async def _connect(self) -> None:
+        await super()._connect()
+        self._owner.connections.add(self)
+
+    async def disconnect(self, *args: Any, **options: Any) -> None:
+        """Close the connection, and let go of it."""
+        self._owner.connections.discard(self)
+        await super().disconnect(*args, **options)
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         """Log in, and wait until the server answers: a frozen server accepts connections too."""

@@ -8,20 +8,21 @@ import pytest
 from pipelines.bench.scale import bench_scale
 
 pytestmark = pytest.mark.slow
+ITEMS = 800
 
 
 def test_every_step_is_measured_and_every_precision_is_proven(tmp_path: Path) -> None:
-    results = bench_scale(items=2_000, users=1_000, out_dir=tmp_path)
+    results = bench_scale(items=ITEMS, users=400, out_dir=tmp_path)
     steps = {row["step"]: row for row in results["steps"]}
-    assert steps["fit_statistics"]["result"]["items"] == 2_000  # all of them are recommended
-    assert steps["build_index"]["result"]["items"] == 2_000
+    assert steps["fit_statistics"]["result"]["items"] == ITEMS  # all of them are recommended
+    assert steps["build_index"]["result"]["items"] == ITEMS
     assert all(row["seconds"] > 0 and row["gib"] > 0.01 for row in results["steps"])
     four = results["variants"]["int4"]
-    assert four["parent_bytes"] - four["bytes"] > 7 / 8 * 4 * 64 * 2_000
+    assert four["parent_bytes"] - four["bytes"] > 7 / 8 * 4 * 64 * ITEMS
     assert (
         0.4 < four["ndcg_at_10"]["parent"] < 0.95
     )  # neither hopeless nor certain: bits could cost something
-    assert json.loads((tmp_path / "scale.json").read_text())["items"] == 2_000
+    assert json.loads((tmp_path / "scale.json").read_text())["items"] == ITEMS
     table = (tmp_path / "scale.md").read_text()
     assert "| build_examples |" in table
     assert "| INT4 | fp32 |" in table

@@ -6,7 +6,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +46,14 @@ requests = st.builds(
     request_id=st.just("r"),
     profile=st.sampled_from(["default", "premium"]),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_polls() -> Iterator[None]:
+    """A new availability file counts after a second look: hundreds of examples would wait 0.25 s each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serving.shop.facts.POLL_S", 0.001)
+        yield
 
 
 @pytest.fixture(scope="module")
