@@ -8,10 +8,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_HOME := .reco/demo
+FIGURES := .reco/figures
 # Workers of the test run; each one is a process with its own copy of the libraries.
 WORKERS ?= 2
 
-.PHONY: help setup run test check lint docs fuzz serve demo lock clean
+.PHONY: help setup run test check lint docs figures fuzz serve demo lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +47,11 @@ lint: $(READY) ## the part of check without tests
 docs: $(READY) ## the documentation on http://127.0.0.1:8000, rebuilt at each change
 	$(BIN)/python -W ignore -m tests.docs.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+figures: $(READY) ## measure every published figure on this commit and champion, at most 90 minutes; write the pages
+	$(BIN)/reco figures --out $(FIGURES)
+	cp $(FIGURES)/*.json $(FIGURES)/*.md $(FIGURES)/*.png docs/figures/
+	$(BIN)/python -W ignore -m tests.docs.generate
 
 fuzz: $(READY) ## 4,000 spoilt bundles against the loader, 2,000 made-up requests against the endpoint
 	$(BIN)/python -m tests.fuzz.artefacts --cases 4000

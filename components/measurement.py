@@ -6,10 +6,13 @@ import contextlib
 import os
 import platform
 import subprocess
+import time
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 LIBRARIES = ("torch", "onnxruntime", "faiss-cpu", "numpy", "kserve", "uvicorn", "evidently", "feast")
 
@@ -18,13 +21,20 @@ def measured_on() -> dict[str, Any]:
     """Return the time, machine, versions and commit of a measurement made now."""
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "load_average": os.getloadavg()},
+        "machine": {"cpu": processor(), "cores": os.cpu_count(), "load_average": os.getloadavg()},
         "software": {"python": platform.python_version(), **_versions()},
         "commit": commit(),
     }
 
 
-def _cpu() -> str:
+def machine_state() -> dict[str, Any]:
+    """Return the time, the load average, and the seconds that other guests took from all cores since boot."""
+    steal_s = getattr(psutil.cpu_times(), "steal", 0.0)  # only Linux counts it
+    return {"at": time.time(), "load_average": os.getloadavg(), "steal_s": steal_s}
+
+
+def processor() -> str:
+    """Return the name of the processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

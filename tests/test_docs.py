@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import tomllib
 from importlib.metadata import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ from components.hyper_parameters import BundleParams
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.stream.configuration import CONFIG
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
+from pipelines.bench.figures import PLAN
 from pipelines.drills.catalogue import DRILLS, Drill
 from pipelines.drills.report import drill_rows
 from serving.api.problems import problem
@@ -33,6 +35,7 @@ from serving.schemas import (
 )
 from serving.settings import Settings, variable
 from serving.shop.rules_file import SECTIONS, SELECTORS, parse_rules
+from tests.docs.figures import REMOVED, disagreements, historic, measured
 from tests.docs.reference import commands, program
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +48,7 @@ PAGES = [
     *sorted(DOCS.rglob("*.md")),
 ]
 # Pages that people write: benches write those in docs/figures.
-WRITTEN = [page for page in PAGES if page.parent.name != "figures" and page.name != "CHANGELOG.md"]
+WRITTEN = [page for page in PAGES if page.parent != DOCS / "figures" and page.name != "CHANGELOG.md"]
 PROSE = "\n".join(page.read_text(encoding="utf-8") for page in WRITTEN)
 
 
@@ -330,293 +333,58 @@ def test_the_changelog_has_this_version() -> None:
 
 # -------------------------------------------------------------------------------------------- figures
 
-FIGURES = DOCS / "figures"
-PAGE = text_of("figures/index.md")
+# The page and the README's table are generated from the result files; tests/docs/test_generate.py compares.
 
 
-def measured(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
-    return document
-
-
-def row(label: str) -> list[str]:
-    """The cells of the page's table row that begins with a label."""
-    found = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", PAGE, re.MULTILINE)[0]
-    return [cell.strip() for cell in found.split("|")]
+def state(**changes: Any) -> dict[str, Any]:
+    """A result as `make figures` writes it."""
+    found = {"busy": {}, "commit": "abc", "bundle_id": "b1", "machine": {"cpu": "A processor"}}
+    return {**found, **changes}
 
 
 @pytest.mark.parametrize(
-    ("label", "system"),
+    ("other", "refused"),
     [
-        ("**as served**", "served"),
-        ("history frozen at the cut", "served_frozen_history"),
-        ("untrained blend of the next two rows", "blend"),
-        ("what this shopper buys, decayed", "personal"),
-        ("bought together with the basket", "together"),
-        ("two-tower and Faiss alone", "two_tower"),
-        ("best sellers of four weeks", "popularity"),
+        (state(), None),
+        (state(bundle_id=None), None),  # a bench of no bundle, such as `scale`
+        (state(commit="def"), "commit: abc, def"),
+        (state(bundle_id="b2"), "bundle: b1, b2"),
+        (state(machine={"cpu": "Another"}), "processor: A processor, Another"),
+        ({"commit": "abc", "machine": {"cpu": "A processor"}}, "older than `make figures`: other"),
+        (state(commit="abc+"), "commit: abc, abc+"),
     ],
 )
-def test_the_quality_on_the_page_was_measured(label: str, system: str) -> None:
-    quality = measured("quality")
-    found = quality[system] if system in quality else quality["baselines"][system]
-    ratios = quality["ratios"].get(system)
-    assert row(label) == [
-        *(f"{found[metric]:.3f}" for metric in ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10")),
-        f"{ratios['ndcg_at_10']:.2f} x" if ratios else "",
-    ]
+def test_results_that_disagree_are_refused(other: dict[str, Any], refused: str | None) -> None:
+    assert disagreements({"one": state(), "other": other}) == ([refused] if refused else [])
 
 
-@pytest.mark.parametrize(
-    ("label", "arm", "line"),
-    [
-        ("in process, ten items from the full catalogue", "in_process", "total"),
-        ("over HTTP, one request at a time", "http_one_at_a_time", "client"),
-    ],
-)
-def test_the_latency_on_the_page_was_measured(label: str, arm: str, line: str) -> None:
-    found = measured("latency")["arms"][arm]["ms"][line]
-    assert row(label) == [f"{found[p]:.1f}" for p in ("p50", "p95", "p99")]
+def test_the_published_results_agree() -> None:
+    results = {bench.name: measured(bench.name) for bench in PLAN}
+    # Those of before `make figures` may stay until it replaces all of them: the page names them.
+    if all("busy" not in result for result in results.values()):
+        assert "Measured before `make figures`, on different commits" in text_of("figures/index.md")
+    else:
+        assert disagreements(results) == []
 
 
-def test_the_load_on_the_page_was_measured() -> None:
-    load, report = measured("load"), (FIGURES / "load.md").read_text(encoding="utf-8")
-    _, verdict, *others = report.split("\n\n")
-    [goals] = [part for part in others if part.startswith("| goal |")]
-    assert verdict in PAGE, "the sentence that the report begins with"
-    assert goals in PAGE, "each goal, those that are missed, too"
-    for name, arm in load["arms"].items():
-        alone = arm["alone"]
-        assert row(f"`{name}`: {arm['what']}") == [
-            f"{alone['p50_ms']:.1f}",
-            f"{alone['p99_ms']:.1f}" if alone["p99_ms"] else "–",
-            f"{arm['capacity']['rate']:.0f}" if arm["capacity"]["rate"] else "none",
-            f"{arm['cpu_ms']:.1f}",
-            f"{arm['dollars_a_million']:.2f}",
-            f"{arm['wh_a_million']:.0f}",
-        ]
-    p50 = {name: arm["ratio"]["p50_ms"] for name, arm in load["arms"].items() if "ratio" in arm}
-    alike = ", ".join(f"`{name}`" for name, against in p50.items() if against["min"] <= 1 <= against["max"])
-    says(f"In p50, these arms have rounds on either side of `ours`: {alike}.")
+@pytest.mark.slow  # starts git
+def test_the_published_results_are_of_this_history() -> None:
+    for name in {bench.name for bench in PLAN} - set(historic()):
+        ancestor = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", measured(name)["commit"], "HEAD"]
+        assert subprocess.run(ancestor, check=False).returncode == 0, name
 
 
-def says(sentence: str) -> None:
-    """Fail with the sentence that the figures make if the page does not have it."""
-    assert sentence in " ".join(PAGE.split()).replace(" %", "%"), sentence
+def test_each_figure_of_the_folder_is_planned_or_of_a_removed_mechanism() -> None:
+    files = {file.stem for file in (DOCS / "figures").glob("*.json")}
+    assert files == {bench.name for bench in PLAN} | {*REMOVED}
 
 
-def test_cached_answers_on_the_page_were_measured() -> None:
-    mixed, cache = measured("load-mixed")["arms"], measured("cache")
-    assert row("answers a second without") == [f"{mixed['ours']['capacity']['rate']:.0f}"]
-    assert row("answers a second with") == [f"{mixed['answer-cache']['capacity']['rate']:.0f}"]
-    assert row("hits under that load") == [f"{mixed['answer-cache']['cache']['hit_ratio']:.0%}"]
-    level, kept = cache["levels"], cache["answers"]["kept"]
-    assert row("hits in the process, weeks after the cut") == [f"{level['process_hit_ratio']:.1%}"]
-    assert row("hits in Redis, of the rest") == [f"{level['redis_hit_ratio_of_the_rest']:.1%}"]
-    bound = f"bound {kept['bound']:.0%} {'reached' if kept['reached'] else 'missed'}"
-    assert row(f"hits that show other items than an answer computed now, of {kept['answers']:,}") == [
-        f"{kept['other_items']:,} ({kept['other_items_ratio']:.2%}; {bound})"
-    ]
-    kinds = {kind: result for kind, result in cache["answers"]["regret"].items() if result["answers"]}
-    assert kinds
-    for kind, result in kinds.items():
-        assert row(f"the same, {kind} shoppers") == [f"{result['other_items_ratio']:.2%}"]
-
-
-def test_re_ranking_on_the_page_was_measured() -> None:
-    found = measured("rerank")
-    gains, (low, high) = found["served"]["gains"], found["served"]["ndcg_interval"]
-    says(f"On the {found['judged_on']:,} baskets of the other half:")
-    assert row("catalogue shown") == [f"{gains['coverage']:+.1%}"]
-    assert row("new manufacturers shown") == [f"{gains['new_manufacturers']:+.0%}"]
-    assert row("NDCG@10") == [f"{gains['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}]"]
-    default, served = BundleParams(), found["served"]["weights"]
+def test_the_weights_that_were_judged_are_the_defaults() -> None:
+    default, served = BundleParams(), measured("rerank")["served"]["weights"]
     assert {name: getattr(default, name) for name in served} == {
         **served,
         "novel_slots": (*served["novel_slots"],),
     }
-
-
-def test_the_retrieval_on_the_page_was_measured() -> None:
-    large = measured("retrieval")["catalogues"][0]
-    says(
-        f"{large['items']:,} synthetic items of {large['dimension']} columns. The goal is "
-        f"{large['target_recall']:.0%} of the {large['k']} nearest with a p99 of at most "
-        f"{large['target_p99_ms']:g} ms."
-    )
-    says(f"Reached by: {', '.join(f'`{name}`' for name in large['reached_by']) or 'no type'}.")
-    says(f"Too slow to build here: {', '.join(f'`{name}`' for name in large['left_out']) or 'none'}.")
-    reaching = [point for point in large["curve"] if point["recall"] >= large["target_recall"]]
-    kinds = dict.fromkeys(point["kind"] for point in reaching)
-    fastest = [
-        min((point for point in reaching if point["kind"] == kind), key=lambda point: point["p99_ms"])
-        for kind in kinds
-    ]
-    assert "flat" in kinds, "the exact scan finds all"
-    for point in fastest:
-        searched = ", ".join(f"{name} {value}" for name, value in point["search"].items())
-        label = f"{point['description']} {searched}".strip()
-        cells = [
-            f"{point['recall']:.3f}",
-            f"{point['p50_ms']:.2f}",
-            f"{point['p99_ms']:.2f}",
-            f"{point['bytes'] / 1e6:,.0f}",
-        ]
-        line = f"| {label} | {' | '.join(cells)} |"
-        assert line in PAGE.splitlines(), line
-
-
-def test_batching_on_the_page_was_measured() -> None:
-    loads = {load["load"]: load["policies"] for load in measured("batching")["loads"]["ranker"]}
-    p99 = {at: {name: arm["p99_ms"] for name, arm in loads[at].items()} for at in (0.5, 0.9)}
-    for at, result in p99.items():
-        policies = ("one a call", "all that is ready", "steered")
-        assert row(f"{at:g} of the capacity") == [f"{result[name]:.1f}" for name in policies]
-    pays = all(result["all that is ready"] < result["one a call"] for result in p99.values())
-    says(
-        f"Joining requests for one call of the ranker {'pays' if pays else 'does not pay'} on this processor."
-    )
-
-
-def test_the_features_on_the_page_were_measured() -> None:
-    found = measured("features")
-    read, seen, frozen, hard = (found[name] for name in ("online_read", "visible", "frozen", "hard_stream"))
-    kills, again, join = found["kills"], found["replay"], found["join"]
-
-    def ms(percentiles: dict[str, float], digits: int) -> str:
-        return f"{percentiles['p50']:.{digits}f} / {percentiles['p99']:.{digits}f}"
-
-    assert row("read a shopper's row, session and last items from Redis, ms") == [
-        ms(read["ours_ms"], 2),
-        ms(read["feast_ms"], 2),
-    ]
-    assert row("look up 10 features of 500 items in process, ms") == [ms(found["item_features"]["ms"], 3), ""]
-    assert row("event published until a request sees it, 1,000 events a second, ms") == [
-        ms(seen["ms"], 0),
-        "",
-    ]
-    assert row("longest wait for a Redis that is frozen, ms") == [f"{frozen['frozen']['max_ms']:.1f}", ""]
-    assert row("events folded in a second of one core") == [f"{found['fold']['per_core_second']:,}", ""]
-    assert row("stream killed at random: state equal to the batch's") == [
-        f"{kills['equal']} of {kills['kills']}",
-        "",
-    ]
-    assert row("10,000 events, some poisoned, repeated, late: shoppers equal to the clean batch") == [
-        f"{hard['users_equal']} of {hard['users']}, {hard['dead_letters']} letters for {hard['poison']}",
-        "",
-    ]
-    assert row("logged answers computed again: features equal in every bit") == [
-        f"{again['equal']:,} of {again['compared']:,}",
-        "",
-    ]
-    assert row("what each basket's shopper was, point in time: s / MiB") == [
-        *(f"{join[side]['seconds']:.1f} / {join[side]['mib']:,}" for side in ("ours", "feast")),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("label", "ranker"),
-    [
-        ("the five teachers together", "ensemble"),
-        ("gradient boosting, the best teacher", "teacher gradient_boosting"),
-        ("student", "student"),
-        ("student without teachers", "student without teachers"),
-        ("pruned", "pruned"),
-        ("pruned, tables in INT4", "pruned, int4"),
-        ("**as served**", "served"),
-    ],
-)
-def test_the_compression_on_the_page_was_measured(label: str, ranker: str) -> None:
-    rankers = measured("compression")["rankers"]
-    whole, found = rankers["ensemble"], rankers[ranker]
-    p50 = found["latency_ms"]["500"]["p50"]
-    cells = [
-        f"{found['ndcg_at_10']:.4f}",
-        f"{found['recall_at_20']:.4f}",
-        f"{found['bytes'] / 1e3:,.0f}",
-        f"{p50:.2f}",
-        f"{whole['bytes'] / found['bytes']:.1f} x smaller, "
-        f"{whole['latency_ms']['500']['p50'] / p50:.1f} x faster",
-    ]
-    rows = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", PAGE, re.MULTILINE)
-    assert cells in [[cell.strip() for cell in found.split("|")] for found in rows]
-
-
-def test_the_disappointing_results_on_the_page_were_measured() -> None:
-    compression = measured("compression")
-    student, pruned = compression["engines"]["student"], compression["engines"]["pruned"]
-
-    def faster(engines: dict[str, Any], variant: str) -> str:
-        return f"{engines['torch_eager']['500']['p50'] / engines[variant]['500']['p50']:.2f} x"
-
-    served = compression["certificates"][-2]["variant"]
-    says(f"only {faster(student, 'fp32')} as fast as eager PyTorch for the student")
-    says(f"it is {faster(pruned, 'fp32')} in float32 and {faster(pruned, served)} in the served form")
-    assert pruned["int8_static"]["500"]["p50"] > pruned["fp32"]["500"]["p50"]
-    says("INT8 activations are slower than float32")
-    kept = {
-        name: result["kept"]["ndcg_at_10"] for name, result in compression["tables"].items() if "1/8" in name
-    }
-    says(f"keeps {kept.pop('1/8, budgeted'):.2%} of NDCG@10 in an eighth of the bytes")
-    says(f"keeps {max(kept.values()):.2%}. The difference is noise")
-
-
-@pytest.mark.parametrize("precision", ["FP16", "INT8", "INT4"])
-def test_the_tables_on_the_page_were_measured(precision: str) -> None:
-    found = measured("compression")["tables"][precision]
-    kept = found["kept"]
-    assert row(precision) == [
-        f"{found['ratio']:.2f} x",
-        f"{kept['ndcg_at_10']:.2%}",
-        f"{found['gauc_kept']:.2%}",
-    ]
-
-
-@pytest.mark.parametrize(("label", "variant"), [("FP16", "fp16"), ("INT8", "int8"), ("INT4", "int4")])
-def test_the_scale_on_the_page_was_measured(label: str, variant: str) -> None:
-    found = measured("scale")["variants"][variant]
-    assert row(f"{label}, 2 M items") == [
-        f"{found['parent_bytes'] / found['bytes']:.2f} x",
-        f"{found['ndcg_at_10']['ratio']:.2%}",
-        f"{found['auc']['ratio']:.2%}",
-    ]
-
-
-def test_the_memory_on_the_page_was_measured() -> None:
-    steps = measured("scale")["steps"]
-    most = max(step["gib"] for step in steps)
-    minutes = sum(step["seconds"] for step in steps) / 60
-    assert f"in {minutes:.0f} minutes and at most {most:.1f} GiB" in " ".join(PAGE.split())
-
-
-def test_the_drift_on_the_page_was_measured() -> None:
-    alarms = {
-        week["week"]
-        for week in measured("drift")["weeks"]
-        if week["column"] == "category" and week["status"] == "alarm"
-    }
-    [said] = re.findall(r"Alarms in the weeks of: ([^.]*)\.", PAGE)
-    assert set(re.findall(r"\d{4}-\d\d-\d\d", said)) == alarms
-
-
-def test_the_headline_of_the_readme_was_measured() -> None:
-    quality, load, compression = measured("quality"), measured("load"), measured("compression")["rankers"]
-    ours, drills, replay = load["arms"]["ours"], measured("drills")["drills"], measured("features")["replay"]
-    calls = [drill["all"]["client"] for drill in drills.values()]
-    whole, served = compression["ensemble"], compression["served"]
-    faster = whole["latency_ms"]["500"]["p50"] / served["latency_ms"]["500"]["p50"]
-    section = README[README.index("<!-- generated: headline") : README.index("<!-- end of headline")]
-    assert re.findall(r"^\| .*? \| (.*) \|$", section, re.MULTILINE)[1:] == [
-        f"{quality['served']['ndcg_at_10']:.3f}, "
-        f"{quality['ratios']['blend']['ndcg_at_10']:.2f} x the untrained blend",
-        f"{ours['alone']['p50_ms']:.1f} / {ours['alone']['p99_ms']:.1f} ms",
-        f"{ours['capacity']['rate']:.0f}",
-        f"{whole['bytes'] / served['bytes']:.0f} x smaller, {faster:.0f} x faster",
-        f"{replay['equal']:,} of {replay['compared']:,}",
-        f"{sum(call['failed'] for call in calls)} of {sum(call['requests'] for call in calls):,}",
-        f"{sum(drill['passed'] for drill in drills.values())} of {len(drills)}",
-        f"{sum(goal['reached'] is True for goal in load['goals'])} of {len(load['goals'])}",
-    ]
 
 
 # --------------------------------------------------------------------------------------------- drills
@@ -634,8 +402,3 @@ def test_the_drills_on_the_page_were_carried_out() -> None:
     assert "\n".join(drill_rows(result)) in DRILL_PAGE
     assert set(result["drills"]) == {drill.name for drill in DRILLS}
     assert not result["broken_off"]
-    calls = [drill["all"]["client"] for drill in result["drills"].values()]
-    requests, failed, late = (sum(call[name] for call in calls) for name in ("requests", "failed", "late"))
-    says(f"Of {requests:,} calls of the client {failed} failed and {late} came late.")
-    missed = [f"`{name}`" for name, drill in result["drills"].items() if not drill["passed"]]
-    says(f"Missed: {', '.join(missed) or 'none'}.")

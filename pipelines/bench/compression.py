@@ -8,6 +8,7 @@ taking turns, one thread each.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import logging
@@ -19,20 +20,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from components.compression.compile_ranker import TORCH, EngineMissing, open_torch
+from components.compression.quantize_ranker import VARIANTS, quantize_dense, tune
+from components.compression.table_quantization import quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.evaluation.metrics import Tally, auc, ratios, summary
-from components.hyper_parameters import RANKERS, SIZES
+from components.hyper_parameters import RANKERS, SIZES, QuantizeParams
+from components.measurement import machine_state
 from components.ranker.distill_ranker import Ensemble, train_student
-from components.ranker.ranker_artefact import GRAPH, RankerArtefact, read_ranker
+from components.ranker.export_ranker import export_ranker
+from components.ranker.ranker_artefact import GRAPH, RankerArtefact, begin_ranker, read_ranker
 from components.ranker.scoring import Call, Feed, Latency, OnnxRanker, measure_calls
-from components.ranker.train_ranker import train_ranker
+from components.ranker.train_ranker import load_ranker, train_ranker
 from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE, dollars_a_million, watt_hours
 from feature_repo.events import read_dataset
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
 from pipelines.bench.report import fixed, machine_line, picture, table, write_report
 from serving.release.bundle import Bundle, load_bundle
+
+TUNED = ("int8_weights", "int4_weights")  # variants that are measured after tuning, too
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +71,7 @@ def bench_compression(line: TrainingLine, out_dir: Path) -> dict[str, Any]:
 
 
 def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
+    before = machine_state()
     # An incomplete part is refused before a quarter of an hour of work.
     student, _, compiled = (read_ranker(path) for path in (line.student, line.pruned, line.compiled))
     bundle = load_bundle(line.bundle)
@@ -79,12 +88,34 @@ def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
     train_student(line.examples, line.statistics, line.teachers, scratch / "alone", settings)
     arms["pruned"] = line.pruned
     arms |= {f"pruned, {place.name}": place for place in sorted(line.variants.iterdir()) if place.is_dir()}
+    for variant in TUNED:
+        arms[f"pruned, {variant}, tuned"] = _tuned(line, variant, scratch / f"{variant}-tuned")
     arms["served"] = line.compiled
     results = _judge(line, bundle, lists, arms, teachers)
+    results["sha256_of_export"] = _exported_again(line, scratch / "again")
     results["certificates"] = compiled.certificates
-    results = write_report(out_dir, "compression", results, compression_table)
+    results = write_report(out_dir, "compression", results, compression_table, before)
     draw_compression(results, out_dir)
     return results
+
+
+def _tuned(line: TrainingLine, name: str, place: Path) -> Path:
+    """Write a variant of the pruned ranker after quantisation-aware training, needed or not."""
+    variant, artefact = VARIANTS[name], read_ranker(line.pruned)
+    train, held_out = (read_ranker_examples(line.examples, part) for part in ("train", "calibration"))
+    graph = tune(artefact, variant, place / "float", train, held_out, QuantizeParams())
+    model = quantize_dense(onnx.load(graph), variant.dense, graph, train)
+    onnx.save(quantize_tables(model, variant.table_bits), place / GRAPH)
+    return place
+
+
+def _exported_again(line: TrainingLine, place: Path) -> dict[str, str]:
+    """Return the SHA-256 of the student's graph, and of its export made again from the stored weights."""
+    artefact = read_ranker(line.student)
+    begin_ranker(place)
+    export_ranker(load_ranker(artefact), place, read_ranker_examples(line.examples, "calibration"))
+    files = {"student": artefact.graph, "again": place / GRAPH}
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
 def _judge(
@@ -190,6 +221,9 @@ def compression_table(results: Mapping[str, Any]) -> str:
         "Engines, one thread each, p50 / p99 in milliseconds:",
         "",
         *_engine_table(results["engines"]),
+        "",
+        f"SHA-256 of the student's ONNX graph: {', again '.join(results['sha256_of_export'].values())} "
+        "from the stored weights.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -267,7 +301,7 @@ def draw_compression(results: Mapping[str, Any], out_dir: Path) -> None:
             axes.grid(alpha=0.3)
             legend = {"frameon": False, "fontsize": 8, "loc": "lower left", "ncols": len(_COLOURS)}
             axes.legend(bbox_to_anchor=(0, 1), **legend)
-            figure.tight_layout()
+            figure.draw_without_rendering()  # settles where the names go
             _label(axes, {r: (value(row), row["ndcg_at_10"]) for r, row in results["rankers"].items()})
 
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import pandas as pd
 
+from components.measurement import machine_state
 from feature_repo.events import Dataset, read_dataset
 from monitoring.drift import compare
 from monitoring.reports import draw_weeks
 from monitoring.verdict import judge
 from monitoring.windows import EventFrames, Window, event_tables, purchases
-from pipelines.bench.report import fixed, table, write_report
+from pipelines.bench.injected_drift import SIGMAS, concept_drift, detection_delays, prediction_drift
+from pipelines.bench.report import fixed, percent, table, write_report
+from serving.release.bundle import read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -34,26 +37,34 @@ COLUMNS = (
 FIELDS = ("psi", "noise_floor", "warn_at", "alarm_at", "status")
 
 
-def bench_drift(dataset: Path, out_dir: Path, reference: Window | None = None) -> dict[str, Any]:
+def bench_drift(
+    bundle: Path, dataset: Path, out_dir: Path, reference: Window | None = None
+) -> dict[str, Any]:
     """Measure every week and write `drift.json`, `drift.md` and `drift.png`; return the content of the JSON.
 
     Args:
-        dataset: the data set.
+        bundle: whose predictions are compared.
+        dataset: the weeks after the bundle's cut are in it.
         out_dir: the folder of the results.
         reference: each week is compared with it; by default the first nine whole weeks.
     """
-    data = read_dataset(dataset)
+    before, data = machine_state(), read_dataset(dataset)
     reference = reference or first_weeks(data)
     weeks = drift_by_week(data, reference)
     category = weeks[weeks["column"] == "category"]
     draw_weeks(category, out_dir / "drift.png", f"Category mix of {data.manifest['name']}, week by week")
+    concept, scores = concept_drift(bundle, data)
     figures = {
+        "bundle_id": read_manifest(bundle)["bundle_id"],
+        "delays": detection_delays(data, reference),
+        "predictions": prediction_drift(scores),
+        "concept": concept,
         "dataset": data.manifest["name"],
         "data_hash": data.manifest["data_hash"],
         "reference": reference.to_dict(),
         "weeks": weeks.astype(object).where(weeks.notna(), None).to_dict("records"),
     }
-    return write_report(out_dir, "drift", figures, drift_table)
+    return write_report(out_dir, "drift", figures, drift_table, before)
 
 
 def drift_by_week(data: Dataset, reference: Window, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
@@ -93,8 +104,50 @@ def drift_table(result: dict[str, Any]) -> str:
         f"Commit {result['commit']}; {result['measured_at']}.",
         "",
         *table(["week of", *names], _cells(weeks)),
+        *injected_lines(result),
     ]
     return "\n".join(lines) + "\n"
+
+
+def injected_lines(result: dict[str, Any]) -> list[str]:
+    """Return the response of the checks to changes of known size."""
+    delays, predictions, concept = (result[name] for name in ("delays", "predictions", "concept"))
+    return [
+        "",
+        "Injected: a share of all lines turns into lines of the most common category. Each day a check "
+        "compares the last seven days.",
+        "",
+        *table(
+            ["share of lines", "days until the alarm", "PSI then", "alarm line"],
+            [
+                [percent(r["share"]), r["days"] or "never", fixed(r["psi"], 3), fixed(r["alarm_at"], 3)]
+                for r in delays
+            ],
+        ),
+        "",
+        "Injected: later probabilities are lowered by a share, against earlier ones in the same bins.",
+        "",
+        *table(
+            ["lowered by", "PSI", "KL divergence"],
+            [[percent(r["share"]), fixed(r["psi"], 4), fixed(r["kl"], 4)] for r in predictions],
+        ),
+        "",
+        "Injected: a share of purchases turns into any item, while requests and probabilities stay. No PSI "
+        f"moves. Hits fall; detected: {SIGMAS:g} standard deviations below those of the earlier half.",
+        "",
+        *table(
+            ["share of purchases", "hit ratio before", "after", "baskets until detected"],
+            [
+                [
+                    percent(r["share"]),
+                    fixed(r["before"], 3),
+                    fixed(r["hit_ratio_at_10"], 3),
+                    r["baskets"] or "never",
+                ]
+                for r in concept
+            ],
+        ),
+    ]
 
 
 def _cells(weeks: pd.DataFrame) -> Iterator[list[str]]:

@@ -29,6 +29,7 @@ import pyarrow as pa
 from confluent_kafka import Producer
 
 from components.data.feast_store import open_feature_store, quiet_feast
+from components.measurement import machine_state
 from feature_repo.aggregates import UserEvents, hash_ids, pack, unpack
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.queries import User
@@ -109,7 +110,7 @@ def bench_features(
     Returns:
         The content of the JSON file.
     """
-    loaded = load_bundle(bundle)
+    began, loaded = machine_state(), load_bundle(bundle)
     cut = pd.Timestamp(loaded.manifest["cut"])
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-bench-")))
@@ -132,7 +133,7 @@ def bench_features(
             log.info("%d of %d: %s", number, len(parts), name.replace("_", " "))
             result[name] = part(bench)
             log.info("%s", result[name])
-    return write_report(out_dir, "features", result, features_table)
+    return write_report(out_dir, "features", result, features_table, began)
 
 
 def online_read(bench: FeatureBench) -> dict[str, Any]:

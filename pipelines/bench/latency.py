@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import os
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import orjson
 
+from components.measurement import machine_state
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.load.measured_server import started
 from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
@@ -66,7 +66,7 @@ def bench_latency(
     """
     if not requests:
         raise ValueError("no requests to ask: give at least one request line")
-    load_before = os.getloadavg()
+    before = machine_state()
     with tempfile.TemporaryDirectory() as scratch:
         given = replace(
             settings or Settings(),
@@ -84,32 +84,29 @@ def bench_latency(
             started(command, given.to_env(), Path(scratch) / "endpoint.log") as server,
         ):
             bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
-            before = server.cpu_ms()
+            cpu_before = server.cpu_ms()
             samples = _ask_over_http(generator, server.ready["http"], bodies, seconds)
-            cpu_ms = (server.cpu_ms() - before) / (len(samples) + WARM_UP)
+            cpu_ms = (server.cpu_ms() - cpu_before) / (len(samples) + WARM_UP)
             arms["http_one_at_a_time"] = {**_summary(samples), "server_cpu_ms_per_request": cpu_ms}
             memory, ready = server.memory_mb()["rss"], server.ready
     figures = {
         "bundle_id": ready["bundle_id"],
-        "load_average_before": load_before,
         "seconds_per_arm": seconds,
         "distinct_requests": len(requests),
         "deadline_ms": given.deadline_ms,
         "endpoint": {"ready_s": ready["ready_s"], "memory_mb": memory, "online_store": ready["online_store"]},
         "arms": arms,
     }
-    return write_report(out_dir, "latency", figures, latency_table)
+    return write_report(out_dir, "latency", figures, latency_table, before)
 
 
 def latency_table(result: dict[str, Any]) -> str:
     """Return the result of `bench_latency` as Markdown."""
-    machine, endpoint = result["machine"], result["endpoint"]
-    before, after = (load[0] for load in (result["load_average_before"], machine["load_average"]))
+    endpoint = result["endpoint"]
     lines = [
         f"# Latency of bundle {result['bundle_id']}",
         "",
-        f"{machine_line(result)}, load average {before:.2f} before, {after:.2f} after; "
-        f"Python {result['software']['python']}; {result['measured_at']}. "
+        f"{machine_line(result)}; Python {result['software']['python']}; {result['measured_at']}. "
         f"{result['seconds_per_arm']:g} s an arm, {result['distinct_requests']} different requests, deadline "
         f"{result['deadline_ms']:g} ms; ready after {endpoint['ready_s']:g} s, "
         f"{endpoint['memory_mb']:.0f} MB, online store {endpoint['online_store']}.",

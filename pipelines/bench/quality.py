@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from components.evaluation.evaluate_bundle import evaluate
+import pandas as pd
+
+from components.data.fit_statistics import purchases_of
+from components.evaluation.evaluate_bundle import evaluate, window_s
 from components.evaluation.metrics import METRICS
+from components.evaluation.protocol import read_tasks
+from components.measurement import machine_state
 from feature_repo.events import read_dataset
+from pipelines.bench.funnel import compare_with_whole_catalogue, evaluate_new_items, sample
 from pipelines.bench.report import fixed, machine_line, picture, table, write_report
 from serving.release.bundle import load_bundle
 
 COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10")
 
 
-def bench_quality(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
+def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -> dict[str, Any]:
     """Evaluate a bundle on the weeks after its cut and write `quality.json`, `.md` and `.png`.
+
+    Args:
+        bundle: of the evaluated model.
+        dataset: the weeks after the bundle's cut are in it.
+        retriever: the checkpoint that the bundle was made from, to add new items to it.
+        out_dir: the folder of the results.
 
     Returns:
         The content of the JSON file.
     """
-    loaded = load_bundle(bundle)
-    results, _ = evaluate(loaded, read_dataset(dataset))
-    results = write_report(out_dir, "quality", {"bundle_id": loaded.bundle_id, **results}, quality_table)
+    before, loaded, data = machine_state(), load_bundle(bundle), read_dataset(dataset)
+    results, _ = evaluate(loaded, data)
+    window = window_s(pd.Timestamp(loaded.manifest["cut"]))
+    tasks = sample(read_tasks(purchases_of(data.events), loaded.statistics, *window).hidden)
+    with tempfile.TemporaryDirectory() as scratch:
+        new_items = evaluate_new_items(loaded, retriever, data, Path(scratch) / "extended")
+    figures = {
+        "bundle_id": loaded.bundle_id,
+        **results,
+        "two_stages": compare_with_whole_catalogue(loaded, tasks),
+        "new_items": new_items,
+    }
+    results = write_report(out_dir, "quality", figures, quality_table, before)
     draw_quality(results, out_dir / "quality.png")
     return results
 
@@ -66,8 +89,56 @@ def quality_table(results: dict[str, Any]) -> str:
         *_metrics_table("segment", ("baskets", *METRICS), results["segments"]),
         "",
         *table(["calibration over all candidates", ""], calibration),
+        "",
+        *_two_stages(results["two_stages"]),
+        "",
+        *_new_items(results["new_items"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _two_stages(found: dict[str, Any]) -> list[str]:
+    slower, low, high = found["times_slower"]
+    rows = [
+        [
+            label,
+            *(fixed(found[name][metric], 4) for metric in ("recall_at_20", "ndcg_at_10")),
+            fixed(found["ms"][name]),
+        ]
+        for label, name in (
+            ("candidates, then the ranker", "funnel"),
+            ("the ranker alone", "whole_catalogue"),
+        )
+    ]
+    kept = {name: _ratio(found["kept"], name) for name in ("recall_at_20", "ndcg_at_10")}
+    return [
+        f"Two stages against the same ranker over all {found['items']:,} items, on "
+        f"{found['baskets']} baskets:",
+        "",
+        *table(["way", "Recall@20", "NDCG@10", "median ms"], rows),
+        "",
+        f"Kept by two stages: Recall@20 {kept['recall_at_20']}, NDCG@10 {kept['ndcg_at_10']}. The ranker "
+        f"alone takes {slower:.1f} x the time (5 % to 95 % of baskets: {low:.1f} to {high:.1f}).",
+        "",
+        "AUC over the served candidates of these baskets, of all together and inside each basket:",
+        "",
+        *table(
+            ["scores of", "AUC", "in a basket"],
+            [[name, fixed(row["auc"], 4), fixed(row["gauc"], 4)] for name, row in found["auc"].items()],
+        ),
+    ]
+
+
+def _new_items(found: dict[str, Any]) -> list[str]:
+    recalls = (fixed(found[name], 4) for name in ("recall_at_500", "recall_at_20"))
+    return [
+        "Items that first sold after the cut, added with `reco extend` and not trained on:",
+        "",
+        *table(
+            ["new items", "baskets", "lines", "found among the candidates", "found in the list of 20"],
+            [[found["items"], found["baskets"], found["lines"], *recalls]],
+        ),
+    ]
 
 
 def _ratio(row: dict[str, Any], metric: str) -> str:
@@ -94,7 +165,6 @@ def draw_quality(results: dict[str, Any], file: Path) -> None:
     ]
     colours = ["#1f77b4" if name == "served" else "#b0b7bf" for name in order]
     names = [name.replace("_", " ") for name in order]
-    with picture(file, (7, 0.45 * len(order) + 1.2)) as (figure, [[axes]]):
+    with picture(file, (7, 0.45 * len(order) + 1.2)) as (_, [[axes]]):
         axes.barh(names, values, xerr=errors, color=colours, ecolor="#555")
         axes.set_xlabel("NDCG@10, whole catalogue ranked (95 % interval over users)")
-        figure.tight_layout()

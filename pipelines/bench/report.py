@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from components.measurement import measured_on
+from components.measurement import machine_state, measured_on
 from feature_repo.atomic_files import write_file
 
 PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9, "p99_99": 99.99}
@@ -62,11 +62,26 @@ def machine_line(result: Mapping[str, Any]) -> str:
     """Return the commit and the machine of a measurement, and the bundle if it has one."""
     bundle = f"bundle {result['bundle_id']}, " if "bundle_id" in result else ""
     machine = result["machine"]
-    return f"{bundle}commit {result['commit']}, {machine['cpu']}, {machine['cores']} cores"
+    return f"{bundle}commit {result['commit']}, {machine['cpu']}, {machine['cores']} cores{busy_line(result)}"
+
+
+def busy_line(result: Mapping[str, Any]) -> str:
+    """Return how busy the machine was; results of older versions lack these figures."""
+    if "busy" not in result:
+        return ""
+    before, after = result["busy"]["before"], result["busy"]["after"]
+    core_s = (after["at"] - before["at"]) * result["machine"]["cores"]
+    stolen = (after["steal_s"] - before["steal_s"]) / core_s if core_s else 0.0
+    first, last = (fixed(state["load_average"][0]) for state in (before, after))
+    return f", load average {first} before and {last} after, {stolen:.1%} of the time stolen"
 
 
 def write_report(
-    folder: Path, name: str, figures: Mapping[str, Any], page: Callable[[dict[str, Any]], str]
+    folder: Path,
+    name: str,
+    figures: Mapping[str, Any],
+    page: Callable[[dict[str, Any]], str],
+    before: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write NAME.json and NAME.md; return the content of the JSON.
 
@@ -75,8 +90,9 @@ def write_report(
         name: of the report.
         figures: plain JSON types; time, machine, software and commit are added.
         page: writes the result as Markdown.
+        before: `machine_state` when the measurement began.
     """
-    result = {**measured_on(), **figures}
+    result = {**measured_on(), "busy": {"before": before, "after": machine_state()}, **figures}
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
     write_file(folder / f"{name}.json", orjson.dumps(result, option=options))
     write_file(folder / f"{name}.md", page(result).encode())
@@ -97,7 +113,7 @@ def picture(file: Path, size: tuple[float, float], **subplots: Any) -> Iterator[
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=size, squeeze=False, **subplots)
+    figure, axes = pyplot.subplots(figsize=size, squeeze=False, layout="constrained", **subplots)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     yield figure, axes

@@ -22,6 +22,7 @@ from components.data.fit_statistics import purchases_of
 from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.metrics import DISCOUNT, Bootstrap
 from components.evaluation.protocol import Task, read_tasks
+from components.measurement import machine_state
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.statistics import Statistics
 from pipelines.bench.report import machine_line, picture, table, write_report
@@ -101,7 +102,7 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     Raises:
         ValueError: too few baskets come after the cut.
     """
-    data = read_dataset(dataset)
+    before, data = machine_state(), read_dataset(dataset)
     loaded = with_manufacturers(load_bundle(bundle), data.items)
     lists = read_lists(loaded, data)
     half = np.array([zlib.crc32(task.user_id.encode()) % 2 == 0 for task in lists.tasks])
@@ -133,7 +134,7 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         },
         "frontier": [compared(judged_on, weights, off) for weights in frontier(points)],
     }
-    results = write_report(out_dir, "rerank", figures, rerank_table)
+    results = write_report(out_dir, "rerank", figures, rerank_table, before)
     draw(results, out_dir / "rerank.png")
     return results
 
@@ -336,21 +337,32 @@ def _metrics_table(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
-    """Draw the gain of each weight over the loss of NDCG@10."""
-    with picture(file, (10, 4), ncols=2) as (figure, [[left, right]]):
-        for name, curve in results["alone"].items():
-            _line(left, curve, "coverage", name, "o-")
-        _line(left, results["frontier"], "coverage", "together", "--")
-        _line(right, results["alone"]["exposure"], "new_manufacturers", "exposure", "o-")
-        for axes, metric in ((left, "coverage"), (right, "new_manufacturers")):
-            _line(axes, [results["chosen"]], metric, "chosen", "k*")
-            axes.set_xlim(-400 * MOST_LOST, 30 * MOST_LOST)
-            axes.axvline(-100 * MOST_LOST, color="#999", linewidth=0.8, linestyle=":")
-            axes.set(xlabel="NDCG@10, %", ylabel=f"{metric.replace('_', ' ')}, %")
-            axes.legend(frameon=False)
-        figure.tight_layout()
+    """Draw the gain of each weight over the change of NDCG@10.
+
+    Weights are chosen on one half of the shoppers: there, their star lies right of the line of what may be
+    lost. Every other point is of the other half.
+    """
+    series = {
+        **{name: (curve, "o-") for name, curve in results["alone"].items()},
+        "combinations": (results["frontier"], "x"),
+        "as the bundle serves": ([results["served"]], "D"),
+        "chosen, on the other half": ([results["chosen"]], "*"),
+        "chosen, where it was chosen": ([results["chosen_where_it_was_chosen"]], "*"),
+    }
+    with picture(file, (10, 4.8), ncols=2) as (figure, [axes]):
+        for axis, metric in zip(axes, ("coverage", "new_manufacturers"), strict=True):
+            for number, (name, (points, style)) in enumerate(series.items()):
+                where = sorted((100 * p["gains"]["ndcg_at_10"], 100 * p["gains"][metric]) for p in points)
+                size = 13 if style == "*" else 7 if style == "D" else 4
+                axis.plot(
+                    *zip(*where, strict=True), style, markersize=size, color=_COLOURS[number], label=name
+                )
+            axis.set_xlim(-400 * MOST_LOST, 50 * MOST_LOST)
+            axis.axvline(-100 * MOST_LOST, color="#999", linewidth=0.8, linestyle=":")
+            axis.set(xlabel="change of NDCG@10, %", ylabel=f"gain of {metric.replace('_', ' ')}, %")
+        figure.legend(
+            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+        )
 
 
-def _line(axes: Any, points: Sequence[dict[str, Any]], metric: str, label: str, style: str) -> None:
-    gained = [point["gains"] for point in points]
-    axes.plot([100 * g["ndcg_at_10"] for g in gained], [100 * g[metric] for g in gained], style, label=label)
+_COLOURS = ("C0", "C1", "C2", "C4", "C5", "C8", "#bbbbbb", "C9", "C3", "black")

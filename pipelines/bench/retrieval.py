@@ -22,6 +22,7 @@ from components.evaluation.evaluate_bundle import window_s
 from components.evaluation.metrics import METRICS, Tally
 from components.evaluation.protocol import Task, read_tasks
 from components.hyper_parameters import IndexParams
+from components.measurement import machine_state
 from components.retriever.choose_index import KINDS, choose_index, measure_index
 from feature_repo.aggregates import pack
 from feature_repo.events import Dataset, read_dataset
@@ -50,7 +51,7 @@ def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_0
         out_dir: the folder of the results.
         items: size of the large catalogue; 2 M need 5 GiB of memory and, on two cores, half an hour.
     """
-    loaded = load_bundle(bundle)
+    before, loaded = machine_state(), load_bundle(bundle)
     sizes = ((items, 64, 500), (min(items, 68_500), 128, 500), (min(items, 68_500), 128, 1_000))
     report = bundle / INDEX_REPORT
     figures: dict[str, Any] = {
@@ -59,7 +60,7 @@ def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_0
         "profiles": evaluate_profiles(loaded, read_dataset(dataset)),
         "catalogues": [bench_catalogue(*size) for size in sizes],
     }
-    results = write_report(out_dir, "retrieval", figures, retrieval_table)
+    results = write_report(out_dir, "retrieval", figures, retrieval_table, before)
     draw_retrieval(results, out_dir / "retrieval.png")
     return results
 
@@ -155,8 +156,8 @@ def retrieval_table(results: dict[str, Any]) -> str:
         for name, row in results["profiles"].items()
     ]
     lines = [
-        f"{machine_line(results)}, load average {results['machine']['load_average'][0]:.2f}. One query at a "
-        "time, one thread, indexes mapped from files; the points take turns.",
+        f"{machine_line(results)}. One query at a time,"
+        " one thread, indexes mapped from files; the points take turns.",
         *(_champion(results["champion"]) if results["champion"] else []),
         "",
         *table([*head, "Recall@20"], profiles),
@@ -214,20 +215,38 @@ def _search(given: dict[str, int]) -> str:
 
 
 def draw_retrieval(results: dict[str, Any], file: Path) -> None:
-    """Draw recall against p99, one line per type of index, one panel per catalogue."""
-    panels = [(c["items"], c["dimension"], c["k"], c["curve"]) for c in results["catalogues"]]
-    if champion := results["champion"]:
-        panels.insert(0, (champion["items"], champion["dimension"], champion["k"], champion["curve"]))
-    with picture(file, (3.6 * len(panels), 3.4), ncols=len(panels)) as (figure, axes):
-        for axis, (items, width, k, curve) in zip(axes[0], panels, strict=True):
-            for kind in KINDS:
-                points = [(row["p99_ms"], row["recall"]) for row in curve if row["kind"] == kind]
-                if points:
-                    axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=kind)
+    """Draw recall against p99: of each type of index the searches that no other of it beats in both."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    panels = [*([results["champion"]] if results["champion"] else []), *results["catalogues"]]
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    with picture(file, (4.2 * columns, 3.1 * rows + 0.4), nrows=rows, ncols=columns) as (figure, axes):
+        for axis, panel in zip(axes.flat, panels, strict=False):
+            for number, kind in enumerate(KINDS):
+                points = [(row["p99_ms"], row["recall"]) for row in panel["curve"] if row["kind"] == kind]
+                if best := unbeaten(points):
+                    axis.plot(*zip(*best, strict=True), "o-", markersize=4, color=f"C{number}", label=kind)
             axis.axhline(0.97, color="#999", linewidth=0.8, linestyle=":")
-            axis.set_xscale("log")
-            axis.set_xlabel("p99 ms")
-            axis.set_title(f"{items:,} x {width}, k = {k}", fontsize=9)
-        axes[0, 0].set_ylabel("recall against exact search")
-        axes[0, -1].legend(fontsize=7)
-        figure.tight_layout()
+            axis.set(xscale="log", xlabel="p99 ms", ylabel="recall against exact search")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))
+            axis.set_title(f"{panel['items']:,} x {panel['dimension']}, k = {panel['k']}", fontsize=9)
+        for axis in axes.flat[len(panels) :]:
+            axis.set_visible(False)
+        shown = {
+            label: handle
+            for axis in axes.flat
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(shown.values(), shown, loc="outside lower center", ncols=len(shown), frameon=False)
+
+
+def unbeaten(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points, by rising milliseconds, that find more than each faster one."""
+    kept: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not kept or point[1] > kept[-1][1]:
+            kept.append(point)
+    return kept

@@ -6,30 +6,39 @@ number of examples small: tables have as many rows as the shop has items, howeve
 
 from __future__ import annotations
 
+import json
 import logging
 import resource
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime as ort
 import orjson
 import psutil
+import torch
 
 from components.compression.quantize_ranker import VARIANTS, quantize_ranker
 from components.data.build_examples import build_examples
 from components.data.fit_statistics import fit_statistics
 from components.data.ingest_events import ingest_events
+from components.measurement import machine_state
+from components.models.dlrm import Dlrm
+from components.models.ranker import Shape
+from components.ranker.onnx_export import export_torch
 from components.ranker.train_ranker import train_ranker
 from components.retriever.build_index import build_index
 from components.retriever.export_retriever import export_retriever
 from components.retriever.train_retriever import train_retriever
-from pipelines.bench.report import fixed, machine_line, table, write_report
+from feature_repo.schema import DENSE_NAMES
+from pipelines.bench.report import fixed, machine_line, percent, table, write_report
 from pipelines.bench.synthetic_shop import check_sizes, write_synthetic_shop
 
 log = logging.getLogger(__name__)
@@ -38,6 +47,9 @@ CUT = "2024-09-30"  # a week before the end: the fortieth is there to be recomme
 TABLE_DIM = 64
 EXAMPLE_USERS = 50_000  # give examples; the others count in every statistic
 MOST_ITEMS = 8_000_000  # of TABLE_DIM x 4 bytes, with room for the rest of the graph
+CANDIDATES, CALLS = 500, 200  # of a profile
+LEVELS = (300, 60, 20)  # types, categories, departments
+LOOKUP = "Gather"  # the operator of a row of a table
 EVERY_S = 0.2  # between two looks at the memory
 
 
@@ -63,6 +75,7 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
         raise ValueError(
             f"{items} items: a graph is one file of 2 GiB at most, which holds {MOST_ITEMS} rows"
         )
+    before = machine_state()
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         steps: list[dict[str, Any]] = []
@@ -96,8 +109,9 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
             "users": users,
             "steps": steps,
             "variants": orjson.loads((variants / "table.json").read_bytes()),
+            "lookups": lookup_shares(sorted({items // 100, items // 10, items}), TABLE_DIM),
         }
-    return write_report(out_dir, "scale", figures, scale_table)
+    return write_report(out_dir, "scale", figures, scale_table, before)
 
 
 def _with_memory(work: Callable[..., Any], *given: Any) -> tuple[Any, float]:
@@ -138,6 +152,43 @@ def _resident() -> int:
     return total
 
 
+def lookup_shares(sizes: Sequence[int], dim: int) -> list[dict[str, Any]]:
+    """Return, for each number of items, time of a DLRM on one thread and the share in look-ups.
+
+    Weights are random, because they do not change the time. Items are random too, which is the worst case for
+    the processor's caches.
+    """
+    return [{"items": items, **_profile(items, dim)} for items in sizes]
+
+
+def _profile(items: int, dim: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = Dlrm(Shape(len(DENSE_NAMES), (items + 1, *LEVELS)), dim, items=True).eval()
+    rng = np.random.default_rng(0)
+    dense = rng.random((CANDIDATES, len(DENSE_NAMES)), np.float32)
+    feeds = [
+        {"dense": dense, "categorical": rng.integers(0, (items + 1, *LEVELS), (CANDIDATES, 1 + len(LEVELS)))}
+        for _ in range(CALLS)
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "ranker.onnx"
+        inputs = {name: torch.from_numpy(values) for name, values in feeds[0].items()}
+        export_torch(model, inputs, {name: {} for name in inputs}, "score", file)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(scratch) / "profile")
+        session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        for feed in feeds:
+            session.run(["score"], feed)
+        events = json.loads(Path(session.end_profiling()).read_bytes())
+    kernels = [event for event in events if event["name"].endswith("_kernel_time")]
+    lookups_us = sum(event["dur"] for event in kernels if event["args"]["op_name"] == LOOKUP)
+    whole_us = sum(event["dur"] for event in kernels)
+    table_mb = items * dim * 4 / 1e6
+    return {"table_mb": table_mb, "ms": whole_us / 1e3 / CALLS, "share": lookups_us / whole_us}
+
+
 def scale_table(results: dict[str, Any]) -> str:
     """Return the measurements as Markdown."""
     whole = results["variants"]["fp16"]["parent_bytes"]
@@ -155,8 +206,20 @@ def scale_table(results: dict[str, Any]) -> str:
             [*head, "p50 ms, 500", "of FP32's"],
             [_variant_row(name, row, whole) for name, row in results["variants"].items()],
         ),
+        "",
+        *lookup_lines(results),
     ]
     return "\n".join(lines) + "\n"
+
+
+def lookup_lines(results: dict[str, Any]) -> list[str]:
+    """Return the share of look-ups in the time of such a ranker, by the size of its table."""
+    rows = [
+        [f"{row['items']:,}", fixed(row["table_mb"], 1), fixed(row["ms"], 3), percent(row["share"], 1)]
+        for row in results["lookups"]
+    ]
+    head = ["items of the table", "MB", "ms, 500 candidates", "in look-ups"]
+    return ["Time in look-ups of tables, FP32, one thread, random items:", "", *table(head, rows)]
 
 
 def _variant_row(name: str, row: dict[str, Any], whole: int) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.bench.load.report import goal_table
-from pipelines.bench.report import MISSING, fixed, picture, table
+from pipelines.bench.report import MISSING, busy_line, fixed, picture, table
 from pipelines.drills.catalogue import Drill
 from pipelines.drills.outcome import CLIENT, RAW, Answer
 from pipelines.tables import table as text_table
@@ -82,8 +82,8 @@ def _preface(result: Mapping[str, Any]) -> str:
         f"{result['deadline_ms']:g} ms, and {effort['raw_rate']:g} straight over HTTP, all the time, as an "
         f"open loop; each fault lasts {effort['during_s']:g} s or more. Endpoint, store, callers and proxy "
         f"share {machine['cores']} cores of {machine['cpu']}. Counts and times of this table "
-        f"are the client's; commit {result['commit']}, {result['measured_at']}, load average "
-        f"{result['load_average_before'][0]:.1f} before and {result['load_average_after'][0]:.1f} after."
+        f"are the client's; commit {result['commit']}, {result['measured_at']}"
+        f"{busy_line(result)}."
     )
 
 
@@ -140,11 +140,9 @@ def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer
             axes.grid(alpha=0.3)
         figure.supylabel("milliseconds at the client", fontsize=9)
         figure.supxlabel("seconds; shaded: the fault", fontsize=9)
-        figure.tight_layout()
         handles, labels = grid[0][0].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, fontsize=8, loc="lower right", ncols=len(labels), markerscale=3, frameon=False
-        )
+        place = {"loc": "outside lower center", "ncols": len(labels), "frameon": False}
+        figure.legend(handles, labels, fontsize=8, markerscale=3, **place)
 
 
 def list_table(drills: Sequence[Drill]) -> str:

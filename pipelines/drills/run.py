@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 import redis
 
+from components.measurement import machine_state
 from pipelines.bench.load.arms import PREDICT
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.report import write_report
@@ -81,7 +81,7 @@ def run_drills(
         NotReached: that Redis does not start.
         ValueError: the requests are of too few shoppers.
     """
-    effort, load_before = effort or DrillEffort(), os.getloadavg()
+    effort, before = effort or DrillEffort(), machine_state()
     found: dict[str, dict[str, Any]] = {}
     seen: dict[str, Sequence[Answer]] = {}
     broken_off: dict[str, str] = {}
@@ -110,15 +110,13 @@ def run_drills(
                     groups.insert(0, (setup, rest))
     figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
-        "load_average_before": load_before,
-        "load_average_after": os.getloadavg(),
         "effort": asdict(effort),
         "deadline_ms": deadline_ms,
         "drills": {drill.name: found[drill.name] for drill in drills if drill.name in found},
         "broken_off": broken_off,
         "passed": not broken_off and all(one["passed"] for one in found.values()),
     }
-    result = write_report(out_dir, "drills", figures, drill_table)
+    result = write_report(out_dir, "drills", figures, drill_table, before)
     if seen:
         draw_drills(result, {name: seen[name] for name in result["drills"]}, out_dir / "drills.png")
     return result

@@ -5,11 +5,16 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from pipelines.bench.load.report import goal_table
+from pipelines.bench.drift import injected_lines
+from pipelines.bench.figures import PLAN
+from pipelines.bench.load.report import difference, goal_table
+from pipelines.bench.report import busy_line
+from pipelines.bench.scale import lookup_lines
 from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
+REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
 
 
 @cache
@@ -18,15 +23,57 @@ def measured(name: str) -> Any:
     return json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def historic() -> list[str]:
+    """Return the results that are older than `make figures`: they lack the state of the machine."""
+    return [bench.name for bench in PLAN if "busy" not in measured(bench.name)]
+
+
+def disagreements(results: Mapping[str, Any]) -> list[str]:
+    """Return in what results differ that one page shows together."""
+    found = []
+    if old := [name for name, result in results.items() if "busy" not in result]:
+        found.append(f"older than `make figures`: {', '.join(old)}")
+    states = {
+        "commit": {result["commit"] for result in results.values()},
+        "bundle": {result.get("bundle_id") for result in results.values()} - {None},
+        "processor": {result["machine"]["cpu"] for result in results.values()},
+    }
+    return found + [f"{name}: {', '.join(sorted(them))}" for name, them in states.items() if len(them) > 1]
+
+
+def provenance() -> str:
+    """Return whether all results belong together, and where each comes from."""
+    names = [*(bench.name for bench in PLAN), *REMOVED]
+    rows = []
+    for name in names:
+        document = measured(name)
+        machine = document["machine"]
+        rows.append(
+            (
+                f"[`{name}`]({name}.md)",
+                document["commit"],
+                document.get("bundle_id", "none"),
+                f"{machine['cores']} cores of an {machine['cpu']}{busy_line(document)}",
+                document["measured_at"][:10],
+            )
+        )
+    old = historic()
+    text = "`make figures` measured all results but those of removed mechanisms together.\n\n"
+    if old:
+        text = (
+            "Measured before `make figures`, on different commits and machines: "
+            f"{', '.join(map(code, old))}.\n"
+            "Do not compare figures of different results, and do not quote absolute times of one commit for\n"
+            "another. `make figures` replaces all of them at once.\n\n"
+        )
+    return text + table(("result", "commit", "bundle", "machine", "date"), rows)
+
+
 def made(name: str) -> str:
-    """Return where and when a result was measured."""
-    document = measured(name)
-    machine = document["machine"]
-    return (
-        f"Measured on {machine['cores']} cores of an {machine['cpu']}, "
-        f"{document['measured_at'][:10]}, commit\n"
-        f"{document['commit']}: [`{name}.md`]({name}.md)."
-    )
+    """Return which report has all of a result, and whether it is historic."""
+    commit = measured(name)["commit"]
+    old = ", older than `make figures`" if name in (*historic(), *REMOVED) else ""
+    return f"[`{name}.md`]({name}.md) has all of it. Commit {commit}{old}."
 
 
 def missed_drills() -> list[str]:
@@ -50,7 +97,7 @@ def headline() -> str:
     rankers, features = measured("compression")["rankers"], measured("features")
     whole, served = rankers["ensemble"], rankers["served"]
     faster = whole["latency_ms"]["500"]["p50"] / served["latency_ms"]["500"]["p50"]
-    calls, replay = client_calls(), features["replay"]
+    calls, replay, teachers = client_calls(), features["replay"], measured("compression")["teachers"]
     rows = [
         (
             "NDCG@10 on later weeks, full catalogue",
@@ -61,9 +108,9 @@ def headline() -> str:
             "one answer over HTTP, p50 / p99",
             f"{ours['alone']['p50_ms']:.1f} / {ours['alone']['p99_ms']:.1f} ms",
         ),
-        ("answers a second, one process, p99 within 50 ms", f"{ours['capacity']['rate']:.0f}"),
+        ("answers a second, one process, 99 % within 50 ms", f"{ours['capacity']['rate']:.0f}"),
         (
-            "served ranker against its five teachers",
+            f"served ranker against its {teachers} teachers",
             f"{whole['bytes'] / served['bytes']:.0f} x smaller, {faster:.0f} x faster",
         ),
         (
@@ -83,36 +130,35 @@ def headline() -> str:
 def figures_page() -> str:
     """Return the page of figures, each section from one result file."""
     parts = [
-        quality,
-        load,
-        latency,
-        features,
-        compression,
-        scale,
-        retrieval,
-        rerank,
-        batching,
-        kept_answers,
-        drift,
-        drills,
+        quality(measured("quality")),
+        load(measured("load")),
+        latency(),
+        features(measured("features")),
+        compression(measured("compression")),
+        scale(measured("scale")),
+        retrieval(),
+        rerank(measured("rerank")),
+        batching(),
+        kept_answers(),
+        drift(measured("drift")),
+        drills(),
     ]
     return (
         HEAD
         + "# Figures\n\n"
-        + "Commands of `reco bench` and `reco drill` measure them. The benches of batching and of "
-        "the large answer\n"
-        + "cache were removed with the mechanisms; their result files stay. The data set is "
-        "Complete Journey if\n"
-        + "nothing else is said. Each result file has the machine, the versions and the commit. A "
-        "goal that is\n"
-        + "missed is listed as missed. Absolute times drift on a shared machine.\n\n"
-        + "\n".join(part() for part in parts)
+        + "`make figures` measures them, each with a command of `reco bench` or `reco drill`. The data\n"
+        + "set is Complete Journey if nothing else is said. A goal that is missed is listed as missed.\n"
+        + "Absolute times drift on a shared machine: ratios come from one run, and a range is that of its\n"
+        + "rounds.\n\n"
+        + "## Where they come from\n\n"
+        + provenance()
+        + "\n"
+        + "\n".join(parts)
     )
 
 
-def quality() -> str:
+def quality(found: Any) -> str:
     """Return the served path beside untrained baselines."""
-    found = measured("quality")
     systems = {
         "**as served**": "served",
         "history frozen at the cut": "served_frozen_history",
@@ -151,14 +197,31 @@ def quality() -> str:
         f"Probabilities are off by {calibration['expected_calibration_error']:.5f} on average; "
         f"{calibration['purchase_rate']:.4f} of the candidates are bought.\n"
         f"{found['served']['coverage_at_10']:.0%} of the catalogue appears in at least one answer.\n\n"
+        + (two_stages(found) if "two_stages" in found else "")
         + made("quality")
         + "\n\n![NDCG@10 of the served path and of the baselines](quality.png)\n"
     )
 
 
-def load() -> str:
+def two_stages(found: Any) -> str:
+    """Return the price of two stages, AUC beside the baselines, and items that are new."""
+    both, new = found["two_stages"], found["new_items"]
+    slower, low, high = both["times_slower"]
+    areas = [(name, f"{row['auc']:.3f}", f"{row['gauc']:.3f}") for name, row in both["auc"].items()]
+    recall = "not measured" if new["recall_at_20"] is None else f"{new['recall_at_20']:.3f}"
+    return (
+        f"Two stages keep {both['kept']['recall_at_20']:.1%} of the Recall@20 of the same ranker over the\n"
+        f"whole catalogue, which takes {slower:.1f} x the time (5 % to 95 % of {both['baskets']} baskets: "
+        f"{low:.1f} to {high:.1f}).\n"
+        f"{new['items']:,} items first sold after the cut. Added with `reco extend`, their Recall@20 is "
+        f"{recall}.\n\n"
+        + table(("scores of the served candidates by", "AUC", "AUC in a basket"), areas)
+        + "\n"
+    )
+
+
+def load(found: Any) -> str:
     """Return the load report's sentence, its goals and its arms."""
-    found = measured("load")
     rows = []
     for name, arm in found["arms"].items():
         alone = arm["alone"]
@@ -167,33 +230,37 @@ def load() -> str:
                 f"`{name}`: {arm['what']}",
                 f"{alone['p50_ms']:.1f}",
                 f"{alone['p99_ms']:.1f}" if alone["p99_ms"] else "–",
-                f"{arm['capacity']['rate']:.0f}" if arm["capacity"]["rate"] else "none",
+                _range(arm["capacity"]),
                 f"{arm['cpu_ms']:.1f}",
-                f"{arm['dollars_a_million']:.2f}",
-                f"{arm['wh_a_million']:.0f}",
+                *(
+                    difference(arm["ratio"].get(name)) if "ratio" in arm else ""
+                    for name in ("p50_ms", "cpu_ms", "capacity")
+                ),
             )
         )
     verdict = (FIGURES / "load.md").read_text(encoding="utf-8").split("\n\n")[1]
     goals = "\n".join(goal_table(found["goals"]))
-    ratios = {name: arm["ratio"]["p50_ms"] for name, arm in found["arms"].items() if "ratio" in arm}
-    alike = [f"`{name}`" for name, ratio in ratios.items() if ratio["min"] <= 1 <= ratio["max"]]
+    head = ("arm", "p50 ms", "p99 ms", "answers a second", "processor ms")
     return (
         "## Load\n\n"
         f"{verdict}\n\n"
-        "Each arm replaces one part of ours, or is a server that others build. Capacity is the "
-        "largest rate of an\n"
-        "open loop whose p99 stays within 50 ms. Servers, Redis and client share the cores, and "
-        "the arms take turns.\n\n"
-        + table(
-            ("arm", "p50 ms", "p99 ms", "answers a second", "processor ms", "$ a million", "Wh a million"),
-            rows,
-        )
-        + f"\nIn p50, these arms have rounds on either side of `ours`: {', '.join(alike)}.\n\n"
+        "Each arm replaces one part of ours, or is a server that others build. Answers a second: the\n"
+        f"rate of an open loop at which 99 % come in full within {found['goal_ms']:g} ms. Servers, Redis\n"
+        "and client share the cores, and the arms take turns. Ratios are those of a round; a range that\n"
+        "holds 1 is no difference.\n\n"
+        + table((*head, "p50 against `ours`", "processor", "answers a second"), rows)
+        + "\n"
         + goals
         + "\n\n"
         + made("load")
-        + "\n\n![Latency one at a time, and p99 against the rate, of every arm](load.png)\n"
+        + "\n\n![p99 against the rate, and answers a second of every arm](load.png)\n"
     )
+
+
+def _range(capacity: Mapping[str, Any]) -> str:
+    low, high = min(capacity["rates"]), max(capacity["rates"])
+    spread = ", once" if low == high else f" [{low:.0f}, {high:.0f}]"
+    return f"{capacity['rate']:.0f}{spread}" if capacity["rate"] else "none"
 
 
 def latency() -> str:
@@ -209,11 +276,10 @@ def latency() -> str:
     return "## Latency\n\n" + table(("milliseconds", "p50", "p95", "p99"), rows) + f"\n{made('latency')}\n"
 
 
-def features() -> str:
+def features(found: Any) -> str:
     """Return the online store, the stream and the point-in-time join."""
-    found = measured("features")
-    read, seen, frozen, hard = (found[name] for name in ("online_read", "visible", "frozen", "hard_stream"))
-    kills, again, join = found["kills"], found["replay"], found["join"]
+    read, seen, hard = (found[name] for name in ("online_read", "visible", "hard_stream"))
+    kills, again = found["kills"], found["replay"]
 
     def ms(percentiles: Mapping[str, float], digits: int) -> str:
         return f"{percentiles['p50']:.{digits}f} / {percentiles['p99']:.{digits}f}"
@@ -226,7 +292,6 @@ def features() -> str:
         ),
         ("look up 10 features of 500 items in process, ms", ms(found["item_features"]["ms"], 3), ""),
         ("event published until a request sees it, 1,000 events a second, ms", ms(seen["ms"], 0), ""),
-        ("longest wait for a Redis that is frozen, ms", f"{frozen['frozen']['max_ms']:.1f}", ""),
         ("events folded in a second of one core", f"{found['fold']['per_core_second']:,}", ""),
         ("stream killed at random: state equal to the batch's", f"{kills['equal']} of {kills['kills']}", ""),
         (
@@ -239,10 +304,6 @@ def features() -> str:
             f"{again['equal']:,} of {again['compared']:,}",
             "",
         ),
-        (
-            "what each basket's shopper was, point in time: s / MiB",
-            *(f"{join[side]['seconds']:.1f} / {join[side]['mib']:,}" for side in ("ours", "feast")),
-        ),
     ]
     return (
         "## Features\n\nTwo values are p50 / p99. One Valkey, one broker, the stream and the load "
@@ -254,26 +315,17 @@ def features() -> str:
     )
 
 
-def compression() -> str:
-    """Return the way from five teachers to one file, and the precisions of a table."""
-    found = measured("compression")
+def compression(found: Any) -> str:
+    """Return the way from the teachers to one file."""
     rankers, engines = found["rankers"], found["engines"]
     whole = rankers["ensemble"]
+    labels = {"ensemble": f"the {found['teachers']} teachers together", "served": "**as served**"}
     rows = []
-    for label, name in (
-        ("the five teachers together", "ensemble"),
-        ("gradient boosting, the best teacher", "teacher gradient_boosting"),
-        ("student without teachers", "student without teachers"),
-        ("student", "student"),
-        ("pruned", "pruned"),
-        ("pruned, tables in INT4", "pruned, int4"),
-        ("**as served**", "served"),
-    ):
-        ranker = rankers[name]
+    for name, ranker in sorted(rankers.items(), key=lambda pair: -pair[1]["ndcg_at_10"]):
         p50 = ranker["latency_ms"]["500"]["p50"]
         rows.append(
             (
-                label,
+                labels.get(name, name),
                 f"{ranker['ndcg_at_10']:.4f}",
                 f"{ranker['recall_at_20']:.4f}",
                 f"{ranker['bytes'] / 1e3:,.0f}",
@@ -287,46 +339,27 @@ def compression() -> str:
         return f"{variants['torch_eager']['500']['p50'] / variants[variant]['500']['p50']:.2f} x"
 
     served = found["certificates"][-2]["variant"]
-    eighth = {name: row["kept"]["ndcg_at_10"] for name, row in found["tables"].items() if "1/8" in name}
-    budgeted = eighth.pop("1/8, budgeted")
     static, plain = (engines["pruned"][name]["500"]["p50"] for name in ("int8_static", "fp32"))
-    tables = [
-        (
-            name,
-            f"{found['tables'][name]['ratio']:.2f} x",
-            f"{found['tables'][name]['kept']['ndcg_at_10']:.2%}",
-            f"{found['tables'][name]['gauc_kept']:.2%}",
-        )
-        for name in ("FP16", "INT8", "INT4")
-    ]
     return (
-        "## From five teachers to one file\n\n"
-        "An earlier run, before the features of sessions and windows, on the same baskets. Each "
-        "ranker scores the\n"
-        "served candidates. Milliseconds are for 500 candidates on one thread; all rankers take turns.\n\n"
-        + table(("ranker", "NDCG@10", "Recall@20", "kB", "p50 ms", "against the five"), rows)
-        + "\nThree results disappoint:\n\n"
+        "## From teachers to one file\n\n"
+        "Each ranker scores the served candidates. Milliseconds are for 500 candidates on one thread; all\n"
+        "rankers take turns.\n\n"
+        + table(("ranker", "NDCG@10", "Recall@20", "kB", "p50 ms", "against the teachers"), rows)
+        + "\nTwo results disappoint:\n\n"
         f"- With 500 candidates ONNX Runtime is only {faster(engines['student'], 'fp32')} as fast "
         f"as eager PyTorch for the student.\n"
         f"  For the pruned ranker it is {faster(engines['pruned'], 'fp32')} in float32 and "
         f"{faster(engines['pruned'], served)} in the served form.\n"
         f"- INT8 activations are {'slower' if static > plain else 'faster'} than float32 on this "
         f"processor ({static:.2f} and {plain:.2f} ms).\n"
-        f"- A table whose rows get bits and columns by importance keeps {budgeted:.2%} of NDCG@10 "
-        f"in an eighth of the bytes.\n"
-        f"  The best uniform table of that size keeps {max(eighth.values()):.2%}. The difference "
-        f"is noise.\n\n"
-        "The item table of a DLRM with 64 columns:\n\n"
-        + table(("table", "smaller", "NDCG@10 kept", "GAUC kept"), tables)
         + "\n"
         + made("compression")
         + "\n\n![NDCG@10 against the bytes of each ranker](compression-bytes.png)\n"
     )
 
 
-def scale() -> str:
+def scale(found: Any) -> str:
     """Return the training steps on a synthetic shop of millions."""
-    found = measured("scale")
     steps = found["steps"]
     minutes, most = sum(step["seconds"] for step in steps) / 60, max(step["gib"] for step in steps)
     rows = []
@@ -334,7 +367,7 @@ def scale() -> str:
         row = found["variants"][name]
         rows.append(
             (
-                f"{label}, 2 M items",
+                label,
                 f"{row['parent_bytes'] / row['bytes']:.2f} x",
                 f"{row['ndcg_at_10']['ratio']:.2%}",
                 f"{row['auc']['ratio']:.2%}",
@@ -345,10 +378,10 @@ def scale() -> str:
         f"A synthetic shop of {found['items']:,} items and {found['users']:,} shoppers. The steps "
         f"from raw events to the\n"
         f"precisions of a DLRM with a row for each item end in {minutes:.0f} minutes and at most "
-        f"{most:.1f} GiB. Other work ran\n"
-        "beside it, so the minutes are an upper bound.\n\n"
+        f"{most:.1f} GiB.\n\n"
         + table(("whole ranker", "smaller", "NDCG@10 kept", "AUC kept"), rows)
         + "\n"
+        + ("\n".join(lookup_lines(found)) + "\n\n" if "lookups" in found else "")
         + made("scale")
         + "\n"
     )
@@ -388,9 +421,8 @@ def retrieval() -> str:
     )
 
 
-def rerank() -> str:
+def rerank(found: Any) -> str:
     """Return the price and the gain of the bundle's re-ranking weights."""
-    found = measured("rerank")
     gains, (low, high) = found["served"]["gains"], found["served"]["ndcg_interval"]
     return (
         "## Re-ranking\n\n"
@@ -467,12 +499,10 @@ def kept_answers() -> str:
     )
 
 
-def drift() -> str:
-    """Return the weeks that raise the alarm."""
+def drift(found: Any) -> str:
+    """Return the weeks that raise the alarm, and injected changes."""
     weeks = [
-        week["week"]
-        for week in measured("drift")["weeks"]
-        if week["column"] == "category" and week["status"] == "alarm"
+        week["week"] for week in found["weeks"] if week["column"] == "category" and week["status"] == "alarm"
     ]
     return (
         "## Drift\n\n"
@@ -480,6 +510,7 @@ def drift() -> str:
         "These are Easter, Memorial Day, high summer, Thanksgiving and Christmas. A fixed limit of "
         "PSI 0.2 raises no\n"
         "alarm in any of them.\n\n"
+        + ("\n".join(injected_lines(found)[1:]) + "\n\n" if "delays" in found else "")
         + made("drift")
         + "\n\n![PSI of the category mix, week by week](drift.png)\n"
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from components.measurement import machine_state
 from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE
 from pipelines.bench.latency import first_answer
 from pipelines.bench.load.arms import (
@@ -70,8 +70,9 @@ class LoadEffort:
     """The length of each measurement."""
 
     rounds: int = 5
+    searches: int = 4  # of the capacity
     alone_s: float = 3.0  # one request at a time, a round
-    probe_s: float = 4.0  # one rate of the capacity search; slow servers up to four times as long
+    probe_s: float = 3.0  # one rate of the capacity search; slow servers up to four times as long
     precision: float = PRECISION  # of the capacity
     half_s: float = 6.0  # at half of the capacity, a round
     overload_s: float = 6.0
@@ -81,6 +82,7 @@ class LoadEffort:
 
 QUICK = LoadEffort(
     rounds=1,
+    searches=1,
     alone_s=0.5,
     probe_s=0.5,
     precision=1.0,
@@ -105,7 +107,7 @@ class ArmRun:
     first_degraded: bool = False
     rounds: list[dict[str, Any]] = field(default_factory=list)
     answers: list[dict[str, Any]] = field(default_factory=list)  # with `client_ms`, one at a time
-    capacity: Capacity | None = None
+    capacities: list[Capacity] = field(default_factory=list)  # one a search
     half: list[Load] = field(default_factory=list)  # a load a round, at half of the capacity
     half_cpu_ms: list[float] = field(default_factory=list)
     overload: Load | None = None
@@ -124,9 +126,8 @@ class ArmRun:
 
     @property
     def rate(self) -> float:
-        """Its capacity in answers a second."""
-        assert self.capacity is not None
-        return self.capacity.rate
+        """Its capacity in answers a second: the median of the searches."""
+        return float(np.median([capacity.rate for capacity in self.capacities]))
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def bench_load(
         out_dir: folder of the results.
         names: of the arms; none: all.
         effort: the length of each measurement.
-        goal_ms: p99 that a capacity must keep, and the deadline of a good answer.
+        goal_ms: the deadline of a good answer; a capacity keeps it for 99 % of the requests.
         endurance: whether to send ours very many requests and watch its memory.
         deadline_ms: of the endpoint; else its default. The caller can set nothing else of the endpoint.
 
@@ -200,7 +201,7 @@ def bench_load(
     if not requests:
         raise ValueError("no requests to ask: give at least one request line")
     ours, *others = choose_arms(names)
-    load_before, effort = os.getloadavg(), effort or LoadEffort()
+    before, effort = machine_state(), effort or LoadEffort()
     bundle = champion.bundle(home)
     manifest = read_manifest(bundle)
     with contextlib.ExitStack() as stack:
@@ -217,7 +218,6 @@ def bench_load(
         bench = LoadBench(generator, requests, bodies, setup, effort, goal_ms, scratch)
         figures: dict[str, Any] = {
             "bundle_id": manifest["bundle_id"],
-            "load_average_before": load_before,
             "effort": asdict(effort),
             "goal_ms": goal_ms,
             "deadline_ms": settings.deadline_ms,
@@ -229,9 +229,8 @@ def bench_load(
         }
         capacity = figures["arms"][OURS]["capacity"]["rate"]
         figures |= measure_ours(bench, ours, capacity, endurance)
-    figures["load_average_after"] = os.getloadavg()
     figures["goals"] = judge_goals(figures)
-    result = write_report(out_dir, "load", figures, load_table)
+    result = write_report(out_dir, "load", figures, load_table, before)
     draw_load(result, out_dir / "load.png")
     return result
 
@@ -287,7 +286,8 @@ def measure_pair(bench: LoadBench, ours: ArmRun, other: ArmRun | None = None) ->
     for number, run in in_turn(bench.effort.rounds):
         run.rounds.append(send_alone(bench, run))
         log.info("round %d, %s: %s", number + 1, run.arm.name, run.rounds[-1])
-    find_capacities(bench, runs)
+    for number in range(bench.effort.searches):
+        find_capacities(bench, runs if number % 2 == 0 else runs[::-1])
     for number, run in in_turn(min(bench.effort.rounds, 3)):
         if run.rate:
             before = run.server.cpu_ms()
@@ -320,7 +320,7 @@ def set_burn(bench: LoadBench, ours: ArmRun, null: ArmRun, bare_cpu_ms: float) -
 
     One request at a time would be too much: ours gets cheaper under load, with warm caches.
     """
-    rate = ours.rate / 2 if ours.capacity is not None else FIRST_LOAD * 1e3 / max(ours.cpu_ms, 0.01)
+    rate = ours.rate / 2 if ours.capacities else FIRST_LOAD * 1e3 / max(ours.cpu_ms, 0.01)
     if not rate:
         return
     before = ours.server.cpu_ms()
@@ -349,22 +349,23 @@ def send_alone(bench: LoadBench, run: ArmRun) -> dict[str, Any]:
 
 
 def find_capacities(bench: LoadBench, runs: Sequence[ArmRun]) -> None:
-    """Search the capacities of a pair, a probe each in turn."""
-    precision = bench.effort.precision
+    """Search the capacities of a pair once more, a probe each in turn."""
     searches = {}
     for run in runs:
-        search = search_capacity(FIRST_LOAD * 1e3 / max(run.cpu_ms, 0.01), bench.goal_ms, precision)
+        # The next search begins where the earlier ones ended.
+        start = (run.capacities and run.rate) or FIRST_LOAD * 1e3 / max(run.cpu_ms, 0.01)
+        search = search_capacity(start, bench.effort.precision)
         searches[run.arm.name] = (run, search, next(search))
-    for seed in itertools.count():
+    for seed in itertools.count(1_000 * len(runs[0].capacities)):
         for name, (run, search, rate) in list(searches.items()):
             load = bench.send(run, long_enough(bench.effort.probe_s, rate), rate, seed=seed)
             try:
                 following_rate = search.send(Probe.of(rate, load.summary(bench.goal_ms)))
                 searches[name] = (run, search, following_rate)
             except StopIteration as end:
-                run.capacity = end.value
+                run.capacities.append(end.value)
                 del searches[name]
-                log.info("%s: %.0f requests a second within %g ms", name, run.rate, bench.goal_ms)
+                log.info("%s: %.0f requests a second within %g ms", name, end.value.rate, bench.goal_ms)
         if not searches:
             return
 

@@ -13,8 +13,8 @@ from pipelines.bench.report import MISSING, fixed, machine_line, percent, pictur
 
 # The address of an arm says nothing about its speed.
 _ADDRESSES = {"RECO_HOME", "RECO_HOST", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL"}
-_COLOURS = {OURS: "tab:blue", NULL: "black", UNOPTIMISED: "tab:red"}
-_NEXT_COLOURS = ("tab:orange", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan", "tab:gray")
+_COMPARED = ("p50_ms", "cpu_ms", "capacity")
+_COLOURS, _OTHERS = {OURS: "tab:blue", NULL: "black", UNOPTIMISED: "tab:red"}, "#bbbbbb"
 
 
 def load_table(result: Mapping[str, Any]) -> str:
@@ -39,21 +39,27 @@ def load_table(result: Mapping[str, Any]) -> str:
 
 def _verdict(result: Mapping[str, Any]) -> str:
     """Return a manager's sentence: ours beside the unoptimised stack."""
-    ours, within = result["arms"][OURS], f"p99 <= {result['goal_ms']:g} ms"
-    fast = f"An answer takes `{OURS}` {short(ours['alone']['p50_ms'])} ms (p50)"
-    many = f"at {within} one process gives {_rate(ours['capacity']['rate'])} answers a second"
+    ours = result["arms"][OURS]
+    p50, cpu = short(ours["alone"]["p50_ms"]), short(ours["cpu_ms"])
+    first = (
+        f"An answer takes `{OURS}` {p50} ms (p50) and {cpu} ms of processor time; one process gives "
+        f"{_range(ours['capacity'])} answers a second with 99 % within {result['goal_ms']:g} ms."
+    )
     arm = result["arms"].get(UNOPTIMISED)
     if arm is None:
-        return f"{fast}, and {many}; `{UNOPTIMISED}` was not measured beside it."
-    times = _times(arm["ratio"]["p50_ms"]["median"]) if "p50_ms" in arm["ratio"] else MISSING
-    rate = arm["capacity"]["rate"]
-    over = f"where `{UNOPTIMISED}` holds no rate"
-    if rate:
-        over = f"{_times(ours['capacity']['rate'] / rate)} x as many as `{UNOPTIMISED}` ({_rate(rate)})"
-    return (
-        f"{fast}, where `{UNOPTIMISED}` takes {times} x as long ({short(arm['alone']['p50_ms'])} ms); "
-        f"{many}, {over}."
-    )
+        return f"{first} `{UNOPTIMISED}` was not measured beside it."
+    p50, cpu, rate = (difference(arm["ratio"].get(name)) for name in _COMPARED)
+    return f"{first} `{UNOPTIMISED}` against that: p50 {p50}, processor time {cpu}, answers a second {rate}."
+
+
+def difference(spread: Mapping[str, float] | None) -> str:
+    """Return a ratio with its range over rounds; one that holds 1 is no difference."""
+    if spread is None:
+        return MISSING
+    if spread["min"] == spread["max"]:
+        return f"{spread['median']:.2f}x, measured once"
+    text = f"{spread['median']:.2f}x [{spread['min']:.2f}, {spread['max']:.2f}]"
+    return f"no difference ({text})" if spread["min"] <= 1 <= spread["max"] else text
 
 
 def goal_table(goals: Iterable[Mapping[str, Any]], number: Callable[[float], str] = short) -> list[str]:
@@ -70,20 +76,20 @@ def goal_table(goals: Iterable[Mapping[str, Any]], number: Callable[[float], str
 
 def _preface(result: Mapping[str, Any]) -> str:
     effort = result["effort"]
-    before, after = result["load_average_before"][0], result["load_average_after"][0]
     return (
         f"{machine_line(result)}, servers, Redis and client on the same ones; "
-        f"load average {before:.2f} before, {after:.2f} after; Python {result['software']['python']}; "
+        f"Python {result['software']['python']}; "
         f"{result['measured_at']}. {result['requests']:,} different requests, "
         f"at most {result['candidates']} candidates ranked for each, "
         f"{result['online_store']['users']:,} shoppers' rows. Each arm runs beside ours alone; "
-        f"{effort['rounds']} rounds of {effort['alone_s']:g} s in turns. Medians over rounds, for ours over "
-        "all pairs."
+        f"{effort['rounds']} rounds of {effort['alone_s']:g} s and {effort['searches']} searches of the "
+        "capacity, in turns. Medians and ranges over rounds, for ours over all pairs; ratios are those of a "
+        "round. A ratio whose range holds 1 is called no difference: the noise of this machine is as large."
     )
 
 
 def _summary(result: Mapping[str, Any]) -> list[str]:
-    head = ["arm", "p50 ms", "p99 ms", f"capacity, answers/s at p99 <= {result['goal_ms']:g} ms"]
+    head = ["arm", "p50 ms", "p99 ms", f"answers/s, 99 % within {result['goal_ms']:g} ms"]
     head += ["CPU ms an answer", "$ a million", "Wh a million", "memory MB (RSS / PSS)"]
     rows = []
     for name, arm in result["arms"].items():
@@ -93,32 +99,24 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
                 f"**{name}**" if name == OURS else name,
                 short(alone["p50_ms"]),
                 short(alone["p99_ms"]),
-                _rate(arm["capacity"]["rate"]),
+                _range(arm["capacity"]),
                 fixed(arm["cpu_ms"]),
                 fixed(arm["dollars_a_million"], 3),
                 fixed(arm["wh_a_million"], 1),
                 f"{memory['rss']:.0f} / {memory['pss']:.0f}",
-                _against(arm.get("ratio")),
+                *(difference(arm["ratio"].get(name)) if "ratio" in arm else "" for name in _COMPARED),
             ]
         )
-    rows += [[name, f"skipped: {why}", *[""] * 7] for name, why in result["skipped"].items()]
+    rows += [[name, f"skipped: {why}", *[""] * 9] for name, why in result["skipped"].items()]
     constants = result["constants"]
     return [
-        *table([*head, "against ours: p50, CPU, capacity"], rows),
+        *table([*head, "p50 against ours", "CPU", "answers/s"], rows),
         "",
         "p50 and p99: one request at a time, from the first byte sent to the last received. CPU: all "
         "processes of the server, without Redis and client. $ = CPU ms x 1000 s / 3600 x "
         f"${constants['dollars_a_core_hour']:g} a core-hour; Wh = CPU ms x 1000 s / 3600 x "
         f"{constants['watts_a_core']:g} W a core: estimates with stated constants.",
     ]
-
-
-def _against(ratio: Mapping[str, Any] | None) -> str:
-    if ratio is None:
-        return ""
-    spreads = [ratio.get("p50_ms"), ratio.get("cpu_ms")]
-    cells = [f"{s['median']:.2f}x [{s['min']:.2f}, {s['max']:.2f}]" if s else MISSING for s in spreads]
-    return ", ".join([*cells, fixed(ratio["capacity"], 2, "x")])
 
 
 def _compared(result: Mapping[str, Any]) -> list[str]:
@@ -279,22 +277,40 @@ def _rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else short(rate)
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
+def _range(capacity: Mapping[str, Any]) -> str:
+    low, high = min(capacity["rates"]), max(capacity["rates"])
+    spread = ", measured once" if low == high else f" [{_rate(low)}, {_rate(high)}]"
+    return _rate(capacity["rate"]) + spread
 
 
 def draw_load(result: Mapping[str, Any], file: Path) -> None:
-    """Draw p99 over the rate for each arm."""
-    with picture(file, (9, 5.5)) as (figure, [[axes]]):
-        colours = iter(_NEXT_COLOURS * 3)
-        for name, arm in result["arms"].items():
-            if curve := _curve(arm):
-                rates, p99 = zip(*curve, strict=True)
-                style = ":" if name == NULL else "-"
-                colour = _COLOURS.get(name) or next(colours)
-                axes.plot(rates, p99, style, marker="o", markersize=3, color=colour, label=name)
-        axes.axhline(result["goal_ms"], color="grey", linewidth=0.8)
-        axes.set(xscale="log", yscale="log", xlabel="requests a second, open loop", ylabel="p99 ms")
-        axes.legend(fontsize=8)
-        axes.grid(alpha=0.3)
-        figure.tight_layout()
+    """Draw p99 over the rate, and each arm's answers a second with their range over the rounds."""
+    arms = result["arms"]
+    with picture(file, (11, 4.2), ncols=2) as (figure, [[left, right]]):
+        for name, arm in arms.items():
+            rates, p99 = zip(*_curve(arm), strict=True) if _curve(arm) else ((), ())
+            label = name if name in _COLOURS else "_"  # one grey for all others
+            left.plot(
+                rates, p99, "o-", markersize=3, color=_colour(name), zorder=2 + (name == OURS), label=label
+            )
+        left.plot([], [], "o-", markersize=3, color=_OTHERS, label="other arms")
+        left.axhline(result["goal_ms"], color="grey", linewidth=0.8, linestyle=":")
+        left.set(xscale="log", yscale="log", xlabel="requests a second, open loop", ylabel="p99 ms")
+        order = sorted(arms, key=lambda name: arms[name]["capacity"]["rate"])
+        for place, name in enumerate(order):
+            capacity = arms[name]["capacity"]
+            right.plot(
+                [min(capacity["rates"]), max(capacity["rates"])],
+                [place, place],
+                color=_colour(name),
+                linewidth=2,
+            )
+            right.plot(capacity["rate"], place, "o", color=_colour(name))
+        right.set_yticks(range(len(order)), order)
+        right.set_xlabel(f"answers a second, 99 % within {result['goal_ms']:g} ms; lines: all rounds")
+        right.grid(alpha=0.3, axis="x")
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+
+
+def _colour(arm: str) -> str:
+    return _COLOURS.get(arm, _OTHERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pipelines.bench.load.measure import ArmRun
 
 CHOOSING = ("retrieval", "ranking", "reranking")  # the stages that choose the list
+ROUNDS = ("p50_ms", "p99_ms", "cpu_ms")
 COUNTS = ("requests", "answered", "failed", "refused", "unanswered", "degraded", "late")
 Answers = Sequence[Mapping[str, float]]  # of each answer the stages' milliseconds, and `client_ms`
 
@@ -55,9 +57,9 @@ def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
 
 
 def _capacity(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
-    capacities = [run.capacity for run in runs if run.capacity is not None]
+    capacities = [capacity for run in runs for capacity in run.capacities]
     rates = [capacity.rate for capacity in capacities]
-    probes = [probe for capacity in capacities for probe in capacity.to_dict()["probes"]]
+    probes = [asdict(probe) for capacity in capacities for probe in capacity.probes]
     return {"rate": _median(rates) or 0.0, "goal_ms": goal_ms, "rates": rates, "probes": probes}
 
 
@@ -90,14 +92,15 @@ def _overload(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
 
 
 def ratios(run: ArmRun, ours: ArmRun) -> dict[str, Any]:
-    """Return an arm's figures over those of ours in the same pair, round by round."""
-    pairs = list(zip(run.rounds, ours.rounds, strict=True))
+    """Return an arm's figures over those of ours in the same pair, round by round: median and range."""
+    series = {name: (_values(run.rounds, name), _values(ours.rounds, name)) for name in ROUNDS}
+    rates = ([capacity.rate for capacity in one.capacities] for one in (run, ours))
+    series["capacity"] = (next(rates), next(rates))
     found: dict[str, Any] = {}
-    for name in ("p50_ms", "p99_ms", "cpu_ms"):
-        if all(theirs[name] and own[name] for theirs, own in pairs):
-            values = [theirs[name] / own[name] for theirs, own in pairs]
+    for name, (theirs, own) in series.items():
+        if all(own) and None not in theirs:
+            values = [a / b for a, b in zip(theirs, own, strict=True)]
             found[name] = {"median": float(np.median(values)), "min": min(values), "max": max(values)}
-    found["capacity"] = run.rate / ours.rate if ours.rate else None
     return found
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from components.hyper_parameters import RANKERS
 from pipelines.bench.compression import TrainingLine, bench_compression
+from tests.docs import figures
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,9 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
         board
     )
     assert {f"ranker {name}" for name in RANKERS if name != "dlrm"} <= set(board)
+    assert {"pruned, int8_weights, tuned", "pruned, int4_weights, tuned"} <= set(board)
+    assert len(set(results["sha256_of_export"].values())) == 1
+    assert "## From teachers to one file" in figures.compression(results)
     assert {"pruned, fp16", "pruned, int8", "pruned, int4"} <= set(board)
     # An ensemble of one teacher is that teacher.
     assert board["ensemble"]["ndcg_at_10"] == board["teacher dlrm"]["ndcg_at_10"]

@@ -11,6 +11,7 @@ import pytest
 from feature_repo.events import read_dataset
 from monitoring.windows import Window
 from pipelines.bench.drift import COLUMNS, bench_drift, drift_by_week, drift_table, first_weeks
+from tests.docs import figures
 
 NEW_YORK = "America/New_York"
 Events = Callable[..., pd.DataFrame]
@@ -47,8 +48,14 @@ def test_the_table_shows_the_cause_of_each_alarm() -> None:
     ]
     reference = {"since": "2023-01-02T00:00:00+00:00", "until": "2023-03-06T00:00:00+00:00"}
     result = {"dataset": "shop", "commit": "abc", "measured_at": "now", "reference": reference, "weeks": rows}
+    delays = [{"share": 0.2, "days": 3, "psi": 0.2, "alarm_at": 0.1}]
+    concept = [{"share": 0.2, "hit_ratio_at_10": 0.3, "before": 0.4, "baskets": None}]
+    predictions = [{"share": 0.2, "psi": 0.05, "kl": 0.025}]
+    result |= {"delays": delays, "predictions": predictions, "concept": concept}
     table = drift_table(result).splitlines()
-    assert table[4:] == [
+    assert {"| 20% | 3 | 0.200 | 0.100 |", "| 20% | 0.0500 | 0.0250 |"} < set(table)
+    assert "| 20% | 0.400 | 0.300 | never |" in table
+    assert table[4:8] == [
         "| week of | category | hour |",
         "|---|---|---|",
         "| 2024-01-01 | **0.200** | – |",
@@ -57,13 +64,13 @@ def test_the_table_shows_the_cause_of_each_alarm() -> None:
 
 
 @pytest.mark.slow
-def test_the_result_is_written(events: Events, dataset: Callable[..., Path], tmp_path: Path) -> None:
-    result = bench_drift(dataset(events(63), events(7, first_day=70)), tmp_path / "out")
+def test_the_result_is_written(toy_line: Path, tmp_path: Path) -> None:
+    result = bench_drift(toy_line / "evaluated", toy_line / "dataset", tmp_path / "out")
     written = json.loads((tmp_path / "out" / "drift.json").read_bytes())
     assert written["weeks"] == result["weeks"]
-    assert len(written["weeks"]) == 11 * len(COLUMNS)
-    nothing = [row for row in written["weeks"] if row["week"] == "2024-03-04"]
-    assert {(row["psi"], row["status"]) for row in nothing} == {(None, "insufficient_data")}
+    assert len(written["weeks"]) == 28 * len(COLUMNS)
+    assert {(row["psi"], row["status"]) for row in written["weeks"]} == {(None, "insufficient_data")}
+    assert "## Drift" in figures.drift(result)
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"drift.json", "drift.md", "drift.png"}
 
 

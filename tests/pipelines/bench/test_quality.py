@@ -6,17 +6,19 @@ from pathlib import Path
 import pytest
 
 from pipelines.bench.quality import bench_quality
+from tests.docs import figures
 
 pytestmark = pytest.mark.slow
 
 
 def test_the_result_files_hold_the_figures(toy_line: Path, tmp_path: Path) -> None:
-    results = bench_quality(toy_line / "evaluated", toy_line / "dataset", tmp_path)
+    results = bench_quality(toy_line / "evaluated", toy_line / "dataset", toy_line / "retriever", tmp_path)
     recorded = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())
     assert results["served"] == recorded["served"]  # evaluating again gives the same numbers
     assert json.loads((tmp_path / "quality.json").read_text())["machine"]["cores"] >= 1
     table = (tmp_path / "quality.md").read_text()
     assert f"| **served** | {recorded['served']['recall_at_10']:.4f} |" in table
     assert all(f"| {name} |" in table for name in recorded["baselines"])
+    assert "## Quality" in figures.quality(results)
     assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["quality.json", "quality.md", "quality.png"]

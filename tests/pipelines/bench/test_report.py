@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipelines.bench.report import (
+    busy_line,
     fixed,
     machine_line,
     percent,
@@ -55,11 +56,23 @@ def test_numbers_are_short_and_missing_ones_a_dash(text: str, expected: str) -> 
 
 @pytest.mark.slow  # starts git
 def test_a_report_has_machine_and_commit_in_both_files(tmp_path: Path) -> None:
-    result = write_report(tmp_path, "some", {"bundle_id": "b1", "p50": np.float64(2)}, machine_line)
+    before = {"at": 0.0, "load_average": (0.5, 0, 0), "steal_s": 0.0}
+    result = write_report(tmp_path, "some", {"bundle_id": "b1", "p50": np.float64(2)}, machine_line, before)
     assert json.loads((tmp_path / "some.json").read_bytes())["p50"] == 2
     page = (tmp_path / "some.md").read_text()
     assert page.startswith("bundle b1, commit ")
-    assert page.endswith(f"{result['machine']['cores']} cores")
+    assert f"{result['machine']['cores']} cores, load average 0.50 before and " in page
+    assert result["busy"]["after"]["at"] > 0
+
+
+def test_the_share_of_stolen_time_is_of_all_cores() -> None:
+    states = [
+        {"at": at, "load_average": (load, 9, 9), "steal_s": steal}
+        for at, load, steal in ((100.0, 0.5, 7.0), (120.0, 1.5, 8.0))
+    ]
+    result = {"machine": {"cores": 2}, "busy": dict(zip(("before", "after"), states, strict=True))}
+    assert busy_line(result) == ", load average 0.50 before and 1.50 after, 2.5% of the time stolen"
+    assert busy_line({"machine": {"cores": 2}}) == ""
 
 
 def test_a_picture_is_written_whole_after_its_block(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.bench.scale import bench_scale
+from pipelines.bench.scale import bench_scale, lookup_shares
+from tests.docs import figures
 
 pytestmark = pytest.mark.slow
 ITEMS = 800
@@ -26,4 +27,13 @@ def test_every_step_is_measured_and_every_precision_is_proven(tmp_path: Path) ->
     table = (tmp_path / "scale.md").read_text()
     assert "| build_examples |" in table
     assert "| INT4 | fp32 |" in table
+    assert [row["items"] for row in results["lookups"]] == [20, 200, 2_000]
+    assert "## Scale" in figures.scale(results)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["scale.json", "scale.md"]
+
+
+def test_the_share_of_look_ups_is_measured_for_each_size() -> None:
+    rows = lookup_shares((100, 1_000), 16)
+    assert [row["items"] for row in rows] == [100, 1_000]
+    assert [row["table_mb"] for row in rows] == [0.0064, 0.064]
+    assert all(0 < row["share"] < 1 and row["ms"] > 0 for row in rows)

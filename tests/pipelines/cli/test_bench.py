@@ -28,14 +28,17 @@ def test_results_are_written_under_the_home_by_default(
 ) -> None:
     folders: list[Path] = []
     monkeypatch.setattr("pipelines.cli.bench._dataset", lambda context, data: tmp_path)
+    monkeypatch.setattr("pipelines.cli.bench._bundle", lambda context: tmp_path)
 
-    def measure(data: Path, out: Path) -> dict[str, Any]:
+    def measure(bundle: Path, data: Path, out: Path) -> dict[str, Any]:
+        out.mkdir(parents=True)
+        (out / "drift.md").write_text("| week of |")
         folders.append(out)
         return {}
 
     monkeypatch.setattr("pipelines.bench.drift.bench_drift", measure)
-    monkeypatch.setattr("pipelines.bench.drift.drift_table", lambda results: "")
-    assert reco(tmp_path, "bench", "drift").exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    assert reco(tmp_path, "bench", "drift").stdout == "| week of |\n"
     assert reco(tmp_path, "bench", "drift", "--home", str(tmp_path / "other")).exit_code == 0
     assert reco(tmp_path, "bench", "drift", "--out", "there").exit_code == 0
     assert folders == [tmp_path / "bench", tmp_path / "other" / "bench", Path("there")]

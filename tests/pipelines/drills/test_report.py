@@ -40,8 +40,6 @@ def result() -> dict[str, Any]:
         "machine": {"cores": 2, "cpu": "a processor"},
         "commit": "abc",
         "measured_at": "now",
-        "load_average_before": (0.1, 0, 0),
-        "load_average_after": (1.5, 0, 0),
         "deadline_ms": 50.0,
         "effort": {"client_rate": 40.0, "raw_rate": 20.0, "during_s": 10.0},
         "drills": {"store-killed": drill(True), "overload": drill(False, None)},

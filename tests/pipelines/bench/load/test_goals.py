@@ -28,7 +28,7 @@ def result() -> dict[str, Any]:
         "goal_ms": 50.0,
         "arms": {
             "ours": ours,
-            "fastapi-torch": {"ratio": {"p50_ms": {"median": 2.67}, "capacity": 0.3125}},
+            "fastapi-torch": {"ratio": {"p50_ms": {"median": 2.67}, "capacity": {"median": 0.3125}}},
         },
         "basket_length": {"growth": {"p50": 9.0, "p99": 1.5}},
         "canary": {"ratio": 1.25},
@@ -83,7 +83,7 @@ def test_all_goals_are_reached_at_their_bounds() -> None:
         (("arms", "ours", "first_degraded"), True, "first answer of all"),
         (("arms", "ours", "cpu_ms"), 1.81, "processor time"),
         (("arms", "fastapi-torch", "ratio", "p50_ms", "median"), 2.66, "p50 lower"),
-        (("arms", "fastapi-torch", "ratio", "capacity"), 0.32, "capacity higher"),
+        (("arms", "fastapi-torch", "ratio", "capacity", "median"), 0.32, "capacity higher"),
         (("arms", "ours", "overload", "goodput_ratio"), 0.89, "full answers in time"),
         (("basket_length", "growth", "p99"), 1.51, "p99 with the longest"),
         (("canary", "ratio"), 1.26, "p99 beside a canary"),
@@ -123,7 +123,7 @@ def test_memory_is_judged_only_after_enough_requests() -> None:
 
 def test_a_server_that_holds_no_rate_is_exceeded_by_no_figure() -> None:
     found, name = result(), "capacity higher than that of `fastapi-torch`"
-    found["arms"]["fastapi-torch"]["ratio"]["capacity"] = 0.0
+    found["arms"]["fastapi-torch"]["ratio"]["capacity"] = {"median": 0.0}
     assert (judged(found)[name]["reached"], judged(found)[name]["measured"]) == (True, None)
     found["arms"]["fastapi-torch"]["ratio"]["capacity"] = None  # ours holds no rate either
     assert (judged(found)[name]["reached"], judged(found)[name]["measured"]) == (None, None)

@@ -108,7 +108,7 @@ def test_the_null_server_burns_the_time_of_ours_at_half_load() -> None:
     assert generator.written == [[b"2.5000"]], "3 ms a request at half load, less the null's own 0.5"
     assert null.bodies == "bodies-1"
     assert generator.plans[0].rate == 100.0, "0.4 of a processor at 4 ms, before the capacity is known"
-    ours.capacity = Capacity(60.0, 50.0, ())
+    ours.capacities = [Capacity(60.0, ())]
     set_burn(bench_of(generator), ours, null, bare_cpu_ms=5.0)
     assert generator.plans[1].rate == 30.0
     assert generator.written[1] == [b"0.0000"]
@@ -122,6 +122,13 @@ def test_the_capacities_of_a_pair_are_searched_in_turns() -> None:
     find_capacities(bench_of(generator), runs)
     assert [run.rate for run in runs] == [100.0, 100.0]
     assert [plan.rate for plan in generator.plans[:4]] == [100.0, 100.0, 200.0, 200.0]
+    already = len(generator.plans)
+    find_capacities(bench_of(generator), runs)
+    assert [plan.rate for plan in generator.plans[already:]][:2] == [100.0, 100.0], "where the first ended"
+    assert [len(run.capacities) for run in runs] == [2, 2]
+    assert {plan.seed for plan in generator.plans[:already]}.isdisjoint(
+        plan.seed for plan in generator.plans[already:]
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,6 +155,8 @@ def test_the_command_passes_the_deadline_and_no_other_setting(
 
     def measure(*values: Any, **named: Any) -> dict[str, Any]:
         given.update(inspect.signature(bench_load).bind(*values, **named).arguments)
+        given["out_dir"].mkdir()
+        (given["out_dir"] / "load.md").write_text("")
         return {}
 
     monkeypatch.setenv("RECO_ANSWER_CACHE", "memory:")
@@ -158,7 +167,6 @@ def test_the_command_passes_the_deadline_and_no_other_setting(
     )
     monkeypatch.setattr("pipelines.inspect.ask.evaluation_requests", lambda bundle, limit: [LINE])
     monkeypatch.setattr("pipelines.bench.load.measure.bench_load", measure)
-    monkeypatch.setattr("pipelines.bench.load.report.load_table", lambda result: "")
     done = CliRunner().invoke(main, ["bench", "load", "--home", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert given["deadline_ms"] == 70.0

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench.load.report import draw_load, load_table
+from pipelines.bench.load.report import difference, draw_load, load_table
 
 
 def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) -> dict[str, Any]:
@@ -14,9 +14,7 @@ def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) 
             "rate": rate,
             "p50_ms": p50,
             "p99_ms": p99,
-            "failed": 0,
-            "answered_ratio": 1.0,
-            "degraded_ratio": 0.0,
+            "in_time_ratio": 1.0,
         }
         for rate, p99 in ((capacity, 20.0), (2 * capacity, 80.0), (2 * capacity, 90.0))
     ]
@@ -34,7 +32,10 @@ def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) 
         "dollars_a_million": 0.02,
         "wh_a_million": 4.0,
         "stages": {"ranking": stage, "unexplained": stage, "client": {**ms, "share": 1.0}},
-        "capacity": {"rate": capacity, "goal_ms": 50.0, "probes": probes},
+        "capacity": {
+            **{"rate": capacity, "goal_ms": 50.0, "probes": probes},
+            "rates": [0.5 * capacity, capacity, 2 * capacity],
+        },
         "half": {
             **{"rate": capacity / 2, "ms": ms, "cpu_ms": cpu_ms, "requests": 100, "answered": 99},
             **{"failed": 1, "refused": 0, "unanswered": 1, "degraded": 3, "late": 0},
@@ -46,7 +47,11 @@ def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) 
         "settings": {"RECO_HOME": "/tmp/place", "RECO_HTTP_PORT": "0"},
     }
     if ratio is not None:
-        found["ratio"] = {"p50_ms": spread, "cpu_ms": spread, "capacity": 1 / ratio}
+        found["ratio"] = {
+            "p50_ms": spread,
+            "cpu_ms": spread,
+            "capacity": {"median": 1 / ratio, "min": 0.5 / ratio, "max": 1.0},
+        }
     return found
 
 
@@ -55,12 +60,10 @@ def result(**more: Any) -> dict[str, Any]:
     return {
         "bundle_id": "b1",
         "measured_at": "2026-11-22T00:00:00+00:00",
-        "machine": {"cpu": "A processor", "cores": 2, "load_average": (1.0, 1.0, 1.0)},
+        "machine": {"cpu": "A processor", "cores": 2},
         "software": {"python": "3.11"},
         "commit": "abc",
-        "load_average_before": (0.5, 0.5, 0.5),
-        "load_average_after": (1.5, 1.0, 1.0),
-        "effort": {"rounds": 3, "alone_s": 2.0},
+        "effort": {"rounds": 3, "alone_s": 2.0, "searches": 4},
         "goal_ms": 50.0,
         "requests": 7,
         "candidates": 500,
@@ -84,10 +87,10 @@ def test_the_first_table_has_one_row_per_arm() -> None:
     text = load_table(result())
     rows = re.findall(r"^\| (?:\*\*ours\*\*|fastapi-torch|eager) \|.*$", text, re.MULTILINE)
     assert rows[:3] == [
-        "| **ours** | 2.00 | 4.00 | 400 | 1.50 | 0.020 | 4.0 | 300 / 200 |  |",
-        "| fastapi-torch | 90.00 | 180 | 8.00 | 60.00 | 0.020 | 4.0 | 300 / 200 "
-        "| 4.00x [3.75, 4.25], 4.00x [3.75, 4.25], 0.25x |",
-        "| eager | skipped: no weights |" + "  |" * 7,
+        "| **ours** | 2.00 | 4.00 | 400 [200, 800] | 1.50 | 0.020 | 4.0 | 300 / 200 |  |  |  |",
+        "| fastapi-torch | 90.00 | 180 | 8.00 [4.00, 16] | 60.00 | 0.020 | 4.0 | 300 / 200 "
+        "| 4.00x [3.75, 4.25] | 4.00x [3.75, 4.25] | no difference (0.25x [0.12, 1.00]) |",
+        "| eager | skipped: no weights |" + "  |" * 9,
     ]
     assert "at most 500 candidates ranked for each" in text
 
@@ -96,14 +99,19 @@ def test_the_report_begins_with_ours_beside_the_unoptimised_stack() -> None:
     arms = {"ours": arm(2.0, 1.5, 400.0), "fastapi-torch": arm(19.0, 9.0, 80.0, 9.5)}
     lines = load_table(result(arms=arms)).splitlines()
     assert lines[2] == (
-        "An answer takes `ours` 2.00 ms (p50), where `fastapi-torch` takes 9.5 x as long (19.00 ms); at "
-        "p99 <= 50 ms one process gives 400 answers a second, 5.0 x as many as `fastapi-torch` (80)."
+        "An answer takes `ours` 2.00 ms (p50) and 1.50 ms of processor time; one process gives "
+        "400 [200, 800] answers a second with 99 % within 50 ms. `fastapi-torch` against that: "
+        "p50 9.50x [9.25, 9.75], "
+        "processor time 9.50x [9.25, 9.75], answers a second no difference (0.11x [0.05, 1.00])."
     )
     assert lines[4].startswith("| arm | p50 ms |")
-    arms["fastapi-torch"]["capacity"]["rate"] = 0.0
-    assert "400 answers a second, where `fastapi-torch` holds no rate." in load_table(result(arms=arms))
     alone = load_table(result(arms={"ours": arms["ours"]})).splitlines()[2]
-    assert alone.endswith("400 answers a second; `fastapi-torch` was not measured beside it.")
+    assert alone.endswith("99 % within 50 ms. `fastapi-torch` was not measured beside it.")
+
+
+def test_one_round_proves_no_difference() -> None:
+    assert difference({"median": 0.8, "min": 0.8, "max": 0.8}) == "0.80x, measured once"
+    assert difference(None) == "–"
 
 
 def test_the_first_answer_is_shown_beside_the_warm_ones() -> None:

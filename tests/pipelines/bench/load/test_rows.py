@@ -29,7 +29,7 @@ def run_of(p50_ms: list[float], rate: float, **more: Any) -> ArmRun:
     for p50 in p50_ms:
         times = {"p50_ms": p50, "p99_ms": 2 * p50, "mean_ms": p50}
         run.rounds.append({**times, "cpu_ms": p50 / 2, "answer_bytes": 9.0})
-    run.capacity = Capacity(rate, 50.0, ())
+    run.capacities = [Capacity(rate, ())]
     run.memory_mb = {"rss": 300.0, "pss": 200.0}
     return run
 
@@ -46,8 +46,16 @@ def test_ours_is_the_median_over_all_its_pairs() -> None:
 def test_an_arm_is_compared_with_ours_of_the_same_pair() -> None:
     found = ratios(run_of([2.0, 8.0, 3.0], 50.0), run_of([1.0, 2.0, 3.0], 100.0))
     assert found["p50_ms"] == {"median": 2.0, "min": 1.0, "max": 4.0}
-    assert found["capacity"] == 0.5
-    assert ratios(run_of([2.0], 50.0), run_of([1.0], 0.0))["capacity"] is None
+    assert found["capacity"] == {"median": 0.5, "min": 0.5, "max": 0.5}
+    assert "capacity" not in ratios(run_of([2.0], 50.0), run_of([1.0], 0.0))
+
+
+def test_a_capacity_is_the_median_of_its_searches_and_compared_search_by_search() -> None:
+    run, ours = run_of([1.0], 0.0), run_of([1.0], 0.0)
+    run.capacities = [Capacity(rate, ()) for rate in (90.0, 4.0, 110.0)]  # a pause ended the second
+    ours.capacities = [Capacity(rate, ()) for rate in (100.0, 100.0, 100.0)]
+    assert run.rate == 90.0
+    assert ratios(run, ours)["capacity"] == {"median": 0.9, "min": 0.04, "max": 1.1}
 
 
 def test_overload_counts_full_answers_in_time_over_the_time_they_were_due() -> None:

@@ -1,0 +1,122 @@
+"""A champion and a commit -> every result that the docs publish, all measured on one machine.
+
+Each bench runs in a process of its own, through its command. A result is kept as long as commit, bundle and
+processor stay the same, so that an interrupted run goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.measurement import commit, processor
+from feature_repo.errors import RecoError
+from pipelines.live.up import reco
+from pipelines.tables import table
+from serving.release.champion import read_champion
+
+log = logging.getLogger(__name__)
+
+LONGEST_MIN = 90.0  # of all benches together
+
+
+@dataclass(frozen=True)
+class PublishedBench:
+    """One result file, the command that measures it, and its usual minutes on two idle cores."""
+
+    name: str
+    minutes: int
+    command: str
+    short: str  # options that prove that it works; their figures mean nothing
+
+
+# The sizes below are what fits into the time; the commands' own defaults take longer.
+PLAN = (
+    PublishedBench("quality", 6, "bench quality", ""),
+    PublishedBench("drift", 3, "bench drift", ""),
+    PublishedBench("latency", 2, "bench latency", "--seconds 1"),
+    PublishedBench("rerank", 6, "bench rerank", ""),
+    PublishedBench("retrieval", 8, "bench retrieval --items 400000", "--items 2000"),
+    PublishedBench("features", 8, "bench features --seconds 20", "--seconds 1 --kills 1"),
+    PublishedBench("compression", 14, "bench compression", ""),
+    PublishedBench("scale", 8, "bench scale --items 200000 --users 100000", "--items 2000 --users 1000"),
+    PublishedBench("drills", 12, "drill all", "--short"),
+    PublishedBench("load", 23, "bench load", "--quick"),
+)
+
+
+class FiguresIncomplete(RecoError):
+    """A published result is missing: its bench failed, or there was no time left for it."""
+
+
+def plan_table(home: Path, out: Path) -> str:
+    """Return the plan: each result with its usual minutes, and whether it is still to be measured."""
+    rows = [
+        [bench.name, bench.minutes, "measured" if is_measured(home, out, bench) else "to do", bench.command]
+        for bench in PLAN
+    ]
+    return table(["result", "minutes", "state", "command"], rows)
+
+
+def measure_figures(
+    home: Path, out: Path, names: Sequence[str] = (), short: bool = False, most_min: float = LONGEST_MIN
+) -> list[str]:
+    """Measure the results that are missing; return the names of those that were measured now.
+
+    Args:
+        home: of the champion.
+        out: folder of the results.
+        names: of the results; none: all.
+        short: prove in seconds that each bench works.
+        most_min: no bench begins that would usually end later.
+
+    Raises:
+        ValueError: there is no result of a name.
+        FiguresIncomplete: files differ from the commit, a bench failed, or the time did not suffice.
+    """
+    existing = [bench.name for bench in PLAN]
+    if unknown := sorted(set(names) - set(existing)):
+        raise ValueError(f"no result {unknown[0]!r}: choose among {', '.join(existing)}")
+    out = out / "short" if short else out
+    read_champion(home)
+    began, at = time.monotonic(), commit()
+    if at.endswith("+") and not short:
+        raise FiguresIncomplete(
+            f"files differ from commit {at[:-1]}: commit them, so that the figures can be repeated"
+        )
+    measured, left = [], []
+    for bench in PLAN:
+        if (names and bench.name not in names) or is_measured(home, out, bench):
+            continue
+        if (time.monotonic() - began) / 60 + (0 if short else bench.minutes) > most_min:
+            left.append(f"{bench.name}: no time left")
+            continue
+        log.info("%s: usually %d minutes", bench.name, bench.minutes)
+        options = f"{bench.command} {bench.short if short else ''}".split()
+        command = reco("--home", str(home), *options, "--out", str(out))
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=sys.stderr, check=False).returncode
+        if is_measured(home, out, bench):  # a drill that misses a figure ends with 1 and is a result
+            measured.append(bench.name)
+        else:
+            left.append(f"{bench.name}: exit code {code}")
+    if left:
+        raise FiguresIncomplete(f"not measured: {'; '.join(left)}. The same command goes on from here")
+    return measured
+
+
+def is_measured(home: Path, out: Path, bench: PublishedBench) -> bool:
+    """Return whether a result is there, of this commit, this processor and, if it has any, this bundle."""
+    file = out / f"{bench.name}.json"
+    if not file.is_file():
+        return False
+    result: dict[str, Any] = json.loads(file.read_bytes())
+    bundle_id = read_champion(home).bundle_id
+    found = (result["commit"], result["machine"]["cpu"], result.get("bundle_id", bundle_id))
+    return "busy" in result and found == (commit(), processor(), bundle_id)

@@ -1,0 +1,80 @@
+"""The plan of the published results: commands that exist, in 90 minutes, resumed where they ended."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.bench import figures
+from pipelines.bench.figures import LONGEST_MIN, PLAN, FiguresIncomplete, measure_figures, plan_table
+from pipelines.cli.shell import main
+from serving.errors import NoChampion
+from serving.release.champion import Champion, write_champion
+from tests.pipelines.cli.conftest import home
+
+__all__ = ["home"]
+
+
+@pytest.fixture
+def champion(tmp_path: Path) -> Path:
+    """A home whose champion is a name without files."""
+    (tmp_path / "home").mkdir()
+    write_champion(tmp_path / "home", Champion("b1", "1", "toy", "bundles/b1", "2024-01-01", ""))
+    return tmp_path / "home"
+
+
+def test_the_plan_fits_into_its_time() -> None:
+    assert sum(bench.minutes for bench in PLAN) <= LONGEST_MIN
+
+
+@pytest.mark.parametrize("bench", PLAN, ids=lambda bench: bench.name)
+@pytest.mark.parametrize("is_short", [False, True], ids=["full", "short"])
+def test_each_command_of_the_plan_exists(bench: figures.PublishedBench, is_short: bool) -> None:
+    words = f"{bench.command} {bench.short if is_short else ''} --out somewhere".split()
+    with main.make_context("reco", ["--home", "somewhere", *words]) as top:
+        name, command, rest = main.resolve_command(top, words)
+        while hasattr(command, "resolve_command"):
+            with command.make_context(name, rest, parent=top) as group:
+                name, command, rest = command.resolve_command(group, rest)
+        assert command.make_context(name, rest, parent=top).params["out"] == Path("somewhere")
+
+
+def test_the_time_is_not_exceeded(champion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "commit", lambda: "abc")
+    with pytest.raises(FiguresIncomplete, match=r"quality: no time left; .* goes on from here"):
+        measure_figures(champion, tmp_path / "out", most_min=1.0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_changed_files_and_unknown_names_are_refused(
+    champion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "commit", lambda: "abc+")
+    with pytest.raises(FiguresIncomplete, match="files differ from commit abc: commit them"):
+        measure_figures(champion, tmp_path)
+    with pytest.raises(ValueError, match="no result 'speed': choose among quality, "):
+        measure_figures(champion, tmp_path, ["speed"], short=True)
+
+
+@pytest.mark.slow
+def test_results_are_measured_once_for_a_commit_and_a_champion(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measure_figures(home, tmp_path, ["latency"], short=True) == ["latency"]
+    assert {file.name for file in (tmp_path / "short").iterdir()} == {"latency.json", "latency.md"}
+    assert measure_figures(home, tmp_path, ["latency"], short=True) == []
+    states = {
+        line.split()[0]: line.split()[2] for line in plan_table(home, tmp_path / "short").splitlines()[1:]
+    }
+    assert [name for name, state in states.items() if state == "measured"] == ["latency"]
+    assert not figures.is_measured(home, tmp_path, PLAN[2]), "a short result is never published"
+    with pytest.raises(FiguresIncomplete, match="compression: exit code 2"):  # this home has no run
+        measure_figures(home, tmp_path, ["latency", "compression"], short=True)
+    monkeypatch.setattr(figures, "commit", lambda: "another")
+    assert "latency" in plan_table(home, tmp_path / "short")
+    assert not figures.is_measured(home, tmp_path / "short", PLAN[2])
+
+
+def test_a_missing_champion_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "commit", lambda: "abc")
+    with pytest.raises(NoChampion):
+        measure_figures(tmp_path, tmp_path / "figures", short=True)

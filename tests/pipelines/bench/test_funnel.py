@@ -1,0 +1,45 @@
+"""The toy shop: every item is a candidate, so two stages lose nothing; a new item sells after the cut."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from components.data.fit_statistics import purchases_of
+from components.evaluation.evaluate_bundle import window_s
+from components.evaluation.protocol import read_tasks
+from feature_repo.events import read_dataset
+from pipelines.bench.funnel import compare_with_whole_catalogue, evaluate_new_items, sample
+from serving.release.bundle import load_bundle
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(toy_line: Path) -> None:
+    bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
+    window = window_s(pd.Timestamp(bundle.manifest["cut"]))
+    tasks = sample(read_tasks(purchases_of(data.events), bundle.statistics, *window).hidden)[:40]
+    found = compare_with_whole_catalogue(bundle, tasks)
+    assert found["funnel"] == found["whole_catalogue"]
+    assert (found["kept"]["recall_at_20"], found["baskets"], found["items"]) == (1.0, 40, 80)
+    areas = {name: row["auc"] for name, row in found["auc"].items()}
+    assert areas["popularity"] < 0.7 < 0.85 < areas["served"], "the toy shop sells all items alike"
+    assert all(ms > 0 for ms in found["ms"].values())
+
+
+def test_an_item_that_first_sells_after_the_cut_is_among_the_candidates(
+    toy_line: Path, tmp_path: Path
+) -> None:
+    bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
+    assert evaluate_new_items(bundle, toy_line / "retriever", data, tmp_path / "same")["lines"] == 0
+    events = data.events.copy()
+    later = (events["at"] >= pd.Timestamp(bundle.manifest["cut"])) & (events["item_id"] == "item-000")
+    events.loc[later, "item_id"] = "fresh"
+    like = data.items[data.items["item_id"] == "item-000"].assign(item_id="fresh")
+    changed = replace(data, events=events, items=pd.concat([data.items, like]))
+    found = evaluate_new_items(bundle, toy_line / "retriever", changed, tmp_path / "extended")
+    assert (found["items"], found["lines"]) == (1, found["baskets"])
+    assert found["lines"] > 0
+    assert found["recall_at_500"] == 1.0, "81 items, 500 candidates"
+    assert 0 <= found["recall_at_20"] <= 1

@@ -1,0 +1,44 @@
+"""Injected changes: nothing without a change, an alarm soon after a large one, and what no PSI can show."""
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from feature_repo.events import read_dataset
+from monitoring.windows import Window
+from pipelines.bench.injected_drift import concept_drift, detection_delays, prediction_drift
+
+
+def test_a_large_change_is_detected_sooner_and_none_is_not(
+    events: Callable[..., pd.DataFrame], dataset: Callable[..., Path], day: Callable[[int], datetime]
+) -> None:
+    data = read_dataset(dataset(events(42)))
+    rows = detection_delays(data, Window(day(0), day(28)), (0.0, 0.2, 0.6))
+    none, some, large = (row["days"] for row in rows)
+    assert none is None
+    assert 1 <= large <= some <= 7, "after a week the whole window has changed"
+    assert rows[2]["psi"] > rows[2]["alarm_at"]
+
+
+def test_both_distances_of_predictions_grow_with_the_change() -> None:
+    scores = np.random.default_rng(0).beta(1, 9, 4_000)
+    rows = prediction_drift(scores)
+    for name in ("psi", "kl"):
+        values = [row[name] for row in rows]
+        assert values == sorted(values)
+        assert values[0] < 0.02 < values[-1]
+
+
+@pytest.mark.slow
+def test_hits_show_what_requests_and_probabilities_cannot(toy_line: Path) -> None:
+    data = read_dataset(toy_line / "dataset")
+    rows, scores = concept_drift(toy_line / "evaluated", data, (0.0, 0.8))
+    assert ((scores >= 0) & (scores <= 1)).all()
+    same, other = rows
+    assert same["baskets"] is None
+    assert other["hit_ratio_at_10"] < same["hit_ratio_at_10"]
+    assert 1 <= other["baskets"] <= 300
