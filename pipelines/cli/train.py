@@ -1,4 +1,4 @@
-"""Commands that train: run, compile, submit, runs."""
+"""Commands that train: check, run, compile, submit, runs, params."""
 
 from __future__ import annotations
 
@@ -244,14 +244,21 @@ def runs(context: Context, run: str | None) -> None:
     if run:
         shown = find_run(context.home, run)
         rows = [
-            [s.name, s.status, duration(s.seconds), summary(s.parameters) or s.error] for s in shown.steps
+            [
+                step.name,
+                step.status,
+                duration(step.seconds),
+                f"{step.memory_mib:,} MiB",
+                summary(step.parameters) or step.error,
+            ]
+            for step in shown.steps
         ]
         document = {
             **_run_row(shown),
             "arguments": shown.shown_arguments(),
             "steps": [asdict(s) for s in shown.steps],
         }
-        context.answer(document, table(["step", "status", "time", "gave"], rows))
+        context.answer(document, table(["step", "status", "time", "memory", "gave"], rows))
         return
     past = list(list_runs(context.home))
     cells = [[r.run_id, r.status, r.arguments.get("data", ""), duration(r.seconds), _done(r)] for r in past]

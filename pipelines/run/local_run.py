@@ -123,7 +123,7 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
     kept = len(names) - len(todo)
     if kept and run.code not in ("", code):
         progress.say("the code changed since this run began: steps that are kept were made by the older code")
-    run.code, run.pid = code, os.getpid()
+    run.code, run.pid, began = code, os.getpid(), time.monotonic()
     progress.begin(run.run_id, names, kept, order.seconds_left({}, ()))
     try:
         with _stoppable(), progress:
@@ -133,7 +133,7 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
         raise
     finally:
         shutil.rmtree(run.folder / "working", ignore_errors=True)
-        run.pid = 0
+        run.pid, run.elapsed_s = 0, round(run.elapsed_s + time.monotonic() - began, 2)
         run.save()
         _free_space(home, run, progress)
 

@@ -57,6 +57,7 @@ class Run:
     steps: list[StepState]
     pid: int = 0
     size: Size = "full"
+    elapsed_s: float = 0.0  # of the processes that worked on it: less than its steps', which ran side by side
     peak_memory_mib: int = 0  # the most that the processes of all steps held together
 
     @property
@@ -78,8 +79,8 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Return the time spent in steps."""
-        return sum(step.seconds for step in self.steps)
+        """Return how long it took, without pauses between the first try and a resumption."""
+        return self.elapsed_s or sum(step.seconds for step in self.steps)  # an older record has no own time
 
     def step(self, name: str) -> StepState:
         """Return a step by its name."""

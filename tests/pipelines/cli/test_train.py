@@ -1,6 +1,7 @@
 """Commands that train: their arguments, and the files they write."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,24 @@ def test_a_run_has_a_size(
 
     monkeypatch.setattr("pipelines.run.local_run.start_run", start)
     assert answered(reco(tmp_path, "run", "--data", "toy", *options, "--output", "json"))["size"] == size
+
+
+def test_the_parameters_of_a_group_are_listed(tmp_path: Path) -> None:
+    rows = answered(reco(tmp_path, "params", "gate_params", "--output", "json"))
+    assert rows[0].keys() == {"name", "default", "kind", "meaning"}
+    assert rows[0]["name"] == "gate_params.over_blend"
+    assert "student_params.epochs " in reco(tmp_path, "params").output
+    done = reco(tmp_path, "params", "gate_parms")
+    assert (done.exit_code, "did you mean 'gate_params'" in done.output) == (2, True)
+
+
+def test_a_run_shows_the_time_and_memory_of_its_steps(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "training", {}, ["ingest-events"])
+    step = run.step("ingest-events")
+    step.status, step.seconds, step.memory_mib, step.parameters = "done", 61.0, 1_234, {"cut": "2024-06-10"}
+    run.save()
+    shown = reco(tmp_path, "runs", "last").output.splitlines()[1]
+    assert re.split(r" {2,}", shown) == ["ingest-events", "done", "1 min 01", "1,234 MiB", "cut 2024-06-10"]
 
 
 def test_a_run_is_not_fast_and_full(tmp_path: Path) -> None:

@@ -209,6 +209,7 @@ def test_independent_steps_run_side_by_side(tmp_path: Path, pair_spec: Spec) -> 
     alone = [run.step(name).memory_mib for name in ("meet", "meet-2")]
     assert min(alone) > 10
     assert run.peak_memory_mib > 1.5 * min(alone), "both together"
+    assert run.step("meet").seconds < run.seconds < sum(step.seconds for step in run.steps)
 
 
 class Failing(io.StringIO):
