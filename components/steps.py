@@ -222,10 +222,8 @@ def evaluate_bundle(
     from pathlib import Path
 
     from components.evaluation.evaluate_bundle import evaluate_bundle
-    from serving.release.bundle import read_manifest
 
-    measured = evaluate_bundle(Path(bundle.path), Path(dataset.path), Path(evaluated.path))
-    return {"bundle_id": read_manifest(Path(evaluated.path))["bundle_id"], **measured}
+    return evaluate_bundle(Path(bundle.path), Path(dataset.path), Path(evaluated.path))
 
 
 @step

@@ -49,7 +49,7 @@ REFERENCE_WINDOW = pd.Timedelta(weeks=9)
 COLD_RATIO = 0.2
 
 
-def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, float]:
+def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, Any]:
     """Evaluate a bundle and write a sealed copy with results and drift reference.
 
     Args:
@@ -58,7 +58,7 @@ def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, f
         evaluated: the directory to write.
 
     Returns:
-        The headline metrics of the served path.
+        The headline metrics of the served path, and the id of the sealed copy.
 
     Raises:
         ValueError: no basket of the test window can be asked.
@@ -74,15 +74,14 @@ def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, f
     pq.write_table(
         _reference_events(data, pd.Timestamp(loaded.manifest["cut"])), evaluated / "reference_events.parquet"
     )
-    seal_bundle(
+    bundle_id = seal_bundle(
         evaluated,
         cut=loaded.manifest["cut"],
         settings=loaded.settings,
         made_from={**loaded.manifest["made_from"], "parent": loaded.bundle_id},
     )
-    return {
-        name: results["served"][name] for name in ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
-    }
+    headline = ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
+    return {"bundle_id": bundle_id, **{name: results["served"][name] for name in headline}}
 
 
 def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record]]:
