@@ -27,7 +27,7 @@ class ExampleParams:
     """How many examples to build; `fast` runs lower the numbers, never the steps."""
 
     windows: int = 5  # periods of four weeks before the cut whose baskets become examples
-    negatives: int = 60  # per list, drawn from the retrieved candidates
+    negatives: int = 30  # per list, drawn from the retrieved candidates
     masks: int = 4  # lists made from one basket, each hiding other items; against one: NDCG@10 + 2.3 %
     user_ratio: float = 1.0  # users who give examples; all count in the statistics
     stranger_ratio: float = 0.1  # baskets asked once more without history, with any part of the basket
@@ -158,7 +158,7 @@ class StudentParams:
 
     hidden: int = 128  # width of the layers
     dim: int = 8  # of each embedding table
-    dropout: float = 0.1  # share of hidden units left out at random while learning
+    dropout: float = 0.0  # share of hidden units left out at random while learning
     epochs: int = 3  # passes over the lists
     batch_size: int = 64  # lists
     learning_rate: float = 2e-3  # the highest; it rises and falls once

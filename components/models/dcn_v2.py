@@ -20,7 +20,7 @@ class DcnV2(Ranker):
         shape: Shape,
         dim: int = 8,
         hidden: int = 128,
-        dropout: float = 0.1,
+        dropout: float = 0.0,
         crosses: int = 2,
         rank: int = 32,
     ) -> None:

@@ -20,7 +20,7 @@ class Dlrm(Ranker):
     sums: Tensor
 
     def __init__(
-        self, shape: Shape, dim: int = 8, hidden: int = 128, dropout: float = 0.1, items: bool = False
+        self, shape: Shape, dim: int = 8, hidden: int = 128, dropout: float = 0.0, items: bool = False
     ) -> None:
         """Take the shape, the tables' dimension, the layers' width, and whether items have a table."""
         super().__init__(shape)

@@ -27,7 +27,7 @@ class GraphRanker(Ranker):
         shape: Shape,
         dim: int = 32,
         hidden: int = 128,
-        dropout: float = 0.1,
+        dropout: float = 0.0,
         layers: int = 2,
         degree: int = 20,
     ) -> None:

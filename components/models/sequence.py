@@ -25,7 +25,7 @@ class SequenceRanker(Ranker):
         dim: int = 24,
         hidden: int = 128,
         heads: int = 2,
-        dropout: float = 0.1,
+        dropout: float = 0.0,
     ) -> None:
         """Take the shape, the history's length, the items' dimension and the layers' width."""
         super().__init__(shape)

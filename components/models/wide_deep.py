@@ -16,7 +16,7 @@ class WideDeep(Ranker):
     department; the deep part sees the same and embeddings.
     """
 
-    def __init__(self, shape: Shape, dim: int = 8, hidden: int = 256, dropout: float = 0.1) -> None:
+    def __init__(self, shape: Shape, dim: int = 8, hidden: int = 256, dropout: float = 0.0) -> None:
         """Take the shape, the tables' dimension and the layers' width."""
         super().__init__(shape)
         self.wide = nn.Linear(2 * shape.dense, 1)
