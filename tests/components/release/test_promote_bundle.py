@@ -354,6 +354,15 @@ def test_concurrent_promotions_lose_nothing(
 def test_the_home_may_move(evaluated: Make, promote: Promote, home: Path, uri: str, tmp_path: Path) -> None:
     register(evaluated("one"), uri)
     promote()
-    shutil.move(home, tmp_path / "elsewhere")
-    moved = tmp_path / "elsewhere"
-    assert (read_champion(moved).bundle(moved) / "manifest.json").is_file()
+    moved = tmp_path / "else where?#%20"
+    shutil.move(home, moved)
+    there = f"sqlite:///{moved / 'mlflow.db'}"
+    bundle = read_champion(moved).bundle(moved)
+    (bundle / "index.faiss").write_text("flipped")
+    promote_bundle("1", None, there, "recommender", str(moved))
+    assert (bundle / "index.faiss").read_text() == "one", "fetched from the registry that moved, too"
+    register(evaluated("two", 0.17), there)
+    promote_bundle("challenger", None, there, "recommender", str(moved))
+    assert read_champion(moved).version == "2"
+    assert rollback(there, "recommender", str(moved))["version"] == "1"
+    assert not home.exists(), "nothing is written at the old place"
