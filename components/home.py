@@ -45,7 +45,6 @@ class Running:
     store_url: str  # as in `Settings.store_url`
     bootstrap: str  # of the broker
     own_store: bool  # it is one that `reco up` started, with its data in `store/`
-    endpoint: str = ""  # URL
 
 
 def read_running(home: Path) -> Running | None:

@@ -308,14 +308,28 @@ def _registry(settings: Settings) -> Iterator[Finding]:
     yield Finding("registry", "ok", f"{database}")
 
 
-def _ports(settings: Settings) -> Iterator[Finding]:
-    if running := read_running(settings.home):
-        from pipelines.live.up import answers
+def _listening(home: Path) -> Iterator[str]:
+    """Yield the addresses of the endpoints that serve this home, on whatever port they were started."""
+    serving = set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "serving.server" in words and any(Path(word).is_relative_to(home.absolute()) for word in words):
+            serving.add(process.pid)
+    for one in psutil.net_connections("tcp") if serving else ():
+        if one.pid in serving and one.status == psutil.CONN_LISTEN:
+            yield f"http://{one.laddr.ip}:{one.laddr.port}"
 
-        fault = answers(f"{running.endpoint}/healthz")
-        mend = f"look into {settings.home / 'up' / 'endpoint.log'}" if fault else ""
-        found = fault or f"{running.endpoint}, of `reco up`"
-        yield Finding("endpoint", "fail" if fault else "ok", found, mend)
+
+def _ports(settings: Settings) -> Iterator[Finding]:
+    from pipelines.live.up import answers
+
+    urls = sorted(set(_listening(settings.home)))
+    if urls or read_running(settings.home):
+        faults = {url: answers(f"{url}/healthz") for url in urls}  # gRPC's port gives one, too
+        alive = [url for url, fault in faults.items() if not fault]
+        found = ", ".join(alive or faults.values()) or "`reco up` runs, but its endpoint does not"
+        mend = "" if alive else f"look into {settings.home / 'up' / 'endpoint.log'}, or reco serve"
+        yield Finding("endpoint", "ok" if alive else "fail", found, mend)
         return
     for field, port in (("http_port", settings.http_port), ("grpc_port", settings.grpc_port)):
         with socket.socket() as probe:

@@ -121,11 +121,10 @@ def parts_of(
 
 
 def used_by(parts: list[Part]) -> Running:
-    """Return where other commands reach the parts."""
-    by_name = {part.name: part for part in parts}
-    env = by_name["stream"].env
-    url, bootstrap = env[variable("store_url")], env[VARIABLES["bootstrap"]]
-    return Running(url, bootstrap, "store" in by_name, by_name["endpoint"].address)
+    """Return the store and the broker of the parts."""
+    env = next(part.env for part in parts if part.name == "stream")
+    own_store = any(part.name == "store" for part in parts)
+    return Running(env[variable("store_url")], env[VARIABLES["bootstrap"]], own_store)
 
 
 def reco(*arguments: str) -> list[str]:

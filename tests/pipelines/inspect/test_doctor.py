@@ -5,12 +5,12 @@ import os
 import shutil
 import socket
 import sqlite3
-import threading
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -237,19 +237,34 @@ def test_a_home_that_is_a_file_is_reported(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("alive", [True, False])
-def test_the_endpoint_of_reco_up_is_asked_at_its_own_port(tmp_path: Path, alive: bool) -> None:
-    class Health(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
+ENDPOINT = """
+import http.server, sys
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/healthz" else 404)
+        self.end_headers()
+server = http.server.HTTPServer(("127.0.0.1", 0), Health)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
 
-    with HTTPServer(("127.0.0.1", 0), Health) as server:
-        url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        running = Running("memory:", "127.0.0.1:1", False, url if alive else "http://127.0.0.1:1")
-        with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
-            found = look(tmp_path)
-        server.shutdown()
-    assert found["endpoint"].status == ("ok" if alive else "fail")
+
+@pytest.mark.slow
+def test_the_endpoint_of_a_home_is_found_at_any_port(tmp_path: Path) -> None:
+    assert "endpoint" not in look(tmp_path)
+    command = [sys.executable, "-c", ENDPOINT, "serving.server", "--home", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as endpoint:
+        assert endpoint.stdout is not None
+        port = int(endpoint.stdout.readline())
+        found = look(tmp_path)
+        other = look(tmp_path / "other")
+        endpoint.kill()
+    assert (found["endpoint"].status, found["endpoint"].found) == ("ok", f"http://127.0.0.1:{port}")
     assert not [name for name in found if name.startswith("port ")]
+    assert "endpoint" not in other
+
+
+def test_a_reco_up_without_its_endpoint_is_reported(tmp_path: Path) -> None:
+    running = Running("memory:", "127.0.0.1:1", False)
+    with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
+        assert look(tmp_path)["endpoint"].status == "fail"
