@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import json
 import shutil
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, wait
@@ -262,5 +262,5 @@ def answers(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_S):
             return ""
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, http.client.HTTPException) as error:  # or the port of gRPC
         return f"{url}: {getattr(error, 'reason', error)}"

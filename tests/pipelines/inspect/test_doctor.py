@@ -238,11 +238,16 @@ def test_a_home_that_is_a_file_is_reported(tmp_path: Path) -> None:
 
 
 ENDPOINT = """
-import http.server, sys
+import http.server, socket, threading
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if self.path == "/healthz" else 404)
         self.end_headers()
+def grpc(listener):
+    while True:
+        listener.accept()[0].sendall(b"\\0\\0\\x1e\\x04 no HTTP/1.1\\r\\n")
+listener = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=grpc, args=[listener], daemon=True).start()
 server = http.server.HTTPServer(("127.0.0.1", 0), Health)
 print(server.server_port, flush=True)
 server.serve_forever()

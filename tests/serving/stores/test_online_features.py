@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from feature_repo.aggregates import unpack
+from feature_repo.snapshots import HEARTBEAT
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.stores.online_features import (
     GuardedStore,
@@ -346,6 +347,7 @@ def test_reads_are_counted_by_outcome(guarded: GuardedStore, failing: FailingSto
     before = counted()
     guarded.read("42")
     guarded.read("43")
+    guarded.read(HEARTBEAT)
     for error in (RowInvalid("torn"), FeaturesLate("in a hurry")):
         failing.failure = lambda error=error: error
         fail(guarded, 1)
