@@ -119,7 +119,7 @@ def _given(wanted: Mapping[str, str], key: str, step: str, given: Mapping[str, O
     if wanted[key] not in (outputs.parameters if key == "outputParameterKey" else outputs.artifacts):
         raise WiringChanged(
             f"{step} takes {wanted[key]!r} of {wanted['producerTask']}, which this run does not hold: "
-            "the pipeline changed since, or files were removed; start a new run"
+            "--resume without --only makes it again; if the pipeline changed since, start a new run"
         )
     return outputs
 

@@ -17,7 +17,7 @@ import pytest
 
 from components.home import Conflict, locked
 from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
-from pipelines.run.graph import Spec
+from pipelines.run.graph import Spec, WiringChanged
 from pipelines.run.local_run import StepFailed, cause_of, code_hash, resume_run, start_run
 from pipelines.run.runs import Run, find_run, list_runs, new_run
 
@@ -99,6 +99,10 @@ def test_one_step_alone_makes_the_later_ones_stale(tmp_path: Path, spec: Spec) -
     assert "add-up" in said
     assert "report" not in said
     assert [step.status for step in run.steps] == ["done", "done", "waiting"]
+    (run.artifacts("add-up") / "total").rename(tmp_path / "gone")
+    with pytest.raises(WiringChanged, match="--resume without --only makes it again"):
+        resume(tmp_path, spec, only="report")
+    (tmp_path / "gone").rename(run.artifacts("add-up") / "total")
     run, said = resume(tmp_path, spec)
     assert run.status == "done"
     assert [line.split()[1] for line in said.splitlines()[1:]] == ["report"]
