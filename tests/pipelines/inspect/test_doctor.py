@@ -44,8 +44,9 @@ def home(tmp_path: Path, toy_line: Path) -> Path:
     with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
         database.execute("CREATE TABLE registered_model_aliases (alias TEXT, version INTEGER, name TEXT)")
         database.execute("INSERT INTO registered_model_aliases VALUES ('champion', 3, 'reco')")
-    run = new_run(home, "training", {}, ["ingest-events"])
-    run.step("ingest-events").status = "done"
+    run = new_run(home, "training", {"data": "toy"}, ["promote-bundle"])
+    run.step("promote-bundle").status = "done"
+    run.step("promote-bundle").parameters = {"Output": {"bundle_id": bundle_id}}
     run.save()
     return home
 
