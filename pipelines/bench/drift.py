@@ -119,10 +119,7 @@ def injected_lines(result: dict[str, Any]) -> list[str]:
         "",
         *table(
             ["share of lines", "days until the alarm", "PSI then", "alarm line"],
-            [
-                [percent(r["share"]), r["days"] or "never", fixed(r["psi"], 3), fixed(r["alarm_at"], 3)]
-                for r in delays
-            ],
+            [[percent(r["share"]), _delay(r), fixed(r["psi"], 3), fixed(r["alarm_at"], 3)] for r in delays],
         ),
         "",
         "Injected: later probabilities are lowered by a share, against earlier ones in the same bins.",
@@ -148,6 +145,10 @@ def injected_lines(result: dict[str, Any]) -> list[str]:
             ],
         ),
     ]
+
+
+def _delay(row: dict[str, Any]) -> int | str:
+    return row["days"] or ("too few baskets" if row["psi"] is None else "never")
 
 
 def _cells(weeks: pd.DataFrame) -> Iterator[list[str]]:

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import orjson
 
 from components.measurement import machine_state
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
-from pipelines.bench.load.measured_server import started
+from pipelines.bench.load.measured_server import private, started
 from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
 from serving.answer.recommender import open_recommender
 from serving.schemas import parse_request
@@ -68,15 +68,8 @@ def bench_latency(
         raise ValueError("no requests to ask: give at least one request line")
     before = machine_state()
     with tempfile.TemporaryDirectory() as scratch:
-        given = replace(
-            settings or Settings(),
-            host="127.0.0.1",
-            http_port=0,
-            grpc_port=0,
-            log=True,
-            log_dir=Path(scratch),
-            user_limit_per_s=0.0,  # a few shoppers send all requests
-        )
+        # A few shoppers send all requests.
+        given = private(settings or Settings(), log=True, log_dir=Path(scratch), user_limit_per_s=0.0)
         arms = {"in_process": _summary(_ask_in_process(bundle_path, requests, given, seconds))}
         command = [sys.executable, "-m", "serving.server", "--bundle", str(bundle_path)]
         with (

@@ -130,9 +130,9 @@ def bench_load(
     click.option("--kills", type=click.IntRange(1), default=20, show_default=True, help="Of the stream."),
 )
 def bench_features(context: Context, out: Path, data: str, seconds: float, kills: int) -> Any:
-    """Measure reads, freshness, recovery and joins of features.
+    """Measure reads, freshness, folding, recovery and replay of features.
 
-    And folding and replay. With a Redis, a broker and streams of its own; those of this home stay untouched.
+    With a Redis, a broker and streams of its own; those of this home stay untouched.
     """
     from feature_repo.events import read_dataset
     from pipelines.bench.features import bench_features as measure

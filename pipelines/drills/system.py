@@ -28,7 +28,7 @@ from feature_repo.errors import UNREACHABLE, RecoError
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.bench.load.arms import VIEWS, fill_store
 from pipelines.bench.load.generator import LoadGenerator
-from pipelines.bench.load.measured_server import MeasuredServer, processes_of, started
+from pipelines.bench.load.measured_server import MeasuredServer, private, processes_of, started
 from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
 from pipelines.live.local_redis import store_program
@@ -368,8 +368,8 @@ def running_system(
     champions = [released(testbed.bundle, home, made_for) for made_for in ("", "a drill")]
     write_champion(home, champions[0])
     store_url = f"redis://{testbed.proxy.address}/0"
-    settings = Settings(home, http_port=0, grpc_port=0, store_url=store_url, deadline_ms=testbed.deadline_ms)
-    settings = replace(settings, log_segment_s=LOG_SEGMENT_S, **setup.settings)
+    standard = Settings(home, store_url=store_url, deadline_ms=testbed.deadline_ms)
+    settings = private(standard, log_segment_s=LOG_SEGMENT_S, **setup.settings)
     with contextlib.ExitStack() as stack:
         try:
             pulse = clock = ranker = None
@@ -378,9 +378,7 @@ def running_system(
                 pulse = stack.enter_context(contextlib.closing(Pulse(testbed.store)))
                 clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
             if setup.remote_ranker:
-                own = Settings(
-                    home / "ranker", store_url="memory:", deadline_ms=testbed.deadline_ms, log=False
-                )
+                own = replace(standard, home=home / "ranker", store_url="memory:", log=False)
                 own = replace(own, http_port=free_port(), grpc_port=free_port())
                 ranker = RankerProcess(own, home / champions[0].path, home, stack)
                 ranker.start()

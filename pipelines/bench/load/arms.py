@@ -19,7 +19,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from components.data.feast_store import open_feature_store, quiet_feast
 from feature_repo.snapshots import ITEM_VIEW, USER_VIEW
-from pipelines.bench.load.measured_server import MeasuredServer, started
+from pipelines.bench.load.measured_server import MeasuredServer, private, started
 from pipelines.run.runs import list_runs
 from serving.release.champion import Champion
 from serving.settings import Settings, variable
@@ -72,7 +72,7 @@ class Arm:
 
     def settings(self, setup: LoadSetup, home: Path) -> Settings:
         """Return the whole environment of the server; nothing of it comes from the caller's shell."""
-        settings = replace(setup.settings, home=home, host="127.0.0.1", http_port=0, grpc_port=0)
+        settings = private(setup.settings, home=home)
         return Settings.from_env({**settings.to_env(), **self.environment})
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -15,6 +15,8 @@ from urllib.request import ProxyHandler, build_opener
 import orjson
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+from serving.settings import Settings
 
 START_S = 600.0  # two servers import for half a minute; on a busy machine for minutes
 STOP_S = 10.0
@@ -109,6 +111,11 @@ def started(
         yield MeasuredServer(process, events.of("ready")[0], events)
     finally:
         _stop(process)
+
+
+def private(settings: Settings, **changes: Any) -> Settings:
+    """Return settings of a server that only this machine reaches, on ports that the system chooses."""
+    return replace(settings, host="127.0.0.1", http_port=0, grpc_port=0, **changes)
 
 
 def processes_of(pid: int) -> list[psutil.Process]:
