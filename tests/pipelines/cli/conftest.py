@@ -12,6 +12,7 @@ from serving.release.bundle import read_manifest
 from serving.release.champion import Champion, write_champion
 from serving.shop.fact_store import open_fact_store
 from tests.conftest import make_row
+from tests.pipelines.conftest import toy_home
 from tests.serving.conftest import USERS, build_bundle, weekly, write_store
 
 
@@ -26,16 +27,8 @@ def answered(done: Result) -> Any:
 
 @pytest.fixture(scope="session")
 def home(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home whose champion is the toy bundle; its online store was filled by the toy run."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "bundles").mkdir()
-    (home / "bundles" / "toy").symlink_to(toy_line / "evaluated")
-    (home / "online_store.db").symlink_to(toy_line / "home" / "online_store.db")
-    manifest = read_manifest(toy_line / "evaluated")
-    write_champion(
-        home, Champion(manifest["bundle_id"], "1", "toy", "bundles/toy", manifest["cut"], "2026-01-01")
-    )
-    return home
+    """The same home for all tests of the commands, which must not change it."""
+    return toy_home(tmp_path_factory.mktemp("home"), toy_line)
 
 
 @pytest.fixture(scope="session")

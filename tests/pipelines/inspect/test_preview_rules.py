@@ -10,24 +10,11 @@ from click.testing import CliRunner, Result
 
 from pipelines.cli.shell import main
 from pipelines.inspect.preview_rules import check_rules
-from serving.release.bundle import read_manifest
-from serving.release.champion import Champion, write_champion
 from serving.shop.rules_file import MAX_BYTES
 
 
 def reco(home: Path, *arguments: str) -> Result:
     return CliRunner().invoke(main, ["--home", str(home), "rules", *arguments])
-
-
-@pytest.fixture
-def home(toy_line: Path, tmp_path: Path) -> Path:
-    (tmp_path / "bundles").mkdir()
-    (tmp_path / "bundles" / "toy").symlink_to(toy_line / "evaluated")
-    (tmp_path / "online_store.db").symlink_to(toy_line / "home" / "online_store.db")
-    manifest = read_manifest(toy_line / "evaluated")
-    champion = Champion(manifest["bundle_id"], "1", "toy", "bundles/toy", manifest["cut"], "2026-01-01")
-    write_champion(tmp_path, champion)
-    return tmp_path
 
 
 BROKEN = """\

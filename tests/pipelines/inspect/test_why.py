@@ -17,8 +17,6 @@ from pipelines.inspect.items import ItemUnknown
 from pipelines.inspect.why import SourcePlace, Verdict, explain, served
 from serving.answer.recommender import Recommender, open_recommender
 from serving.prediction_log import PredictionLog
-from serving.release.bundle import read_manifest
-from serving.release.champion import Champion, write_champion
 from serving.schemas import Request
 from serving.shop.rules import Catalogue
 from serving.shop.rules_file import parse_rules
@@ -216,17 +214,6 @@ def test_a_degraded_answer_names_the_missing_part() -> None:
 
 def test_a_request_for_no_items_is_explained(recommender: Recommender) -> None:
     assert why(recommender, held_out(3), ask(k=0)).why == "nothing was asked for: k is 0"
-
-
-@pytest.fixture
-def home(toy_line: Path, tmp_path: Path) -> Path:
-    (tmp_path / "bundles").mkdir()
-    (tmp_path / "bundles" / "toy").symlink_to(toy_line / "evaluated")
-    (tmp_path / "online_store.db").symlink_to(toy_line / "home" / "online_store.db")
-    manifest = read_manifest(toy_line / "evaluated")
-    champion = Champion(manifest["bundle_id"], "1", "toy", "bundles/toy", manifest["cut"], "2026-01-01")
-    write_champion(tmp_path, champion)
-    return tmp_path
 
 
 def reco_why(home: Path, *arguments: str) -> tuple[int, str]:
