@@ -277,8 +277,8 @@ def test_a_toy_shop_is_trained_once_and_its_rows_stay_in_its_store(
 ) -> None:
     trained: list[dict[str, Any]] = []
 
-    def train(home: Path, given: dict[str, Any], fast: bool, *rest: Any) -> None:
-        trained.append({"home": home, "fast": fast, **given})
+    def train(home: Path, given: dict[str, Any], profile: str, *rest: Any) -> None:
+        trained.append({"home": home, "profile": profile, **given})
         write_champion(home, Champion("toy", "1", "toy", "bundles/toy", "", ""))
 
     monkeypatch.setenv("RECO_STORE_URL", "redis://somebody-else:6379/0")
@@ -287,6 +287,6 @@ def test_a_toy_shop_is_trained_once_and_its_rows_stay_in_its_store(
     for _ in range(2):
         assert reco(tmp_path, "store-killed", "--data", "toy").exit_code == 0
     [once] = trained
-    assert (once["home"], once["data"], once["fast"]) == (tmp_path / "toy", "toy", True)
+    assert (once["home"], once["data"], once["profile"]) == (tmp_path / "toy", "toy", "fast")
     assert once["online_store"] == "", "what serves elsewhere keeps its rows"
     assert carried_out["arguments"][1] == tmp_path / "toy" / "offline_store"
