@@ -9,11 +9,11 @@ from pipelines.bench.scale import bench_scale, lookup_shares
 from tests.docs import figures
 
 pytestmark = pytest.mark.slow
-ITEMS = 800
+ITEMS = 2_000
 
 
 def test_every_step_is_measured_and_every_precision_is_proven(tmp_path: Path) -> None:
-    results = bench_scale(items=ITEMS, users=400, out_dir=tmp_path)
+    results = bench_scale(items=ITEMS, users=1_000, out_dir=tmp_path)
     steps = {row["step"]: row for row in results["steps"]}
     assert steps["fit_statistics"]["result"]["items"] == ITEMS  # all of them are recommended
     assert steps["build_index"]["result"]["items"] == ITEMS

@@ -211,10 +211,12 @@ def carried_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def run(drills: Any, *arguments: Any) -> dict[str, Any]:
         given["names"], given["arguments"] = [drill.name for drill in drills], arguments
+        out = arguments[3]
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "drills.md").write_text("a table")
         return {"passed": given["passed"]}
 
     monkeypatch.setattr("pipelines.drills.run.run_drills", run)
-    monkeypatch.setattr("pipelines.drills.report.drill_table", lambda result: "a table")
     return given
 
 
@@ -285,7 +287,8 @@ def test_a_toy_shop_is_trained_once_and_its_rows_stay_in_its_store(
     monkeypatch.setattr("pipelines.run.launch.start_training", train)
     monkeypatch.setattr("pipelines.inspect.ask.evaluation_requests", lambda bundle, limit: [{"basket": []}])
     for _ in range(2):
-        assert reco(tmp_path, "store-killed", "--data", "toy").exit_code == 0
+        done = reco(tmp_path, "store-killed", "--data", "toy")
+        assert done.exit_code == 0, done.output
     [once] = trained
     assert (once["home"], once["data"], once["profile"]) == (tmp_path / "toy", "toy", "fast")
     assert once["online_store"] == "", "what serves elsewhere keeps its rows"
