@@ -48,7 +48,7 @@ def test_the_table_shows_the_cause_of_each_alarm() -> None:
     ]
     reference = {"since": "2023-01-02T00:00:00+00:00", "until": "2023-03-06T00:00:00+00:00"}
     result = {"dataset": "shop", "commit": "abc", "measured_at": "now", "reference": reference, "weeks": rows}
-    delays = [{"share": 0.2, "days": 3, "psi": 0.2, "alarm_at": 0.1}]
+    delays: list[dict[str, float | None]] = [{"share": 0.2, "days": 3, "psi": 0.2, "alarm_at": 0.1}]
     delays += [{"share": 0.1, "days": None, "psi": psi, "alarm_at": psi} for psi in (0.05, None)]
     concept = [{"share": 0.2, "hit_ratio_at_10": 0.3, "before": 0.4, "baskets": None}]
     predictions = [{"share": 0.2, "psi": 0.05, "kl": 0.025}]
