@@ -416,7 +416,7 @@ class Recommender:
         return response
 
     def _plan(self, request: Request) -> Plan:
-        return self.facts.rules.plan(request.at, request.store_id)
+        return self.facts.rules.plan(request.at, request.store_id) if self.facts.rules.rules else NO_PLAN
 
     def _left_of(self, cached: Ranked, request: Request, plan: Plan) -> Ranked:
         """Return what may be offered now of a cached list."""

@@ -13,7 +13,7 @@ from serving.checkout.checkout import Checkout, find_here, rank_here
 from serving.errors import BundleInvalid
 from serving.release.champion import Champion
 from serving.settings import Settings
-from serving.stores.online_features import MemoryStore, SqliteStore
+from serving.stores.online_features import GuardedStore, MemoryStore
 from serving.wiring import Swap, Wiring, run, wire
 
 
@@ -34,7 +34,7 @@ class StubDoor:
 def test_wire_opens_the_shipped_parts(tmp_path: Path) -> None:
     wiring = wire(Settings(home=tmp_path))
     with wiring.cleanup:
-        assert isinstance(wiring.store, SqliteStore)
+        assert isinstance(wiring.store, GuardedStore)
         assert (wiring.find, wiring.rank) == (find_here, rank_here), (
             "no queue between a request and its ranker"
         )
