@@ -26,6 +26,7 @@ from serving.release.champion import Champion, write_champion
 from serving.server import end_with
 from serving.settings import Settings
 from tests.chaos.listening import listening
+from tests.chaos.procs import eventually
 
 V1 = "/v1/models/checkout:predict"
 AT = "2017-12-05T18:30:00Z"
@@ -202,9 +203,14 @@ def test_without_its_store_the_endpoint_serves_labelled_degraded_answers(
             whole.backup(copy)
         whole.close()
         copy.close()
-        healed = ask(client, {"user_id": "u1", "basket": ["1000005"], "at": AT})
-        assert not healed["degraded"]
-        assert "history" in {item["source"] for item in healed["items"]}
+        answers.clear()
+
+        def healed() -> bool:  # as soon as the breaker's probe finds the store
+            answers.append(ask(client, {"user_id": "u1", "basket": ["1000005"], "at": AT}))
+            return not answers[-1]["degraded"]
+
+        eventually(healed, 60)
+        assert "history" in {item["source"] for item in answers[-1]["items"]}
 
 
 @pytest.mark.slow
