@@ -55,7 +55,7 @@ def test_each_command_takes_the_common_options(name: str) -> None:
         (["run", "--data", "toi"], "did you mean 'toy'"),
         (["run", "--train-until", "tomorrow"], "'tomorrow' is no date"),
         (["run", "--only", "train-ranker"], "--only needs --resume"),
-        (["run", "--resume", "nothing"], "none yet: start one with `reco run`"),
+        (["run", "--resume", "nothing"], "none yet: start one with `reco --home "),
         (["run", "--data", "toy", "--param", "ranker_params.epochs"], "ranker_params.epochs"),
         (["run", "--data", "toy", "--param", "ranker_parms.epochs=1"], "did you mean 'ranker_params'"),
         (["run", "--resume", "last", "--data", "complete-journey"], "--data means nothing with --resume"),
@@ -119,7 +119,7 @@ def test_wrong_usage_exits_with_2_and_says_how_to_fix_it(
         ("ru", {"run", "runs", "rules"}),
         ("replay", {"replay", "replay-events"}),
         ("rules ", {"init", "check", "preview"}),
-        ("run --f", {"--fast"}),
+        ("run --f", {"--fast", "--full"}),
     ],
 )
 def test_the_shell_completes_commands_and_options(typed: str, offered: set[str]) -> None:
