@@ -1,15 +1,12 @@
 """The tutorial's way to add a feature, step by step: with a function and its line, every part has it."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.programs import ROOT, copy_packages, run_python
+
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 [FUNCTION] = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
 [LINE] = re.findall(r"```text\n(.*?)```", TUTORIAL, re.DOTALL)
@@ -97,8 +94,7 @@ def test_the_readme_names_both_steps() -> None:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages with the feature added: two files changed, a function and a line."""
     clone = tmp_path_factory.mktemp("clone")
-    for package in ("feature_repo", "serving", "components", "tests"):
-        shutil.copytree(ROOT / package, clone / package)  # with the compiled loops
+    copy_packages(clone, "feature_repo", "serving", "components", "tests")
     transforms, schema = (clone / "feature_repo" / f"{name}.py" for name in ("transforms", "schema"))
     transforms.write_text(f"{transforms.read_text('utf-8')}\n\n{FUNCTION}", "utf-8")
     before, after = schema.read_text("utf-8").split("ITEM: tuple", 1)
@@ -109,17 +105,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def last_line(program: str, argument: Path, clone: Path) -> str:
     """Run a program on the packages of a clone and return its last line."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, argument],
-        cwd=clone,
-        env={**os.environ, "PYTHONPATH": str(clone)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3_000:]
-    return done.stdout.split()[-1]
+    return run_python("-W", "ignore", "-c", program, argument, root=clone, timeout_s=300).split()[-1]
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,14 @@
 """The how-to's way to add a ranker, step by step: the class, its line and its test pass every check."""
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.programs import ROOT, copy_packages, run_python
+
 PAGE = (ROOT / "docs" / "how-to" / "own-ranker.md").read_text("utf-8")
 
 
@@ -20,8 +18,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_ranker_of_the_how_to_passes_the_tests_of_every_ranker(tmp_path: Path) -> None:
-    for package in ("feature_repo", "serving", "components", "monitoring", "pipelines", "tests"):
-        shutil.copytree(ROOT / package, tmp_path / package)
+    copy_packages(tmp_path, "feature_repo", "serving", "components", "monitoring", "pipelines", "tests")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     ranker, test = blocks("python")
     [line] = blocks("text")
@@ -37,14 +34,5 @@ def test_the_ranker_of_the_how_to_passes_the_tests_of_every_ranker(tmp_path: Pat
     assert program == ".venv/bin/pytest"
     mirror = "tests/test_architecture.py::test_each_module_has_its_test_module"
     for arguments, passed in ((words, r"1\d passed"), ([mirror], r"1 passed")):
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-1_000:]
-        assert re.search(passed, done.stdout), done.stdout[-500:]
+        said = run_python("-m", "pytest", "-q", *arguments, root=tmp_path)
+        assert re.search(passed, said), said[-500:]

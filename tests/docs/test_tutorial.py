@@ -1,14 +1,12 @@
 """The commands of docs/tutorial.md run in this order with the answers that the page shows."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.source import ROOT
+from tests.programs import run_python
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 PROGRAM = "from tests.docs.reference import program; program()()"
@@ -34,17 +32,7 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
         if line.startswith("make "):
             continue
         words = line.replace(".reco/tutorial", str(tmp_path)).split()[1:]
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PROGRAM, *words],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=1_800,
-            check=False,
-        )
-        assert done.returncode == 0, f"{line}\n{done.stderr[-3_000:]}"
-        printed[words[2]] = done.stdout
+        printed[words[2]] = run_python("-W", "ignore", "-c", PROGRAM, *words, timeout_s=1_800)
     first, *_ = re.findall(r"^1 +(\S+)", printed["recommend"], re.MULTILINE)
     assert f"The first item is `{first}`" in " ".join(PAGE.split())
     assert "rung full" in printed["recommend"]
