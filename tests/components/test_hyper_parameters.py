@@ -1,9 +1,26 @@
 import subprocess
 import sys
+from dataclasses import field
 
 import pytest
 
-from components.hyper_parameters import GROUPS, describe
+from components.hyper_parameters import GROUPS, _comments, describe
+
+
+class Commented:
+    """Doc."""
+
+    plain: int
+    beside: int = 1_000  # in bytes
+    # Two lines
+    # of reasons.
+    above: str = "x"
+    made: dict[str, int] = field(default_factory=dict)  # a map
+
+
+def test_fields_carry_the_comment_beside_or_above_them() -> None:
+    expected = {"plain": "", "beside": "in bytes", "above": "Two lines of reasons.", "made": "a map"}
+    assert _comments(Commented) == expected
 
 
 @pytest.mark.parametrize("group", GROUPS)

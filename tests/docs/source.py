@@ -1,9 +1,7 @@
-"""Read facts from source files without importing them: classes, defaults, comments, exit codes."""
+"""Read facts from source files without importing them: classes, constants, exit codes."""
 
 import ast
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -11,15 +9,6 @@ from feature_repo import errors
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field of a class with its default and the comment beside or above it."""
-
-    name: str
-    default: str
-    meaning: str
 
 
 @cache
@@ -34,48 +23,9 @@ def modules() -> list[Path]:
     return sorted(path for path in paths if "_pb2" not in path.name)
 
 
-def class_node(path: Path, name: str) -> ast.ClassDef:
-    """Return the class of that name in a module."""
-    [node] = [node for node in tree(path).body if isinstance(node, ast.ClassDef) and node.name == name]
-    return node
-
-
 def first_line(node: ast.ClassDef) -> str:
     """Return the first paragraph of a docstring on one line."""
     return " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-
-
-def class_fields(path: Path, name: str) -> list[Field]:
-    """Return the fields of a dataclass in order, each with the comment on its lines or above it."""
-    rows = path.read_text(encoding="utf-8").splitlines()
-    found = []
-    for node in class_node(path, name).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            lines = rows[node.lineno - 1 : (node.end_lineno or node.lineno)]
-            meaning = " ".join(comment(line) for line in lines).strip()
-            above = node.lineno - 2
-            while not meaning and rows[above].lstrip().startswith("#"):
-                above -= 1
-            if not meaning:
-                meaning = " ".join(comment(line) for line in rows[above + 1 : node.lineno - 1]).strip()
-            default = "" if node.value is None else written(node.value)
-            found.append(Field(node.target.id, default, meaning))
-    return found
-
-
-def comment(line: str) -> str:
-    """Return the text behind `# ` on a line."""
-    match = re.search(r"# (?!noqa|type:)(.*)$", line)
-    return match[1].strip() if match else ""
-
-
-def written(value: ast.expr) -> str:
-    """Return a default as a person writes it: the argument of `field(...)`, whole numbers without `_`."""
-    if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
-        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
-        inner = keywords.get("default") or keywords.get("default_factory")
-        return written(inner) if inner is not None else ""
-    return ast.unparse(value)
 
 
 @cache

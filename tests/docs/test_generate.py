@@ -11,7 +11,7 @@ from serving.errors import RecommendError
 from serving.settings import Settings
 from tests.docs import figures, reference
 from tests.docs.generate import fill, stale
-from tests.docs.source import ROOT, class_fields, exit_code, expected_errors
+from tests.docs.source import ROOT, exit_code, expected_errors
 
 
 def test_the_generated_pages_are_fresh() -> None:
@@ -26,28 +26,6 @@ def test_a_section_is_replaced_and_the_rest_stays() -> None:
     assert fill(once, {"a": lambda: "new \\1\n"}) == once
     with pytest.raises(ValueError, match="no section 'b'"):
         fill(page, {"b": str})
-
-
-def test_fields_carry_the_comment_beside_or_above_them(tmp_path: Path) -> None:
-    module = tmp_path / "module.py"
-    module.write_text(
-        "class Size:\n"
-        '    """Doc."""\n\n'
-        "    plain: int\n"
-        "    beside: int = 1_000  # in bytes\n"
-        "    # Two lines\n"
-        "    # of reasons.\n"
-        "    above: str = 'x'\n"
-        "    made: dict = field(default_factory=dict)  # a map\n",
-        encoding="utf-8",
-    )
-    found = [(field.name, field.default, field.meaning) for field in class_fields(module, "Size")]
-    assert found == [
-        ("plain", "", ""),
-        ("beside", "1000", "in bytes"),
-        ("above", "'x'", "Two lines of reasons."),
-        ("made", "dict", "a map"),
-    ]
 
 
 def test_every_expected_error_is_listed_with_its_exit_code() -> None:
