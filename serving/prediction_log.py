@@ -321,7 +321,8 @@ def recover_segments(directory: Path) -> int:
     count = 0
     for stream in sorted(directory.glob(".*.parquet.tmp")):
         with contextlib.suppress(FileNotFoundError, BlockingIOError), stream.open("rb") as file:
-            if not os.fstat(file.fileno()).st_size and time.time() - os.fstat(file.fileno()).st_mtime < 60:
+            stat = os.fstat(file.fileno())
+            if not stat.st_size and time.time() - stat.st_mtime < 60:
                 continue  # its writer may be about to lock it
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if stream.exists():  # else another process was first
