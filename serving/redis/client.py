@@ -126,7 +126,8 @@ class RedisClient:
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; a later call opens them again."""
-        calls = list(self._calls)
+        # A call that another loop began may still be in its last step there.
+        calls = [call for call in self._calls.copy() if call.get_loop() is asyncio.get_running_loop()]
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
