@@ -51,7 +51,7 @@ def user_table(rows: Iterable[tuple[str, UserEvents]], at: float | None = None) 
             continue
         ids.append(user_id)
         stamps.append(round(stamp * 1e6))
-        packed.append(pack(known))
+        packed.append(pack(known, user_id))
         values.append(user_values(User(known, stamp)))
     columns = np.array(values, np.float32).reshape(len(ids), len(USER)).T
     arrays = [ids, pa.array(stamps, pa.int64()).cast(_STAMP[1]), packed, *columns]

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import pandas as pd
 from feast import FeatureStore
 
-from feature_repo.aggregates import UserEvents, no_events, unpack
+from feature_repo.aggregates import UserEvents, check_owner, no_events, unpack
 from feature_repo.schema import USER
 from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_COLUMNS, USER_VIEW, user_table
 
@@ -22,7 +22,7 @@ ROWS_KEPT = 20_000
 
 
 class RowsDamaged(ValueError):
-    """Some rows in the store are damaged, or of another format; `users` names their users."""
+    """Some rows in the store are damaged, of another user or of another format; `users` names their users."""
 
     def __init__(self, users: list[str]) -> None:
         super().__init__(f"{len(users)} rows of the online store cannot be read")
@@ -53,6 +53,8 @@ class OnlineRows:
         damaged = []
         for user, packed in zip(missing, self._read(missing), strict=True):
             try:
+                if packed:
+                    check_owner(packed, user)
                 self._kept[user] = unpack(packed) if packed else no_events()
             except ValueError:
                 damaged.append(user)

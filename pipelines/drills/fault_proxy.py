@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import Self
 
 Address = tuple[str, int]
 
@@ -31,7 +32,7 @@ class Proxy:
         self.port = 0
         self.listen()
 
-    def __enter__(self) -> "Proxy":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

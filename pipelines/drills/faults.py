@@ -154,7 +154,7 @@ def stream_silent(system: System, notes: Notes) -> Iterator[None]:
 def rows_of_long_ago(system: System, notes: Notes) -> Iterator[None]:
     """Make the rows of the client's shoppers older than a row may be."""
 
-    def aged(row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
+    def aged(user: str, row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
         return {WRITTEN_FIELD: time_proto(time.time() - 20 * USER_TTL_DAYS * DAY_S)}
 
     with _rewritten(system, system.testbed.asked, aged):
@@ -168,37 +168,37 @@ def rows_poisoned(system: System, notes: Notes) -> Iterator[None]:
         yield
 
 
-def poisoned(row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
+def poisoned(user: str, row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
     """Return the poisoned fields of a user's row, the kinds of poison in turn."""
     packed = bytes_value(row[HISTORY_FIELD])
     kinds: Sequence[Callable[[], bytes]] = (
         lambda: bytes_proto(packed[: len(packed) // 2]),
         lambda: b"\xff" * 40,  # no value of Feast's
         lambda: bytes_proto(b"\x63\x00" + packed[2:]),  # of an unknown format
-        lambda: bytes_proto(_with_money(packed, np.nan)),
-        lambda: bytes_proto(_with_money(packed, np.inf)),
-        lambda: bytes_proto(_with_money(packed, 1e30)),
+        lambda: bytes_proto(_with_money(user, packed, np.nan)),
+        lambda: bytes_proto(_with_money(user, packed, np.inf)),
+        lambda: bytes_proto(_with_money(user, packed, 1e30)),
     )
     return {HISTORY_FIELD: kinds[number % len(kinds)]()}
 
 
-def _with_money(packed: bytes, amount: float) -> bytes:
+def _with_money(user: str, packed: bytes, amount: float) -> bytes:
     events = unpack(packed)
     money = np.full(len(events), amount, np.float32)
-    return pack(replace(events, paid=money, discount=money))
+    return pack(replace(events, paid=money, discount=money), user)
 
 
 @contextlib.contextmanager
 def _rewritten(
     system: System,
     requests: Sequence[Mapping[str, Any]],
-    write: Callable[[Mapping[bytes, bytes], int], dict[bytes, bytes]],
+    write: Callable[[str, Mapping[bytes, bytes], int], dict[bytes, bytes]],
 ) -> Iterator[None]:
     """Write other fields into the rows of the requests' shoppers, and then the original rows again."""
     users = dict.fromkeys(str(request["user_id"]) for request in requests)
     rows = {user: row for user in users if (row := system.store.row(user))}
     for number, (user, row) in enumerate(rows.items()):
-        system.store.write(user, write(row, number))
+        system.store.write(user, write(user, row, number))
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import ssl
 import sys
 import threading
@@ -271,12 +272,12 @@ _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 class _Numbered(aioredis.Connection):
     """Sends a numbered PING after each command, and accepts the reply only if that number follows."""
 
-    _number = 0
     _is_open = False  # the server has accepted this connection
     _is_numbered = False  # the last command
 
     def __init__(self, *, opened: _Opened, **options: Any) -> None:
         self._owner = opened
+        self._number = secrets.randbits(48)  # the replies to two connections may be swapped
         super().__init__(parser_class=BoundedParser, driver_info=None, **options)
 
     async def _connect(self) -> None:

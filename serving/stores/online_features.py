@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from feature_repo.aggregates import check_owner
 from feature_repo.snapshots import HEARTBEAT
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.metrics import STORE_READS
@@ -154,7 +155,7 @@ class SqliteStore(LocalStore):
         finally:
             self._lock.release()
         try:
-            return None if found is None else UserRow(bytes_value(found[0]), _local_naive(found[1]))
+            return None if found is None else _row(user_id, found[0], _local_naive(found[1]))
         except ValueError as error:
             raise RowInvalid(f"a row of online store {self._path} cannot be read: {error}") from error
 
@@ -208,7 +209,7 @@ class RedisStore:
         """Return the user's row, or None for a user the store does not know.
 
         Raises:
-            RowInvalid: the stored value does not have Feast's layout.
+            RowInvalid: the stored value does not have Feast's layout, or is another user's row.
             FeaturesLate: the deadline came before FAIR of the timeout.
             FeaturesUnavailable: Redis cannot be reached, is late, or refuses our login.
         """
@@ -218,7 +219,7 @@ class RedisStore:
             reply = await self._client.ask(time.perf_counter() + given_s, *command)
         except (ReplyError, OSError, ValueError) as error:
             raise self._failure(error, given_s, patience_s) from error
-        return _row(reply)
+        return _reply_row(user_id, reply)
 
     def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Do as `fetch` and wait for the row; for threads without an event loop."""
@@ -228,7 +229,7 @@ class RedisStore:
             reply = self._client.ask_now(time.perf_counter() + given_s, *command)
         except (ReplyError, OSError, ValueError) as error:
             raise self._failure(error, given_s, patience_s) from error
-        return _row(reply)
+        return _reply_row(user_id, reply)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; a later read opens them again."""
@@ -429,11 +430,19 @@ def _varint(proto: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _row(reply: Reply) -> UserRow | None:
+def _row(user_id: str, value: bytes, written_at: float) -> UserRow:
+    """Return the row in Feast's value; raises ValueError unless it is this user's."""
+    history = bytes_value(value)
+    if user_id != HEARTBEAT:
+        check_owner(history, user_id)
+    return UserRow(history, written_at)
+
+
+def _reply_row(user_id: str, reply: Reply) -> UserRow | None:
     match reply:
         case [bytes(history), bytes(written)]:
             try:
-                return UserRow(bytes_value(history), timestamp(written))
+                return _row(user_id, history, timestamp(written))
             except ValueError as error:
                 raise RowInvalid(f"the online store's row of a user: {error}") from error
         case [None, _] | [_, None]:

@@ -13,15 +13,16 @@ HISTORY_FIELD = bytes.fromhex("0601f0f8")
 TIMESTAMP = b"\x08\x80\xe2\xcf\xaa\x06"  # protobuf Timestamp(seconds=AT)
 
 
-def packed(*items: str) -> bytes:
-    """The row of a user who bought these a minute ago, in one basket, at 3.5 each."""
+def packed(*items: str, user: str = "42") -> bytes:
+    """The row of a user that bought these a minute ago, in one basket, at 3.5 each."""
     n = len(items)
     kind, basket = np.zeros(n, np.uint8), np.zeros(n, np.uint32)
     price, discount = np.full(n, 3.5, np.float32), np.full(n, 0.5, np.float32)
     return pack(
         make_events(
             items, np.full(n, AT - 60.0), kind, basket, np.arange(n, dtype=np.uint64), price, discount
-        )
+        ),
+        user,
     )
 
 
@@ -34,12 +35,18 @@ def proto(value: bytes) -> bytes:
     return bytes(out) + bytes([length]) + value
 
 
-ROW_42 = UserRow(packed("apple"), float(AT))
+def row_of(user_id: str) -> UserRow:
+    return UserRow(packed("apple", user=user_id), float(AT))
 
 
-def put_row(client: redis.Redis | redis.RedisCluster, user_id: str, row: bytes = ROW_42.history) -> None:
+ROW_42 = row_of("42")
+
+
+def put_row(client: redis.Redis | redis.RedisCluster, user_id: str, row: bytes | None = None) -> None:
     key = entity_key(user_id) + b"checkout"
-    client.execute_command("HSET", key, HISTORY_FIELD, proto(row), b"_ts:user_history", TIMESTAMP)
+    client.execute_command(
+        "HSET", key, HISTORY_FIELD, proto(row or row_of(user_id).history), b"_ts:user_history", TIMESTAMP
+    )
 
 
 def patient_store(url: str) -> RedisStore | SqliteStore:

@@ -13,6 +13,7 @@ from feature_repo.aggregates import (
     IMPRESSION,
     PURCHASE,
     UserEvents,
+    check_owner,
     fold,
     hash_ids,
     make_events,
@@ -222,6 +223,18 @@ def test_a_damaged_row_is_refused(damage: object, message: str) -> None:
     row = pack(row_of([(i, (MONDAY + i, "tea", PURCHASE, i, 1.0)) for i in range(3)]))
     with pytest.raises(ValueError, match=message):
         unpack(damage(row))  # type: ignore[operator]
+
+
+def test_a_packed_row_says_whose_it_is() -> None:
+    events = row_of([(i, (MONDAY + i, "tea", PURCHASE, i, 1.0)) for i in range(3)])
+    row = pack(events, "ann")
+    check_owner(row, "ann")
+    assert same(unpack(row), events)
+    for other in ("bob", "", "ann "):
+        with pytest.raises(ValueError, match="of another user"):
+            check_owner(row, other)
+    with pytest.raises(ValueError, match="does not say whose it is: publish the features again"):
+        check_owner(pack(events), "ann")
 
 
 def test_an_id_has_the_same_hash_everywhere() -> None:

@@ -51,7 +51,7 @@ def test_a_row_holds_the_events_strictly_before_its_stamp(row: UserEvents) -> No
     for at, lines in ((MONDAY + 1e-6, 2), (MONDAY + 3 * DAY_S, 2), (MONDAY + 3 * DAY_S + 1, 3)):
         [found] = user_table([("ann", row)], at).to_pylist()
         assert found["event_timestamp"].timestamp() == at
-        assert found[HISTORY] == pack(row.before(at))
+        assert found[HISTORY] == pack(row.before(at), "ann")
         assert len(unpack(found[HISTORY])) == lines
         for feature in USER:
             expected = np.float32(feature(User(row, at)))
@@ -68,8 +68,8 @@ def test_without_a_time_a_row_is_stamped_just_after_its_last_event(row: UserEven
     """Each row has its own stamp, includes its last event, and does not join a request of that moment."""
     other = row_of([(MONDAY + 0.123456, ["tea"], 1.0, 0.0)])
     ann, bob = user_table([("ann", row), ("bob", other)]).to_pylist()
-    assert ann[HISTORY] == pack(row)
-    assert bob[HISTORY] == pack(other)
+    assert ann[HISTORY] == pack(row, "ann")
+    assert bob[HISTORY] == pack(other, "bob")
     assert bob["event_timestamp"] == datetime(2024, 1, 1, 0, 0, 0, 123_457, UTC)
     assert ann["event_timestamp"] == datetime(2024, 1, 4, 0, 1, 0, 1, UTC)
     assert ann["user_clicks_10m"] == 1

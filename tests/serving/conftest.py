@@ -178,7 +178,7 @@ def write_store(file: Path, users: dict[str, UserEvents]) -> None:
             " PRIMARY KEY(entity_key, feature_name))"
         )
         for user, row in users.items():
-            packed = pack(row)
+            packed = pack(row, user)
             value = b"\x0a" + _varint(len(packed)) + packed
             cells = (entity_key(user), "history", value, int(CUT.timestamp()))
             store.execute("INSERT INTO checkout_user_history VALUES (?, ?, ?, NULL, ?, NULL)", cells)

@@ -72,7 +72,7 @@ def row_before(baskets: list[Basket], user: str, at: float) -> bytes:
         if owner == user and when < at:
             lines = pa.Table.from_pandas(events_of([(basket, owner, when, items)]), EVENT_SCHEMA)
             row = fold(row, make_events(*lines_of(lines)))
-    return pack(row)
+    return pack(row, user)
 
 
 def rows_at(archive: Path, baskets: list[Basket], at: float) -> dict[str, bytes]:
@@ -110,7 +110,7 @@ def test_a_row_is_the_fold_of_strictly_earlier_events(
     at = START + hour * 3_600
     found = rows_at(tmp_path_factory.mktemp("archive"), world, at)
     for user in {user for _, user, _, _ in world}:
-        assert found.get(user, pack(no_events())) == row_before(world, user, at)
+        assert found.get(user, pack(no_events(), user)) == row_before(world, user, at)
 
 
 def test_a_planted_later_basket_changes_no_row(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from components.data.feast_store import open_feature_store
 from feature_repo.aggregates import BATCH, fold, pack
 from feature_repo.snapshots import HEARTBEAT
 from feature_repo.stream import online_rows
-from feature_repo.stream.online_rows import OnlineRows
+from feature_repo.stream.online_rows import OnlineRows, RowsDamaged
 from serving.stores.online_features import SqliteStore
 from tests.chaos.rows import patient_store
 
@@ -34,8 +34,19 @@ def test_a_row_survives_a_round_trip_and_the_endpoint_reads_the_same(
     assert pack(rows.get(["ann"])["ann"]) == pack(row)
     read = SqliteStore(tmp_path / "online_store.db").read("ann")
     assert read is not None
-    assert read.history == pack(row)
+    assert read.history == pack(row, "ann")
     assert read.written_at == pytest.approx(AT, abs=1e-3)
+
+
+def test_a_row_copied_under_another_user_is_damaged(rows: OnlineRows, row_of: Callable[..., Any]) -> None:
+    """Folding it would hand one user's purchases to the other for good."""
+    rows.put({"ann": row_of([(AT, ["milk"], 1.0, 0.0)])})
+    read = rows._read
+    rows.reopen()
+    rows._read = lambda users: read(["ann" if user == "bob" else user for user in users])  # type: ignore[method-assign]
+    with pytest.raises(RowsDamaged) as caught:
+        rows.get(["ann", "bob"])
+    assert caught.value.users == ["bob"]
 
 
 def test_a_cached_row_is_not_read_again_and_the_oldest_is_evicted(
@@ -81,7 +92,7 @@ def test_the_heartbeat_on_redis(valkey: tuple[str, Any], tmp_path: Path, row_of:
     rows.put({"ann": row})
     read = store.read("ann")
     assert read is not None
-    assert read.history == pack(row)
+    assert read.history == pack(row, "ann")
     store.close()
     redis.Redis.from_url(url).flushall()
     assert rows.name() is None

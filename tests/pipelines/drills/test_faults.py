@@ -22,7 +22,7 @@ from tests.chaos.rows import packed, proto
 
 def test_each_kind_of_poison_is_unreadable_or_an_impossible_price() -> None:
     row = {HISTORY_FIELD: proto(packed("apple", "pear"))}
-    spoilt = [poisoned(row, number)[HISTORY_FIELD] for number in range(6)]
+    spoilt = [poisoned("42", row, number)[HISTORY_FIELD] for number in range(6)]
     cut, nonsense, other_format, *money = spoilt
     with pytest.raises(ValueError, match="cut short"):
         unpack(bytes_value(cut))
@@ -35,7 +35,7 @@ def test_each_kind_of_poison_is_unreadable_or_an_impossible_price() -> None:
         with pytest.raises(ValueError, match="an invalid time, kind or amount"):
             unpack(bytes_value(value))
     np.testing.assert_array_equal(unpack(bytes_value(absurd)).paid, np.full(2, 1e30, np.float32))
-    assert poisoned(row, 6)[HISTORY_FIELD] == cut, "in turns"
+    assert poisoned("42", row, 6)[HISTORY_FIELD] == cut, "in turns"
 
 
 def test_a_spoilt_bundle_differs_in_one_byte_or_lacks_half_a_file(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from serving.stores.online_features import RedisStore, entity_key
 from tests.chaos.listening import listening
 from tests.chaos.numbers import numbers_in
 from tests.chaos.procs import Valkey, eventually, free_port, valkey_server
-from tests.chaos.rows import ROW_42, put_row
+from tests.chaos.rows import put_row, row_of
 
 
 def soon(seconds: float = 10.0) -> float:
@@ -462,7 +462,7 @@ def test_each_user_is_found_on_its_node_with_one_dead_seed_node(
         for user in users:
             put_row(client, user)
     store = RedisStore(url, timeout_ms=1_000)
-    assert [store.read(user) for user in [*users, "absent"]] == [ROW_42] * 20 + [None]
+    assert [store.read(user) for user in [*users, "absent"]] == [*map(row_of, users), None]
     store.close()
 
 
@@ -487,16 +487,16 @@ def test_a_moving_slot_is_followed_during_and_after_the_move(cluster: tuple[Valk
     store = RedisStore(f"redis+cluster://127.0.0.1:{source.port}", timeout_ms=1_000)
     with source.client() as one, target.client() as other:
         put_row(one, user)
-        assert store.read(user) == ROW_42
+        assert store.read(user) == row_of(user)
         ids = [client.execute_command("CLUSTER MYID").decode() for client in (one, other)]
         other.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ids[0])
         one.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
         one.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5_000)
-        assert store.read(user) == ROW_42, "the source says ASK"
+        assert store.read(user) == row_of(user), "the source says ASK"
         for client in (other, one):
             client.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[1])
-        assert store.read(user) == ROW_42, "the source says MOVED"
-        assert store.read(user) == ROW_42
+        assert store.read(user) == row_of(user), "the source says MOVED"
+        assert store.read(user) == row_of(user)
     store.close()
 
 
@@ -506,7 +506,7 @@ def test_a_stopped_cluster_is_unavailable_and_found_again(cluster: tuple[Valkey,
     user = user_of(8_192, 16_383)
     with cluster[1].client() as client:
         put_row(client, user)
-    assert store.read(user) == ROW_42
+    assert store.read(user) == row_of(user)
     cluster[1].kill()
     with pytest.raises(FeaturesUnavailable, match=r"cluster 127\.0\.0\.1"):
         store.read(user)

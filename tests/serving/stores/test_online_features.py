@@ -53,7 +53,7 @@ def write_database(path: Path, rows: dict[str, bytes]) -> None:
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     path = tmp_path / "online_store.db"
-    write_database(path, {"42": packed("apple", "bread"), "ünï": packed("x" * 300)})
+    write_database(path, {"42": packed("apple", "bread"), "ünï": packed("x" * 300, user="ünï")})
     return path
 
 
@@ -100,7 +100,7 @@ def test_sqlite_read_returns_the_row_with_its_time(database: Path) -> None:
     store = SqliteStore(database)
     assert store.read("42") == UserRow(packed("apple", "bread"), float(AT))
     assert unpack(store.read("42").history).items.tolist() == ["apple", "bread"]  # type: ignore[union-attr]
-    assert store.read("ünï") == UserRow(packed("x" * 300), float(AT))
+    assert store.read("ünï") == UserRow(packed("x" * 300, user="ünï"), float(AT))
     assert store.read("4") is None
     store.close()
 

@@ -36,7 +36,7 @@ from serving.stores.online_features import (
 from tests.chaos.listening import listening
 from tests.chaos.numbers import numbers_in
 from tests.chaos.procs import Valkey, eventually, free_port, valkey_server
-from tests.chaos.rows import HISTORY_FIELD, ROW_42, TIMESTAMP, proto, put_row
+from tests.chaos.rows import HISTORY_FIELD, ROW_42, TIMESTAMP, proto, put_row, row_of
 
 PASSWORD = "p@ss,w/örd"
 QUOTED = "p%40ss%2Cw%2F%C3%B6rd"
@@ -349,14 +349,14 @@ class TestFaults:
         users = [f"user {number}" for number in range(8)]
         with server.client() as client:
             for user in users:
-                put_row(client, user, user.encode())
+                put_row(client, user)
         store = RedisStore(url_of(server), timeout_ms=2_000)
         wrong: list[object] = []
 
         def ask(user: str) -> None:
             for _ in range(200):
                 row = store.read(user)
-                if row is None or row.history != user.encode():
+                if row != row_of(user):
                     wrong.append((user, row))
 
         threads = [threading.Thread(target=ask, args=(user,)) for user in users]
