@@ -7,6 +7,7 @@ it, time-dependent features may be up to an hour old. A process reads its settin
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -64,6 +65,11 @@ def _check_collector(text: str) -> None:
         raise ValueError
 
 
+def _check_tokens(text: str) -> None:
+    if any(not re.fullmatch(r"[\x21-\x7e]{16,}", token.strip()) for token in text.split(",")):
+        raise ValueError
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Each field is read from the variable RECO_<FIELD>, or from the key <field> of the TOML file."""
@@ -82,6 +88,13 @@ class Settings:
         "HOST:PORT of a port for metrics alone; empty: `/metrics` on the port of REST",
         expected="HOST:PORT",
         check=_check_address,
+    )
+    caller_tokens: str = setting(
+        "",
+        "Bearer tokens of the callers, separated by commas; empty: every caller may ask",
+        expected="tokens of at least 16 characters, separated by commas",
+        check=_check_tokens,
+        secret=True,
     )
     store_url: str = setting(
         "",

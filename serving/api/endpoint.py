@@ -32,6 +32,7 @@ from kserve.protocol.grpc.servicer import InferenceServicer
 from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 
+from serving.api.callers import Callers
 from serving.api.grpc_service import RecommendationsService, read_metadata
 from serving.api.http_routes import RECOMMENDATIONS, Limits, routes
 from serving.api.http_server import FIRST_S, SHY_S, Waits, http_server, room_for
@@ -105,8 +106,9 @@ class Endpoint(ModelServer):
         settings = self._settings
         self._most_connections = most_connections(settings)
         self._app = app = build_app(self.dataplane, self.model_repository_extension, checkout, settings)
+        self._callers = Callers(settings.caller_tokens)
         self._http = http_server(
-            app,
+            self._callers.guard(app),
             settings.body_timeout_ms / 1e3,
             self.timeout_keep_alive,
             self.grace_period,
@@ -182,7 +184,7 @@ class Endpoint(ModelServer):
     def _make_grpc(self) -> grpc.aio.Server:
         settings = self._settings
         server = grpc.aio.server(
-            interceptors=(_Statuses(),),
+            interceptors=(self._callers.interceptor(), _Statuses()),
             options=[
                 ("grpc.max_receive_message_length", settings.body_limit_bytes),
                 # Of one endpoint only: else two could share the port by accident, each getting some requests.

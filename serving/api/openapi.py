@@ -66,6 +66,10 @@ _METRICS = {
 }
 
 
+_TOKENS = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+_CALLERS = {"security": [{"token": []}]}
+
+
 def openapi(settings: Settings, profiles: Iterable[str] = (DEFAULT_PROFILE,)) -> dict[str, Any]:
     """Return the document for an endpoint with these limits and profiles, as plain JSON types."""
     return {
@@ -111,7 +115,7 @@ def openapi(settings: Settings, profiles: Iterable[str] = (DEFAULT_PROFILE,)) ->
             },
             **({} if settings.metrics_address else _METRICS),
         },
-        "components": {"schemas": _schemas(profiles)},
+        "components": {"schemas": _schemas(profiles), **(_TOKENS if settings.caller_tokens else {})},
     }
 
 
@@ -128,6 +132,7 @@ def _operation(
     return {
         "operationId": name,
         "summary": summary,
+        **(_CALLERS if settings.caller_tokens else {}),
         "parameters": [
             _header("x-request-id", "Id of requests that bring none", {"type": "string"}),
             _header(
@@ -152,6 +157,7 @@ def _operation(
                 "The answer; what fails in the server makes it `degraded`", _ref(answers), response
             ),
             "400": _refusal(400, "The body is not JSON", "the body is not JSON"),
+            **({"401": _refusal(401, "No valid token", "no valid token")} if settings.caller_tokens else {}),
             "408": _refusal(408, "The request took too long", f"the body did not arrive within {wait_s:g} s"),
             "413": _refusal(413, "The body is too long", f"the body is longer than {body_bytes} bytes"),
             "422": _refusal(422, "The body or a header is not as described here", "k must be 0 or more"),
