@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from feature_repo.aggregates import (
     CLICK,
     DAY_S,
+    DECAY_DAYS,
     IMPRESSION,
     PURCHASE,
     Totals,
@@ -22,6 +24,7 @@ from feature_repo.aggregates import (
 )
 from feature_repo.kernels.candidates import best
 from feature_repo.kernels.history import last_distinct, rhythms, totals_of
+from feature_repo.kernels.own_baskets import like_this_one
 from feature_repo.kernels.pairs import LAST_ITEMS, compare
 from feature_repo.kernels.partners import link, strongest_links
 from feature_repo.kernels.rows import fill_rows
@@ -30,6 +33,7 @@ from feature_repo.statistics import Statistics
 MINUTE_S, HOUR_S = 60, 3_600
 LATELY = 64  # history items that count as bought lately
 RECENT_ITEMS = 30  # those of them whose partners are looked up
+OWN_PRIOR = 0.3  # weight of a basket that no user has: it keeps shares of a few baskets small
 _NO_CODES = np.empty(0, np.int64)
 
 
@@ -41,7 +45,7 @@ class User:
     """
 
     def __init__(self, events: UserEvents, at: float) -> None:
-        self._read = events.before(at)
+        self.lines = events.before(at)
         self.at = at
         self._kinds: dict[int, UserEvents] = {}
         self._windows: dict[tuple[float, int | None], EventWindow] = {}
@@ -49,11 +53,11 @@ class User:
     @cached_property
     def events(self) -> UserEvents:
         """All events; lines of one item in one basket are added up."""
-        return merge_lines(self._read)
+        return merge_lines(self.lines)
 
     @cached_property
     def _summary(self) -> tuple[UserHistory, Totals]:
-        return summary_of(self._read, self.at)
+        return summary_of(self.lines, self.at)
 
     @property
     def history(self) -> UserHistory:
@@ -93,7 +97,7 @@ class User:
     @cached_property
     def last_items(self) -> np.ndarray:
         """The LAST_ITEMS items that the user bought or clicked last, the latest first."""
-        acts = self.acts if self.totals.impressions else self._read
+        acts = self.acts if self.totals.impressions else self.lines
         return acts.items[last_distinct(acts.item, 200, LAST_ITEMS)]
 
     def window(self, seconds: float, kind: int | None = PURCHASE) -> EventWindow:
@@ -168,6 +172,21 @@ def strongest_partners(statistics: Statistics, items: np.ndarray, codes: np.ndar
     return strongest
 
 
+class OwnBaskets(NamedTuple):
+    """The user's earlier baskets beside the basket of the request; see `kernels.own_baskets`.
+
+    A basket weighs exp(-age / 120 days). The first four have an entry for each item of `Query.history`.
+    """
+
+    likeness: np.ndarray  # (h,) weighted likenesses of the baskets with the item, added up
+    largest_likeness: np.ndarray  # (h,)
+    weight: np.ndarray  # (h,) of the baskets with the item that share an item with this one
+    type_likeness: np.ndarray  # (h,) as `likeness`, of the baskets' types
+    type_weight: np.ndarray  # (types,) of the baskets with the type that share an item with this one
+    shared_weight: float  # of the baskets that share an item with this one
+    total_weight: float
+
+
 @dataclass
 class Query:
     """One request before it has candidates: user, basket and time."""
@@ -203,6 +222,26 @@ class Query:
     def together(self) -> Together:
         """Partners of the basket."""
         return bought_together(self.statistics, self.basket)
+
+    @cached_property
+    def own_baskets(self) -> OwnBaskets:
+        """The user's earlier baskets, compared with this one."""
+        events, statistics = self.user.lines, self.statistics
+        found, by_type, shared, total = statistics.marked(
+            like_this_one,
+            events.at,
+            events.basket,
+            events.item,
+            events.kind,
+            events.items,
+            self.history.items,
+            self.basket,
+            statistics.categorical[:, 0],
+            int(statistics.level_sizes[0]),
+            self.at,
+            DECAY_DAYS[2] * DAY_S,
+        )
+        return OwnBaskets(*found, by_type, shared, total)
 
     def with_partners(self, places: np.ndarray) -> Query:
         """Return the same request with only these entries of `together`."""
@@ -250,6 +289,7 @@ class Rows:
             query.basket,
             query.basket_size,
             user.spend_per_line,
+            query.own_baskets.type_weight / (query.own_baskets.shared_weight + OWN_PRIOR),
             (history.items, history.decayed, query.lately[:RECENT_ITEMS]),
             (together.codes, together.sums, together.largest),
             (

@@ -23,10 +23,11 @@ from collections.abc import Callable
 import numpy as np
 
 from feature_repo.aggregates import DAY_S
-from feature_repo.queries import MINUTE_S, Query, Rows, User, of_history, of_together
+from feature_repo.queries import MINUTE_S, OWN_PRIOR, Query, Rows, User, of_history, of_together
 from feature_repo.statistics import Statistics
 
 NEVER_DAYS = 730.0  # the recency of an event that never happened
+_OWN_COUNT = 0.02  # added to a weighted count: the logarithm of 0 is no number
 
 ItemFeature = Callable[[Statistics], np.ndarray]
 UserFeature = Callable[[User], float]
@@ -96,6 +97,53 @@ def user_item_rank(query: Query) -> np.ndarray:
     rank = np.empty(len(query.favourites))
     rank[query.favourites] = np.arange(len(rank))
     return rank
+
+
+# The user's own earlier baskets that are like this one: "I buy it with that".
+
+
+@of_history()
+def own_basket_likeness(query: Query) -> np.ndarray:
+    """Cosine of this basket and each earlier one with the item, weighted by exp(-age / 120 days), added up."""
+    return query.own_baskets.likeness
+
+
+@of_history()
+def own_basket_likeness_max(query: Query) -> np.ndarray:
+    """Cosine of this basket and the most similar earlier one with the item."""
+    return query.own_baskets.largest_likeness
+
+
+@of_history()
+def own_basket_count(query: Query) -> np.ndarray:
+    """Earlier baskets with the item that share an item with this one, weighted by exp(-age / 120 days)."""
+    return query.own_baskets.weight
+
+
+@of_history()
+def own_basket_confidence(query: Query) -> np.ndarray:
+    """Share of the item in the user's earlier baskets that share an item with this one."""
+    return query.own_baskets.weight / (query.own_baskets.shared_weight + OWN_PRIOR)
+
+
+@of_history()
+def own_basket_lift(query: Query) -> np.ndarray:
+    """Log of that share against the item's share in all baskets of the user."""
+    own = query.own_baskets
+    usual = (query.history.decayed[2] + _OWN_COUNT) / (own.total_weight + OWN_PRIOR)
+    return np.log((own.weight + _OWN_COUNT) / (own.shared_weight + OWN_PRIOR)) - np.log(usual)
+
+
+@of_history()
+def own_type_likeness(query: Query) -> np.ndarray:
+    """Cosine of the types of this basket and of each earlier one with the item, weighted, added up."""
+    return query.own_baskets.type_likeness
+
+
+@of_history()
+def own_type_likeness_mean(query: Query) -> np.ndarray:
+    """The same, averaged over the earlier baskets with the item."""
+    return query.own_baskets.type_likeness / (query.history.decayed[2] + 0.1)
 
 
 # The user alone.

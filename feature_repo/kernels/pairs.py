@@ -72,6 +72,9 @@ class PairFeature(IntEnum):
     basket_same_department = "Share of the basket in the candidate's department."
     basket_type_lift_mean = "Mean type lift of the candidate against the basket."
     basket_type_lift_max = "Largest type lift of the candidate against a basket item."
+    own_basket_type_confidence = (
+        "Share of the type in the user's own earlier baskets that share an item with this one."
+    )
 
     # Items that are bought together.
     together_max_if_bought = "Largest bought-together score, for items the user has bought before."
@@ -104,6 +107,7 @@ def compare(
     basket: np.ndarray,
     basket_size: int,
     spend_per_line: float,
+    type_confidence: np.ndarray,
     history: History,
     partners: Partners,
     views: Views,
@@ -117,6 +121,7 @@ def compare(
         basket: (m,) codes.
         basket_size: lines of the basket, those outside the catalogue included.
         spend_per_line: the user's mean price of a line.
+        type_confidence: (T,) `own_basket_type_confidence` of each type.
         history: (h,) distinct codes of the user's history; (3, h) their counts, decayed over 15, 60 and 120
             days; (r,) places in the history whose partners are looked up.
         partners: (t,) distinct codes of the basket's partners; (3, t) float32 sums and (3, t) float32 largest
@@ -140,6 +145,8 @@ def compare(
     compare_links(rows, candidates, places, links, history, partners, catalogue, marks)
     mean_price = value / len(basket) if len(basket) else 0.0
     compare_prices(rows, candidates, spend_per_line, mean_price, catalogue[3])
+    for at in range(len(candidates)):
+        rows[PairFeature.own_basket_type_confidence, at] = type_confidence[levels[0, at]]
     return places, links, levels, rows
 
 

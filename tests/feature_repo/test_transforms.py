@@ -111,6 +111,50 @@ def test_features_of_purchases_that_go_with_the_basket(statistics: Statistics, r
     assert listed(PairFeature.history_together_sum, rows) == pytest.approx([lately * strength, lately * jam])
 
 
+def test_own_baskets_like_this_one(statistics: Statistics, row_of: MakeRow) -> None:
+    """Milk was bought twice with bread; tea once, alone. Butter and jam are of one type."""
+    row = row_of(
+        [
+            (NOW - 30 * DAY_S, [BREAD, MILK], 3.0, 0.0),
+            (NOW - 20 * DAY_S, [TEA], 5.0, 0.0),
+            (NOW - 10 * DAY_S, [BREAD, BUTTER, MILK, MILK], 7.0, 0.0),
+        ]
+    )
+    query = Query(statistics, float(NOW), np.array([BREAD, JAM]), 3, User(row, NOW))
+    rows = Rows(query, np.array([MILK, TEA, BUTTER]))
+    old, lonely, new = (np.exp(-days / 120) for days in (30, 20, 10))
+    # Cosines: 1 of 2 items shared with 2, and 1 of 3 with 2; of types 1 of 2 with 2, and 2 of 3 with 2.
+    item, types = (1 / np.sqrt(4), 1 / np.sqrt(6)), (1 / np.sqrt(4), 2 / np.sqrt(6))
+    assert listed(t.own_basket_likeness, rows) == pytest.approx(
+        [old * item[0] + new * item[1], 0, new * item[1]]
+    )
+    assert listed(t.own_basket_likeness_max, rows) == pytest.approx([item[0], 0, item[1]])
+    assert listed(t.own_basket_count, rows) == pytest.approx([old + new, 0, new])
+    shared = old + new + 0.3
+    assert listed(t.own_basket_confidence, rows) == pytest.approx([(old + new) / shared, 0, new / shared])
+    total = old + lonely + new + 0.3
+    assert listed(t.own_basket_lift, rows) == pytest.approx(
+        [
+            np.log((with_it + 0.02) / shared) - np.log((ever + 0.02) / total)
+            for with_it, ever in ((old + new, old + new), (0, lonely), (new, new))
+        ],
+        rel=1e-5,
+    )
+    alike = old * types[0] + new * types[1]
+    assert listed(t.own_type_likeness, rows) == pytest.approx([alike, 0, new * types[1]])
+    assert listed(t.own_type_likeness_mean, rows) == pytest.approx(
+        [alike / (old + new + 0.1), 0, new * types[1] / (new + 0.1)]
+    )
+    # Candidates that the user never bought have their type's share: jam is in the basket, butter stands for it.
+    assert listed(PairFeature.own_basket_type_confidence, rows) == pytest.approx(
+        [(old + new) / shared, 0, new / shared]
+    )
+    unknown = Rows(replace(query, basket=np.array([BREAD])), np.array([JAM]))
+    assert listed(PairFeature.own_basket_type_confidence, unknown) == pytest.approx([new / shared])
+    nothing = Rows(replace(query, basket=np.empty(0, np.int64)), np.array([MILK]))
+    assert listed(t.own_basket_likeness, nothing) == listed(t.own_type_likeness, nothing) == [0]
+
+
 def test_basket_features(rows: Rows) -> None:
     assert listed(PairFeature.basket_size, rows) == [1] * 4
     assert listed(PairFeature.basket_value, rows) == [2] * 4
