@@ -241,7 +241,8 @@ class Query:
             self.at,
             DECAY_DAYS[2] * DAY_S,
         )
-        return OwnBaskets(*found, by_type, shared, total)
+        likeness, largest, weight, type_likeness = found
+        return OwnBaskets(likeness, largest, weight, type_likeness, by_type, shared, total)
 
     def with_partners(self, places: np.ndarray) -> Query:
         """Return the same request with only these entries of `together`."""

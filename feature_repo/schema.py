@@ -13,12 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from feature_repo import transforms as t
+from feature_repo.item_days import ItemDays
 from feature_repo.kernels.candidates import tower_rows
 from feature_repo.kernels.pairs import FEATURES, PairFeature
 from feature_repo.kernels.rows import begin_rows, categories, put_columns, within
 from feature_repo.queries import LATELY, Query, Rows, TableFeature, User
 from feature_repo.statistics import Statistics
-from feature_repo.transforms import Feature, ItemFeature, UserFeature
+from feature_repo.transforms import Feature, FreshFeature, ItemFeature, UserFeature
 
 # One line per feature. Those of a user and of an item are also fields of the Feast views.
 USER: tuple[UserFeature, ...] = (
@@ -50,6 +51,26 @@ ITEM: tuple[ItemFeature, ...] = (
     t.item_discount_ratio,
     t.item_is_private,
     t.item_age_days,
+)
+FRESH: tuple[FreshFeature, ...] = (
+    t.item_baskets_1d,
+    t.item_baskets_3d,
+    t.item_baskets_7d,
+    t.item_baskets_14d,
+    t.item_baskets_28d,
+    t.item_baskets_91d,
+    t.item_week_trend,
+    t.item_month_trend,
+    t.item_baskets_weekday,
+    t.type_baskets_7d,
+    t.type_baskets_28d,
+    t.item_share_of_type_28d,
+    t.item_discount_3d,
+    t.item_discount_7d,
+    t.item_discount_28d,
+    t.item_discount_91d,
+    t.item_price_drop_3d,
+    t.item_price_drop_7d,
 )
 REQUEST: tuple[Feature, ...] = (
     t.user_item_count,
@@ -103,7 +124,7 @@ REQUEST: tuple[Feature, ...] = (
     PairFeature.price_to_user_ratio,
     PairFeature.price_to_basket_ratio,
 )
-DENSE_NAMES: tuple[str, ...] = tuple(feature.__name__ for feature in (*USER, *ITEM, *REQUEST))
+DENSE_NAMES: tuple[str, ...] = tuple(feature.__name__ for feature in (*USER, *ITEM, *FRESH, *REQUEST))
 LIMIT = 1e9  # no feature of a real shop is larger
 LEVELS: tuple[str, ...] = ("type", "category", "department")  # of an item, the narrowest first
 CATEGORICAL: tuple[str, ...] = ("item", *LEVELS)
@@ -124,6 +145,11 @@ def item_values(statistics: Statistics) -> np.ndarray:
     return statistics.once(_item_values)
 
 
+def fresh_values(days: ItemDays) -> np.ndarray:
+    """Return the day-fresh features of every item, (n, len(FRESH)) float32."""
+    return np.column_stack([feature(days).astype(np.float32) for feature in FRESH])
+
+
 def _item_values(statistics: Statistics) -> np.ndarray:
     with np.errstate(over="ignore"):
         return np.column_stack([feature(statistics).astype(np.float32) for feature in ITEM])
@@ -137,7 +163,8 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """
     dense = np.empty((len(rows.candidates), len(DENSE_NAMES)), np.float32)
     with np.errstate(over="ignore"):  # 1e308 becomes infinite, which is clipped below
-        begin_rows(dense, user_values(rows.query.user), item_values(rows.statistics), rows.candidates)
+        tables = item_values(rows.statistics), rows.statistics.fresh
+        begin_rows(dense, user_values(rows.query.user), *tables, rows.candidates)
         for first, features in _TABLES:
             rows.fill(dense, first, features)
         put_columns(dense, _PAIRS, rows.pairs)
@@ -156,7 +183,7 @@ def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:
             yield features[0][0], tuple(feature for _, feature in features)
 
 
-_OWN = len(USER) + len(ITEM)
+_OWN = len(USER) + len(ITEM) + len(FRESH)
 _TABLES = tuple(_tables())
 _PAIRS = np.full(FEATURES, -1)  # the column of each row of `Rows.pairs`
 for _column, _feature in enumerate(REQUEST, _OWN):

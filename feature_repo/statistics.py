@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +51,7 @@ class Statistics:
     store_ids: np.ndarray  # (s,) str, sorted
     store_popular: np.ndarray  # (s, p) int32 best sellers of each store in the last 13 weeks
     total_baskets: np.ndarray  # () float64
+    fresh: np.ndarray  # (n, features) float32, `schema.FRESH` as of the latest nightly count
     # (n,) int32 codes of the manufacturer, 0 is unknown; empty in an old bundle, which lacks the file
     manufacturer: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     new_items: int = 0  # number of last rows that were added after the training: no model knows their ids
@@ -103,6 +105,15 @@ class Statistics:
             self.together_count,
             self.link_weights,
         )
+
+    def as_of(self, fresh: np.ndarray) -> Statistics:
+        """Return the same statistics with the day-fresh features of another day, (n, features) float32."""
+        for name, kind in vars(Statistics).items():
+            if isinstance(kind, cached_property):
+                getattr(self, name)  # so that both share what is derived from the other arrays
+        other = copy(self)
+        object.__setattr__(other, "fresh", fresh)
+        return other
 
     def once(self, make: Callable[[Statistics], np.ndarray]) -> np.ndarray:
         """Return the result of a function of the statistics, which is called once and cached."""
@@ -189,6 +200,7 @@ _LAYOUT = {
     "item_ids": ("U", "n"),
     "categorical": ("i4", "n3"),
     "manufacturer": ("i4", "n"),
+    "fresh": ("f4", "nf"),
     "neighbours": ("i4", "nk"),
     "together_count": ("f4", "nk"),
     "type_lift": ("f2", "tt"),

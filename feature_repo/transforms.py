@@ -3,6 +3,7 @@
 Each public function is one feature. Its argument says which kind:
 
     Statistics  an item           returns one float per item of the catalogue
+    ItemDays    an item lately    the same, of the last days before the request's day
     User        a user            returns one float
     Query       a user's items    returns one float per item bought (`of_history`), or per partner of the
                                   basket (`of_together`); called with `Rows` it gives the candidates'
@@ -23,6 +24,7 @@ from collections.abc import Callable
 import numpy as np
 
 from feature_repo.aggregates import DAY_S
+from feature_repo.item_days import SPAN, ItemDays
 from feature_repo.queries import MINUTE_S, OWN_PRIOR, Query, Rows, User, of_history, of_together
 from feature_repo.statistics import Statistics
 
@@ -30,6 +32,7 @@ NEVER_DAYS = 730.0  # the recency of an event that never happened
 _OWN_COUNT = 0.02  # added to a weighted count: the logarithm of 0 is no number
 
 ItemFeature = Callable[[Statistics], np.ndarray]
+FreshFeature = Callable[[ItemDays], np.ndarray]
 UserFeature = Callable[[User], float]
 Feature = Callable[[Rows], "np.ndarray | float"]
 
@@ -104,7 +107,7 @@ def user_item_rank(query: Query) -> np.ndarray:
 
 @of_history()
 def own_basket_likeness(query: Query) -> np.ndarray:
-    """Cosine of this basket and each earlier one with the item, weighted by exp(-age / 120 days), added up."""
+    """Cosine of this basket and each earlier one with the item, times exp(-age / 120 days), added up."""
     return query.own_baskets.likeness
 
 
@@ -330,3 +333,96 @@ def item_is_private(statistics: Statistics) -> np.ndarray:
 def item_age_days(statistics: Statistics) -> np.ndarray:
     """Days between the item's first sale and the cut."""
     return statistics.age_days
+
+
+# The item lately: what sells and what it costs now.
+
+
+def item_baskets_1d(days: ItemDays) -> np.ndarray:
+    """Baskets with the item on the day before."""
+    return days.baskets(1)
+
+
+def item_baskets_3d(days: ItemDays) -> np.ndarray:
+    """Baskets with the item in the last 3 days."""
+    return days.baskets(3)
+
+
+def item_baskets_7d(days: ItemDays) -> np.ndarray:
+    """Baskets with the item in the last 7 days."""
+    return days.baskets(7)
+
+
+def item_baskets_14d(days: ItemDays) -> np.ndarray:
+    """Baskets with the item in the last 14 days."""
+    return days.baskets(14)
+
+
+def item_baskets_28d(days: ItemDays) -> np.ndarray:
+    """Baskets with the item in the last 28 days."""
+    return days.baskets(28)
+
+
+def item_baskets_91d(days: ItemDays) -> np.ndarray:
+    """Baskets with the item in the last 91 days."""
+    return days.baskets(SPAN)
+
+
+def item_week_trend(days: ItemDays) -> np.ndarray:
+    """Log of the sales a day of the last 7 days against those of 28."""
+    return np.log((days.baskets(7) / 7 + 0.1) / (days.baskets(28) / 28 + 0.1))
+
+
+def item_month_trend(days: ItemDays) -> np.ndarray:
+    """Log of the sales a day of the last 28 days against those of 91."""
+    return np.log((days.baskets(28) / 28 + 0.1) / (days.baskets(SPAN) / SPAN + 0.1))
+
+
+def item_baskets_weekday(days: ItemDays) -> np.ndarray:
+    """Baskets with the item on this day of the week in the last 4 weeks."""
+    return days.on_weekday(4)
+
+
+def type_baskets_7d(days: ItemDays) -> np.ndarray:
+    """Baskets with each item of the type in the last 7 days, added up."""
+    return days.of_type(days.baskets(7))
+
+
+def type_baskets_28d(days: ItemDays) -> np.ndarray:
+    """The same in the last 28 days."""
+    return days.of_type(days.baskets(28))
+
+
+def item_share_of_type_28d(days: ItemDays) -> np.ndarray:
+    """Share of the item in what its type sold in the last 28 days."""
+    return days.baskets(28) / np.maximum(days.of_type(days.baskets(28)), 1)
+
+
+def item_discount_3d(days: ItemDays) -> np.ndarray:
+    """Share of the item's units sold at a discount in the last 3 days."""
+    return days.discount_share(3)
+
+
+def item_discount_7d(days: ItemDays) -> np.ndarray:
+    """The same in the last 7 days."""
+    return days.discount_share(7)
+
+
+def item_discount_28d(days: ItemDays) -> np.ndarray:
+    """The same in the last 28 days."""
+    return days.discount_share(28)
+
+
+def item_discount_91d(days: ItemDays) -> np.ndarray:
+    """The same in the last 91 days."""
+    return days.discount_share(SPAN)
+
+
+def item_price_drop_3d(days: ItemDays) -> np.ndarray:
+    """Log of the price paid in the last 3 days against that of 28 days: below 0 it is cheap now."""
+    return np.log((days.price(3) + 0.05) / (days.price(28) + 0.05))
+
+
+def item_price_drop_7d(days: ItemDays) -> np.ndarray:
+    """Log of the price paid in the last 7 days against that of 91 days."""
+    return np.log((days.price(7) + 0.05) / (days.price(SPAN) + 0.05))

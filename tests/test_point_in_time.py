@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from components.data import build_examples as module
 from components.data.build_examples import replay
-from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
+from components.data.fit_statistics import fit, fit_vocabulary, fresh_by_day, purchases_of
 from feature_repo.aggregates import BATCH, DAY_S, UserEvents, no_events
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.queries import Query, Rows, User
@@ -278,6 +278,23 @@ def test_an_answer_in_its_own_history_is_caught() -> None:
     assert examples(events) == [(answered, tuple(ITEMS[3:6]))]
     assert caught(training, events) == caught(serving, events) == []
     assert caught(when_bought, events) == [answered]
+
+
+def test_day_fresh_features_know_only_the_days_before() -> None:
+    """Poison from a moment on changes the counts of each later day, and of no day that began by then."""
+    types, days, hours = FITTED.categorical[:, 0], 6, 100
+    moment = BASE + pd.Timedelta(hours=hours)
+    late = [("u0", moment + pd.Timedelta(days=day), ITEMS[:4], "purchase") for day in range(3)]
+    poisoned = purchases_of(events_of([*before_base(), *late]))
+    clean, spoilt = (
+        fresh_by_day(purchases, FITTED.item_ids, types, BASE.timestamp(), days)
+        for purchases in (purchases_of(PAST), poisoned)
+    )
+    begun = [24 * day <= hours for day in range(days)]
+    assert [bool((clean[day] == spoilt[day]).all()) for day in range(days)] == begun
+    # What the examples of a day see is what the endpoint would hold after that night's count.
+    until = purchases_of(PAST).before(BASE)
+    assert (fresh_by_day(until, FITTED.item_ids, types, BASE.timestamp(), 1)[0] == FITTED.fresh).all()
 
 
 def test_poison_changes_later_features() -> None:

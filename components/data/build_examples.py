@@ -13,9 +13,10 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -26,10 +27,10 @@ import numpy as np
 import pandas as pd
 
 from components.data.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
-from components.data.fit_statistics import NoCatalogue, Purchases, fit, read_purchases
+from components.data.fit_statistics import NoCatalogue, Purchases, fit, fresh_by_day, read_purchases
 from components.hyper_parameters import ExampleParams
 from components.parameters import read_params
-from feature_repo.aggregates import IMPRESSION, PURCHASE, UserEvents, hash_ids, latest, no_events
+from feature_repo.aggregates import DAY_S, IMPRESSION, PURCHASE, UserEvents, hash_ids, latest, no_events
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import (
     BASKET_LENGTH,
@@ -45,6 +46,7 @@ from serving.stages.retrieval import Quotas, retrieve
 log = logging.getLogger(__name__)
 
 WINDOW = pd.Timedelta(weeks=4)
+FRESH_DAYS = "fresh_days.npy"  # of a window: the day-fresh features on each of its days
 BASKET_WIDTH = 64  # items of one basket the retriever trains on
 MIN_BASKET_ITEMS = 4  # in smaller baskets no item can be hidden without losing the shopper's purpose
 HIDDEN_RATIO = 0.2
@@ -247,6 +249,9 @@ def _write_window(
     except NoCatalogue as error:
         return error
     write_statistics(folder / str(number), statistics, vocabulary)
+    types, begin = statistics.categorical[:, 0], bases[number].timestamp()
+    days = fresh_by_day(seen, statistics.item_ids, types, begin, WINDOW.days)
+    np.save(folder / str(number) / FRESH_DAYS, days, allow_pickle=False)
     return None
 
 
@@ -272,7 +277,13 @@ def _build_share(
     seen, users, statistics_path, windows_path, starts, end_s, params = job
     final = _Window(read_statistics(statistics_path), seen.item_ids)
     windows = [
-        _Window(read_statistics(windows_path / str(i)), seen.item_ids, final.code) for i in range(len(starts))
+        _Window(
+            read_statistics(windows_path / str(i)),
+            seen.item_ids,
+            final.code,
+            [np.asarray(day) for day in np.load(windows_path / str(i) / FRESH_DAYS, mmap_mode="r")],
+        )
+        for i in range(len(starts))
     ]
     quotas, nobody = Quotas(), no_events(np.int64)
     rng = np.random.default_rng([params.seed, int(users[0]) if len(users) else 0])
@@ -293,9 +304,8 @@ def _build_share(
             asked.append((User(nobody, basket.at), True))
         negatives = None if calibrates else params.negatives
         for user, stranger in asked:
-            built = _ranker_list(
-                windows[window], basket, user, seen.store_ids, quotas, rng, negatives, stranger
-            )
+            day = windows[window].as_of(basket.at - starts[window])
+            built = _ranker_list(day, basket, user, seen.store_ids, quotas, rng, negatives, stranger)
             if built is not None:
                 lists[calibrates].append(built)
     return _stack(retriever), _concatenate_lists(lists[False]), _concatenate_lists(lists[True])
@@ -322,8 +332,17 @@ def _write_graph(examples: Path, statistics: Path, oldest: Path, item_ids: np.nd
 class _Window:
     """Statistics with the map from dataset item codes to their catalogue codes."""
 
-    def __init__(self, statistics: Statistics, item_ids: np.ndarray, final: np.ndarray | None = None) -> None:
-        """Take the statistics, the dataset's item ids and, for each, its code in the catalogue at the cut."""
+    def __init__(
+        self,
+        statistics: Statistics,
+        item_ids: np.ndarray,
+        final: np.ndarray | None = None,
+        fresh: Sequence[np.ndarray] = (),
+    ) -> None:
+        """Take the statistics, the dataset's item ids and, for each, its code in the catalogue at the cut.
+
+        `fresh` holds the day-fresh features of each day of the window.
+        """
         self.statistics = statistics
         at = np.minimum(np.searchsorted(statistics.item_ids, item_ids), len(statistics.item_ids) - 1)
         self.code = np.where(self.statistics.item_ids[at] == item_ids, at, -1)
@@ -331,6 +350,14 @@ class _Window:
         # Models of several windows must mean the same item by a code: the one it has at the cut, plus one.
         self.input_code = np.zeros(len(statistics.item_ids) + 1, np.int32)
         self.input_code[self.code[own] + 1] = (self.code if final is None else final)[own] + 1
+
+        self._days = [statistics.as_of(day) for day in fresh]
+
+    def as_of(self, seconds: float) -> _Window:
+        """Return the window with the counts of the night before, so many seconds after its beginning."""
+        window = copy(self)
+        window.statistics = self._days[int(seconds // DAY_S)]
+        return window
 
     def user(self, basket: Basket) -> User:
         """Return the shopper as of a basket; the lists that hide parts of it share its cached parts."""

@@ -12,6 +12,8 @@ from scipy import sparse
 
 from feature_repo.aggregates import KINDS, hash_ids
 from feature_repo.events import read_dataset
+from feature_repo.item_days import DAY_S, SPAN, ItemDays, count_daily
+from feature_repo.schema import FRESH, fresh_values
 from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
 
 log = logging.getLogger(__name__)
@@ -240,8 +242,35 @@ def fit(
         store_ids=store_ids,
         store_popular=store_popular,
         total_baskets=np.array(float(presence.shape[0])),
+        fresh=fresh_by_day(seen, seen.item_ids[catalogue], categorical[:, 0], end_s, 1)[0],
         manufacturer=_codes(table, "manufacturer", vocabulary),
     )
+
+
+def fresh_by_day(
+    purchases: Purchases, item_ids: np.ndarray, types: np.ndarray, first: float, days: int
+) -> np.ndarray:
+    """Return the features on some days in a row, (days, n, len(FRESH)) float32.
+
+    Args:
+        purchases: those of a day or later do not count for it.
+        item_ids: (n,) the catalogue.
+        types: (n,) the type of each item, 0 unknown.
+        first: seconds, when the first day begins; each ends when the next begins.
+        days: how many days.
+    """
+    code_of = {item: code for code, item in enumerate(item_ids.tolist())}
+    code = np.array([code_of.get(item, -1) for item in purchases.item_ids.tolist()], np.int64)
+    begin = first - SPAN * DAY_S
+    lines = np.flatnonzero((code[purchases.item] >= 0) & (purchases.at >= begin))
+    units = purchases.quantity[lines]
+    amounts = units, units * (purchases.discount[lines] > 0), purchases.paid[lines]
+    item = code[purchases.item[lines]]
+    sales = count_daily(item, purchases.at[lines], amounts, len(item_ids), begin, SPAN + days - 1)
+    found = np.empty((days, len(item_ids), len(FRESH)), np.float32)
+    for day in range(days):
+        found[day] = fresh_values(ItemDays(sales, SPAN + day, types))
+    return found
 
 
 def _encode(items: pd.DataFrame, vocabulary: dict[str, list[str]]) -> np.ndarray:

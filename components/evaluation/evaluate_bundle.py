@@ -28,6 +28,7 @@ from components.data.build_examples import MIN_BASKET_ITEMS
 from components.data.fit_statistics import Purchases, fit, purchases_of
 from components.evaluation.baselines import BASELINES
 from components.evaluation.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
+from components.evaluation.nightly import TEST_WINDOW, Nightly
 from components.evaluation.protocol import PROTOCOL_SEED, Task, last_baskets, read_tasks
 from feature_repo.aggregates import UserEvents, no_events, pack
 from feature_repo.events import Dataset, merge_lines, read_dataset
@@ -44,7 +45,6 @@ from serving.stores.online_features import MemoryStore, UserRow
 
 log = logging.getLogger(__name__)
 
-TEST_WINDOW = pd.Timedelta(weeks=5)
 REFERENCE_WINDOW = pd.Timedelta(weeks=9)
 COLD_RATIO = 0.2
 
@@ -109,8 +109,9 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     # The parts share nothing but their inputs, so a second process halves the wait.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
         others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks)
-        served, pairs = _serve(Recommender(bundle, store), store, tasks, baselines)
-        records = _records(bundle, store, found.whole)
+        counts = Nightly(bundle, purchases)
+        served, pairs = _serve(Recommender(bundle, store), store, tasks, counts, baselines)
+        records = _records(bundle, store, found.whole, counts)
         frozen, candidates, cold = others.result()
     window = f"{data.manifest['data_hash']} {start.isoformat()}"
     results: dict[str, Any] = {
@@ -149,9 +150,10 @@ def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, An
     """
     loaded, asks = load_bundle(bundle), load_bundle(examiner)
     start = pd.Timestamp(asks.manifest["cut"])
-    found = read_tasks(purchases_of(data.events), asks.statistics, *window_s(start), asked=loaded.statistics)
+    purchases = purchases_of(data.events)
+    found = read_tasks(purchases, asks.statistics, *window_s(start), asked=loaded.statistics)
     store = MemoryStore()
-    served, _ = _serve(Recommender(loaded, store), store, found.hidden)
+    served, _ = _serve(Recommender(loaded, store), store, found.hidden, Nightly(loaded, purchases, start))
     boot = Bootstrap([task.user_id for task in found.hidden])
     return {"served": summary(served, boot, len(loaded.statistics.item_ids))}
 
@@ -172,25 +174,30 @@ def window_s(start: pd.Timestamp) -> tuple[float, float]:
 def _evaluate_beside(
     bundle_path: Path, items: pd.DataFrame, purchases: Purchases, tasks: list[Task]
 ) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
-    """Return the tally with histories frozen at the cut, the recall of each source, and cold users."""
+    """Return the tally with all that streams frozen at the cut, the recall of each source, and cold users."""
     bundle = load_bundle(bundle_path)
     store = MemoryStore()
     recommender = Recommender(bundle, store)
     cut_s = window_s(pd.Timestamp(bundle.manifest["cut"]))[0]
     frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
     tally, _ = _serve(recommender, store, frozen)
-    return tally, _source_recall(recommender, tasks), _cold(bundle, items, purchases, tasks)
+    counts = Nightly(bundle, purchases)
+    return tally, _source_recall(recommender, tasks, counts), _cold(bundle, items, purchases, tasks)
 
 
 def _serve(
-    recommender: Recommender, store: MemoryStore, tasks: list[Task], baselines: dict[str, Tally] | None = None
+    recommender: Recommender,
+    store: MemoryStore,
+    tasks: list[Task],
+    counts: Nightly | None = None,
+    baselines: dict[str, Tally] | None = None,
 ) -> tuple[Tally, list[Pair]]:
     """Ask every task through the served path, and the baselines beside it; k is the largest one may ask."""
     tally, pairs = Tally.empty(), []
     bundle = recommender.bundle
     tower = bundle.profiles[DEFAULT_PROFILE].tower
     began = time.perf_counter()
-    for number, (task, prepared) in enumerate(prepared_tasks(recommender, store, tasks)):
+    for number, (task, prepared) in enumerate(prepared_tasks(recommender, store, tasks, counts=counts)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         response = recommender.finish(prepared, scores)
         ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
@@ -207,11 +214,11 @@ def _serve(
     return tally, pairs
 
 
-def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task]) -> list[Record]:
+def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task], counts: Nightly) -> list[Record]:
     """Return the records that the prediction log would hold if these tasks had arrived at their own time."""
     records: list[Record] = []
     recommender = Recommender(bundle, store, records)
-    for _, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K):
+    for _, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K, counts):
         recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
     return [replace(record, answered_at=record.request.at) for record in records]
 
@@ -230,15 +237,25 @@ def _rank_baselines(
 
 
 def prepared_tasks(
-    recommender: Recommender, store: MemoryStore, tasks: list[Task], k: int = MAX_K
+    recommender: Recommender,
+    store: MemoryStore,
+    tasks: list[Task],
+    k: int = MAX_K,
+    counts: Nightly | None = None,
 ) -> Iterator[tuple[Task, Prepared]]:
-    """Yield each task, prepared for ranking by the request path; fills the store on the way."""
+    """Yield each task, prepared for ranking by the request path; fills the store on the way.
+
+    With `counts`, items are counted each night; without, as at the cut.
+    """
     for task in tasks:
         store.write(task.user_id, UserRow(pack(task.history), float(task.at)))
-        yield task, recommender.prepare(task.request(k))
+        own = recommender if counts is None else counts.recommender(recommender, task.at)
+        yield task, own.prepare(task.request(k))
 
 
-def _source_recall(recommender: Recommender, tasks: list[Task]) -> dict[str, dict[str, float]]:
+def _source_recall(
+    recommender: Recommender, tasks: list[Task], counts: Nightly
+) -> dict[str, dict[str, float]]:
     """Return Recall@500 of each source alone and of the union as served, on a sample of the tasks."""
     bundle = recommender.bundle
     alone: dict[str, Quotas] = {
@@ -253,7 +270,8 @@ def _source_recall(recommender: Recommender, tasks: list[Task]) -> dict[str, dic
     tower = bundle.profiles[DEFAULT_PROFILE].tower
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in alone}
     sample = Recommender(bundle, store)
-    for task, prepared in prepared_tasks(sample, store, tasks[:: max(1, len(tasks) // 2_000)]):
+    some = tasks[:: max(1, len(tasks) // 2_000)]
+    for task, prepared in prepared_tasks(sample, store, some, counts=counts):
         row = bundle.statistics.store_row.get(task.store_id)
         best = None if row is None else bundle.statistics.store_popular[row]
         for name, quotas in alone.items():
@@ -326,6 +344,7 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
         warm, items.set_index("item_id"), vocabulary, cut, np.asarray(bundle.statistics.item_ids)
     )
     stranger = replace(bundle, statistics=statistics)
+    counts = Nightly(stranger, purchases.where(~cold[purchases.user]))
     store = MemoryStore()
     recommender = Recommender(stranger, store)
     boot = Bootstrap([task.user_id for task in chosen])
@@ -336,7 +355,8 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
     }
     results: dict[str, Any] = {"users": len({task.user_id for task in chosen}), "baskets": len(chosen)}
     for name, shape in shapes.items():
-        tally, _ = _serve(recommender, store, [replace(task, history=shape(task)) for task in chosen])
+        asked = [replace(task, history=shape(task)) for task in chosen]
+        tally, _ = _serve(recommender, store, asked, counts)
         results[name] = summary(tally, boot, len(statistics.item_ids))
     return results
 

@@ -1,4 +1,4 @@
-"""A user's lines and a basket -> how the user's earlier baskets like this one were filled, compiled by numba."""
+"""A user's lines and a basket -> what was in the user's earlier baskets like this one, by numba."""
 
 from __future__ import annotations
 

@@ -41,14 +41,17 @@ def categories(codes: np.ndarray, known: int, levels: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def begin_rows(rows: np.ndarray, shared: np.ndarray, table: np.ndarray, places: np.ndarray) -> None:
-    """Write the shared values into the first columns of rows, and a table's entries at `places` behind them.
+def begin_rows(
+    rows: np.ndarray, shared: np.ndarray, table: np.ndarray, fresh: np.ndarray, places: np.ndarray
+) -> None:
+    """Write shared values into the first columns of rows, and two tables' entries at `places` behind them.
 
     Args:
         rows: (n, columns), written to.
         shared: (s,) values of all rows.
         table: (m, k).
-        places: (n,) rows of the table.
+        fresh: (m, f).
+        places: (n,) rows of the tables.
     """
     for row in range(len(places)):
         place = places[row]
@@ -56,6 +59,8 @@ def begin_rows(rows: np.ndarray, shared: np.ndarray, table: np.ndarray, places: 
             rows[row, column] = shared[column]
         for column in range(table.shape[1]):
             rows[row, len(shared) + column] = table[place, column]
+        for column in range(fresh.shape[1]):
+            rows[row, len(shared) + table.shape[1] + column] = fresh[place, column]
 
 
 @compiled

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from components.data.fit_statistics import purchases_of
+from components.data.fit_statistics import Purchases, purchases_of
 from components.evaluation.baselines import BASELINES
 from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.metrics import Bootstrap, Tally, auc, ratios, summary
+from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
 from components.retriever.extend_index import extend_index
 from feature_repo.events import Dataset
@@ -34,7 +35,9 @@ def sample(tasks: Sequence[Task]) -> list[Task]:
     return list(tasks[:: max(1, len(tasks) // TASKS)][:TASKS])
 
 
-def compare_with_whole_catalogue(bundle: Bundle, tasks: Sequence[Task]) -> dict[str, Any]:
+def compare_with_whole_catalogue(
+    bundle: Bundle, tasks: Sequence[Task], purchases: Purchases
+) -> dict[str, Any]:
     """Return quality and time of the funnel beside the same ranker over every item, basket by basket.
 
     Also AUC over the served candidates: of the ranker, and of each baseline for the same candidates.
@@ -44,7 +47,8 @@ def compare_with_whole_catalogue(bundle: Bundle, tasks: Sequence[Task]) -> dict[
     funnel, whole = Tally.empty(), Tally.empty()
     took: list[tuple[float, float]] = []
     judged: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in ("served", *BASELINES)}
-    for task, prepared in prepared_tasks(recommender, store, list(tasks)):
+    counts = Nightly(bundle, purchases)
+    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=counts):
         retrieved_ms = prepared.stage_ms["features"] + prepared.stage_ms["retrieval"]
         funnel_ms, scores = _rank(recommender, prepared, task, funnel)
         began = time.perf_counter()
@@ -127,7 +131,7 @@ def evaluate_new_items(bundle: Bundle, retriever: Path, data: Dataset, folder: P
     tasks = read_tasks(purchases, extended.statistics, start, end).hidden
     asked = sample([task for task in tasks if (task.hidden >= first_new).any()])
     lines = retrieved = shown = 0
-    for task, prepared in prepared_tasks(recommender, store, asked):
+    for task, prepared in prepared_tasks(recommender, store, asked, counts=Nightly(extended, purchases)):
         new = task.hidden[task.hidden >= first_new]
         answer = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
         top = extended.statistics.codes([item.item_id for item in answer.items[:20]])

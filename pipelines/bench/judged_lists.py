@@ -12,6 +12,7 @@ from components.data.examples import RankerExamples
 from components.data.fit_statistics import purchases_of
 from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.metrics import Bootstrap, Tally
+from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
 from feature_repo.events import Dataset
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH, tower_inputs
@@ -55,7 +56,8 @@ def read_judged_lists(bundle: Bundle, data: Dataset, scratch: Path) -> JudgedLis
         scratch: a directory for the arrays that do not fit in memory: some 220 bytes a candidate.
     """
     start = pd.Timestamp(bundle.manifest["cut"])
-    tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
+    purchases = purchases_of(data.events)
+    tasks = read_tasks(purchases, bundle.statistics, *window_s(start)).hidden
     most = len(tasks) * bundle.settings.quotas.total
     dense = np.lib.format.open_memmap(scratch / "dense.npy", "w+", np.float32, (most, len(DENSE_NAMES)))
     categorical = np.empty((most, len(CATEGORICAL)), np.int32)
@@ -64,7 +66,9 @@ def read_judged_lists(bundle: Bundle, data: Dataset, scratch: Path) -> JudgedLis
     weight = np.zeros((len(tasks), HISTORY_LENGTH), np.float16)
     basket = np.zeros((len(tasks), BASKET_LENGTH), np.int32)
     bounds, store = [0], MemoryStore()
-    for i, (task, prepared) in enumerate(prepared_tasks(Recommender(bundle, store), store, tasks)):
+    for i, (task, prepared) in enumerate(
+        prepared_tasks(Recommender(bundle, store), store, tasks, counts=Nightly(bundle, purchases))
+    ):
         end = bounds[-1] + len(prepared.dense)
         rows = slice(bounds[-1], end)
         dense[rows], categorical[rows] = prepared.dense, prepared.categorical

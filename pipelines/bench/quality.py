@@ -36,13 +36,14 @@ def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -
     before, loaded, data = machine_state(), load_bundle(bundle), read_dataset(dataset)
     results, _ = evaluate(loaded, data)
     window = window_s(pd.Timestamp(loaded.manifest["cut"]))
-    tasks = sample(read_tasks(purchases_of(data.events), loaded.statistics, *window).hidden)
+    purchases = purchases_of(data.events)
+    tasks = sample(read_tasks(purchases, loaded.statistics, *window).hidden)
     with tempfile.TemporaryDirectory() as scratch:
         new_items = evaluate_new_items(loaded, retriever, data, Path(scratch) / "extended")
     figures = {
         "bundle_id": loaded.bundle_id,
         **results,
-        "two_stages": compare_with_whole_catalogue(loaded, tasks),
+        "two_stages": compare_with_whole_catalogue(loaded, tasks, purchases),
         "new_items": new_items,
     }
     results = write_report(out_dir, "quality", figures, quality_table, before)

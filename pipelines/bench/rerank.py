@@ -21,6 +21,7 @@ import pandas as pd
 from components.data.fit_statistics import purchases_of
 from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.metrics import DISCOUNT, Bootstrap
+from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
 from components.measurement import machine_state
 from feature_repo.events import Dataset, read_dataset
@@ -152,11 +153,13 @@ def with_manufacturers(bundle: Bundle, items: pd.DataFrame) -> Bundle:
 def read_lists(bundle: Bundle, data: Dataset) -> ScoredLists:
     """Return the lists of the baskets that `evaluate_bundle` asks."""
     start = pd.Timestamp(bundle.manifest["cut"])
-    tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
+    purchases = purchases_of(data.events)
+    tasks = read_tasks(purchases, bundle.statistics, *window_s(start)).hidden
     store = MemoryStore()
     recommender = Recommender(bundle, store)
     bounds, columns = [0], []
-    for task, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K):
+    counts = Nightly(bundle, purchases)
+    for task, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K, counts):
         codes = prepared.candidates.codes
         scores = recommender.rank(prepared.dense, prepared.categorical)
         new = np.isin(codes, task.hidden[~task.bought_before])

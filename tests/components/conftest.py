@@ -13,7 +13,7 @@ from components.data.examples import RankerExamples, write_arrays, write_manifes
 from components.ranker.certificate import certify
 from components.ranker.ranker_artefact import CERTIFICATES, GRAPH, graph_id
 from components.release.registry import Registry
-from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH
+from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, FRESH, HISTORY_LENGTH
 from feature_repo.statistics import ARRAYS, Statistics, write_statistics
 from serving.release.bundle import REQUIRED, RankingSettings, seal_bundle
 from serving.stages.retrieval import Quotas
@@ -158,6 +158,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "store_ids": np.array(["s"]),
         "store_popular": np.arange(ITEMS, dtype=np.int32)[None],
         "total_baskets": np.float64(0),
+        "fresh": np.zeros((ITEMS, len(FRESH)), np.float32),
         "manufacturer": np.zeros(ITEMS, np.int32),
     }
     vocabulary = {

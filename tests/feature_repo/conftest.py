@@ -7,6 +7,7 @@ import pytest
 
 from feature_repo.aggregates import DAY_S, UserEvents
 from feature_repo.queries import Query, Rows, User
+from feature_repo.schema import FRESH
 from feature_repo.statistics import Statistics
 
 NOW = 1_511_740_800
@@ -43,6 +44,7 @@ def statistics() -> Statistics:
         store_ids=np.empty(0, "U1"),
         store_popular=np.empty((0, 5), np.int32),
         total_baskets=np.array(20.0),
+        fresh=np.arange(n * len(FRESH), dtype=np.float32).reshape(n, -1),
     )
 
 

@@ -145,7 +145,7 @@ def test_own_baskets_like_this_one(statistics: Statistics, row_of: MakeRow) -> N
     assert listed(t.own_type_likeness_mean, rows) == pytest.approx(
         [alike / (old + new + 0.1), 0, new * types[1] / (new + 0.1)]
     )
-    # Candidates that the user never bought have their type's share: jam is in the basket, butter stands for it.
+    # Items that the user never bought have their type's share: butter stands for jam.
     assert listed(PairFeature.own_basket_type_confidence, rows) == pytest.approx(
         [(old + new) / shared, 0, new / shared]
     )

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feature_repo.events import Dataset, write_dataset
+from feature_repo.schema import FRESH
 from feature_repo.statistics import ARRAYS, Statistics, write_statistics
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
@@ -158,6 +159,7 @@ def bundle(tmp_path: Path, records: Records) -> Path:
         "store_ids": np.array(["s"]),
         "store_popular": np.arange(ITEMS, dtype=np.int32)[None],
         "total_baskets": np.float64(0),
+        "fresh": np.zeros((ITEMS, len(FRESH)), np.float32),
         "manufacturer": np.zeros(ITEMS, np.int32),
     }
     names = ["", *(f"category {n}" for n in range(CATEGORIES))]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from feature_repo.aggregates import UserEvents, pack
-from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH
+from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
 from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
 from serving.answer.recommender import answer_golden
 from serving.release.bundle import RankingSettings, load_bundle, seal_bundle
@@ -67,6 +67,7 @@ def build_statistics(items: int = ITEMS) -> tuple[Statistics, dict[str, list[str
         store_ids=np.array([f"store-{n}" for n in range(STORES)]),
         store_popular=np.stack(shuffled).astype(np.int32),
         total_baskets=np.array(4_000.0),
+        fresh=rng.uniform(0, 9, (items, len(FRESH))).astype(np.float32),
     )
     return statistics, vocabulary
 

@@ -37,11 +37,22 @@ def test_each_earlier_basket_is_compared(lines: list[tuple[int, int, int, int]],
             found[:, code] += weight * np.array([alike, 0, bool(codes & own), alike_types])
             found[1, code] = max(found[1, code], alike)
     marks = np.zeros(6, np.int32)
+    basket_codes = np.array(visible, np.int64)
     sums, types_found, shared, all_weight = like_this_one(
-        at.astype(float), basket, item, kind.astype(np.uint8), CODES, np.arange(6), np.array(visible, np.int64),
-        TYPES, 4, NOW, DECAY_S, marks,
-    )  # fmt: skip
+        at.astype(float),
+        basket,
+        item,
+        kind.astype(np.uint8),
+        CODES,
+        np.arange(6),
+        basket_codes,
+        TYPES,
+        4,
+        NOW,
+        DECAY_S,
+        marks,
+    )
     np.testing.assert_allclose(sums, found, atol=1e-12)
     np.testing.assert_allclose(types_found, by_type, atol=1e-12)
-    assert (shared, all_weight) == (pytest.approx(shares), pytest.approx(total))
+    assert [shared, all_weight] == pytest.approx([shares, total])
     assert not marks.any()

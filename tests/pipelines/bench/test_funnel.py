@@ -19,8 +19,9 @@ pytestmark = pytest.mark.slow
 def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(toy_line: Path) -> None:
     bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
     window = window_s(pd.Timestamp(bundle.manifest["cut"]))
-    tasks = sample(read_tasks(purchases_of(data.events), bundle.statistics, *window).hidden)[:40]
-    found = compare_with_whole_catalogue(bundle, tasks)
+    purchases = purchases_of(data.events)
+    tasks = sample(read_tasks(purchases, bundle.statistics, *window).hidden)[:40]
+    found = compare_with_whole_catalogue(bundle, tasks, purchases)
     assert found["funnel"] == found["whole_catalogue"]
     assert (found["kept"]["recall_at_20"], found["baskets"], found["items"]) == (1.0, 40, 80)
     areas = {name: row["auc"] for name, row in found["auc"].items()}

@@ -9,6 +9,7 @@ import pytest
 
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, no_events
 from feature_repo.queries import Query
+from feature_repo.schema import FRESH
 from feature_repo.statistics import Statistics
 from serving.stages.retrieval import SOURCES, Candidates, Quotas, build_query, retrieve, thin
 
@@ -42,6 +43,7 @@ def statistics() -> Statistics:
         store_ids=np.array(["s1"]),
         store_popular=np.array([[5, 0, 3]], np.int32),
         total_baskets=np.array(50.0),
+        fresh=np.zeros((ITEMS, len(FRESH)), np.float32),
     )
 
 
