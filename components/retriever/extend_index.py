@@ -1,9 +1,9 @@
 """A bundle, its retriever, new items and removed ones -> a bundle that knows of them, without any training.
 
-The models, the main index and everything that was counted stay as they are. A new item gets a row in the item
-table, with its names and its price and with zeros where nothing was counted yet, and a vector from the item
-tower's content: its type, category and department. The item's own embedding is
-left out, and its bias is the mean of its type's: both take purchases to learn.
+The models, the main index and everything that was counted stay as they are; `refresh_counts` counts the last
+days anew. A new item gets a row in the item table, with its names and its price and with zeros where nothing
+was counted yet, and a vector from the item tower's content: its type, category and department. The item's own
+embedding is left out, and its bias is the mean of its type's: both take purchases to learn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 
 from components.data.examples import ContractViolation
+from components.data.fit_statistics import Purchases, fresh_by_day
 from components.models.two_tower import TwoTower
 from components.release.assemble_bundle import seal_with_golden
 from components.retriever.train_retriever import load_retriever
@@ -40,7 +41,13 @@ _OF_ITEMS = ("price", "is_private")  # optional columns of a new item, beside it
 
 
 def extend_index(
-    bundle: Path, retriever: Path, extended: Path, new: pd.DataFrame, removed: Sequence[str]
+    bundle: Path,
+    retriever: Path,
+    extended: Path,
+    new: pd.DataFrame,
+    removed: Sequence[str],
+    counted: Purchases | None = None,
+    until: pd.Timestamp | None = None,
 ) -> str:
     """Write a bundle with new items and without removed ones, and return its id.
 
@@ -51,6 +58,8 @@ def extend_index(
         new: one row for each new item: `item_id`, and as far as they are known `type`, `category`,
             `department`, `price` and `is_private` (1 for the shop's own brand).
         removed: ids of items that are not sold any more.
+        counted: purchases that the day-fresh features are counted of anew; None: they stay as they are.
+        until: the end of the last day that counts.
 
     Raises:
         ValueError: a new item has no id, comes twice or is known already; a removed one is not known.
@@ -71,6 +80,9 @@ def extend_index(
     shutil.copytree(bundle, extended)
     vocabulary = read_vocabulary(bundle / "statistics")
     after = _with_rows(before, new, vocabulary)
+    if counted is not None and until is not None:
+        types, end = np.asarray(after.categorical[:, 0]), until.timestamp()
+        after = replace(after, fresh=fresh_by_day(counted, after.item_ids, types, end, 1)[0])
     shutil.rmtree(extended / "statistics")
     write_statistics(extended / "statistics", after, vocabulary)
     vectors = cold_vectors(model, np.asarray(after.categorical[known:], np.int64))

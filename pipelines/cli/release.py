@@ -1,4 +1,4 @@
-"""Commands that release a model: models, promote, rollback, extend."""
+"""Commands that release a model: models, promote, rollback, extend, refresh."""
 
 from __future__ import annotations
 
@@ -165,11 +165,7 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     removed = [item.strip() for item in remove.split(",") if item.strip()]
     if items is None and not removed:
         raise click.UsageError("nothing to change: give ITEMS.csv, or --remove ID,ID")
-    champion = read_champion(context.home)
-    origin = champions_run(context.home)
-    retriever = origin.artifacts("train-retriever") / "checkpoint" if origin else None
-    if retriever is None or not retriever.is_dir():
-        raise click.UsageError("the run that made the champion is not kept here: `reco run` makes a new one")
+    champion, retriever = read_champion(context.home), _champions_retriever(context)
     new = read_new_items(items) if items else pd.DataFrame({"item_id": pd.Series(dtype=str)})
     folder = context.home / "extended"
     bundle_id = extend_index(champion.bundle(context.home), retriever, folder, new, removed)
@@ -181,4 +177,41 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     context.answer(document, f"{text}\nsend it through the gate: {command(context.home, 'promote')}")
 
 
-COMMANDS = (models, promote, rollback, extend)
+def _champions_retriever(context: Context) -> Path:
+    origin = champions_run(context.home)
+    retriever = origin.artifacts("train-retriever") / "checkpoint" if origin else None
+    if retriever is None or not retriever.is_dir():
+        raise click.UsageError("the run that made the champion is not kept here: `reco run` makes a new one")
+    return retriever
+
+
+@click.command()
+@click.option("--data", default="", help="Where the purchases are.  [default: the home's archive]")
+@registry_options
+@common_options
+def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> None:
+    """Count what the champion's items sold lately, without training; for each night.
+
+    Items that were bought five times since the training join. The result is registered as the challenger.
+    """
+    import tempfile
+
+    from components.data.ingest_events import ingest_events
+    from components.release.register_bundle import register_bundle
+    from components.retriever.refresh_counts import refresh_counts
+
+    champion, retriever = read_champion(context.home), _champions_retriever(context)
+    folder = context.home / "refreshed"
+    with tempfile.TemporaryDirectory() as scratch:
+        dataset = Path(scratch) / "dataset"
+        ingest_events(data or str(context.home / "offline_store"), dataset, home=str(context.home))
+        done = refresh_counts(champion.bundle(context.home), retriever, dataset, folder)
+    version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
+    text = (
+        f"version {version} (bundle {done['bundle_id']}) is challenger: items counted until {done['until']}, "
+        f"{done['joined']} joined\nsend it through the gate: {command(context.home, 'promote')}"
+    )
+    context.answer({"version": version, **done}, text)
+
+
+COMMANDS = (models, promote, rollback, extend, refresh)

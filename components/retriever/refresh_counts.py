@@ -1,0 +1,73 @@
+"""A bundle and the purchases since -> the bundle with last night's counts and the items that have joined.
+
+This is the nightly job between two trainings. The models stay as they are. The day-fresh features of each item
+are counted anew, to the end of the last whole day. An item that has been bought MIN_BASKETS times since the
+training joins the catalogue, see `extend_index`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from components.data.fit_statistics import MIN_BASKETS, Purchases, purchases_of
+from components.retriever.extend_index import extend_index
+from feature_repo.events import Dataset, read_dataset
+from feature_repo.item_days import DAY_S
+from feature_repo.schema import LEVELS
+from feature_repo.statistics import Statistics
+from serving.release.bundle import load_bundle
+
+
+def refresh_counts(
+    bundle: Path, retriever: Path, dataset: Path, refreshed: Path, until: pd.Timestamp | None = None
+) -> dict[str, str | int]:
+    """Write a bundle with fresh counts.
+
+    Args:
+        bundle: the bundle to start from; it may be a refreshed one.
+        retriever: the checkpoint that it was made from.
+        dataset: the purchases, at least those of the last 91 days.
+        refreshed: the directory to write.
+        until: the moment of the count; None for the data set's last purchase. The counts end with the last
+            day before it, at the hour of the cut.
+
+    Returns:
+        The id of the bundle, the end of the counts, and how many items have joined.
+
+    Raises:
+        ValueError: no whole day of purchases lies between the bundle's cut and that moment.
+    """
+    loaded, data = load_bundle(bundle), read_dataset(dataset)
+    cut = pd.Timestamp(loaded.manifest["cut"])
+    purchases = purchases_of(data.events)
+    if len(purchases.at) == 0:
+        raise ValueError(f"{dataset} holds no purchase: bring those since the bundle's cut {cut}")
+    last = float(purchases.at[-1])
+    moment = last if until is None else min(until.timestamp(), last)
+    days = int((moment - cut.timestamp()) // DAY_S)
+    if days < 1:
+        ends = pd.Timestamp(moment, unit="s", tz="UTC").isoformat(timespec="minutes")
+        raise ValueError(f"the purchases end at {ends}, expected a day or more after the bundle's cut {cut}")
+    end = cut + pd.Timedelta(days=days)
+    known = purchases.before(end)
+    new = joining_items(known, data, loaded.statistics)
+    bundle_id = extend_index(bundle, retriever, refreshed, new, [], counted=known, until=end)
+    return {"bundle_id": bundle_id, "until": end.isoformat(), "joined": len(new)}
+
+
+def joining_items(purchases: Purchases, data: Dataset, statistics: Statistics) -> pd.DataFrame:
+    """Return a row, as `extend_index` takes it, for each item unknown so far with MIN_BASKETS baskets."""
+    baskets = np.bincount(purchases.item, minlength=len(purchases.item_ids))
+    ids = purchases.item_ids[baskets >= MIN_BASKETS]
+    ids = ids[~np.isin(ids, statistics.item_ids)]
+    code = np.searchsorted(purchases.item_ids, ids)
+    units = np.bincount(purchases.item, purchases.quantity, len(purchases.item_ids))[code]
+    paid = np.bincount(purchases.item, purchases.paid, len(purchases.item_ids))[code]
+    table = data.items.set_index("item_id").reindex(ids)
+    columns = {level: table[level].fillna("").to_numpy(str) for level in LEVELS if level in table}
+    if "brand" in table:
+        columns["is_private"] = (table["brand"] == "private").to_numpy(np.float32)
+    return pd.DataFrame({"item_id": ids, **columns, "price": paid / np.maximum(units, 1)})

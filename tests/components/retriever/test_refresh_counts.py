@@ -1,0 +1,78 @@
+"""The toy shop after its cut: the counts end with the last whole day, and what has sold five times joins."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from components.retriever.refresh_counts import refresh_counts
+from feature_repo.events import Dataset, read_dataset, write_dataset
+from feature_repo.schema import DENSE_NAMES, FRESH
+from serving.answer.recommender import Recommender
+from serving.release.bundle import load_bundle, read_manifest
+from serving.schemas import Request
+from serving.stores.online_features import MemoryStore
+
+pytestmark = pytest.mark.slow
+DAYS = 10
+NAMES = [feature.__name__ for feature in FRESH]
+
+
+@pytest.fixture
+def cut(toy_line: Path) -> pd.Timestamp:
+    return pd.Timestamp(read_manifest(toy_line / "evaluated")["cut"])
+
+
+@pytest.fixture
+def data(toy_line: Path, cut: pd.Timestamp) -> Dataset:
+    """After the cut item-000 is sold under two new names; under the second one four times only."""
+    data = read_dataset(toy_line / "dataset")
+    events = data.events.copy()
+    later = np.flatnonzero((events["at"] >= cut) & (events["item_id"] == "item-000"))
+    events.loc[events.index[later], "item_id"] = "fresh"
+    events.loc[events.index[later[:4]], "item_id"] = "rare"
+    like = data.items[data.items["item_id"] == "item-000"]
+    items = pd.concat([data.items, like.assign(item_id="fresh"), like.assign(item_id="rare")])
+    return replace(data, events=events, items=items)
+
+
+def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
+    toy_line: Path, data: Dataset, cut: pd.Timestamp, tmp_path: Path
+) -> None:
+    write_dataset(tmp_path / "dataset", data)
+    until = cut + pd.Timedelta(days=DAYS, hours=7)
+    done = refresh_counts(
+        toy_line / "evaluated", toy_line / "retriever", tmp_path / "dataset", tmp_path / "new", until
+    )
+    before, after = load_bundle(toy_line / "evaluated"), load_bundle(tmp_path / "new")
+    end = cut + pd.Timedelta(days=DAYS)
+    assert done == {"bundle_id": after.bundle_id, "until": end.isoformat(), "joined": 1}
+    assert set(after.statistics.code_of) - set(before.statistics.code_of) == {"fresh"}
+    counted = data.events[(data.events["at"] < end) & (data.events["at"] >= end - pd.Timedelta(days=7))]
+    baskets = counted.groupby("item_id")["basket_id"].nunique()
+    expected = baskets.reindex(after.statistics.item_ids).fillna(0).to_numpy()
+    week = after.statistics.fresh[:, NAMES.index("item_baskets_7d")]
+    assert week.tolist() == expected.tolist()
+    assert expected[after.statistics.code_of["fresh"]] > 0
+    assert (tmp_path / "new" / "ranker.onnx").read_bytes() == before.path.joinpath("ranker.onnx").read_bytes()
+    recommender = Recommender(after, MemoryStore())
+    prepared = recommender.prepare(Request(("item-002",), end.timestamp(), k=100))
+    column = prepared.dense[:, DENSE_NAMES.index("item_baskets_7d")]
+    assert column.tolist() == expected[prepared.candidates.codes].tolist()
+    # A second night starts from the first.
+    again = refresh_counts(tmp_path / "new", toy_line / "retriever", tmp_path / "dataset", tmp_path / "next")
+    assert again["until"] > done["until"]
+    assert "rare" not in load_bundle(tmp_path / "next").statistics.code_of
+
+
+def test_without_a_day_since_the_cut_nothing_is_written(
+    toy_line: Path, cut: pd.Timestamp, tmp_path: Path
+) -> None:
+    early = cut + pd.Timedelta(hours=23)
+    with pytest.raises(ValueError, match="expected a day or more after the bundle's cut"):
+        refresh_counts(
+            toy_line / "evaluated", toy_line / "retriever", toy_line / "dataset", tmp_path / "new", early
+        )
+    assert not (tmp_path / "new").exists()
