@@ -21,7 +21,7 @@ class DailySales:
     """The sales of n items on each day from `begin` on."""
 
     begin: float  # seconds: the first day begins
-    sums: np.ndarray  # (QUANTITIES, days + 1, n) float64: what was sold before each day
+    sums: np.ndarray  # (QUANTITIES, days + 1, n) float64: the sales before each day
 
     def __len__(self) -> int:
         """Return the number of days."""

@@ -110,7 +110,7 @@ class Statistics:
         """Return the same statistics with the day-fresh features of another day, (n, features) float32."""
         for name, kind in vars(Statistics).items():
             if isinstance(kind, cached_property):
-                getattr(self, name)  # so that both share what is derived from the other arrays
+                getattr(self, name)  # so that both share the arrays derived from the others
         other = copy(self)
         object.__setattr__(other, "fresh", fresh)
         return other

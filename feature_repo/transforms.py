@@ -3,7 +3,7 @@
 Each public function is one feature. Its argument says which kind:
 
     Statistics  an item           returns one float per item of the catalogue
-    ItemDays    an item lately    the same, of the last days before the request's day
+    ItemDays    an item lately    one float per item of the catalogue
     User        a user            returns one float
     Query       a user's items    returns one float per item bought (`of_history`), or per partner of the
                                   basket (`of_together`); called with `Rows` it gives the candidates'
@@ -335,7 +335,7 @@ def item_age_days(statistics: Statistics) -> np.ndarray:
     return statistics.age_days
 
 
-# The item lately: what sells and what it costs now.
+# The item lately: its sales and its price of now.
 
 
 def item_baskets_1d(days: ItemDays) -> np.ndarray:

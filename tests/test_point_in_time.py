@@ -292,7 +292,7 @@ def test_day_fresh_features_know_only_the_days_before() -> None:
     )
     begun = [24 * day <= hours for day in range(days)]
     assert [bool((clean[day] == spoilt[day]).all()) for day in range(days)] == begun
-    # What the examples of a day see is what the endpoint would hold after that night's count.
+    # The examples of a day see the numbers that the endpoint would hold after that night's count.
     until = purchases_of(PAST).before(BASE)
     assert (fresh_by_day(until, FITTED.item_ids, types, BASE.timestamp(), 1)[0] == FITTED.fresh).all()
 

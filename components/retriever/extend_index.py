@@ -1,7 +1,7 @@
 """A bundle, its retriever, new items and removed ones -> a bundle that knows of them, without any training.
 
-The models, the main index and everything that was counted stay as they are; `refresh_counts` counts the last
-days anew. A new item gets a row in the item table, with its names and its price and with zeros where nothing
+The models, the main index and everything that was counted stay as they are; `refresh_counts` updates the
+counts of the last days. A new item gets a row in the item table, with its names and its price and with zeros where nothing
 was counted yet, and a vector from the item tower's content: its type, category and department. The item's own
 embedding is left out, and its bias is the mean of its type's: both take purchases to learn.
 """
@@ -58,7 +58,7 @@ def extend_index(
         new: one row for each new item: `item_id`, and as far as they are known `type`, `category`,
             `department`, `price` and `is_private` (1 for the shop's own brand).
         removed: ids of items that are not sold any more.
-        counted: purchases that the day-fresh features are counted of anew; None: they stay as they are.
+        counted: purchases for the day-fresh features; None: these stay as they are.
         until: the end of the last day that counts.
 
     Raises:

@@ -1,8 +1,8 @@
 """A bundle and the purchases since -> the bundle with last night's counts and the items that have joined.
 
-This is the nightly job between two trainings. The models stay as they are. The day-fresh features of each item
-are counted anew, to the end of the last whole day. An item that has been bought MIN_BASKETS times since the
-training joins the catalogue, see `extend_index`.
+This is the nightly job between two trainings. The models stay as they are. The day-fresh features of each
+item are counted again, to the end of the last whole day. An item that has been bought MIN_BASKETS times since
+the training joins the catalogue, see `extend_index`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A user's lines and a basket -> what was in the user's earlier baskets like this one, by numba."""
+"""A user's lines and a basket -> the user's earlier baskets that are like this one, compiled by numba."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _champions_retriever(context: Context) -> Path:
 @registry_options
 @common_options
 def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> None:
-    """Count what the champion's items sold lately, without training; for each night.
+    """Count the recent sales of the champion's items, without training; for each night.
 
     Items that were bought five times since the training join. The result is registered as the challenger.
     """

@@ -1,4 +1,4 @@
-"""The toy shop after its cut: the counts end with the last whole day, and what has sold five times joins."""
+"""The toy shop after its cut: the counts end with the last whole day, and an item sold five times joins."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
     assert column.tolist() == expected[prepared.candidates.codes].tolist()
     # A second night starts from the first.
     again = refresh_counts(tmp_path / "new", toy_line / "retriever", tmp_path / "dataset", tmp_path / "next")
-    assert again["until"] > done["until"]
+    assert str(again["until"]) > str(done["until"])
     assert "rare" not in load_bundle(tmp_path / "next").statistics.code_of
 
 
