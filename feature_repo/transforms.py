@@ -3,7 +3,7 @@
 Each public function is one feature. Its argument says which kind:
 
     Statistics  an item           returns one float per item of the catalogue
-    ItemDays    an item lately    one float per item of the catalogue
+    ItemDays    an item lately    the same.
     User        a user            returns one float
     Query       a user's items    returns one float per item bought (`of_history`), or per partner of the
                                   basket (`of_together`); called with `Rows` it gives the candidates'

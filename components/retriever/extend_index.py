@@ -1,9 +1,9 @@
 """A bundle, its retriever, new items and removed ones -> a bundle that knows of them, without any training.
 
 The models, the main index and everything that was counted stay as they are; `refresh_counts` updates the
-counts of the last days. A new item gets a row in the item table, with its names and its price and with zeros where nothing
-was counted yet, and a vector from the item tower's content: its type, category and department. The item's own
-embedding is left out, and its bias is the mean of its type's: both take purchases to learn.
+counts of the last days. A new item gets a row in the item table, with its names and its price and with zeros
+where nothing was counted yet, and a vector from the item tower's content: its type, category and department.
+The item's own embedding is left out, and its bias is the mean of its type's: both take purchases to learn.
 """
 
 from __future__ import annotations
