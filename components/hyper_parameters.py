@@ -245,6 +245,7 @@ class BundleParams:
 
     history: int = Quotas.history  # candidates from the shopper's own purchases
     together: int = Quotas.together  # candidates often bought with the basket's items
+    week: int = Quotas.week  # candidates that sold best in the last 7 days, counted each night
     tower: int = Quotas.tower  # candidates from the two towers' index
     store: int = Quotas.store  # candidates that sell best in the shopper's store
     candidates: int = Quotas.total  # candidates of all sources that are ranked

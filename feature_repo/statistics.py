@@ -22,6 +22,7 @@ from feature_repo.kernels.ids import codes_of, index_ids
 from feature_repo.kernels.pairs import Catalogue
 
 NO_ITEM = -1
+SOLD_7D = 2  # the column of `fresh` with the baskets of 7 days
 NEW_ITEMS = "new_items.txt"  # holds their number; without the file it is 0
 
 
@@ -73,6 +74,13 @@ class Statistics:
         return {store: row for row, store in enumerate(self.store_ids.tolist())}
 
     @cached_property
+    def best_of_week(self) -> np.ndarray:
+        """Best sellers of the last 7 days before the latest nightly count, best first, (w,) int64."""
+        sold = self.fresh[:, SOLD_7D]
+        order = np.argsort(-sold, kind="stable")[: len(self.popular)]
+        return order[sold[order] > 0]
+
+    @cached_property
     def link_weights(self) -> np.ndarray:
         """Factors of a link's count, (n, 6) float32: three factors of its source, three of its partner."""
         count = np.maximum(self.basket_count, 1).astype(np.float32)
@@ -112,6 +120,7 @@ class Statistics:
             if isinstance(kind, cached_property):
                 getattr(self, name)  # so that both share the arrays derived from the others
         other = copy(self)
+        del other.__dict__["best_of_week"]
         object.__setattr__(other, "fresh", fresh)
         return other
 

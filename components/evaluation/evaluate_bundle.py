@@ -40,7 +40,7 @@ from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle, seal_bundle
 from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, MAX_K
 from serving.stages.item_index import FaissTower
-from serving.stages.retrieval import Quotas, retrieve
+from serving.stages.retrieval import SOURCES, Quotas, retrieve
 from serving.stores.online_features import MemoryStore, UserRow
 
 log = logging.getLogger(__name__)
@@ -258,13 +258,14 @@ def _source_recall(
 ) -> dict[str, dict[str, float]]:
     """Return Recall@500 of each source alone and of the union as served, on a sample of the tasks."""
     bundle = recommender.bundle
+    nothing = Quotas(history=0, together=0, week=0, tower=0, store=0)
     alone: dict[str, Quotas] = {
         "served": bundle.settings.quotas,
-        "history": Quotas(history=500, together=0, tower=0, store=0),
-        "together": Quotas(history=0, together=500, tower=0, store=0),
-        "tower": Quotas(history=0, together=0, tower=500, store=0),
-        "store": Quotas(history=0, together=0, tower=0, store=500),
-        "popular": Quotas(history=0, together=0, tower=0, store=0),
+        **{
+            name: replace(nothing, **{name: 500})
+            for name in ("history", "together", "week", "tower", "store")
+        },
+        "popular": nothing,
     }
     store = MemoryStore()
     tower = bundle.profiles[DEFAULT_PROFILE].tower
@@ -277,10 +278,9 @@ def _source_recall(
         for name, quotas in alone.items():
             near = tower.search([prepared.query], quotas.tower)[0] if quotas.tower else None
             candidates = retrieve(prepared.query, best, quotas, near)
-            # `retrieve` fills up with best sellers; a source alone counts only its own candidates.
-            own = (
-                candidates.codes if name in ("served", "popular") else candidates.codes[candidates.source < 4]
-            )
+            own = candidates.codes
+            if name != "served":  # `retrieve` fills up; a source alone counts only its own candidates
+                own = own[candidates.source == SOURCES.index(name)]
             hit = np.isin(task.hidden, own)
             before = task.bought_before
             found[name].append(

@@ -127,7 +127,7 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
     Raises:
         ValueError: a profile that cannot be read.
     """
-    quotas = Quotas(given.history, given.together, given.tower, given.store, given.candidates)
+    quotas = Quotas(given.history, given.together, given.week, given.tower, given.store, given.candidates)
     profiles = {}
     for name, own in given.profiles.items():
         usual = {"quotas": asdict(quotas), "search": index["search"], "items": None}

@@ -16,13 +16,14 @@ def choose(
     partners: np.ndarray,
     strengths: np.ndarray,
     most_partners: int,
+    week: np.ndarray,
     near: np.ndarray,
     store: np.ndarray,
     popular: np.ndarray,
     most: int,
     marks: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return distinct codes of five sources, source by source, and the number of each code's source.
+    """Return distinct codes of six sources, source by source, and the number of each code's source.
 
     Args:
         basket: codes that are left out.
@@ -31,7 +32,8 @@ def choose(
         favourites: places in the history that come first.
         partners: (t,) codes of the basket's partners, the source 1.
         strengths: (t,) of the partners; the largest come first.
-        most_partners: how many partners to return at most.
+        most_partners: how many partners come before the other sources; more follow while there is room.
+        week: codes, the source 6.
         near: codes, the source 2.
         store: codes, the source 3.
         popular: codes, the source 4.
@@ -47,9 +49,12 @@ def choose(
     for code in barred:
         marks[code] = 1
     found = _take(bought[favourites], 0, codes, sources, 0, marks)
-    found = _take(partners[best(strengths, most_partners)], 1, codes, sources, found, marks)
+    ranked = partners[best(strengths, most)]
+    found = _take(ranked[:most_partners], 1, codes, sources, found, marks)
+    found = _take(week, 6, codes, sources, found, marks)
     found = _take(near, 2, codes, sources, found, marks)
     found = _take(store, 3, codes, sources, found, marks)
+    found = _take(ranked[most_partners:], 1, codes, sources, found, marks)
     found = _take(popular, 4, codes, sources, found, marks)
     for code in basket:
         marks[code] = 0

@@ -99,15 +99,19 @@ def places_of(recommender: Recommender, asked: Asked, prepared: Prepared, code: 
     partners = together.codes[np.argsort(-together.sums[0], kind="stable")]
     row = None if request.store_id is None else statistics.store_row.get(request.store_id)
     [near] = profile.tower.search([query], len(statistics.item_ids))
-    # Best sellers fill up what room the others leave.
-    filled = prepared.candidates.codes[prepared.candidates.source == SOURCES.index("popular")]
-    reached = int(np.flatnonzero(np.isin(statistics.popular, filled)).max(initial=-1)) + 1
+
+    def reached(source: str, codes: np.ndarray) -> int:
+        """Return how far down its list a source was asked: some fill up the room that the others leave."""
+        taken = prepared.candidates.codes[prepared.candidates.source == SOURCES.index(source)]
+        return int(np.flatnonzero(np.isin(codes, taken)).max(initial=-1)) + 1
+
     lists: list[tuple[str, np.ndarray, int]] = [
         ("history", query.history.items[query.favourites], quotas.history),
-        ("together", partners, quotas.together),
+        ("together", partners, max(quotas.together, reached("together", partners))),
+        ("week", statistics.best_of_week, quotas.week),
         ("tower", near, quotas.tower),
         ("store", np.empty(0, np.int64) if row is None else statistics.store_popular[row], quotas.store),
-        ("popular", statistics.popular, reached),
+        ("popular", statistics.popular, reached("popular", statistics.popular)),
     ]
     ranks = ((source, np.flatnonzero(codes == code), brings) for source, codes, brings in lists)
     return [SourcePlace(source, int(at[0]) + 1, brings) for source, at, brings in ranks if len(at)]

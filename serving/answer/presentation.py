@@ -19,6 +19,7 @@ POPULAR = {
     "tower": "fits this basket and shopper",
     "store": "popular in this store",
     "popular": "popular now",
+    "week": "popular this week",
     "pinned": "chosen by the shop",
 }
 _CODES = {
@@ -27,6 +28,7 @@ _CODES = {
     "tower": "fits",
     "store": "popular_in_store",
     "popular": "popular",
+    "week": "popular",
     "pinned": "pinned",
 }
 Terms = tuple[list[float | None], list[float | None], list[str | None]]

@@ -12,7 +12,7 @@ from feature_repo.queries import Query, User
 from feature_repo.statistics import Statistics
 
 MOST = 100_000  # candidates of one source, or in all
-SOURCES = ("history", "together", "tower", "store", "popular", "pinned")
+SOURCES = ("history", "together", "tower", "store", "popular", "pinned", "week")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Quotas:
     """How many candidates each source may bring, and how many are ranked in all."""
 
     history: int = 300
-    together: int = 200
+    together: int = 180
+    week: int = 60
     tower: int = 60
     store: int = 40
     total: int = 500
@@ -63,8 +64,8 @@ def retrieve(
 ) -> Candidates:
     """Return up to `quotas.total` candidates, each source after the one before.
 
-    The user's own items, partners of the basket, neighbours of the query vector, best sellers of the
-    store, and best sellers of the chain to fill up.
+    The user's own items, partners of the basket, best sellers of the last week, neighbours of the query
+    vector, best sellers of the store; then more partners and best sellers of the chain to fill up.
 
     Args:
         query: the request.
@@ -83,6 +84,7 @@ def retrieve(
         together.codes,
         together.sums[0],
         quotas.together,
+        query.statistics.best_of_week[: quotas.week],
         nothing if near is None else near[: quotas.tower],
         (nothing if store is None else store[: quotas.store]).astype(np.int64, copy=False),
         query.statistics.popular,

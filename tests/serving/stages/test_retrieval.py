@@ -10,7 +10,7 @@ import pytest
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, no_events
 from feature_repo.queries import Query
 from feature_repo.schema import FRESH
-from feature_repo.statistics import Statistics
+from feature_repo.statistics import SOLD_7D, Statistics
 from serving.stages.retrieval import SOURCES, Candidates, Quotas, build_query, retrieve, thin
 
 NOW = 1_511_740_800
@@ -79,6 +79,27 @@ def test_sources_are_ordered_and_the_first_one_counts(statistics: Statistics, qu
         "popular",
         "popular",
     ]
+
+
+def test_best_sellers_of_the_week_come_before_the_tower_and_partners_fill_up(
+    statistics: Statistics, query_of: Ask
+) -> None:
+    fresh = np.zeros((ITEMS, len(FRESH)), np.float32)
+    fresh[[8, 6, 1], SOLD_7D] = [5, 7, 9]
+    assert FRESH[SOLD_7D].__name__ == "item_baskets_7d"
+    query = replace(query_of(["i00"], []), statistics=statistics.as_of(fresh))
+    found = retrieve(query, None, Quotas(together=1, week=2, total=6), near(4))
+    # The week's best is a partner of the basket already; the second partner fills up before the chain's.
+    assert found.codes.tolist() == [1, 6, 4, 2, 11, 10]
+    assert [SOURCES[source] for source in found.source] == [
+        "together",
+        "week",
+        "tower",
+        "together",
+        "popular",
+        "popular",
+    ]
+    assert statistics.best_of_week.tolist() == [], "nothing was sold last week, as far as the old count knows"
 
 
 def test_a_query_needs_one_known_item(query_of: Ask) -> None:
