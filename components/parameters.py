@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from inspect import signature
 from typing import Any, TypeVar
 
-from feature_repo.spelling import closest
+from feature_repo.ids import closest
 
 Params = TypeVar("Params")
 

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from feature_repo.atomic_files import write_file
 from feature_repo.errors import RecoError
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
-from feature_repo.spelling import did_you_mean
+from feature_repo.ids import did_you_mean
 
 EVENT_SCHEMA = pa.schema(
     [

@@ -9,7 +9,7 @@ import pyarrow as pa
 from feast import Entity, FeatureService, FeatureView, Field, FileSource, Project, ValueType
 from feast.types import Bytes, Float32, String
 
-from feature_repo.schema import ITEM, USER
+from feature_repo.schema import FRESH, ITEM, USER
 from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, ITEM_VIEW, USER_COLUMNS, USER_TTL_DAYS, USER_VIEW
 
 OFFLINE_STORE = Path("../.reco/offline_store")  # relative to this folder, where `feast apply` runs
@@ -17,7 +17,7 @@ FOREVER = timedelta(0)
 TYPES = {pa.string(): String, pa.binary(): Bytes, pa.float32(): Float32}
 DESCRIPTIONS = {
     HISTORY: "The user's last events; feature_repo.aggregates.unpack reads it.",
-    **{feature.__name__: (feature.__doc__ or "").splitlines()[0] for feature in (*USER, *ITEM)},
+    **{feature.__name__: (feature.__doc__ or "").splitlines()[0] for feature in (*USER, *ITEM, *FRESH)},
 }
 
 project = Project(name="checkout", description="Recommendations at the checkout.")

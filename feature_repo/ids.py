@@ -6,7 +6,9 @@ may become a place on a disk: it is plain ASCII, so that no two of them look ali
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import TypeGuard
 
 MAX_ID_LENGTH = 128  # characters
@@ -28,3 +30,15 @@ def is_name(value: object) -> TypeGuard[str]:
 def is_path(value: object) -> TypeGuard[str]:
     """Say whether a value is a path that stays below where it begins, of at most 8 parts with plain names."""
     return isinstance(value, str) and _PATH.fullmatch(value) is not None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return "did you mean 'x'?" with the nearest known word; empty if no word is near."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def closest(word: str, known: Iterable[str], otherwise: str = "there is") -> str:
+    """Return `did_you_mean`, or `otherwise` and a list of all known words if no word is near."""
+    words = list(known)
+    return did_you_mean(word, words) or f"{otherwise} {', '.join(words) or 'none'}"

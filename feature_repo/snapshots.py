@@ -1,7 +1,7 @@
 """Rows of users and items as of a moment -> the tables behind the Feast views, one column per feature.
 
 A row stamped t holds the events strictly before t: Feast joins it to requests at t or later, so that no
-basket sees itself. The columns follow `schema.USER` and `schema.ITEM`; no feature is listed twice.
+basket sees itself. The columns follow `USER`, `ITEM` and `FRESH` of `schema`; no feature is listed twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.queries import User
-from feature_repo.schema import ITEM, USER, item_values, user_values
+from feature_repo.schema import FRESH, ITEM, USER, item_values, user_values
 from feature_repo.statistics import Statistics
 
 USER_VIEW, ITEM_VIEW = "user_history", "item_statistics"
@@ -32,7 +32,7 @@ USER_COLUMNS = pa.schema(
     ]
 )
 ITEM_COLUMNS = pa.schema(
-    [("item_id", pa.string()), _STAMP, *((feature.__name__, pa.float32()) for feature in ITEM)]
+    [("item_id", pa.string()), _STAMP, *((feature.__name__, pa.float32()) for feature in (*ITEM, *FRESH))]
 )
 
 
@@ -64,7 +64,8 @@ def user_table(rows: Iterable[tuple[str, UserEvents]], at: float | None = None) 
 def item_table(statistics: Statistics, at: float) -> pa.Table:
     """Return the catalogue's features as of `at`, seconds since the epoch, as a table of ITEM_COLUMNS."""
     stamps = pa.array(np.full(len(statistics.item_ids), round(at * 1e6), np.int64)).cast(_STAMP[1])
-    arrays = [statistics.item_ids.tolist(), stamps, *item_values(statistics).T]
+    values = item_values(statistics).T, statistics.fresh.T
+    arrays = [statistics.item_ids.tolist(), stamps, *values[0], *values[1]]
     return pa.Table.from_arrays(
         [pa.array(column, field.type) for column, field in zip(arrays, ITEM_COLUMNS, strict=True)],
         schema=ITEM_COLUMNS,

@@ -21,8 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
-from feature_repo.ids import is_id
-from feature_repo.spelling import did_you_mean
+from feature_repo.ids import did_you_mean, is_id
 from serving.errors import InvalidRequest, NotJson
 
 MAX_BASKET = 500  # lines; a longer basket is refused

@@ -34,7 +34,7 @@ from feature_repo.events import (
     write_dataset,
     write_quarantine,
 )
-from feature_repo.spelling import did_you_mean
+from feature_repo.ids import did_you_mean
 from feature_repo.stream.archive import EVENTS, read_archive
 from feature_repo.stream.erasure import Forgotten
 from feature_repo.toy_shop import toy_dataset

@@ -49,12 +49,13 @@ def choose(
     for code in barred:
         marks[code] = 1
     found = _take(bought[favourites], 0, codes, sources, 0, marks)
-    ranked = partners[best(strengths, most)]
-    found = _take(ranked[:most_partners], 1, codes, sources, found, marks)
+    found = _take(partners[best(strengths, most_partners)], 1, codes, sources, found, marks)
     found = _take(week, 6, codes, sources, found, marks)
     found = _take(near, 2, codes, sources, found, marks)
     found = _take(store, 3, codes, sources, found, marks)
-    found = _take(ranked[most_partners:], 1, codes, sources, found, marks)
+    if found < most and most_partners < len(partners):
+        more = partners[best(strengths, most + len(basket) + len(barred))]
+        found = _take(more[most_partners:], 1, codes, sources, found, marks)
     found = _take(popular, 4, codes, sources, found, marks)
     for code in basket:
         marks[code] = 0

@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from feature_repo.spelling import closest
+from feature_repo.ids import closest
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings, PydanticBaseSettingsSource

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from feature_repo.spelling import closest
+from feature_repo.ids import closest
 from pipelines.cli import ask, bench, events, release, rules, serve, train, watch
 from pipelines.cli.options import HOME_HELP
 from pipelines.run.exit_codes import exit_code

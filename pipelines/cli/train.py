@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from components.home import command
-from feature_repo.spelling import closest
+from feature_repo.ids import closest
 from pipelines.cli.options import (
     DATA,
     FILE,

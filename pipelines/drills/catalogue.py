@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feature_repo.spelling import closest
+from feature_repo.ids import closest
 from pipelines.bench.load.goals import Goal, part_of
 from pipelines.drills import crowds, faults, goals
 from pipelines.drills.faults import Break, Notes

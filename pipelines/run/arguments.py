@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from feature_repo.errors import USAGE, RecoError
-from feature_repo.spelling import closest
+from feature_repo.ids import closest
 from pipelines.run.graph import Spec
 
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from components.home import Conflict, command, read_running
 from feature_repo.errors import USAGE, RecoError
-from feature_repo.spelling import closest
+from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
 from pipelines.run.runs import Run, RunUnknown, Size, find_run, list_runs

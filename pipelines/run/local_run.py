@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from components.home import command, locked
 from feature_repo.errors import RecoError
-from feature_repo.spelling import closest
+from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.exit_codes import exit_code_of_step, message_of_step
 from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_names

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from feature_repo.ids import did_you_mean
 from feature_repo.schema import LEVELS
-from feature_repo.spelling import did_you_mean
 from feature_repo.statistics import NO_ITEM, Statistics
 from serving.shop.rules_file import Rule, RuleProblem, read_rules
 from serving.shop.watched_file import WatchedFile

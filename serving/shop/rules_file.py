@@ -28,8 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from feature_repo.atomic_files import read_regular
-from feature_repo.ids import MAX_ID_LENGTH, is_id
-from feature_repo.spelling import closest
+from feature_repo.ids import MAX_ID_LENGTH, closest, is_id
 from serving.schemas import MAX_K
 
 MAX_BYTES = 4 << 20

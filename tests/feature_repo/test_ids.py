@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feature_repo.ids import MAX_ID_LENGTH, is_id, is_name, is_path
+from feature_repo.ids import MAX_ID_LENGTH, closest, did_you_mean, is_id, is_name, is_path
 
 ASCII = set(string.ascii_letters + string.digits + "_.-")
 BAD = [
@@ -95,3 +95,18 @@ def test_no_name_or_path_leaves_its_folder(text: str) -> None:
         assert place != root
         assert place.resolve(strict=False).is_relative_to(root.resolve())
         assert len(place.relative_to(root).parts) == text.count("/") + 1
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("pirce", "did you mean 'price'?"), ("price", "did you mean 'price'?"), ("zzz", ""), ("", "")],
+)
+def test_the_nearest_word(word: str, hint: str) -> None:
+    assert did_you_mean(word, ("item", "price", "user")) == hint
+
+
+def test_no_word_is_near() -> None:
+    assert closest("pirce", iter(["price", "item"])) == "did you mean 'price'?"
+    assert closest("zzz", {"a": 1, "b": 2}) == "there is a, b"
+    assert closest("zzz", ["a", "b"], "it has") == "it has a, b"
+    assert closest("zzz", []) == "there is none"

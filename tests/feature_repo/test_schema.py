@@ -14,6 +14,7 @@ from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import (
     BASKET_LENGTH,
     DENSE_NAMES,
+    FRESH,
     HISTORY_LENGTH,
     ITEM,
     LIMIT,
@@ -24,7 +25,7 @@ from feature_repo.schema import (
     tower_inputs,
     user_values,
 )
-from feature_repo.statistics import Statistics
+from feature_repo.statistics import SOLD_7D, Statistics
 from feature_repo.toy_shop import toy_dataset
 
 DAY = 86_400
@@ -59,7 +60,7 @@ def query(statistics: Statistics, basket: list[int], row: UserEvents) -> Query:
 
 def test_each_feature_has_one_column() -> None:
     assert len(set(DENSE_NAMES)) == len(DENSE_NAMES)
-    assert list(DENSE_NAMES) == [feature.__name__ for feature in (*USER, *ITEM, *REQUEST)]
+    assert list(DENSE_NAMES) == [feature.__name__ for feature in (*USER, *ITEM, *FRESH, *REQUEST)]
 
 
 def test_the_hash_changes_with_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +85,10 @@ def test_columns_are_the_features_in_order(statistics: Statistics, history: Hist
     for position, item_feature in enumerate(ITEM, len(USER)):
         expected = item_feature(statistics)[[1, 2, 5]].astype(np.float32)
         np.testing.assert_array_equal(dense[:, position], expected, err_msg=item_feature.__name__)
-    for position, feature_of_both in enumerate(REQUEST, len(USER) + len(ITEM)):
+    first = len(USER) + len(ITEM)
+    np.testing.assert_array_equal(dense[:, first : first + len(FRESH)], statistics.fresh[[1, 2, 5]])
+    assert FRESH[SOLD_7D].__name__ == "item_baskets_7d"
+    for position, feature_of_both in enumerate(REQUEST, first + len(FRESH)):
         both = np.broadcast_to(np.asarray(feature_of_both(rows), np.float32), 3)
         np.testing.assert_array_equal(dense[:, position], both, err_msg=feature_of_both.__name__)
 

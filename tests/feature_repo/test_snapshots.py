@@ -11,7 +11,7 @@ import pytest
 from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, pack, unpack
 from feature_repo.queries import Query, Rows, User
-from feature_repo.schema import ITEM, USER, model_inputs
+from feature_repo.schema import FRESH, ITEM, USER, model_inputs
 from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, USER_COLUMNS, item_table, user_table
 from feature_repo.statistics import Statistics
 from feature_repo.toy_shop import toy_dataset
@@ -42,7 +42,8 @@ def test_the_columns_are_the_schema_and_nothing_else(row: UserEvents, statistics
         HISTORY,
         *(feature.__name__ for feature in USER),
     ]
-    assert ITEM_COLUMNS.names == ["item_id", "event_timestamp", *(feature.__name__ for feature in ITEM)]
+    of_items = [feature.__name__ for feature in (*ITEM, *FRESH)]
+    assert ITEM_COLUMNS.names == ["item_id", "event_timestamp", *of_items]
     assert user_table([("ann", row)]).schema == user_table([]).schema == USER_COLUMNS
     assert item_table(statistics, MONDAY).schema == ITEM_COLUMNS
 

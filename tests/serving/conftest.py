@@ -18,7 +18,7 @@ import pytest
 
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
-from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
+from feature_repo.statistics import NO_ITEM, SOLD_7D, Statistics, write_statistics
 from serving.answer.recommender import answer_golden
 from serving.release.bundle import RankingSettings, load_bundle, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
@@ -69,6 +69,7 @@ def build_statistics(items: int = ITEMS) -> tuple[Statistics, dict[str, list[str
         total_baskets=np.array(4_000.0),
         fresh=rng.uniform(0, 9, (items, len(FRESH))).astype(np.float32),
     )
+    statistics.fresh[:, SOLD_7D] = 0  # so that no best seller of the week takes the tower's place
     return statistics, vocabulary
 
 

@@ -11,6 +11,7 @@ from feature_repo.kernels.candidates import best, choose, find
 from feature_repo.statistics import Statistics
 
 codes = st.lists(st.integers(0, 11), max_size=12)
+distinct = st.lists(st.integers(0, 11), max_size=12, unique=True)
 
 
 @given(st.lists(st.integers(0, 11), unique=True), st.lists(st.integers(-2, 11)))
@@ -21,7 +22,7 @@ def test_find_gives_places_and_wipes_its_marks(there: list[int], wanted: list[in
     assert not marks.any()
 
 
-@given(codes, codes, codes, codes, codes, st.integers(0, 5), st.integers(0, 12))
+@given(codes, codes, distinct, codes, codes, st.integers(0, 5), st.integers(0, 12))
 def test_candidates_come_from_the_sources_in_order(
     barred: list[int],
     bought: list[int],
@@ -43,6 +44,7 @@ def test_candidates_come_from_the_sources_in_order(
         lists[1],
         np.arange(len(partners), dtype=np.float32),
         most_partners,
+        lists[2][::-1][:2],
         lists[2],
         lists[2][:0],
         lists[3],
@@ -50,8 +52,9 @@ def test_candidates_come_from_the_sources_in_order(
         marks,
     )
     seen, expected = set(barred), []
-    strongest = partners[::-1][:most_partners]
-    for source, given_codes in ((0, bought[::-1]), (1, strongest), (2, near), (4, popular)):
+    strongest, others = partners[::-1][:most_partners], partners[::-1][most_partners:]
+    order = ((0, bought[::-1]), (1, strongest), (6, near[::-1][:2]), (2, near), (1, others), (4, popular))
+    for source, given_codes in order:
         for code in given_codes:
             if code not in seen:
                 seen.add(code)

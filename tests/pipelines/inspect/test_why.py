@@ -94,15 +94,15 @@ def test_an_excluded_item_names_the_cause(toy_line: Path, tmp_path: Path) -> Non
 def test_an_item_outside_every_source_has_its_distance(recommender: Recommender) -> None:
     """Without user and basket only best sellers are candidates: the sixth is not among five."""
     request = replace(ask(None, basket=[]), store_id=None)
-    narrowed(recommender, total=5)
+    narrowed(recommender, week=0, total=5)
     statistics = recommender.bundle.statistics
     verdict = why(recommender, statistics.item_ids[statistics.popular[5]], request)
     assert verdict.step == "retrieval"
-    assert verdict.places == (SourcePlace("popular", 6, 5),)
+    assert verdict.places[-1] == SourcePlace("popular", 6, 5)
     assert verdict.why == "no source brings it: the nearest is popular, where it is number 6 and 5 come"
     assert verdict.candidates == 5
     last = why(recommender, statistics.item_ids[statistics.popular[4]], request)
-    assert (last.step, last.places) == ("shown", (SourcePlace("popular", 5, 5),))
+    assert (last.step, last.places[-1]) == ("shown", SourcePlace("popular", 5, 5))
 
 
 def test_an_item_cut_from_the_candidates_is_explained(recommender: Recommender) -> None:
@@ -124,7 +124,7 @@ def test_an_item_missed_by_the_index_is_explained(recommender: Recommender) -> N
             found: list[np.ndarray] = real.search(queries, k)
             return found if k == 80 else [codes[:0] for codes in found]
 
-    narrowed(recommender, Blind(), history=0, together=0, store=0, total=0, tower=3)
+    narrowed(recommender, Blind(), history=0, together=0, week=0, store=0, total=0, tower=3)
     first = real.search([recommender.ask(ask()).query], 80)[0]
     code = next(code for code in first.tolist() if WHOLE[code] not in ask().basket)
     rank = first.tolist().index(code) + 1

@@ -86,7 +86,6 @@ def test_best_sellers_of_the_week_come_before_the_tower_and_partners_fill_up(
 ) -> None:
     fresh = np.zeros((ITEMS, len(FRESH)), np.float32)
     fresh[[8, 6, 1], SOLD_7D] = [5, 7, 9]
-    assert FRESH[SOLD_7D].__name__ == "item_baskets_7d"
     query = replace(query_of(["i00"], []), statistics=statistics.as_of(fresh))
     found = retrieve(query, None, Quotas(together=1, week=2, total=6), near(4))
     # The week's best is a partner of the basket already; the second partner fills up before the chain's.
