@@ -67,7 +67,7 @@ _METRICS = {
 
 
 _TOKENS = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
-_CALLERS = {"security": [{"token": []}]}
+_CALLERS: dict[str, Any] = {"security": [{"token": []}]}
 
 
 def openapi(settings: Settings, profiles: Iterable[str] = (DEFAULT_PROFILE,)) -> dict[str, Any]:

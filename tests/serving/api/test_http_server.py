@@ -436,7 +436,7 @@ def test_a_slightly_too_long_head_is_refused_in_any_split() -> None:
 
 def test_a_request_does_not_wait_for_a_crowd_of_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.api.http_server.AT_ONCE", 2)
-    waits: Waits[Any] = Waits(1_000, clock=lambda: 0.0)  # nobody is late, however busy the machine is
+    waits: Waits[Any] = Waits(1_000, clock=lambda: 0.0)  # no connection is late, however busy the machine is
 
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
