@@ -12,7 +12,7 @@ FIGURES := .reco/figures
 # Workers of the test run: one more than the cores, because many tests wait. Each needs up to 2 GiB of memory.
 WORKERS ?= 3
 
-.PHONY: help setup run test check lint docs figures fuzz serve demo lock clean
+.PHONY: help setup run test check lint docs figures fuzz serve demo lock infra image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -70,10 +70,21 @@ demo: $(READY) ## the whole line on a toy shop in about ten minutes: train, answ
 # An existing lock keeps its versions; `make lock UPGRADE=--upgrade` takes the newest that fit.
 LOCK := uv pip compile pyproject.toml --quiet --generate-hashes --no-annotate --python-version 3.11 \
     --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock" $(UPGRADE)
-lock: $(READY) ## pin every package with its hashes: requirements/dev.lock and the endpoint's part of it
+lock: $(READY) ## pin every package with its hashes: requirements/dev.lock, and the parts of endpoint and pipeline
 	$(BIN)/python -m pip install -q --disable-pip-version-check uv
 	$(BIN)/$(LOCK) --extra cpu --extra train --extra trace --extra dev --no-emit-package torch -o requirements/dev.lock
 	$(BIN)/$(LOCK) --extra cpu --extra trace -c requirements/dev.lock -o requirements/endpoint.lock
+	$(BIN)/$(LOCK) --extra cpu --extra train --no-emit-package torch -c requirements/dev.lock -o requirements/pipeline.lock
+
+infra: $(READY) ## check images, manifests and Terraform with every tool that is installed; name the others
+	$(BIN)/python -m tests.infra.check
+
+# IMAGE is endpoint or pipeline; BUILDER any program that builds a Dockerfile.
+IMAGE ?= endpoint
+BUILDER ?= docker build
+image: $(READY) ## build the container image checkout-$(IMAGE) with $(BUILDER)
+	$(BIN)/python -m tests.infra.kernel_bundle build/kernel-bundle
+	$(BUILDER) -f infra/images/$(IMAGE).Dockerfile -t checkout-$(IMAGE) .
 
 clean: ## remove .venv and caches; models and data in .reco stay (delete that folder yourself)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -166,6 +166,10 @@ def files(documents: Documents) -> Iterator[str]:
         mounts = {one["mountPath"]: one["name"] for one in container(slot)["volumeMounts"]}
         for path in {*mounts.values()} - volumes.keys():
             yield f"{name_of(slot)}: no volume {path}"
+        for one in of_kind(documents, "PersistentVolumeClaim"):
+            classes = [other["metadata"]["name"] for other in of_kind(documents, "StorageClass")]
+            if one["spec"].get("storageClassName") not in classes:
+                yield f"{name_of(one)}: no StorageClass {one['spec'].get('storageClassName')}"
         for volume in volumes.values():
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             if claim is not None and claim not in claims:
@@ -328,7 +332,7 @@ def access(documents: Documents) -> Iterator[str]:
 
 def places(documents: Documents) -> Iterator[str]:
     for document in documents:
-        if document["kind"] != "Namespace" and document["metadata"].get("namespace") != NAMESPACE:
+        if document["kind"] not in ("Namespace", "StorageClass") and document["metadata"].get("namespace") != NAMESPACE:
             yield f"{name_of(document)}: not in the namespace {NAMESPACE}"
     for namespace in of_kind(documents, "Namespace"):
         if namespace["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") != "restricted":

@@ -1,0 +1,12 @@
+"""Of the image's build: a start of the endpoint compiles its loops and leaves them in NUMBA_CACHE_DIR."""
+
+import subprocess
+import sys
+
+command = [sys.executable, "-m", "serving.server", "--bundle", sys.argv[1]]
+with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    print(line, file=sys.stderr)
+    server.terminate()
+sys.exit(server.returncode or '"ready"' not in line)

@@ -1,0 +1,61 @@
+# The endpoint: the runtime's lock, this project's two serving packages, and their compiled loops.
+#   make image     (first it makes build/kernel-bundle, a toy bundle that the loops are compiled with)
+# In production give both bases by digest: --build-arg BASE=docker.io/library/python@sha256:...
+ARG BUILD=docker.io/library/python:3.11-bookworm
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+# Machine code for any x86-64 processor of the last ten years: numba's own choice is this machine's alone.
+ARG CPU=+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse4.2
+
+FROM ${BUILD} AS build
+# An index or a folder of wheels, if not pip's default.
+ARG PIP_ARGS=""
+ARG CPU
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+WORKDIR /src
+COPY requirements/endpoint.lock requirements/
+# shellcheck disable=SC2086 # several words
+RUN python3 -m venv /opt/reco \
+    && /opt/reco/bin/python -m pip install -q --no-cache-dir --no-compile --require-hashes --no-deps ${PIP_ARGS} \
+        -r requirements/endpoint.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY feature_repo feature_repo
+COPY serving serving
+RUN /opt/reco/bin/python -m pip install -q --no-cache-dir --no-compile --no-deps --no-build-isolation .
+# Taken out: installers, tests, headers, symbols, and parts of libraries that an answer never loads.
+WORKDIR /opt/reco/lib/python3.11/site-packages
+RUN rm -rf pip pip-* setuptools setuptools-* _distutils_hack pkg_resources grpc_tools PIL pillow.libs \
+        pyarrow/include pyarrow/src pyarrow/libarrow_flight* pyarrow/_flight* pyarrow/libarrow_substrait* \
+        pyarrow/_substrait* pyarrow/libarrow_python.so pyarrow/libarrow_python.so.*.*.* \
+        onnxruntime/transformers onnxruntime/quantization onnxruntime/tools \
+    && find . -type d -name tests -prune -exec rm -rf {} + \
+    && find . \( -name '*.h' -o -name '*.hpp' -o -name '*.c' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \) -delete \
+    && find . -name '*.so*' -type f -exec strip --strip-unneeded {} + \
+    && find feature_repo -name '*.py' -exec touch -d '2020-01-01' {} +
+# A start with a toy bundle compiles the loops and the modules that are used, and no others. An image keeps
+# whole seconds of a file's time, which numba compares: hence `touch`.
+COPY build/kernel-bundle /bundle
+COPY infra/images/compile_loops.py /src/
+ENV NUMBA_CACHE_DIR=/opt/reco/kernels NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=${CPU} \
+    RECO_CONFIG=off RECO_HOME=/tmp/home RECO_HTTP_PORT=0 RECO_GRPC_PORT=0 RECO_STORE_URL=memory: \
+    RECO_LOG_DIR=/tmp/home/log ORT_DISABLE_TELEMETRY=1
+RUN /opt/reco/bin/python /src/compile_loops.py /bundle
+
+FROM ${BASE}
+ARG CPU
+LABEL org.opencontainers.image.title="checkout-endpoint" org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/reco /opt/reco
+COPY infra/images/start.sh /opt/reco/start
+ENV PATH=/opt/reco/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    ORT_DISABLE_TELEMETRY=1 \
+    NUMBA_CACHE_DIR=/tmp/kernels \
+    NUMBA_CPU_NAME=x86-64-v3 \
+    NUMBA_CPU_FEATURES=${CPU} \
+    RECO_CONFIG=off \
+    RECO_HOST=0.0.0.0
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 8080 8081 9090
+ENTRYPOINT ["/opt/reco/start"]
+CMD ["--bundle", "/mnt/models"]

@@ -1,0 +1,8 @@
+region      = "eu-central-1"
+environment = "production"
+admins      = ["arn:aws:iam::000000000000:role/platform"]
+nodes       = { type = "m7i.2xlarge", min = 3, max = 12 }
+gpu_nodes   = { type = "g6.xlarge", max = 2 }
+valkey      = { type = "cache.r7g.large", shards = 3, replicas = 1 }
+kafka       = { type = "kafka.m7g.large", brokers_per_zone = 1, gib = 200, secret_arns = ["arn:aws:secretsmanager:eu-central-1:000000000000:secret:AmazonMSK_reco"] }
+database    = { type = "db.t4g.medium", gib = 50, standby = true }

@@ -1,0 +1,167 @@
+# Without an account: the provider is mocked, so that the inputs of policies can be asserted, not their JSON.
+mock_provider "aws" {
+  mock_data "aws_iam_policy_document" {
+    defaults = { json = "{}" }
+  }
+  mock_data "aws_partition" {
+    defaults = { partition = "aws" }
+  }
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "000000000000" }
+  }
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["eu-central-1a", "eu-central-1b", "eu-central-1c"] }
+  }
+  mock_resource "aws_kms_key" {
+    defaults = { arn = "arn:aws:kms:eu-central-1:000000000000:key/k" }
+  }
+  mock_resource "aws_iam_role" {
+    defaults = { arn = "arn:aws:iam::000000000000:role/r" }
+  }
+  mock_resource "aws_s3_bucket" {
+    defaults = { arn = "arn:aws:s3:::b" }
+  }
+  mock_resource "aws_ecr_repository" {
+    defaults = { arn = "arn:aws:ecr:eu-central-1:000000000000:repository/r" }
+  }
+  mock_resource "aws_iam_openid_connect_provider" {
+    defaults = { arn = "arn:aws:iam::000000000000:oidc-provider/token.actions.githubusercontent.com" }
+  }
+  mock_resource "aws_msk_cluster" {
+    defaults = { arn = "arn:aws:kafka:eu-central-1:000000000000:cluster/c/1" }
+  }
+  mock_resource "aws_db_instance" {
+    defaults = { master_user_secret = [{ secret_arn = "arn:aws:secretsmanager:eu-central-1:000000000000:secret:s" }] }
+  }
+  mock_resource "aws_eks_cluster" {
+    defaults = { vpc_config = { cluster_security_group_id = "sg-0123456789abcdef0" } }
+  }
+  mock_resource "aws_launch_template" {
+    defaults = { id = "lt-0123456789abcdef0", latest_version = 1 }
+  }
+}
+
+variables {
+  region            = "eu-central-1"
+  environment       = "test"
+  admins            = ["arn:aws:iam::000000000000:role/platform"]
+  nodes             = { type = "m7i.2xlarge", min = 3, max = 12 }
+  gpu_nodes         = { type = "g6.xlarge", max = 2 }
+  valkey            = { type = "cache.r7g.large", shards = 3, replicas = 1 }
+  kafka             = { type = "kafka.m7g.large", brokers_per_zone = 1, gib = 200, secret_arns = ["arn:aws:secretsmanager:eu-central-1:000000000000:secret:AmazonMSK_reco"] }
+  database          = { type = "db.t4g.medium", gib = 50, standby = true }
+  store_password    = "0123456789abcdef0123456789abcdef"
+  github_repository = "shop/checkout"
+}
+
+run "everything" {
+  command = apply
+
+  assert {
+    condition = alltrue([
+      for role in data.aws_iam_policy_document.workload :
+      length(distinct(flatten(role.statement[*].actions))) <= 15
+    ])
+    error_message = "A workload's role has more than 15 actions."
+  }
+  assert {
+    condition = alltrue(flatten([
+      for role in data.aws_iam_policy_document.workload : [
+        for statement in role.statement : concat(
+          [for resource in statement.resources : resource != "*"],
+          [for action in statement.actions : !strcontains(action, "*")],
+        )
+      ]
+    ]))
+    error_message = "A workload's role names a wildcard."
+  }
+  assert {
+    condition     = !contains(flatten(data.aws_iam_policy_document.workload["endpoint"].statement[*].actions), "s3:PutObject")
+    error_message = "The endpoint may write."
+  }
+  assert {
+    condition = length(setintersection(
+      flatten(data.aws_iam_policy_document.workload["release"].statement[*].actions),
+      ["s3:DeleteObject", "s3:BypassGovernanceRetention", "s3:PutObjectRetention"],
+    )) == 0
+    error_message = "A release may take a bundle back."
+  }
+  assert {
+    condition = alltrue([
+      for trust in data.aws_iam_policy_document.pod_identity :
+      contains(trust.statement[0].actions, "sts:TagSession") && length(trust.statement[0].condition) == 3
+    ])
+    error_message = "A role can be taken by another service account."
+  }
+  assert {
+    condition     = length(distinct(flatten(data.aws_iam_policy_document.github.statement[*].actions))) <= 15
+    error_message = "The workflows' role has more than 15 actions."
+  }
+  assert {
+    condition = contains(flatten([
+      for condition in data.aws_iam_policy_document.github_trust[0].statement[0].condition : condition.values
+    ]), "repo:shop/checkout:environment:test")
+    error_message = "Any branch may take the workflows' role."
+  }
+  assert {
+    condition     = aws_s3_bucket.main["bundles"].object_lock_enabled && !aws_s3_bucket.main["data"].object_lock_enabled
+    error_message = "Bundles are not write-once, or data that must be erased is."
+  }
+  assert {
+    condition     = alltrue([for block in aws_s3_bucket_public_access_block.main : block.block_public_policy && block.restrict_public_buckets])
+    error_message = "A bucket can be made public."
+  }
+  assert {
+    condition     = aws_eks_cluster.main.access_config[0].authentication_mode == "API" && !aws_eks_cluster.main.vpc_config[0].endpoint_public_access
+    error_message = "The cluster's API is open, or has other ways in than access entries."
+  }
+  assert {
+    condition     = alltrue([for repository in aws_ecr_repository.main : repository.image_tag_mutability == "IMMUTABLE"])
+    error_message = "A tag of an image can be moved."
+  }
+  assert {
+    condition     = aws_elasticache_replication_group.store.transit_encryption_enabled && aws_db_instance.mlflow.storage_encrypted && !aws_db_instance.mlflow.publicly_accessible
+    error_message = "Shoppers' rows or runs can be read on their way, or from outside."
+  }
+  assert {
+    condition     = aws_eks_node_group.gpu[0].scaling_config[0].min_size == 0 && one(aws_eks_node_group.gpu[0].taint[*].key) == "nvidia.com/gpu"
+    error_message = "GPUs are paid for while no step needs one."
+  }
+}
+
+run "auto_mode" {
+  command = plan
+  variables {
+    auto_mode = true
+  }
+  assert {
+    condition     = length(aws_eks_node_group.general) == 0 && length(aws_eks_addon.main) == 0 && aws_eks_cluster.main.compute_config[0].enabled
+    error_message = "Auto Mode beside node groups."
+  }
+}
+
+run "small" {
+  command = plan
+  variables {
+    zones             = 2
+    nat_per_zone      = false
+    kafka             = null
+    github_repository = ""
+    gpu_nodes         = { type = "g6.xlarge", max = 0 }
+  }
+  assert {
+    condition     = length(aws_nat_gateway.main) == 1 && length(aws_msk_cluster.events) == 0 && length(aws_eks_node_group.gpu) == 0 && length(aws_iam_role.github) == 0
+    error_message = "The small profile pays for more than it names."
+  }
+}
+
+run "refused" {
+  command = plan
+  variables {
+    environment    = "Production!"
+    store_password = "short"
+    api_cidrs      = ["0.0.0.0/0"]
+    zones          = 1
+  }
+  expect_failures = [var.environment, var.store_password, var.api_cidrs, var.zones]
+}

@@ -1,0 +1,57 @@
+"""`make infra`: every check of images, manifests, Terraform and workflows whose tool is installed.
+
+A tool that is missing is named, with what it would have checked. The exit code is 1 if a check fails.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow"]
+# What is checked, the program that it needs, and the command.
+CHECKS: list[tuple[str, str, list[str]]] = [
+    ("Dockerfiles", "hadolint", ["hadolint", *map(str, sorted((ROOT / "infra/images").glob("*.Dockerfile")))]),
+    ("manifests: schemas and rules", "kubectl", [*PYTEST, "tests/infra/test_manifests.py"]),
+    ("format of Terraform", "terraform", ["terraform", "fmt", "-check", "-recursive", "infra/terraform"]),
+    ("Terraform: validate and test", "terraform", [*PYTEST, "tests/infra/test_terraform.py"]),
+    (
+        "Terraform: AWS's good practice",
+        "checkov",
+        ["checkov", "--quiet", "--compact", "--config-file", "infra/terraform/.checkov.yaml"],
+    ),
+    ("workflows: security", "zizmor", ["zizmor", "--offline", ".github/workflows"]),
+    ("workflows: syntax", "actionlint", ["actionlint"]),
+    ("the endpoint's image: build and start", "buildah", [*PYTEST, "tests/infra/test_images.py"]),
+]
+
+
+def program(name: str) -> str | None:
+    """The path of a program, of this environment first."""
+    own = Path(sys.executable).with_name(name)
+    return str(own) if own.exists() else shutil.which(name)
+
+
+def main() -> int:
+    """Run the checks; return the exit code."""
+    failed, skipped = [], []
+    for what, tool, command in CHECKS:
+        path = program(tool)
+        if path is None:
+            skipped.append(f"{what}: {tool} is not installed")
+            continue
+        print(f"--- {what}", flush=True)
+        arguments = [path, *command[1:]] if command[0] == tool else command
+        if subprocess.run(arguments, cwd=ROOT, check=False).returncode:
+            failed.append(what)
+    for line in skipped:
+        print(f"skipped  {line}")
+    for what in failed:
+        print(f"FAILED   {what}")
+    print(f"{len(CHECKS) - len(skipped) - len(failed)} checks passed, {len(failed)} failed, {len(skipped)} skipped")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

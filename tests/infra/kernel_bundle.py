@@ -1,0 +1,44 @@
+"""`python -m tests.infra.kernel_bundle DIR`: a toy bundle whose golden requests use every compiled loop.
+
+The endpoint's image is built with it: infra/images/endpoint.Dockerfile.
+"""
+
+import base64
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from feature_repo.aggregates import pack
+from serving.answer.recommender import answer_golden
+from serving.release.bundle import load_bundle, seal_bundle
+from serving.release.golden import GoldenRequest, write_golden
+from tests.conftest import make_row
+from tests.serving.conftest import CUT, build_bundle, weekly
+
+ITEM_IDS = ("1000005", "1000010", "1000031")
+
+
+def build_kernel_bundle(path: Path) -> Path:
+    """Write a bundle with one shopper who has bought and seen items, and one who has not."""
+    shutil.rmtree(path, ignore_errors=True)
+    settings = load_bundle(build_bundle(path)).settings
+    at = CUT.timestamp() - 86_400
+    views = [(at, ITEM_IDS[0], 1), (at, ITEM_IDS[1], 2)]
+    row = pack(make_row(weekly([[*ITEM_IDS], [ITEM_IDS[0]]]), views), "u1")
+    asked = {"at": CUT.isoformat(), "k": 10, "store_id": "store-1"}
+    records = [
+        GoldenRequest(
+            {**asked, "request_id": "known", "user_id": "u1", "basket": [ITEM_IDS[1]]},
+            base64.b64encode(row).decode(),
+        ),
+        GoldenRequest({**asked, "request_id": "unknown", "basket": list(ITEM_IDS)}, None),
+    ]
+    bundle = load_bundle(path)
+    write_golden(path, [replace(one, expected=answer_golden(bundle, one)) for one in records])
+    seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
+    return path
+
+
+if __name__ == "__main__":
+    print(build_kernel_bundle(Path(sys.argv[1])))
