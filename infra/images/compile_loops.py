@@ -7,6 +7,6 @@ command = [sys.executable, "-m", "serving.server", "--bundle", sys.argv[1]]
 with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
     assert server.stdout is not None
     line = server.stdout.readline()
-    print(line, file=sys.stderr)
+    sys.stderr.write(line)
     server.terminate()
 sys.exit(server.returncode or '"ready"' not in line)

@@ -21,15 +21,15 @@ COPY pyproject.toml README.md LICENSE ./
 COPY feature_repo feature_repo
 COPY serving serving
 RUN /opt/reco/bin/python -m pip install -q --no-cache-dir --no-compile --no-deps --no-build-isolation .
-# Taken out: installers, tests, headers, symbols, and parts of libraries that an answer never loads.
+# Taken out: installers, tests, headers, symbols, and parts of libraries that an answer never loads. Other
+# libraries do not survive `strip`: their wheels were patched after linking.
 WORKDIR /opt/reco/lib/python3.11/site-packages
-RUN rm -rf pip pip-* setuptools setuptools-* _distutils_hack pkg_resources grpc_tools PIL pillow.libs \
-        pyarrow/include pyarrow/src pyarrow/libarrow_flight* pyarrow/_flight* pyarrow/libarrow_substrait* \
-        pyarrow/_substrait* pyarrow/libarrow_python.so pyarrow/libarrow_python.so.*.*.* \
+RUN rm -rf pip pip-* setuptools setuptools-* _distutils_hack distutils-precedence.pth pkg_resources grpc_tools PIL \
+        pillow.libs pyarrow/include pyarrow/src pyarrow/libarrow_flight* pyarrow/_flight* \
         onnxruntime/transformers onnxruntime/quantization onnxruntime/tools \
     && find . -type d -name tests -prune -exec rm -rf {} + \
     && find . \( -name '*.h' -o -name '*.hpp' -o -name '*.c' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \) -delete \
-    && find . -name '*.so*' -type f -exec strip --strip-unneeded {} + \
+    && strip --strip-unneeded llvmlite/binding/*.so uvloop/*.so pyarrow/libarrow.so.* pyarrow/libarrow_compute.so.* \
     && find feature_repo -name '*.py' -exec touch -d '2020-01-01' {} +
 # A start with a toy bundle compiles the loops and the modules that are used, and no others. An image keeps
 # whole seconds of a file's time, which numba compares: hence `touch`.

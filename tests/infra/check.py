@@ -1,6 +1,6 @@
 """`make infra`: every check of images, manifests, Terraform and workflows whose tool is installed.
 
-A tool that is missing is named, with what it would have checked. The exit code is 1 if a check fails.
+A missing tool is named together with its check. The exit code is 1 if a check fails.
 """
 
 import shutil
@@ -8,11 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
+
 ROOT = Path(__file__).parents[2]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow"]
 # What is checked, the program that it needs, and the command.
 CHECKS: list[tuple[str, str, list[str]]] = [
-    ("Dockerfiles", "hadolint", ["hadolint", *map(str, sorted((ROOT / "infra/images").glob("*.Dockerfile")))]),
+    (
+        "Dockerfiles",
+        "hadolint",
+        ["hadolint", *map(str, sorted((ROOT / "infra/images").glob("*.Dockerfile")))],
+    ),
     ("manifests: schemas and rules", "kubectl", [*PYTEST, "tests/infra/test_manifests.py"]),
     ("format of Terraform", "terraform", ["terraform", "fmt", "-check", "-recursive", "infra/terraform"]),
     ("Terraform: validate and test", "terraform", [*PYTEST, "tests/infra/test_terraform.py"]),
@@ -41,15 +47,16 @@ def main() -> int:
         if path is None:
             skipped.append(f"{what}: {tool} is not installed")
             continue
-        print(f"--- {what}", flush=True)
+        click.echo(f"--- {what}")
         arguments = [path, *command[1:]] if command[0] == tool else command
         if subprocess.run(arguments, cwd=ROOT, check=False).returncode:
             failed.append(what)
     for line in skipped:
-        print(f"skipped  {line}")
+        click.echo(f"skipped  {line}")
     for what in failed:
-        print(f"FAILED   {what}")
-    print(f"{len(CHECKS) - len(skipped) - len(failed)} checks passed, {len(failed)} failed, {len(skipped)} skipped")
+        click.echo(f"FAILED   {what}")
+    passed = len(CHECKS) - len(skipped) - len(failed)
+    click.echo(f"{passed} checks passed, {len(failed)} failed, {len(skipped)} skipped")
     return bool(failed)
 
 

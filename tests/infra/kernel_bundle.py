@@ -41,4 +41,4 @@ def build_kernel_bundle(path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(build_kernel_bundle(Path(sys.argv[1])))
+    build_kernel_bundle(Path(sys.argv[1]))

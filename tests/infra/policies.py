@@ -332,7 +332,10 @@ def access(documents: Documents) -> Iterator[str]:
 
 def places(documents: Documents) -> Iterator[str]:
     for document in documents:
-        if document["kind"] not in ("Namespace", "StorageClass") and document["metadata"].get("namespace") != NAMESPACE:
+        if (
+            document["kind"] not in ("Namespace", "StorageClass")
+            and document["metadata"].get("namespace") != NAMESPACE
+        ):
             yield f"{name_of(document)}: not in the namespace {NAMESPACE}"
     for namespace in of_kind(documents, "Namespace"):
         if namespace["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") != "restricted":

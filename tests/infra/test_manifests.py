@@ -1,6 +1,8 @@
 """The manifests of infra/kserve: strict schemas, rules over all documents, and errors planted to be found."""
 
 import copy
+import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -50,6 +52,28 @@ def test_the_overlays_differ_in_size_and_place_alone(rendered: Callable[[str], D
     assert staging.keys() == production.keys()
     differ = {kind for kind, name in staging if staging[kind, name] != production[kind, name]}
     assert differ == {"ConfigMap", "HTTPRoute", "ScaledObject"}
+
+
+def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documents]) -> None:
+    guide = (KSERVE.parents[1] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
+    [text] = re.findall(r"patch inferenceservice checkout-blue --type=json -p '(.+)'", guide)
+    slot = of_kind(rendered("production"), "InferenceService")[0]
+    fill, unpark = json.loads(text)
+    assert fill["path"] == "/spec/predictor/containers/0/env/0/value"
+    assert box([slot])["env"][0]["name"] == "STORAGE_URI"
+    annotation = unpark["path"].removeprefix("/metadata/annotations/").replace("~1", "/")
+    assert slot["metadata"]["annotations"][annotation] == "true"
+
+
+def test_the_estimate_of_the_small_profile_is_the_sum_of_its_rows() -> None:
+    guide = (KSERVE.parents[1] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| (\d+) \| (0\.\d{4}) \| ([\d.]+) \|", guide)
+    months = [float(month) for _, _, month in rows]
+    assert [round(int(count) * float(hour) * 730, 2) for count, hour, _ in rows] == pytest.approx(
+        months, abs=0.01
+    )
+    [total] = re.findall(r"\*\*sum\*\* \| \| \| \*\*([\d.]+)\*\*", guide)
+    assert float(total) == pytest.approx(sum(months), abs=0.01)
 
 
 def first(documents: Documents, kind: str) -> Document:

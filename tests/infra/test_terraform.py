@@ -17,7 +17,11 @@ MIRRORS = [path.parents[2] for path in Path("/opt").glob("*/registry.terraform.i
 def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TF_CLI_CONFIG_FILE": os.devnull, "TF_IN_AUTOMATION": "1"}
     return subprocess.run(
-        ["terraform", f"-chdir={folder}", *arguments], env=environment, capture_output=True, text=True, check=False
+        ["terraform", f"-chdir={folder}", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -51,11 +55,13 @@ def test_its_own_tests_pass(initialised: Path) -> None:
 
 
 def test_a_wildcard_in_a_role_is_found(initialised: Path) -> None:
-    """The tests must see what a policy holds, though the provider is mocked."""
+    """The tests must see the actions of a policy, though the provider is mocked."""
     file = initialised / "workloads.tf"
     good = file.read_text(encoding="utf-8")
     try:
-        file.write_text(good.replace('actions = ["kms:Decrypt"], resources', 'actions = ["kms:*"], resources'))
+        file.write_text(
+            good.replace('actions = ["kms:Decrypt"], resources', 'actions = ["kms:*"], resources')
+        )
         done = terraform(initialised, "test", "-no-color")
     finally:
         file.write_text(good)
