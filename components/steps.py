@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kfp import dsl
-from kfp.dsl import Artifact, Dataset, Input, Model, Output
+from kfp.dsl import Artifact, Dataset, Input, Markdown, Metrics, Model, Output
 
 # `reco compile --image` puts another name into the IR. kfp.local warns about images not called python.
 IMAGE = "checkout-recommender-python:0.1.0"
@@ -70,14 +70,24 @@ def build_examples(
 
 @step
 def train_retriever(
-    examples: Input[Dataset], statistics: Input[Artifact], params: dict[str, Any], checkpoint: Output[Model]
+    examples: Input[Dataset],
+    statistics: Input[Artifact],
+    params: dict[str, Any],
+    checkpoint: Output[Model],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Train the two towers that find candidates."""
     from pathlib import Path
 
+    from components.pages import show
     from components.retriever.train_retriever import train_retriever
 
-    return train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
+    return show(
+        train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params),
+        numbers,
+        page,
+    )
 
 
 @step
@@ -87,13 +97,20 @@ def train_ranker(
     model: str,
     params: dict[str, Any],
     ranker: Output[Model],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Train one teacher that scores candidates, and calibrate it."""
     from pathlib import Path
 
+    from components.pages import show
     from components.ranker.train_ranker import train_ranker
 
-    return train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params)
+    return show(
+        train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params),
+        numbers,
+        page,
+    )
 
 
 @step
@@ -107,38 +124,61 @@ def distill_ranker(
     teacher_5: Input[Model],
     params: dict[str, Any],
     ranker: Output[Model],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Train one small student on the teachers' scores of every candidate."""
     from pathlib import Path
 
+    from components.pages import show
     from components.ranker.distill_ranker import distill_ranker
 
     teachers = [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)]
-    return distill_ranker(Path(examples.path), Path(statistics.path), teachers, Path(ranker.path), params)
+    return show(
+        distill_ranker(Path(examples.path), Path(statistics.path), teachers, Path(ranker.path), params),
+        numbers,
+        page,
+    )
 
 
 @step
 def prune_ranker(
-    examples: Input[Dataset], student: Input[Model], params: dict[str, Any], ranker: Output[Model]
+    examples: Input[Dataset],
+    student: Input[Model],
+    params: dict[str, Any],
+    ranker: Output[Model],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Take out the student's hidden units that say least."""
     from pathlib import Path
 
     from components.compression.prune_ranker import prune_ranker
+    from components.pages import show
 
-    return prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params)
+    return show(
+        prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params), numbers, page
+    )
 
 
 @step
 def quantize_ranker(
-    examples: Input[Dataset], pruned: Input[Model], params: dict[str, Any], variants: Output[Artifact]
+    examples: Input[Dataset],
+    pruned: Input[Model],
+    params: dict[str, Any],
+    variants: Output[Artifact],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Write the student in fewer bits, several ways, and measure what each loses."""
     from pathlib import Path
 
     from components.compression.quantize_ranker import quantize_ranker
+    from components.pages import show
 
-    return quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params)
+    return show(
+        quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params), numbers, page
+    )
 
 
 @step
@@ -148,39 +188,59 @@ def compile_ranker(
     variants: Input[Artifact],
     params: dict[str, Any],
     ranker: Output[Model],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Measure every variant on every engine of this machine and keep the best."""
     from pathlib import Path
 
     from components.compression.compile_ranker import compile_ranker
+    from components.pages import show
 
-    return compile_ranker(
-        Path(examples.path), Path(pruned.path), Path(variants.path), Path(ranker.path), params
+    return show(
+        compile_ranker(
+            Path(examples.path), Path(pruned.path), Path(variants.path), Path(ranker.path), params
+        ),
+        numbers,
+        page,
     )
 
 
 @step
 def export_retriever(
-    retriever: Input[Model], examples: Input[Dataset], graphs: Output[Model]
+    retriever: Input[Model],
+    examples: Input[Dataset],
+    graphs: Output[Model],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Write the query tower as ONNX and measure that it answers alike."""
     from pathlib import Path
 
+    from components.pages import show
     from components.retriever.export_retriever import export_retriever
 
-    return export_retriever(Path(retriever.path), Path(examples.path), Path(graphs.path))
+    return show(export_retriever(Path(retriever.path), Path(examples.path), Path(graphs.path)), numbers, page)
 
 
 @step
 def build_index(
-    retriever: Input[Model], examples: Input[Dataset], params: dict[str, Any], index: Output[Artifact]
+    retriever: Input[Model],
+    examples: Input[Dataset],
+    params: dict[str, Any],
+    index: Output[Artifact],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Put the item vectors into the Faiss index that is fastest at the recall that is asked for."""
     from pathlib import Path
 
+    from components.pages import show
     from components.retriever.build_index import build_index
 
-    return build_index(Path(retriever.path), Path(examples.path), Path(index.path), params)
+    return show(
+        build_index(Path(retriever.path), Path(examples.path), Path(index.path), params), numbers, page
+    )
 
 
 @step
@@ -216,14 +276,19 @@ def assemble_bundle(
 
 @step
 def evaluate_bundle(
-    bundle: Input[Model], dataset: Input[Dataset], evaluated: Output[Model]
+    bundle: Input[Model],
+    dataset: Input[Dataset],
+    evaluated: Output[Model],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Measure the served path on the weeks after the cut, beside the baselines."""
     from pathlib import Path
 
     from components.evaluation.evaluate_bundle import evaluate_bundle
+    from components.pages import show
 
-    return evaluate_bundle(Path(bundle.path), Path(dataset.path), Path(evaluated.path))
+    return show(evaluate_bundle(Path(bundle.path), Path(dataset.path), Path(evaluated.path)), numbers, page)
 
 
 @step

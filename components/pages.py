@@ -1,0 +1,66 @@
+"""A step's report -> its page in Kubeflow: numbers for "compare runs", and tables to read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def show(report: dict[str, Any], numbers: Any, page: Any) -> dict[str, Any]:
+    """Write the report's numbers and its page; return the report.
+
+    Args:
+        report: what the step returns.
+        numbers: KFP's artifact `Metrics`.
+        page: KFP's artifact `Markdown`.
+    """
+    rows = dict(_flat(report))
+    measured = {
+        name: float(value)
+        for name, value in rows.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+    for name, value in measured.items():
+        numbers.log_metric(name, value)
+    Path(numbers.path).write_text(json.dumps(measured, indent=1), encoding="utf-8")
+    Path(page.path).write_text(_markdown(rows), encoding="utf-8")
+    return report
+
+
+def _flat(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in report.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _markdown(rows: Mapping[str, Any]) -> str:
+    curves = {name: value for name, value in rows.items() if _is_curve(value)}
+    text = _table(("", ""), [(name, value) for name, value in rows.items() if name not in curves])
+    for name, points in curves.items():
+        columns = list(dict(_flat(points[0])))
+        flat = [dict(_flat(point)) for point in points]
+        text += f"\n## {name}\n\n" + _table(
+            columns, [[point.get(key, "") for key in columns] for point in flat]
+        )
+    return text
+
+
+def _is_curve(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(point, Mapping) for point in value)
+
+
+def _table(head: Any, rows: Any) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(_cell(value) for value in line)} |\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    text = (
+        f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    )
+    return text.replace("|", "\\|").replace("\n", " ")
