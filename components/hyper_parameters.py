@@ -283,6 +283,13 @@ class GateParams:
     # Times the champion's NDCG@10. Two trainings on the same data differ by about half a per cent: a loss of
     # one per cent is not noise.
     over_champion: float = 0.99
+    # Times the champion's p99 of an answer, both on the machine of the gate. A tail of one fifth more takes
+    # the headroom that the deadline leaves.
+    p99_over_champion: float = 1.2
+    # Times the teachers' NDCG@10 on the held-out lists, after all steps of compression together.
+    over_teachers: float = 0.98
+    # Baskets of the test window that the gate asks again. More take longer: 10 ms each, with a champion.
+    sample_baskets: int = 4_000
     # Share of the nearest items that the index must find. An index that finds less gives the ranker other
     # candidates than the retriever was trained to find.
     index_recall: float = 0.97

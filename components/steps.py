@@ -315,7 +315,7 @@ def promote_bundle(
 
     from components.release.promote_bundle import promote_bundle
 
-    return promote_bundle(version, Path(dataset.path), tracking_uri, model_name, home, params)
+    return promote_bundle(version, [Path(dataset.path)], tracking_uri, model_name, home, params)
 
 
 @step

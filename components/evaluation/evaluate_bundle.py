@@ -140,24 +140,6 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     return results, records
 
 
-def evaluate_served(bundle: Path, examiner: Path, data: Dataset) -> dict[str, Any]:
-    """Return the served path's metrics of one bundle on the test baskets of another.
-
-    Args:
-        bundle: the bundle that answers. Hidden items that it does not know are misses.
-        examiner: the bundle whose cut and catalogue define the requests.
-        data: the data set that holds the weeks after that cut.
-    """
-    loaded, asks = load_bundle(bundle), load_bundle(examiner)
-    start = pd.Timestamp(asks.manifest["cut"])
-    purchases = purchases_of(data.events)
-    found = read_tasks(purchases, asks.statistics, *window_s(start), asked=loaded.statistics)
-    store = MemoryStore()
-    served, _ = _serve(Recommender(loaded, store), store, found.hidden, Nightly(loaded, purchases, start))
-    boot = Bootstrap([task.user_id for task in found.hidden])
-    return {"served": summary(served, boot, len(loaded.statistics.item_ids))}
-
-
 def _index(bundle: Bundle) -> dict[str, Any]:
     """Return the measurements of the index from its build, without the curve."""
     file = bundle.path / INDEX_REPORT
@@ -204,7 +186,7 @@ def _serve(
         tally.add(ranked, task.hidden, task.bought_before)
         if baselines is None:
             continue
-        _rank_baselines(baselines, bundle, tower, task, prepared)
+        rank_baselines(baselines, bundle, tower, task, prepared)
         pairs.append((scores, np.isin(prepared.candidates.codes, task.hidden)))
         if (number + 1) % 2_000 == 0:
             each = (time.perf_counter() - began) / (number + 1)
@@ -223,17 +205,18 @@ def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task], counts: Nigh
     return [replace(record, answered_at=record.request.at) for record in records]
 
 
-def _rank_baselines(
+def rank_baselines(
     tallies: dict[str, Tally], bundle: Bundle, tower: FaissTower, task: Task, prepared: Prepared
 ) -> None:
+    """Rank the catalogue by each baseline that has a tally, and count its hits."""
     row = bundle.statistics.store_row.get(task.store_id)
     best = None if row is None else bundle.statistics.store_popular[row]
-    for name, baseline in BASELINES.items():
-        scores = baseline(prepared.query, best, tower)
+    for name, tally in tallies.items():
+        scores = BASELINES[name](prepared.query, best, tower)
         scores[prepared.query.basket] = -np.inf
         top = np.argpartition(-scores, min(MAX_K, len(scores) - 1))[:MAX_K]
         ranked = top[np.argsort(-scores[top], kind="stable")]
-        tallies[name].add(ranked, task.hidden, task.bought_before)
+        tally.add(ranked, task.hidden, task.bought_before)
 
 
 def prepared_tasks(

@@ -1,4 +1,4 @@
-"""A challenger's evaluation, the champion's, the time it adds -> passed, or `GateFailed` with got, needed."""
+"""What the gate measured of a challenger -> every check, passed or not; `GateFailed` with got and needed."""
 
 from __future__ import annotations
 
@@ -11,85 +11,108 @@ from components.hyper_parameters import GateParams
 from feature_repo.errors import RecoError
 
 HEADLINE = "ndcg_at_10"
+STATED = 0.005  # beside sampling error: other processors round differently
 
 
 class GateFailed(RecoError):
     """A challenger is not good enough; nothing was changed."""
 
-    def __init__(self, metric: str, got: float | None, need: float, reason: str, more: int = 0) -> None:
-        """Set the measured value (None: missing), the needed value, and the reason."""
-        found = "missing" if got is None else f"{got:.4f}"
+    def __init__(self, check: Check, more: int = 0) -> None:
+        """Take the first check that failed, and how many others did."""
+        got = "missing" if check.got is None else f"{check.got:.4f}"
+        limit = "" if check.is_verdict else f" is {got}, {check.limit}"
         also = f" ({more} more checks failed)" if more else ""
-        super().__init__(f"{metric} is {found}, needed {need:.4f}: {reason}; bundle not promoted{also}")
-        self.metric, self.got, self.need = metric, got, need
+        super().__init__(f"{check.metric}{limit}: {check.reason}; bundle not promoted{also}")
+        self.metric, self.got, self.need = check.metric, check.got, check.need
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of the gate."""
+    """One comparison of the gate, or one yes or no."""
 
     metric: str
     got: float | None
     need: float
     reason: str
+    at_most: bool = False
+    is_verdict: bool = False  # a yes or no: `got` is 1 or 0
 
     @property
     def passed(self) -> bool:
         """A missing or non-finite metric never passes."""
-        return self.got is not None and math.isfinite(self.got) and self.got >= self.need
+        if self.got is None or not math.isfinite(self.got):
+            return False
+        return self.got <= self.need if self.at_most else self.got >= self.need
+
+    @property
+    def limit(self) -> str:
+        """The needed value in words."""
+        return f"{'allowed' if self.at_most else 'needed'} {self.need:.4f}"
 
 
-def compare(
-    evaluation: Mapping[str, Any],
-    champion: Mapping[str, Any] | None,
-    params: GateParams | None = None,
-    added_ms: float | None = None,
-) -> list[Check]:
+def verdict(metric: str, fault: str = "") -> Check:
+    """Return the check of a yes or no; a fault says why not."""
+    return Check(metric, float(not fault), 1.0, fault, is_verdict=True)
+
+
+def compare(measured: Mapping[str, Any], params: GateParams | None = None) -> list[Check]:
     """Return every check of the gate, passed or not.
 
     Args:
-        evaluation: the challenger's evaluation.json.
-        champion: the champion's on the same test window; None when there is no champion yet.
+        measured: by `components.release.examination`.
         params: the limits.
-        added_ms: how much longer an answer takes than the champion's, both of one run; None: not measured.
     """
     params = params or GateParams()
-    got = _metric(evaluation.get("served"), HEADLINE)
-    checks = [
-        Check(
-            "baskets", _metric(evaluation, "baskets"), params.least_baskets, "fewer test baskets say nothing"
-        ),
-        # Nothing found at all means the path is broken, whatever the baselines do on this data.
-        *(
-            Check(name, _metric(evaluation.get("served"), name), 1e-6, "the served path must find something")
-            for name in (HEADLINE, "recall_at_20")
-        ),
-    ]
-    index = evaluation.get("index")
-    reason = "the index must find this share of the items that are nearest by exact search"
-    for name, found in (("index_recall", index), ("index_recall_at_quota", (index or {}).get("quota"))):
-        checks.append(Check(name, _metric(found, "recall"), params.index_recall, reason))
+    checks = [verdict(name, fault) for name, fault in measured.get("verdicts", {}).items()]
+    if not all(check.passed for check in checks):
+        return checks  # an unreadable bundle cannot be measured
+    served = measured.get("served")
+    got = _metric(served, HEADLINE)
+    reason = "fewer test baskets say nothing"
+    checks.append(Check("baskets", _metric(measured, "baskets"), params.least_baskets, reason))
+    # Nothing found at all means the path is broken, whatever the baselines do on this data.
+    reason = "the served path must find something"
+    checks += [Check(name, _metric(served, name), 1e-6, reason) for name in (HEADLINE, "recall_at_20")]
+    checks.append(_as_stated(measured, got))
+    reason = "share of the nearest items by exact search that the index must find"
+    checks.append(Check("index_recall", _metric(measured, "index_recall"), params.index_recall, reason))
+    reason = "the certificates' NDCG@10 of the served ranker, over that of its teachers"
+    checks.append(Check("quality of the teachers", _metric(measured, "chain"), params.over_teachers, reason))
     for baseline, ratio in (("blend", params.over_blend), ("two_tower", params.over_two_tower)):
-        value = _metric((evaluation.get("baselines") or {}).get(baseline), HEADLINE)
+        value = _metric(measured.get(baseline), HEADLINE)
         need = math.inf if value is None else gain(value, ratio)
-        against = "not in its evaluation" if value is None else f"it reaches {value:.4f} in the same run"
-        checks.append(
-            Check(
-                f"{HEADLINE} against {baseline}", got, need, f"{ratio:g} x better than {baseline}, {against}"
-            )
-        )
-    if champion is not None:
-        value = _metric(champion.get("served"), HEADLINE)
-        need = -math.inf if value is None else params.over_champion * value
-        reason = f"{params.over_champion:g} x the champion's {value or 0:.4f} on the same test window"
-        unknown = "" if added_ms is not None else "; its latency beside the champion's was not measured"
-        checks.append(Check(f"{HEADLINE} against champion", got, need, reason + unknown))
-        if added_ms is not None:
-            lost = sales_lost_share(added_ms, params.sales_lost_per_100_ms)
-            left = None if got is None else got * (1 - lost)
-            reason += f", with {lost:.2%} of sales lost to the {added_ms:+.1f} ms that an answer takes"
-            checks.append(Check(f"{HEADLINE} less latency against champion", left, need, reason))
+        against = "was not measured" if value is None else f"reaches {value:.4f} on the same baskets"
+        reason = f"{ratio:g} x better than {baseline}, which {against}"
+        checks.append(Check(f"{HEADLINE} against {baseline}", got, need, reason))
+    if measured.get("champion") is not None:
+        checks += _against_champion(measured, got, params)
     return checks
+
+
+def _as_stated(measured: Mapping[str, Any], got: float | None) -> Check:
+    """Compare the bundle's own evaluation with the measurement; chance fails it once in 16,000 times."""
+    stated = _metric(measured.get("stated"), HEADLINE)
+    allowed = STATED + 4 * (_metric(measured.get("served"), "error") or 0.0)
+    gap = None if got is None or stated is None else abs(got - stated)
+    reason = f"evaluation.json says {stated}; 4 standard errors and {STATED:g} are allowed: evaluate it again"
+    return Check(f"{HEADLINE} beside evaluation.json", gap, allowed, reason, at_most=True)
+
+
+def _against_champion(measured: Mapping[str, Any], got: float | None, params: GateParams) -> list[Check]:
+    value = _metric(measured["champion"], HEADLINE)
+    need = math.inf if value is None else params.over_champion * value
+    reason = f"{params.over_champion:g} x the champion's {value or 0:.4f} on the same baskets"
+    checks = [Check(f"{HEADLINE} against champion", got, need, reason)]
+    latency = measured.get("latency") or {}
+    added_ms = _metric(latency, "added_ms")
+    lost = sales_lost_share(added_ms or 0.0, params.sales_lost_per_100_ms)
+    left = None if got is None or added_ms is None else got * (1 - lost)
+    reason += f", with {lost:.2%} of sales lost to the {added_ms or 0:+.1f} ms that an answer takes"
+    checks.append(Check(f"{HEADLINE} less latency against champion", left, need, reason))
+    p99, theirs = (_metric(latency.get(name), "p99_ms") for name in ("challenger", "champion"))
+    allowed = -math.inf if theirs is None else params.p99_over_champion * theirs
+    reason = f"{params.p99_over_champion:g} x the champion's {theirs or 0:.3f} ms on the same requests"
+    return [*checks, Check("p99_ms against champion", p99, allowed, reason, at_most=True)]
 
 
 def sales_lost_share(added_ms: float, lost_per_100_ms: float) -> float:
@@ -115,8 +138,7 @@ def enforce(checks: list[Check]) -> None:
     """Raise `GateFailed` for the first check that failed."""
     failed = [check for check in checks if not check.passed]
     if failed:
-        first = failed[0]
-        raise GateFailed(first.metric, first.got, first.need, first.reason, len(failed) - 1)
+        raise GateFailed(failed[0], len(failed) - 1)
 
 
 def _metric(found: Any, name: str) -> float | None:

@@ -3,29 +3,33 @@
 Order of a promotion, so that a stop at any point leaves the old champion or the new one, and running it
 again completes it:
 
-    lock under home -> gate -> bundle verified and copied under home -> history (intent) -> alias -> pointer
+    lock under home -> bundle copied under home -> gate -> intent -> alias -> line of the history -> pointer
 
-The alias in the registry is the truth; a last line of the history that the alias does not confirm never
-came to pass, and `champion.json` follows the alias. The alias is moved only if it still points where it
-did when the gate compared.
+The history says which version was promoted. An alias that names another one was moved by hand: that is a
+conflict, and never followed. The gate believes nothing that a bundle says of itself, see `examination`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.home import Conflict, locked
+from components.home import Conflict, command, locked
 from components.hyper_parameters import GateParams
 from components.parameters import read_params
-from components.release.gate import compare, enforce
-from components.release.register_bundle import read_evaluation
-from components.release.registry import CHALLENGER, CHAMPION, Promotion, Registry, RegistryRefused, Version
+from components.ranker.certificate import EXPORTS, check_chain
+from components.ranker.ranker_artefact import GRAPH, graph_id
+from components.release.examination import Examine, examine_apart
+from components.release.gate import HEADLINE, Check, compare, enforce, verdict
+from components.release.history import Promotion, check_head, next_line, stack, write_head
+from components.release.register_bundle import read_certificates, read_evaluation
+from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused, Version
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import is_name
 from serving.errors import BundleInvalid, NoChampion
@@ -36,67 +40,67 @@ log = logging.getLogger(__name__)
 
 
 class NothingToCompare(RecoError):
-    """Champion and challenger cannot be measured on the same baskets with the data given."""
+    """The gate lacks the data set, or a champion, that it needs to measure the challenger."""
 
     exit_code = USAGE
 
 
 def promote_bundle(
     version: str,
-    dataset: Path | None,
+    datasets: Sequence[Path],
     tracking_uri: str,
     model_name: str,
     home: str,
     params: Mapping[str, Any] | None = None,
     dry_run: bool = False,
+    examine: Examine = examine_apart,
 ) -> dict[str, Any]:
     """Send a version through the gate and make it the champion.
 
     Args:
         version: a version's number, or an alias.
-        dataset: needed when the champion was evaluated on other weeks than the challenger.
+        datasets: one of them must be that of the challenger's evaluation.
         tracking_uri: the registry.
         model_name: the registered model's name.
         home: the state folder that gets the bundle and the pointer.
         params: fields of `GateParams`.
         dry_run: compare and report; neither raise nor change anything but the copies under `home`.
+        examine: measures challenger and champion.
 
     Returns:
-        Version, bundle id, the version before, whether anything changed, the gate's checks, and the latency
-        of challenger and champion with the machine it was measured on, empty where it was not.
+        Version, bundle id, the version before, whether anything changed, the gate's checks, and the
+        measurements: baskets, quality and latency, with the machine. Empty without any.
 
     Raises:
         GateFailed: naming metric, got, needed; nothing was changed.
-        NothingToCompare: the champion must be measured again, and the data set for it is missing or wrong.
-        Conflict: another process promotes, or moved the champion meanwhile.
+        NothingToCompare: a data set or a champion to measure with is missing.
+        Conflict: another process promotes, or the alias was moved by hand.
+        HistoryBroken: a line of the history is not as it was written.
         RegistryUnreachable: nothing was changed.
     """
     gate = read_params(GateParams, params or {})
     root = Path(home)
     with locked(root / "promote.lock", f"promoting {model_name} {version}"):
         registry = Registry(tracking_uri, model_name)
-        before = registry.alias(CHAMPION)
+        before = champion_line(registry, root)
         challenger = registry.version(version)
         result: dict[str, Any] = {
             "version": challenger.version,
             "bundle_id": challenger.bundle_id,
-            "previous": before or "",
+            "previous": before.version if before else "",
         }
-        if challenger.version == before:
+        if before and challenger.version == before.version:
             if not dry_run:
+                registry.complete()
                 _install(registry, root, challenger)  # its pointer or its copy under home may be gone
-            return {**result, "changed": False, "checks": [], "latency": {}}
-        bundle = _fetch(registry, root, challenger)
-        evaluation = read_evaluation(bundle)
-        champion = _champion_evaluation(registry, root, before, bundle, evaluation, dataset)
-        latency = _latency(registry, root, before, bundle)
-        checks = compare(evaluation, champion, gate, latency.get("added_ms"))
-        result["latency"] = latency
+            return {**result, "changed": False, "checks": [], "measured": {}}
+        checks, measured = _judge(registry, root, challenger, before, datasets, gate, examine)
+        result["measured"] = measured
         rows = [{**asdict(check), "passed": check.passed} for check in checks]
         if dry_run:
             return {**result, "changed": False, "checks": rows}
         enforce(checks)
-        _move(registry, root, challenger, before, "promote")
+        _move(registry, root, challenger, before.version if before else None, "promote")
         if registry.alias(CHALLENGER) == challenger.version:
             registry.unpoint(CHALLENGER)
     return {**result, "changed": True, "checks": rows}
@@ -105,45 +109,84 @@ def promote_bundle(
 def rollback(tracking_uri: str, model_name: str, home: str, dry_run: bool = False) -> dict[str, Any]:
     """Make the champion before this one the champion again.
 
-    Rolling back twice goes back two promotions: the history is read as a stack.
+    Rolling back twice goes back two promotions: the history is read as a stack. An alias that was moved by
+    hand returns to the champion; one that was set by hand before any promotion is removed.
 
     Raises:
         NoChampion: there was no champion before this one.
         Conflict: another process promotes.
+        HistoryBroken: a line of the history is not as it was written.
         RegistryUnreachable: nothing was changed.
     """
     root = Path(home)
     with locked(root / "promote.lock", f"rolling back {model_name}"):
         registry = Registry(tracking_uri, model_name)
-        now = registry.alias(CHAMPION)
-        stack = _stack(registry.history())
-        if now is not None and stack[-1:] != [now]:
-            stack.append(now)  # the alias was moved by hand
-        if now is None or len(stack) < 2:
+        history = verified_history(registry, root)
+        now, versions = registry.alias(CHAMPION), stack(history)
+        action = "rollback" if versions[-1:] == [now] else "restore"
+        if now is not None and not versions:
+            if not dry_run:
+                registry.unpoint(CHAMPION)
+            return {"version": "", "bundle_id": "", "previous": now, "changed": not dry_run}
+        if now is None or (action == "rollback" and len(versions) < 2):
             raise NoChampion(
                 f"{model_name} has no champion before {now or 'the first'}: there is nothing to go back to"
             )
-        try:
-            target = registry.version(stack[-2])
-        except RegistryRefused as error:
-            raise NoChampion(
-                f"the champion before, version {stack[-2]}, was deleted: promote another one"
-            ) from error
+        number = versions[-2 if action == "rollback" else -1]
+        line = next(line for line in reversed(history) if line.version == number)
+        target = _promoted(registry, line)
         _fetch(registry, root, target)
         if not dry_run:
-            _move(registry, root, target, now, "rollback")
+            _move(registry, root, target, now, action)
     return {"version": target.version, "bundle_id": target.bundle_id, "previous": now, "changed": not dry_run}
 
 
-def _stack(history: list[Promotion]) -> list[str]:
-    """Return the versions that one can go back through, the champion last."""
-    stack: list[str] = []
-    for entry in history:
-        if entry.action == "rollback":
-            stack.pop()
-        else:
-            stack.append(entry.version)
-    return stack
+def verified_history(registry: Registry, home: Path) -> list[Promotion]:
+    """Return the history after checking it against the last line that this home wrote.
+
+    Raises:
+        HistoryBroken: a line is not as it was written.
+    """
+    history = registry.history()
+    check_head(home, registry.model_name, history)
+    return history
+
+
+def champion_line(registry: Registry, home: Path) -> Promotion | None:
+    """Return the line that made the champion.
+
+    Raises:
+        Conflict: the alias names another version.
+    """
+    history = verified_history(registry, home)
+    last, alias = history[-1] if history else None, registry.alias(CHAMPION)
+    promoted = last.version if last else None
+    if alias != promoted:
+        raise Conflict(
+            f"the alias champion names version {alias or 'none'}, promoted was {promoted or 'none'}: the "
+            f"alias was moved by hand, past the gate; nothing was installed. `{command(home, 'rollback')}` "
+            f"moves it back, then `{command(home, 'promote VERSION')}` sends a version through the gate"
+        )
+    return last
+
+
+def _promoted(registry: Registry, line: Promotion) -> Version:
+    """Return the version of a line.
+
+    Raises:
+        NoChampion: it was deleted.
+        Conflict: another bundle is registered under its number now.
+    """
+    try:
+        version = registry.version(line.version)
+    except RegistryRefused as error:
+        raise NoChampion(f"version {line.version} was deleted: promote another one") from error
+    if version.bundle_id != line.bundle_id:
+        raise Conflict(
+            f"version {line.version} is bundle {version.bundle_id!r:.40} now, {line.bundle_id} was promoted: "
+            "its tag bundle_id was changed by hand; restore it"
+        )
+    return version
 
 
 def _move(registry: Registry, home: Path, version: Version, before: str | None, action: str) -> None:
@@ -152,10 +195,13 @@ def _move(registry: Registry, home: Path, version: Version, before: str | None, 
         raise Conflict(
             f"champion is version {now} by now, it was {before} when the gate compared: promote again"
         )
+    registry.complete()
     history = registry.history()
-    number = history[-1].number + 1 if history else 1
-    registry.write(Promotion(number, action, version.version, version.bundle_id, before or "", _now()))
+    line = next_line(history, action, version.version, version.bundle_id, before or "", _now())
+    registry.intend(line)
     registry.point(CHAMPION, version.version)
+    registry.complete()
+    write_head(home, registry.model_name, line)
     _install(registry, home, version)
     log.info(
         "champion of %s is version %s (%s), before: %s", registry.model_name, version.version, action, before
@@ -219,65 +265,92 @@ def _verify(path: Path, version: Version) -> None:
     verify_files(path, manifest)
 
 
-def _champion_evaluation(
+def _judge(
     registry: Registry,
     home: Path,
-    champion: str | None,
-    bundle: Path,
-    evaluation: Mapping[str, Any],
-    dataset: Path | None,
-) -> Mapping[str, Any] | None:
-    """Return the champion's evaluation on the challenger's test window."""
-    if champion is None:
-        return None
-    path = _fetch(registry, home, registry.version(champion))
-    recorded = read_evaluation(path)
-    if recorded.get("test_window", {}).get("hash") == evaluation.get("test_window", {}).get("hash"):
-        return recorded
-    log.info("champion %s was evaluated on another test window: evaluating it on this one", champion)
-    return _evaluate_on(path, bundle, evaluation, dataset)
-
-
-def _latency(registry: Registry, home: Path, champion: str | None, bundle: Path) -> dict[str, Any]:
-    """Return what an answer of challenger and champion takes here; nothing where one of them cannot be asked.
-
-    Never None: a pipeline step cannot return it.
-    """
-    from components.release.served_latency import served_latency
-
-    if champion is None:
-        return {}
+    challenger: Version,
+    before: Promotion | None,
+    datasets: Sequence[Path],
+    gate: GateParams,
+    examine: Examine,
+) -> tuple[list[Check], dict[str, Any]]:
+    """Return the gate's checks of a version, and the measurements."""
     try:
-        return served_latency(bundle, _fetch(registry, home, registry.version(champion)))
+        bundle = _fetch(registry, home, challenger)
     except BundleInvalid as error:
-        log.warning("latency is not compared: %s", error)  # e.g. a champion of an older feature schema
-        return {}
+        return [verdict("files", str(error))], {}
+    try:
+        stated = read_evaluation(bundle)
+        wanted = str(stated["test_window"]["data_hash"])
+        certificates = read_certificates(bundle)
+    except (BundleInvalid, KeyError, TypeError) as error:
+        return [verdict("files"), verdict("readable", f"its own account: {error}")], {}
+    champion = None if before is None else _comparable(registry, home, before, bundle, gate)
+    measured = examine(bundle, champion, _dataset(datasets, wanted), int(gate.sample_baskets))
+    faults = check_chain(certificates, graph_id(bundle / GRAPH))
+    measured["verdicts"]["certificates"] = "; ".join(faults)
+    measured["stated"] = stated.get("served")
+    measured["chain"] = None if faults else chain_quality(certificates)
+    if fault := measured.get("champion_fault"):
+        raise NothingToCompare(
+            f"the champion cannot be measured beside the challenger ({fault}); to judge the challenger by "
+            "its own figures alone: reco promote --gate over_champion=0"
+        )
+    return [verdict("files"), *compare(measured, gate)], measured
 
 
-def _evaluate_on(
-    champion: Path, challenger: Path, evaluation: Mapping[str, Any], dataset: Path | None
-) -> Mapping[str, Any]:
-    """Evaluate the champion on the challenger's weeks, baskets and hidden items."""
-    from components.evaluation.evaluate_bundle import evaluate_served
-    from feature_repo.events import read_dataset
+def chain_quality(certificates: Sequence[Mapping[str, Any]]) -> float:
+    """Return the NDCG@10 of the last link over that of the teachers; `check_chain` passed the chain."""
+    made = [link for link in certificates if link["step"] in EXPORTS]
+    first = (made or certificates)[0][HEADLINE]["parent"]
+    return float(certificates[-1][HEADLINE]["child"] / first) if first else 0.0
 
-    cuts = [str(read_manifest(path)["cut"]) for path in (champion, challenger)]
+
+def _dataset(datasets: Sequence[Path], wanted: str) -> Path:
+    """Return the data set with a hash.
+
+    Raises:
+        NothingToCompare: none of them has it.
+    """
+    hashes = [_data_hash(dataset) for dataset in datasets]
+    if wanted in hashes:
+        return datasets[hashes.index(wanted)]
+    found = (
+        ", ".join(f"{path} is {held}" for path, held in zip(datasets, hashes, strict=True)) or "there is none"
+    )
+    raise NothingToCompare(
+        f"the gate measures the challenger again on data set {wanted!r:.40}, and {found}: give the data set "
+        "it was evaluated on (reco promote --dataset DIR); without it nothing is promoted"
+    )
+
+
+def _data_hash(dataset: Path) -> str:
+    try:
+        return str(json.loads((dataset / "manifest.json").read_bytes())["data_hash"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NothingToCompare(
+            f"{dataset} is no checked data set ({error}): give another --dataset"
+        ) from error
+
+
+def _comparable(
+    registry: Registry, home: Path, before: Promotion, challenger: Path, gate: GateParams
+) -> Path | None:
+    """Return the champion's bundle if it can be measured beside the challenger; None if it need not be.
+
+    Raises:
+        NothingToCompare: it has seen the test weeks.
+    """
+    if not gate.over_champion:
+        return None
+    path = _fetch(registry, home, _promoted(registry, before))
+    cuts = [str(read_manifest(one)["cut"]) for one in (path, challenger)]
     if cuts[0] > cuts[1]:
         raise NothingToCompare(
             f"the champion was trained until {cuts[0]} and has seen the weeks after {cuts[1]} that the "
-            f"challenger was tested on: train the challenger until {cuts[0]} or later"
+            f"challenger is tested on: train the challenger until {cuts[0]} or later"
         )
-    wanted = evaluation.get("test_window", {}).get("data_hash")
-    advice = "give the data set the challenger was evaluated on (reco promote --dataset DIR)"
-    if dataset is None:
-        raise NothingToCompare(f"the champion was evaluated on another test window: {advice}")
-    data = read_dataset(dataset)
-    if data.manifest["data_hash"] != wanted:
-        raise NothingToCompare(
-            f"{dataset} is data set {data.manifest['data_hash']}, the challenger was evaluated on {wanted}: "
-            f"{advice}"
-        )
-    return evaluate_served(champion, challenger, data)
+    return path
 
 
 def _now() -> str:

@@ -11,10 +11,13 @@ from components.ranker.certificate import ParityFailed, check_chain
 from components.ranker.ranker_artefact import CERTIFICATES, GRAPH, graph_id
 from components.release.model_card import model_card
 from components.release.registry import CHALLENGER, Registry
+from feature_repo.atomic_files import read_regular
 from serving.errors import BundleInvalid
 from serving.release.bundle import read_manifest, verify_files
 
 log = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 24  # of an evaluation, or of certificates
 
 
 def register_bundle(bundle: Path, tracking_uri: str, model_name: str) -> str:
@@ -62,12 +65,17 @@ def read_evaluation(bundle: Path) -> dict[str, Any]:
     """Return the results that `evaluate_bundle` sealed into a bundle.
 
     Raises:
-        BundleInvalid: the bundle holds no evaluation.
+        BundleInvalid: the bundle holds no evaluation, or one that can't be read.
     """
     file = bundle / "evaluation.json"
     if not file.is_file():
         raise BundleInvalid(f"{bundle} holds no evaluation.json: run evaluate_bundle on it first")
-    evaluation: dict[str, Any] = json.loads(file.read_bytes())
+    try:
+        evaluation = json.loads(read_regular(file, MAX_BYTES))
+        if not isinstance(evaluation, dict):
+            raise TypeError("not an object")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise BundleInvalid(f"{file} is no evaluation ({error}): run evaluate_bundle again") from error
     return evaluation
 
 
@@ -78,10 +86,10 @@ def read_certificates(bundle: Path) -> list[dict[str, Any]]:
         BundleInvalid: they can't be read.
     """
     try:
-        certificates: list[dict[str, Any]] = json.loads((bundle / CERTIFICATES).read_bytes())
+        certificates: list[dict[str, Any]] = json.loads(read_regular(bundle / CERTIFICATES, MAX_BYTES))
         if not all(isinstance(one, dict) for one in certificates):
             raise TypeError("not a list of objects")
-    except (ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise BundleInvalid(
             f"{bundle / CERTIFICATES} holds no certificates ({error}): run compile_ranker again"
         ) from error

@@ -1,7 +1,7 @@
 """Tracking URI + model name -> registered versions, their aliases and the history of promotions.
 
 MLflow's alias is last-writer-wins and keeps no history: every promotion is also written down as a tag of
-the registered model, numbered, before the alias moves. `promote_bundle` says how the two are kept in step.
+the registered model. `promote_bundle` says how the two are kept in step.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.release.history import INTENT_TAG, Promotion, line_tag, read_history, read_line
 from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 from feature_repo.ids import is_name, is_path
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 CHALLENGER, CHAMPION = "challenger", "champion"
 ARTIFACT = "bundle"  # where a bundle lies among its run's artifacts
-PROMOTION_TAG = "promotion."
 HEALTH_TIMEOUT_S = 5.0
 STORES = (
     "mlflow-artifacts:/",
@@ -68,18 +68,6 @@ class Version:
     size_bytes: int
     metrics: Mapping[str, float]
     run_id: str
-
-
-@dataclass(frozen=True)
-class Promotion:
-    """One line of the history: which version became champion, after which, and how."""
-
-    number: int
-    action: str  # promote | rollback
-    version: str
-    bundle_id: str
-    previous: str  # version; empty for the first
-    at: str
 
 
 def default_tracking_uri(home: Path) -> str:
@@ -219,28 +207,29 @@ class Registry:
             self._client.delete_registered_model_alias(self.model_name, alias)
 
     def history(self) -> list[Promotion]:
-        """Return all promotions and rollbacks that came to pass, oldest first.
+        """Return all promotions and rollbacks, oldest first.
 
-        A line is written before its alias moves. The last one, if its alias never did, was stopped in
-        between: it is left out, and the next line takes its number and so its place.
+        Raises:
+            HistoryBroken: a line is not as it was written.
         """
         with _reached(self.tracking_uri):
-            if not self._exists():
-                return []
-            tags = self._client.get_registered_model(self.model_name).tags
-            champion = self._aliases().get(CHAMPION)
-        entries = sorted(
-            (Promotion(**json.loads(text)) for key, text in tags.items() if key.startswith(PROMOTION_TAG)),
-            key=lambda entry: entry.number,
-        )
-        if entries and entries[-1].version != champion and entries[-1].previous == (champion or ""):
-            entries.pop()
-        return entries
+            return read_history(self._tags(), self._aliases().get(CHAMPION))
 
-    def write(self, entry: Promotion) -> None:
-        """Write a line of the history."""
+    def intend(self, entry: Promotion) -> None:
+        """Write the line of a promotion that begins: its alias moves next, then `complete` follows."""
         with _reached(self.tracking_uri):
-            self._client.set_registered_model_tag(self.model_name, _tag(entry), json.dumps(asdict(entry)))
+            self._client.set_registered_model_tag(self.model_name, INTENT_TAG, json.dumps(asdict(entry)))
+
+    def complete(self) -> None:
+        """Make the intent a line of the history if its alias moved; else forget it."""
+        history = self.history()
+        with _reached(self.tracking_uri):
+            intent = self._tags().get(INTENT_TAG)
+            if intent is None:
+                return
+            if history and read_line(intent) == history[-1]:
+                self._client.set_registered_model_tag(self.model_name, line_tag(history[-1]), intent)
+            self._client.delete_registered_model_tag(self.model_name, INTENT_TAG)
 
     # --------------------------------------------------------------------------------------- inside
 
@@ -249,6 +238,9 @@ class Registry:
             return {}
         found = self._client.get_registered_model(self.model_name).aliases
         return {str(alias): str(version) for alias, version in found.items()}
+
+    def _tags(self) -> dict[str, str]:
+        return dict(self._client.get_registered_model(self.model_name).tags) if self._exists() else {}
 
     def _exists(self) -> bool:
         return bool(self._client.search_registered_models(f"name = '{self.model_name}'"))
@@ -408,7 +400,3 @@ def _version(entry: Any, aliases: Mapping[str, str]) -> Version:
         metrics={key[7:]: float(value) for key, value in tags.items() if key.startswith("metric.")},
         run_id=entry.run_id,
     )
-
-
-def _tag(entry: Promotion) -> str:
-    return f"{PROMOTION_TAG}{entry.number:06d}"

@@ -1,4 +1,4 @@
-"""Commands that release a model: models, promote, rollback, extend, refresh."""
+"""Commands that release a model: models, promote, rollback, history, extend, refresh."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def show_model(context: Context, version: str, tracking_uri: str, model_name: st
 
     registry = _registry(context, tracking_uri, model_name)
     shown = registry.version(version)
-    history = [asdict(entry) for entry in registry.history() if entry.version == shown.version]
+    lines = [asdict(entry) for entry in registry.history() if entry.version == shown.version]
     with tempfile.TemporaryDirectory() as scratch:
         try:
             file = registry.download(shown, Path(scratch), "certificates.json")
@@ -82,11 +82,11 @@ def show_model(context: Context, version: str, tracking_uri: str, model_name: st
         *([name, value] for name, value in sorted(shown.metrics.items())),
         *(
             [f"{e['action']} {e['at']}", f"after version {e['previous']}" if e["previous"] else "the first"]
-            for e in history
+            for e in lines
         ),
     ]
     text = f"{table(['version', shown.version], rows)}\n\n{table(CHAIN, chain_rows(certificates))}"
-    context.answer({**asdict(shown), "history": history, "certificates": certificates}, text)
+    context.answer({**asdict(shown), "history": lines, "certificates": certificates}, text)
 
 
 def _registry(context: Context, tracking_uri: str, model_name: str) -> Registry:
@@ -97,7 +97,7 @@ def _registry(context: Context, tracking_uri: str, model_name: str) -> Registry:
 
 @click.command()
 @click.argument("version", default="challenger", metavar="[VERSION]")
-@click.option("--dataset", type=FOLDER, help="Checked data set.  [default: the newest run's]")
+@click.option("--dataset", type=FOLDER, help="Data set of its evaluation.  [default: the runs']")
 @click.option("--gate", "gate", multiple=True, metavar="NAME=VALUE", help="e.g. over_blend=1.1")
 @click.option("--dry-run", is_flag=True, help="Compare and report; change nothing.")
 @registry_options
@@ -111,15 +111,18 @@ def promote(
     tracking_uri: str,
     model_name: str,
 ) -> None:
-    """Send the challenger, or VERSION, through the gate."""
+    """Send the challenger, or VERSION, through the gate.
+
+    The gate measures quality and latency itself, on the data set that the version was evaluated on.
+    """
     from components.release.promote_bundle import promote_bundle
     from pipelines.run.arguments import parse_params
     from pipelines.tables import table
 
     thresholds = parse_params(gate, "--gate")
     uri = existing_registry(context.home, tracking_uri)
-    dataset = dataset or next(iter(run_datasets(context.home)), None)
-    result = promote_bundle(version, dataset, uri, model_name, str(context.home), thresholds, dry_run)
+    datasets = [dataset] if dataset else run_datasets(context.home)
+    result = promote_bundle(version, datasets, uri, model_name, str(context.home), thresholds, dry_run)
     checks = result["checks"]
     rows = [["yes" if c["passed"] else "NO", c["metric"], c["got"], c["need"], c["reason"]] for c in checks]
     text = table(["passed", "metric", "got", "needed", "why"], rows) + "\n" if rows else ""
@@ -137,13 +140,38 @@ def promote(
 @registry_options
 @common_options
 def rollback(context: Context, dry_run: bool, tracking_uri: str, model_name: str) -> None:
-    """Go back to the previous champion."""
+    """Go back to the previous champion; undo an alias moved by hand."""
     from components.release.promote_bundle import rollback as go_back
 
     uri = existing_registry(context.home, tracking_uri)
     result = go_back(uri, model_name, str(context.home), dry_run)
+    if not result["version"]:
+        verb = "would be removed" if dry_run else "is removed"
+        context.answer(result, f"alias champion {verb}: version {result['previous']} was never promoted")
+        return
     verb = "would be champion again" if dry_run else "is champion again"
     context.answer(result, f"version {result['version']} {verb} (was: {result['previous']})")
+
+
+@click.command()
+@registry_options
+@common_options
+def history(context: Context, tracking_uri: str, model_name: str) -> None:
+    """Print promotions and rollbacks; verify their chain.
+
+    Each line holds the SHA-256 of the one before. Exit code 1 names a line that was changed, dropped or
+    moved; 4 means that the alias champion was moved by hand.
+    """
+    from components.release.promote_bundle import champion_line, verified_history
+    from pipelines.tables import table
+
+    registry = _registry(context, tracking_uri, model_name)
+    lines = verified_history(registry, context.home)
+    rows = [[x.number, x.at, x.action, x.version, x.bundle_id, x.previous, x.hash[:12]] for x in lines]
+    columns = ["line", "at", "action", "version", "bundle", "after", "SHA-256"]
+    text = f"{table(columns, rows)}\n{len(lines)} lines, each follows the one before"
+    context.answer([asdict(x) | {"hash": x.hash} for x in lines], text)
+    champion_line(registry, context.home)  # the lines are on the screen when it raises
 
 
 @click.command()
@@ -214,4 +242,4 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     context.answer({"version": version, **done}, text)
 
 
-COMMANDS = (models, promote, rollback, extend, refresh)
+COMMANDS = (models, promote, rollback, history, extend, refresh)

@@ -288,9 +288,11 @@ def _registry(settings: Settings) -> Iterator[Finding]:
         yield Finding("registry", "warn", f"{database} is not there yet", "reco run")
         return
     query = "SELECT name, version FROM registered_model_aliases WHERE alias = 'champion'"
+    written = "SELECT name, key, value FROM registered_model_tags"
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             aliases = {str(name): str(version) for name, version in connection.execute(query)}
+            tags = list(connection.execute(written))
     except sqlite3.Error as error:
         mend = f"restore {database} from a backup, or remove it and run `reco run`"
         yield Finding("registry", "fail", f"{database} is no database of MLflow ({error})", mend)
@@ -302,10 +304,26 @@ def _registry(settings: Settings) -> Iterator[Finding]:
     # No alias here at all: the champion came from another registry (--tracking-uri).
     alias = aliases.get(champion.model_name) if champion else None
     if champion and alias and alias != champion.version:
-        found = f"its champion is version {alias}, champion.json says {champion.version}"
-        yield Finding("registry", "fail", found, "reco promote champion")
+        own = {key: value for name, key, value in tags if name == champion.model_name}
+        yield _disagreement(own, alias, champion)
         return
     yield Finding("registry", "ok", f"{database}")
+
+
+def _disagreement(tags: dict[str, str], alias: str, champion: Champion) -> Finding:
+    """Tell a promotion that was stopped, which may be completed, from an alias that was moved by hand."""
+    from components.release.history import HistoryBroken, read_history
+
+    found = f"its alias champion names version {alias}, champion.json version {champion.version}"
+    try:
+        history = read_history(tags, alias)
+    except HistoryBroken as error:
+        return Finding("registry", "fail", f"{found}; {error}", "reco history")
+    if history and history[-1].version == alias:
+        return Finding("registry", "fail", f"{found}: a promotion was stopped", f"reco promote {alias}")
+    return Finding(
+        "registry", "fail", f"{found}: the alias was moved by hand, past the gate", "reco rollback"
+    )
 
 
 def _listening(home: Path) -> Iterator[str]:

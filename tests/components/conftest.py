@@ -81,6 +81,28 @@ def evaluated(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """What the gate sees of a data set before it is measured on: its hash."""
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "manifest.json").write_text('{"data_hash": "d1"}')
+    return tmp_path / "dataset"
+
+
+def as_planned(challenger: Path, champion: Path | None, dataset: Path, sample: int) -> dict[str, Any]:
+    """Measure bundles of `evaluated`, which hold no model, as good as each was planned to be."""
+    plan = json.loads((challenger / "evaluation.json").read_text())
+    measured = {name: plan[name] for name in ("baskets", "served")} | plan["baselines"]
+    measured |= {"verdicts": {}, "index_recall": 1.0}
+    measured["latency"] = {"challenger": {"p99_ms": plan.get("p99_ms", 2.0)}}
+    if champion is not None:
+        theirs = json.loads((champion / "evaluation.json").read_text())
+        measured["champion"] = theirs["served"]
+        measured["latency"] |= {"champion": {"p99_ms": theirs.get("p99_ms", 2.0)}}
+        measured["latency"]["added_ms"] = plan.get("added_ms", 0.0)
+    return measured
+
+
 def certificate_of(graph: str) -> dict[str, Any]:
     """A certificate of a graph that says exactly what its parent says."""
     lists = planted_lists(5, 6, seed=0, always=True)

@@ -2,23 +2,22 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import components.release.promote_bundle as promote_module
-import components.release.served_latency as served_latency_module
 from components.home import Conflict, locked
 from components.release.gate import GateFailed, compare
+from components.release.history import HistoryBroken
 from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, RegistryRefused
 from serving.errors import NoChampion
 from serving.release.champion import read_champion
+from tests.components.conftest import as_planned
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,9 +29,12 @@ Promote = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def promote(home: Path, uri: str) -> Promote:
-    def go(version: str = "challenger", **options: Any) -> dict[str, Any]:
-        return promote_bundle(version, options.pop("dataset", None), uri, "recommender", str(home), **options)
+def promote(home: Path, uri: str, dataset: Path) -> Promote:
+    def go(
+        version: str = "challenger", datasets: Sequence[Path] = (dataset,), **options: Any
+    ) -> dict[str, Any]:
+        options = {"examine": as_planned, **options}
+        return promote_bundle(version, datasets, uri, "recommender", str(home), **options)
 
     return go
 
@@ -94,75 +96,83 @@ def test_the_limits_of_the_gate_are_parameters(evaluated: Make, promote: Promote
     assert promote(params={"over_blend": 1.05})["changed"]
 
 
-def test_other_weeks_need_the_data_set(evaluated: Make, promote: Promote, uri: str) -> None:
-    register(evaluated("one"), uri)
-    promote()
-    register(evaluated("two", window="w2"), uri)
-    with pytest.raises(NothingToCompare, match="evaluated on another test window: give the data set"):
-        promote()
-
-
-def test_a_wrong_data_set_never_opens_the_gate(
-    evaluated: Make, promote: Promote, registry: Registry, uri: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (None, "and there is none: give the data set it was evaluated on"),
+        ("{}", "is no checked data set"),
+        ('{"data_hash": "d2"}', "is d2: give the data set it was evaluated on"),
+    ],
+    ids=["none", "broken", "another"],
+)
+def test_without_the_data_set_nothing_is_believed(
+    evaluated: Make,
+    promote: Promote,
+    registry: Registry,
+    uri: str,
+    tmp_path: Path,
+    made: str | None,
+    says: str,
 ) -> None:
-    from feature_repo.events import EventsInvalid, write_dataset
-    from feature_repo.toy_shop import toy_dataset
-
     register(evaluated("one"), uri)
-    promote()
-    register(evaluated("two", window="w2"), uri)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(EventsInvalid):
-        promote(dataset=tmp_path / "empty")
-    write_dataset(tmp_path / "toy", toy_dataset(users=5, weeks=6))
-    with pytest.raises(NothingToCompare, match=r"is data set .*, the challenger was evaluated on d1"):
-        promote(dataset=tmp_path / "toy")
-    assert registry.alias("champion") == "1"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text(made or "")
+    with pytest.raises(NothingToCompare, match=says):
+        promote(datasets=[tmp_path / "other"] if made else [])
+    assert registry.alias("champion") is None
+
+
+def test_of_several_data_sets_the_right_one_is_taken(
+    evaluated: Make, promote: Promote, uri: str, tmp_path: Path, dataset: Path
+) -> None:
+    register(evaluated("one"), uri)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text('{"data_hash": "d2"}')
+    taken = []
+
+    def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int) -> dict[str, Any]:
+        taken.append((dataset, sample))
+        return as_planned(challenger, champion, dataset, sample)
+
+    promote(datasets=[tmp_path / "other", dataset], examine=examine, params={"sample_baskets": 7})
+    assert taken == [(dataset, 7)]
 
 
 def test_a_champion_that_has_seen_the_test_weeks_is_no_measure(
-    evaluated: Make, promote: Promote, uri: str, tmp_path: Path
+    evaluated: Make, promote: Promote, uri: str
 ) -> None:
     register(evaluated("newer"), uri)
     promote()
     register(evaluated("older", window="w0", cut="2017-10-30T04:00:00Z"), uri)
     with pytest.raises(NothingToCompare, match="has seen the weeks after 2017-10-30"):
-        promote(dataset=tmp_path)
+        promote()
 
 
-def test_champion_and_challenger_sit_the_same_exam(toy_line: Path) -> None:
-    """Asked as another bundle's tests say, a bundle gets the very score of its own evaluation."""
-    from components.evaluation.evaluate_bundle import evaluate_served
-    from feature_repo.events import read_dataset
-
-    data = read_dataset(toy_line / "dataset")
-    recorded = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())["served"]
-    assert evaluate_served(toy_line / "bundle", toy_line / "evaluated", data)["served"] == recorded
-
-
-def test_a_bundle_that_cannot_be_asked_is_promoted_without_a_latency(
+def test_a_champion_that_cannot_be_read_is_replaced_only_on_purpose(
     evaluated: Make, promote: Promote, uri: str
 ) -> None:
-    """These bundles hold no model, as one of an older feature schema holds none for this code."""
-    register(evaluated("one"), uri)
-    assert promote()["latency"] == {}
-    register(evaluated("two"), uri)
-    result = promote()
-    assert result["changed"]
-    assert result["latency"] == {}
-    assert "was not measured" in result["checks"][-1]["reason"]
-
-
-def test_latency_that_costs_more_sales_than_is_forgiven_is_refused(
-    evaluated: Make, promote: Promote, home: Path, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """As after a change of the feature schema: then no bundle can be measured beside it."""
     register(evaluated("one"), uri)
     promote()
     register(evaluated("two"), uri)
-    measured = {"added_ms": 120.0, "machine": {"cores": 2}}
-    monkeypatch.setattr(served_latency_module, "served_latency", lambda challenger, champion: measured)
+
+    def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int) -> dict[str, Any]:
+        fault = {"verdicts": {}, "champion_fault": "other schema"}
+        return fault if champion else as_planned(challenger, champion, dataset, sample)
+
+    with pytest.raises(NothingToCompare, match=r"\(other schema\).*--gate over_champion=0"):
+        promote(examine=examine)
+    assert promote(examine=examine, params={"over_champion": 0.0})["changed"]
+
+
+def test_latency_that_costs_more_sales_than_is_forgiven_is_refused(
+    evaluated: Make, promote: Promote, home: Path, uri: str
+) -> None:
+    register(evaluated("one"), uri)
+    promote()
+    register(evaluated("two", added_ms=120.0), uri)
     result = promote(dry_run=True)
-    assert result["latency"] == measured
+    assert result["measured"]["latency"]["added_ms"] == 120.0
     assert [check["metric"] for check in result["checks"] if not check["passed"]] == [
         "ndcg_at_10 less latency against champion"
     ]
@@ -189,14 +199,88 @@ def test_rollback_walks_back_one_promotion_at_a_time(
     assert len(registry.history()) == 7
 
 
-def test_an_alias_moved_by_hand_can_be_rolled_back(
-    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
+@pytest.mark.parametrize("asked", ["champion", "2", "challenger", "1"])
+def test_an_alias_moved_by_hand_is_a_conflict_and_is_rolled_back(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str, asked: str
 ) -> None:
     register(evaluated("one"), uri)
     promote()
-    other = register(evaluated("two", 0.1), uri)
-    registry.point("champion", other)
+    before = read_champion(home)
+    register(evaluated("two", 0.1), uri)
+    registry.point("champion", "2")
+    with pytest.raises(
+        Conflict, match=r"names version 2, promoted was 1: .*moved by hand.*rollback"
+    ) as caught:
+        promote(asked)
+    assert caught.value.exit_code == 4
+    assert read_champion(home) == before
+    assert rollback(uri, "recommender", str(home), dry_run=True)["version"] == "1"
+    assert registry.alias("champion") == "2"
     assert rollback(uri, "recommender", str(home))["version"] == "1"
+    assert (registry.alias("champion"), read_champion(home)) == ("1", before)
+    assert actions(registry) == [("promote", "", "1"), ("restore", "2", "1")]
+    with pytest.raises(GateFailed):
+        promote("2")
+    register(evaluated("three", 0.161), uri)
+    assert promote()["previous"] == "1"
+    assert rollback(uri, "recommender", str(home))["version"] == "1"
+
+
+def test_an_alias_moved_back_by_hand_loses_no_line(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
+) -> None:
+    """The alias names the version before, as if the last promotion had been stopped."""
+    for number in range(2):
+        register(evaluated(f"b{number}", 0.16 + number / 100), uri)
+        promote()
+    registry.point("champion", "1")
+    with pytest.raises(Conflict, match="names version 1, promoted was 2"):
+        promote("1")
+    registry.unpoint("champion")
+    with pytest.raises(Conflict, match="names version none, promoted was 2"):
+        promote("1")
+    assert len(registry.history()) == 2
+
+
+def test_an_alias_set_by_hand_before_any_promotion_is_removed(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
+) -> None:
+    registry.point("champion", register(evaluated("one"), uri))
+    with pytest.raises(Conflict, match="names version 1, promoted was none"):
+        promote("champion")
+    assert rollback(uri, "recommender", str(home), dry_run=True)["changed"] is False
+    assert rollback(uri, "recommender", str(home))["version"] == ""
+    assert registry.alias("champion") is None
+    assert promote("1")["changed"]
+
+
+def test_another_bundle_under_a_promoted_number_is_a_conflict(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
+) -> None:
+    for number in range(2):
+        register(evaluated(f"b{number}", 0.16 + number / 100), uri)
+        promote()
+    registry._client.set_model_version_tag("recommender", "1", "bundle_id", "f" * 16)
+    with pytest.raises(Conflict, match="version 1 is bundle 'f"):
+        rollback(uri, "recommender", str(home))
+    registry._client.set_model_version_tag("recommender", "2", "bundle_id", "f" * 16)
+    register(evaluated("three", 0.18), uri)
+    with pytest.raises(Conflict, match="its tag bundle_id was changed by hand"):
+        promote("3")
+
+
+def test_a_broken_history_stops_promotion_and_rollback(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
+) -> None:
+    for number in range(3):
+        register(evaluated(f"b{number}", 0.16 + number / 100), uri)
+        promote()
+    tags = registry._client.get_registered_model("recommender").tags
+    registry._client.set_registered_model_tag("recommender", "promotion.000002", tags["promotion.000001"])
+    for act in (lambda: promote("1"), lambda: rollback(uri, "recommender", str(home))):
+        with pytest.raises(HistoryBroken, match="line 2 of the history holds line 1"):
+            act()
+    assert read_champion(home).version == "3"
 
 
 def test_rollback_to_a_deleted_version_says_so(
@@ -206,7 +290,7 @@ def test_rollback_to_a_deleted_version_says_so(
         register(evaluated(f"b{number}", 0.16 + number / 100), uri)
         promote()
     registry._client.delete_model_version("recommender", "1")
-    with pytest.raises(NoChampion, match="version 1, was deleted"):
+    with pytest.raises(NoChampion, match="version 1 was deleted"):
         rollback(uri, "recommender", str(home))
     assert registry.alias("champion") == "2"
 
@@ -215,7 +299,7 @@ def test_rollback_with_nothing_promoted(registry: Registry, home: Path, uri: str
     with pytest.raises(NoChampion):
         rollback(uri, "recommender", str(home))
     with pytest.raises(RegistryRefused, match="has no version 'challenger'"):
-        promote_bundle("challenger", None, uri, "recommender", str(home))
+        promote_bundle("challenger", [], uri, "recommender", str(home))
 
 
 class Killed(BaseException):
@@ -224,8 +308,10 @@ class Killed(BaseException):
 
 STATIONS = [
     (Registry, "download"),
-    (Registry, "write"),
+    (Registry, "intend"),
     (Registry, "point"),
+    (Registry, "complete"),
+    (promote_module, "write_head"),
     (promote_module, "write_champion"),
 ]
 
@@ -279,14 +365,12 @@ def test_a_damaged_copy_under_home_is_fetched_again(
 def test_a_bundle_changed_in_the_registry_is_refused(
     evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
-    from serving.errors import BundleInvalid
-
     register(evaluated("one"), uri)
     [stored] = (home / "mlflow").rglob("evaluation.json")
     better = json.loads(stored.read_text())
     better["served"]["ndcg_at_10"] = 0.9
     stored.write_text(json.dumps(better))
-    with pytest.raises(BundleInvalid, match=r"evaluation\.json has SHA-256"):
+    with pytest.raises(GateFailed, match=r"^files: .*evaluation\.json has SHA-256"):
         promote()
     assert registry.alias("champion") is None
 
@@ -324,34 +408,9 @@ def test_a_champion_that_moved_while_the_gate_compared_is_a_conflict(
     assert registry.alias("champion") == other
 
 
-PROMOTE = """
-import sys
-from components.home import Conflict
-from components.release.promote_bundle import promote_bundle
-
-home, uri, version = sys.argv[1:]
-try:
-    promote_bundle(version, None, uri, "recommender", home)
-except Conflict as conflict:
-    sys.exit(conflict.exit_code)
-"""
-
-
-def test_concurrent_promotions_lose_nothing(
-    evaluated: Make, registry: Registry, home: Path, uri: str
+def test_the_home_may_move(
+    evaluated: Make, promote: Promote, home: Path, uri: str, tmp_path: Path, dataset: Path
 ) -> None:
-    versions = [register(evaluated(f"b{number}", 0.16), uri) for number in range(4)]
-    program = [sys.executable, "-c", PROMOTE, str(home), uri]
-    processes = [subprocess.Popen([*program, version]) for version in versions]
-    outcomes = [process.wait(timeout=120) for process in processes]
-    history = registry.history()
-    assert set(outcomes) <= {0, 4}
-    assert outcomes.count(0) == len(history) >= 1
-    assert [entry.number for entry in history] == list(range(1, len(history) + 1))
-    assert read_champion(home).version == registry.alias("champion") == history[-1].version
-
-
-def test_the_home_may_move(evaluated: Make, promote: Promote, home: Path, uri: str, tmp_path: Path) -> None:
     register(evaluated("one"), uri)
     promote()
     moved = tmp_path / "else where?#%20"
@@ -359,10 +418,10 @@ def test_the_home_may_move(evaluated: Make, promote: Promote, home: Path, uri: s
     there = f"sqlite:///{moved / 'mlflow.db'}"
     bundle = read_champion(moved).bundle(moved)
     (bundle / "index.faiss").write_text("flipped")
-    promote_bundle("1", None, there, "recommender", str(moved))
+    promote_bundle("1", [], there, "recommender", str(moved))
     assert (bundle / "index.faiss").read_text() == "one", "fetched from the registry that moved, too"
     register(evaluated("two", 0.17), there)
-    promote_bundle("challenger", None, there, "recommender", str(moved))
+    promote_bundle("challenger", [dataset], there, "recommender", str(moved), examine=as_planned)
     assert read_champion(moved).version == "2"
     assert rollback(there, "recommender", str(moved))["version"] == "1"
     assert not home.exists(), "nothing is written at the old place"

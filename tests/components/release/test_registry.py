@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from components.release.history import Promotion, next_line
 from components.release.registry import (
-    Promotion,
     Registry,
     RegistryRefused,
     RegistryUnreachable,
@@ -98,10 +98,17 @@ def test_versions_aliases_and_history(registry: Registry, tmp_path: Path) -> Non
     fetched = registry.download(found, tmp_path / "copy")
     assert (fetched / "a.txt").read_text() == "hello"
     entry = Promotion(1, "promote", "1", "b1", "", "2026-01-01T00:00:00Z")
-    registry.write(entry)
+    registry.intend(entry)
     assert registry.history() == [], "its alias has not moved yet"
     registry.point("champion", "1")
     assert registry.history() == [entry]
+    registry.complete()
+    registry.unpoint("champion")
+    assert registry.history() == [entry], "a line by now"
+    registry.intend(next_line([entry], "promote", "1", "b1", "", ""))
+    registry.complete()
+    registry.point("champion", "1")
+    assert registry.history() == [entry], "its alias had not moved, so it was forgotten"
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from components.home import locked
-from components.release.registry import Promotion, Registry, default_tracking_uri
+from components.release.history import Promotion
+from components.release.registry import Registry, default_tracking_uri
 from tests.pipelines.cli.conftest import reco
 
 
@@ -20,7 +21,7 @@ def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["models"], ["models", "show", "2"], ["promote"], ["rollback"]], ids=" ".join
+    "arguments", [["models"], ["models", "show", "2"], ["promote"], ["rollback"], ["history"]], ids=" ".join
 )
 @pytest.mark.parametrize("left", [None, b""], ids=["nothing", "an empty file"])
 def test_a_missing_registry_is_not_created(tmp_path: Path, arguments: list[str], left: bytes | None) -> None:
@@ -40,6 +41,7 @@ def test_a_missing_registry_is_not_created(tmp_path: Path, arguments: list[str],
     [
         (["models"], 0, "no versions yet"),
         (["models", "show", "3"], 2, "has no version '3'"),
+        (["history"], 0, "0 lines"),
         (["promote"], 2, "has no version 'challenger'"),
         (["promote", "--gate", "over_everything=1"], 2, "over_everything"),
         (["promote", "--model-name", "A B"], 2, "expected lower-case letters"),
@@ -72,12 +74,23 @@ def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, empty_registry:
     )
     registry = Registry(default_tracking_uri(tmp_path), "checkout-recommender")
     registry.add(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
-    registry.write(Promotion(1, "promote", "1", "b1", "", "2026-01-01T00:00:00Z"))
+    registry.intend(Promotion(1, "promote", "1", "b1", "", "2026-01-01T00:00:00Z"))
     registry.point("champion", "1")
+    registry.complete()
+    printed = reco(tmp_path, "history")
+    assert (printed.exit_code, "1 lines, each follows" in printed.output) == (0, True)
     shown = reco(tmp_path, "models", "show", "champion").output
     assert "promote 2026-01-01T00:00:00Z  the first" in shown
     assert "train_ranker dcn_v2  aaaaaaaa  its weights  0.2500" in shown
     assert "|" not in shown
+    registry.add(tmp_path / "bundle", {"bundle_id": "b2"}, {}, {})
+    registry.point("champion", "2")
+    for command in ("history", "promote"):
+        moved = reco(tmp_path, command)
+        assert (moved.exit_code, "promoted was 1: the alias was moved by hand" in moved.output) == (4, True)
+    registry._client.set_registered_model_tag("checkout-recommender", "promotion.000001", "{}")
+    broken = reco(tmp_path, "history")
+    assert (broken.exit_code, "line 1 of the history cannot be read" in broken.output) == (1, True)
 
 
 @pytest.mark.slow

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from components.home import Running, announced, command, locked
+from components.release.history import Promotion
 from feature_repo.facts import parse_fact
 from pipelines.inspect.doctor import Finding, examine
 from pipelines.run.runs import new_run
@@ -44,6 +45,7 @@ def home(tmp_path: Path, toy_line: Path) -> Path:
     with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
         database.execute("CREATE TABLE registered_model_aliases (alias TEXT, version INTEGER, name TEXT)")
         database.execute("INSERT INTO registered_model_aliases VALUES ('champion', 3, 'reco')")
+        database.execute("CREATE TABLE registered_model_tags (key TEXT, value TEXT, name TEXT)")
     run = new_run(home, "training", {"data": "toy"}, ["promote-bundle"])
     run.step("promote-bundle").status = "done"
     run.step("promote-bundle").parameters = {"Output": {"bundle_id": bundle_id}}
@@ -111,11 +113,29 @@ def test_the_age_of_the_champion_s_data_is_told(
 
 
 @pytest.mark.slow
-def test_a_pointer_that_differs_from_the_alias_is_found(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("promoted", "cause", "mend"),
+    [
+        ("3", "a promotion was stopped", "promote 3"),
+        ("2", "the alias was moved by hand, past the gate", "rollback"),
+        (None, "the alias was moved by hand, past the gate", "rollback"),
+        ("", "line 1 of the history cannot be read", "history"),
+    ],
+)
+def test_a_pointer_that_differs_from_the_alias_is_found(
+    home: Path, promoted: str | None, cause: str, mend: str
+) -> None:
     write_champion(home, replace(read_champion(home), version="2"))
+    if promoted is not None:
+        line = json.dumps(asdict(Promotion(1, "promote", promoted, "b", "", ""))) if promoted else "torn"
+        with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
+            database.execute(
+                "INSERT INTO registered_model_tags VALUES ('promotion.000001', ?, 'reco')", [line]
+            )
     found = look(home)["registry"]
-    assert (found.status, found.mend) == ("fail", command(home, "promote champion"))
-    assert found.found == "its champion is version 3, champion.json says 2"
+    assert (found.status, found.mend) == ("fail", command(home, mend))
+    assert found.found.startswith("its alias champion names version 3, champion.json version 2")
+    assert cause in found.found
 
 
 @pytest.mark.slow

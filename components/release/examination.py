@@ -1,0 +1,288 @@
+"""A challenger, the champion and a data set -> the gate's own measurements, made in a limited child process.
+
+Nothing that the bundle says about itself counts: its evaluation is only compared with these figures. The
+child opens files that strangers may have written. So it has no credentials, bounded memory and time, and ends
+with its parent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pandas as pd
+
+from components.data.fit_statistics import Purchases, purchases_of
+from components.evaluation.evaluate_bundle import prepared_tasks, rank_baselines, window_s
+from components.evaluation.metrics import METRICS, Tally
+from components.evaluation.nightly import Nightly
+from components.evaluation.protocol import Task, read_tasks
+from components.release.gate import HEADLINE
+from components.release.served_latency import served_latency
+from feature_repo.events import read_dataset
+from feature_repo.queries import Query, Rows
+from feature_repo.schema import model_inputs
+from feature_repo.statistics import Statistics
+from serving.answer.recommender import Recommender, verify_golden
+from serving.errors import BundleInvalid
+from serving.release.bundle import NEW_VECTORS, Bundle, load_bundle
+from serving.schemas import DEFAULT_PROFILE
+from serving.stores.online_features import MemoryStore
+
+MEMORY_BYTES = 8 << 30
+CPU_S = 3_600
+WALL_S = 7_200.0
+RESULT_BYTES = 1 << 24  # largest file that the child may write
+SCANNED_ROWS = 10_000
+TIMED_REQUESTS = 200
+INDEX_QUERIES = 200
+ROWS_A_CALL = 4_096
+LEAST_SPREAD = 1e-6  # standard deviation of the scanned scores
+KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS")
+
+# Measures a challenger (bundle, champion's bundle or None, data set, baskets) for `components.release.gate`.
+Examine = Callable[[Path, Path | None, Path, int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the child may take."""
+
+    memory_bytes: int = MEMORY_BYTES
+    wall_s: float = WALL_S
+
+
+def examine_apart(
+    challenger: Path, champion: Path | None, dataset: Path, sample: int, limits: Limits | None = None
+) -> dict[str, Any]:
+    """Do as `examine` in a child process; a bundle that kills it, or takes too much, is unreadable."""
+    limits = limits or Limits()
+    program = [sys.executable, "-W", "ignore", "-m", __name__, str(limits.memory_bytes), str(os.getpid())]
+    paths = [str(path) for path in (challenger, dataset, *([champion] if champion else []))]
+    environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+    with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as said:
+        try:
+            done = subprocess.run(
+                [*program, str(sample), *paths],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=result,
+                stderr=said,
+                timeout=limits.wall_s,
+                check=False,
+            )
+            ended = f"ended with {done.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"took more than {limits.wall_s:g} s"
+        for stream in (result, said):
+            stream.seek(0)
+        try:
+            measured = json.loads(result.read(RESULT_BYTES))
+        except ValueError:
+            lines = said.read(RESULT_BYTES).decode(errors="replace").strip().splitlines()
+            fault = f"the process that opened it {ended}, allowed {limits.memory_bytes >> 20} MiB"
+            return {"verdicts": {"readable": f"{fault}: {(lines or ['no message'])[-1][:300]}"}}
+    if error := measured.get("error"):
+        raise RuntimeError(f"the examination failed, not the bundle: {error}")
+    return dict(measured)
+
+
+def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int) -> dict[str, Any]:
+    """Return the measurements that the gate compares.
+
+    Args:
+        challenger: the bundle that asks for promotion.
+        champion: the bundle to compare with; it answers the same baskets.
+        dataset: the data set that holds the weeks after the challenger's cut.
+        sample: the most baskets to ask.
+
+    Returns:
+        `verdicts` by name, each with its fault; if there are no faults, the measurements; `champion_fault`
+        if the champion cannot be read.
+    """
+    verdicts: dict[str, str] = {}
+    measured: dict[str, Any] = {"verdicts": verdicts}
+    with _judged(verdicts, "readable"):
+        bundle = load_bundle(challenger)
+    if any(verdicts.values()):
+        return measured
+    with _judged(verdicts, "golden requests"):
+        verify_golden(bundle)
+    purchases = purchases_of(read_dataset(dataset).events)
+    tasks, baskets = sample_tasks(bundle, purchases, sample)
+    if not tasks:
+        return measured | {"baskets": 0, "served": {}}
+    asked = [task for task, _ in zip(tasks, range(max(1, TIMED_REQUESTS)), strict=False)]
+    with _judged(verdicts, "readable"):
+        scores = scan(bundle, asked)
+    if not verdicts["readable"]:
+        wrong = int((~((scores >= 0) & (scores <= 1))).sum())
+        verdicts["finite scores"] = (
+            f"{wrong} of {len(scores)} scores are no probability: look at the ranker's graph" if wrong else ""
+        )
+        spread = float(np.std(scores)) if not wrong else np.inf
+        verdicts["scores that differ"] = (
+            "" if spread > LEAST_SPREAD else f"{len(scores)} scores deviate by {spread:.2g}: it ranks nothing"
+        )
+    if any(verdicts.values()):
+        return measured
+    measured |= {
+        "baskets": baskets,
+        "sampled": len(tasks),
+        "index_recall": index_recall(bundle, asked[:INDEX_QUERIES]),
+    }
+    try:
+        theirs = None if champion is None else load_bundle(champion)
+    except BundleInvalid as error:
+        return measured | {"champion_fault": str(error)}
+    with _judged(verdicts, "readable"):
+        measured |= answer(bundle, tasks, Nightly(bundle, purchases), ("blend", "two_tower"))
+    if theirs is not None:
+        translated = [_translate(task, bundle.statistics, theirs.statistics) for task in tasks]
+        counts = Nightly(theirs, purchases, pd.Timestamp(bundle.manifest["cut"]))
+        measured["champion"] = answer(theirs, translated, counts)["served"]
+    measured["latency"] = served_latency(bundle, theirs, asked)
+    return measured
+
+
+@contextmanager
+def _judged(verdicts: dict[str, str], name: str) -> Iterator[None]:
+    """Make an error of the bundle, whichever it is, the fault of a verdict."""
+    verdicts.setdefault(name, "")
+    try:
+        yield
+    except BundleInvalid as error:
+        verdicts[name] = str(error)
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's and Faiss' errors share no base class
+        verdicts[name] = f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def sample_tasks(bundle: Bundle, purchases: Purchases, most: int) -> tuple[list[Task], int]:
+    """Return at most so many test baskets of a bundle, in time order, and how many there are.
+
+    The bundle's id draws them: trying again asks the same baskets, sealing again asks others.
+    """
+    start = pd.Timestamp(bundle.manifest["cut"])
+    every = read_tasks(purchases, bundle.statistics, *window_s(start)).hidden
+    rng = np.random.default_rng(int(hashlib.sha256(bundle.bundle_id.encode()).hexdigest()[:15], 16))
+    chosen = np.sort(rng.permutation(len(every))[:most])
+    return [every[row] for row in chosen.tolist()], len(every)
+
+
+def scan(bundle: Bundle, tasks: Sequence[Task]) -> np.ndarray:
+    """Return scores of the whole catalogue for one shopper after the other, SCANNED_ROWS or more of them."""
+    store, scores = MemoryStore(), [np.empty(0, np.float32)]
+    items = np.arange(len(bundle.statistics.item_ids))
+    for turn in range(-(-SCANNED_ROWS // len(items))):
+        task = tasks[turn % len(tasks)]
+        (_, prepared), *_ = prepared_tasks(Recommender(bundle, store), store, [task])
+        for first in range(0, len(items), ROWS_A_CALL):
+            dense, categorical = model_inputs(Rows(prepared.query, items[first : first + ROWS_A_CALL]))
+            scores.append(Recommender(bundle, store).rank(dense, categorical))
+    return np.concatenate(scores)
+
+
+def answer(
+    bundle: Bundle, tasks: Sequence[Task], counts: Nightly, baselines: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the quality of the served path in these baskets, and of the baselines beside it."""
+    store = MemoryStore()
+    recommender = Recommender(bundle, store)
+    tallies = {name: Tally.empty() for name in ("served", *baselines)}
+    others = {name: tallies[name] for name in baselines}
+    tower = bundle.profiles[DEFAULT_PROFILE].tower
+    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=counts):
+        response = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
+        ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
+        tallies["served"].add(ranked, task.hidden, task.bought_before)
+        rank_baselines(others, bundle, tower, task, prepared)
+    return {name: _means(tally) for name, tally in tallies.items()}
+
+
+def _means(tally: Tally) -> dict[str, float]:
+    rows = np.array(tally.rows)
+    column = rows[:, METRICS.index(HEADLINE)]
+    means = {name: float(rows[:, METRICS.index(name)].mean()) for name in (HEADLINE, "recall_at_20")}
+    return means | {"error": float(column.std() / np.sqrt(len(column)))}
+
+
+def _translate(task: Task, ours: Statistics, theirs: Statistics) -> Task:
+    """Return a task with its hidden items in another catalogue's codes; items that it lacks are misses."""
+    codes = [theirs.code_of.get(str(ours.item_ids[code]), -1) for code in task.hidden.tolist()]
+    return replace(task, hidden=np.array(codes, np.int64))
+
+
+def index_recall(bundle: Bundle, tasks: Sequence[Task]) -> float:
+    """Return the share of the nearest items by exact search that the default profile's search finds."""
+    k = min(bundle.settings.quotas.tower, bundle.statistics.known_items)
+    queries = [query for query in _queries(bundle, tasks) if query.says_something]
+    if not k or not queries:
+        return 1.0  # nothing is ever searched
+    tower = bundle.profiles[DEFAULT_PROFILE].tower
+    exact = tower.vectors(queries) @ _stored_vectors(bundle).T
+    exact[:, bundle.removed] = -np.inf
+    nearest = np.argpartition(-exact, k - 1, axis=1)[:, :k]
+    found = tower.search(queries, k)
+    return float(np.mean([np.isin(near, codes).mean() for near, codes in zip(nearest, found, strict=True)]))
+
+
+def _queries(bundle: Bundle, tasks: Sequence[Task]) -> list[Query]:
+    store = MemoryStore()
+    return [prepared.query for _, prepared in prepared_tasks(Recommender(bundle, store), store, list(tasks))]
+
+
+def _stored_vectors(bundle: Bundle) -> np.ndarray:
+    index = faiss.read_index(str(bundle.path / "index.faiss"))
+    if isinstance(index, faiss.IndexIVF):
+        index.make_direct_map()
+    vectors = index.reconstruct_n(0, index.ntotal)
+    added = bundle.path / NEW_VECTORS
+    return np.concatenate([vectors, np.load(added, allow_pickle=False)]) if added.is_file() else vectors
+
+
+def main() -> None:
+    """Examine the bundles of the arguments, within the limits; write the result to stdout as JSON."""
+    memory, parent, sample, *paths = sys.argv[1:]
+    challenger, dataset, *champion = map(Path, paths)
+    for name, most in (
+        (resource.RLIMIT_DATA, int(memory)),
+        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_FSIZE, RESULT_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(name)
+        resource.setrlimit(name, (most, most) if hard == resource.RLIM_INFINITY else (min(most, hard), hard))
+    threading.Thread(target=partial(_end_with, int(parent)), daemon=True).start()
+    result = os.dup(1)
+    os.dup2(2, 1)  # libraries may print
+    try:
+        measured = examine(challenger, next(iter(champion), None), dataset, int(sample))
+    except Exception as error:  # noqa: BLE001 - the edge of the process: the parent reports it
+        measured = {"error": f"{type(error).__name__}: {error}"}
+    with os.fdopen(result, "w") as stream:
+        json.dump(measured, stream)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""CONTRACT the history of promotions: numbered lines, each with the SHA-256 of the line before it.
+
+A line that was changed, dropped or moved breaks the chain, and `read_history` names it. No line follows the
+last one: a home keeps the hash of the last line that it wrote, and the alias must name its version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from components.home import write_json
+from feature_repo.errors import RecoError
+
+HEAD_FILE = "history.json"
+PROMOTION_TAG = "promotion."
+INTENT_TAG = "intent"  # the line of a promotion that has begun
+
+
+class HistoryBroken(RecoError):
+    """A line of the history is not as it was written."""
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """One line of the history: which version became champion, after which, and how."""
+
+    number: int
+    action: str  # promote | rollback | restore
+    version: str
+    bundle_id: str
+    previous: str  # version; empty for the first
+    at: str
+    before: str = ""  # SHA-256 of the line before; empty for the first, and in lines of earlier releases
+
+    @property
+    def hash(self) -> str:
+        """The SHA-256 that the next line holds."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def line_tag(line: Promotion) -> str:
+    """Return the tag that holds a line."""
+    return f"{PROMOTION_TAG}{line.number:06d}"
+
+
+def next_line(
+    history: Sequence[Promotion], action: str, version: str, bundle_id: str, previous: str, at: str
+) -> Promotion:
+    """Return the line that follows a history."""
+    before = history[-1].hash if history else ""
+    return Promotion(len(history) + 1, action, version, bundle_id, previous, at, before)
+
+
+def read_line(text: str) -> Promotion:
+    """Return a line.
+
+    Raises:
+        HistoryBroken: the text is no line.
+    """
+    try:
+        line = Promotion(**json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise HistoryBroken(f"{text[:80]!r} is no line of the history ({error})") from error
+    return line
+
+
+def read_history(tags: Mapping[str, str], alias: str | None) -> list[Promotion]:
+    """Return all lines, oldest first.
+
+    A promotion that was stopped after its alias moved counts, though its line is still an intent.
+
+    Args:
+        tags: of the registered model.
+        alias: the version that the alias champion names.
+
+    Raises:
+        HistoryBroken: naming the line that was changed, dropped or moved.
+    """
+    numbers = {key: key.removeprefix(PROMOTION_TAG) for key in tags if key.startswith(PROMOTION_TAG)}
+    history = _read_chain({int(number): tags[key] for key, number in numbers.items() if number.isdecimal()})
+    if INTENT_TAG in tags:
+        intent = read_line(tags[INTENT_TAG])
+        if (intent.version, intent.number) == (alias, len(history) + 1):
+            history.append(intent)
+    return history
+
+
+def _read_chain(texts: Mapping[int, str]) -> list[Promotion]:
+    history: list[Promotion] = []
+    for place, number in enumerate(sorted(texts), 1):
+        if number != place:
+            raise _broken(place, "is missing")
+        try:
+            line = read_line(texts[number])
+        except HistoryBroken as error:
+            raise _broken(number, f"cannot be read: {error}") from error
+        if line.number != number:
+            raise _broken(number, f"holds line {line.number}: lines were moved")
+        history.append(line)
+    chained = False
+    for earlier, line in pairwise(history):
+        chained = chained or bool(line.before)
+        if chained and line.before != earlier.hash:
+            raise _broken(earlier.number, f"or line {line.number} was changed: their hashes do not agree")
+    return history
+
+
+def check_head(home: Path, model_name: str, history: Sequence[Promotion]) -> None:
+    """Compare a history with the last line that this home wrote.
+
+    Raises:
+        HistoryBroken: that line was changed or dropped.
+    """
+    try:
+        number, expected = json.loads((home / HEAD_FILE).read_bytes())[model_name]
+    except (FileNotFoundError, KeyError):
+        return  # this home wrote no line
+    if number > len(history):
+        raise _broken(number, "is missing")
+    if history[number - 1].hash != expected:
+        raise _broken(number, "was changed")
+
+
+def write_head(home: Path, model_name: str, line: Promotion) -> None:
+    """Remember the last line that this home wrote."""
+    write_json(home / HEAD_FILE, {model_name: [line.number, line.hash]})
+
+
+def stack(history: Sequence[Promotion]) -> list[str]:
+    """Return the versions that one can go back through, the champion last."""
+    versions: list[str] = []
+    for line in history:
+        if line.action == "rollback":
+            versions.pop()
+        elif line.action == "promote":
+            versions.append(line.version)
+    return versions
+
+
+def _broken(number: int, fault: str) -> HistoryBroken:
+    return HistoryBroken(
+        f"line {number} of the history {fault}; nothing was changed: find out who writes to the registry, "
+        "and restore it from its backup"
+    )

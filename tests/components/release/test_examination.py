@@ -1,0 +1,378 @@
+"""Bundles that lie or are broken -> each is refused by the name of the check, and the honest one is promoted.
+
+The toy bundle is made once. A forger knows our code: certificates, golden answers and hashes are made to fit.
+The files get into the registry without the checks of `register_bundle`.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from components.home import Conflict
+from components.ranker.ranker_artefact import graph_id
+from components.release.assemble_bundle import seal_with_golden
+from components.release.examination import Limits, examine, examine_apart
+from components.release.gate import GateFailed
+from components.release.promote_bundle import promote_bundle, rollback
+from components.release.registry import Registry, default_tracking_uri
+from feature_repo.schema import DENSE_NAMES
+from feature_repo.statistics import read_statistics
+from serving.release.bundle import load_bundle, read_manifest
+from serving.release.champion import read_champion
+from serving.release.golden import GoldenRequest, read_golden, write_golden
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
+
+NAME = "recommender"
+SAMPLE = 60
+# The toy shop's blend is good, and its latency is a fraction of a millisecond.
+GATE = {"over_blend": 1.0, "over_two_tower": 1.0, "least_baskets": 1, "sample_baskets": SAMPLE}
+Forge = Callable[[Path], object]
+
+
+def reseal(bundle: Path, settings: dict[str, Any] | None = None, **fields: str) -> None:
+    """Make hashes and id fit the files; the forger's bundle has an id of its own."""
+    body = json.loads((bundle / "manifest.json").read_text())
+    (bundle / "manifest.json").unlink()
+    body |= {"made_from": {**body["made_from"], "by": "a forger"}, **fields}
+    body["settings"] |= settings or {}
+    del body["bundle_id"]
+    files = sorted(path for path in bundle.rglob("*") if path.is_file())
+    body["files"] = {
+        file.relative_to(bundle).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+    }
+    bundle_id = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+    (bundle / "manifest.json").write_text(json.dumps({"bundle_id": bundle_id, **body}))
+
+
+def record(bundle: Path) -> None:
+    """Make certificates and golden answers fit the ranker, then seal."""
+    chain = json.loads((bundle / "certificates.json").read_text())
+    chain[-1]["id"] = graph_id(bundle / "ranker.onnx")
+    (bundle / "certificates.json").write_text(json.dumps(chain))
+    reseal(bundle)
+    loaded = load_bundle(bundle)
+    manifest = loaded.manifest
+    seal_with_golden(
+        bundle,
+        read_golden(bundle),
+        cut=manifest["cut"],
+        settings=loaded.settings,
+        made_from=manifest["made_from"],
+    )
+
+
+def edit_json(name: str, change: Callable[[Any], object], bundle: Path) -> None:
+    document = json.loads((bundle / name).read_text())
+    change(document)
+    (bundle / name).write_text(json.dumps(document))
+    reseal(bundle)
+
+
+def edit_ranker(add: Callable[[onnx.GraphProto, str], list[onnx.NodeProto]], bundle: Path) -> None:
+    """Put nodes behind the ranker; they get the name of its own score and give "score"."""
+    file = bundle / "ranker.onnx"
+    model = onnx.load(file)
+    graph = model.graph
+    for node in graph.node:
+        node.output[:] = ["own" if name == "score" else name for name in node.output]
+        node.input[:] = ["own" if name == "score" else name for name in node.input]
+    graph.node.extend(add(graph, "own"))
+    onnx.save(model, file)
+    record(bundle)
+
+
+def constant(graph: onnx.GraphProto, name: str, value: Any) -> str:
+    graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return name
+
+
+def worse(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
+    return [helper.make_node("Sub", [constant(graph, "one", np.float32(1)), own], ["score"])]
+
+
+def same_for_all(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
+    half = constant(graph, "half", np.float32(0.5))
+    return [
+        helper.make_node("Mul", [own, constant(graph, "zero", np.float32(0))], ["nought"]),
+        helper.make_node("Add", ["nought", half], ["score"]),
+    ]
+
+
+def nan_for_one_item(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
+    """NaN for one item beside a basket of RARE_SIZE, which no golden request has."""
+    column = constant(graph, "column", np.int64(0))
+    size = constant(graph, "size", np.int64(DENSE_NAMES.index("basket_size")))
+    return [
+        helper.make_node("Gather", ["categorical", column], ["item"], axis=1),
+        helper.make_node("Equal", ["item", constant(graph, "last", np.int64(LAST_CODE))], ["is_last"]),
+        helper.make_node("Gather", ["dense", size], ["items"], axis=1),
+        helper.make_node("Equal", ["items", constant(graph, "rare", np.float32(RARE_SIZE))], ["is_rare"]),
+        helper.make_node("And", ["is_last", "is_rare"], ["is_both"]),
+        helper.make_node("Where", ["is_both", constant(graph, "nan", np.float32(np.nan)), own], ["score"]),
+    ]
+
+
+def above_one(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
+    return [helper.make_node("Mul", [own, constant(graph, "many", np.float32(1e6))], ["score"])]
+
+
+def slower(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
+    """Multiply matrices for some ten milliseconds, and add nothing to the score."""
+    matrix = constant(graph, "matrix", np.full((600, 600), 1e-3, np.float32))
+    nodes = [helper.make_node("ReduceMean", [own], ["mean"], keepdims=0)]
+    nodes.append(helper.make_node("Mul", [matrix, "mean"], ["m0"]))  # so that it cannot be folded
+    nodes += [helper.make_node("MatMul", [f"m{n}", matrix], [f"m{n + 1}"]) for n in range(12)]
+    nodes.append(helper.make_node("ReduceMean", ["m12"], ["rest"], keepdims=0))
+    nodes.append(helper.make_node("Mul", ["rest", constant(graph, "nothing", np.float32(0))], ["none"]))
+    return [*nodes, helper.make_node("Add", [own, "none"], ["score"])]
+
+
+def two_axes(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
+    graph.output[0].type.tensor_type.shape.dim.add().dim_value = 1
+    return [helper.make_node("Unsqueeze", [own, constant(graph, "axis", np.array([1]))], ["score"])]
+
+
+def memory_bomb(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
+    shape = constant(graph, "shape", np.array([1 << 36]))  # 256 GiB
+    zero = helper.make_tensor("value", TensorProto.FLOAT, [1], [0.0])
+    return [
+        helper.make_node("ConstantOfShape", [shape], ["much"], value=zero),
+        helper.make_node("ReduceSum", ["much"], ["sum"], keepdims=0),
+        helper.make_node("Add", [own, "sum"], ["score"]),
+    ]
+
+
+def without_record(add: Callable[[onnx.GraphProto, str], list[onnx.NodeProto]], bundle: Path) -> None:
+    """As `edit_ranker`, for a graph that cannot answer golden requests; the old answers stay."""
+    try:
+        edit_ranker(add, bundle)
+    except Exception:  # noqa: BLE001 - it broke where our own reader refuses it
+        shutil.copyfile(ORIGINAL["golden"], bundle / "golden.jsonl")
+        reseal(bundle)
+
+
+def coarse_index(bundle: Path) -> None:
+    file = str(bundle / "index.faiss")
+    index = faiss.read_index(file)
+    vectors = np.random.default_rng(0).normal(size=(index.ntotal, index.d)).astype(np.float32)
+    quantizer = faiss.IndexFlatIP(index.d)
+    poor = faiss.IndexIVFFlat(quantizer, index.d, 16, faiss.METRIC_INNER_PRODUCT)
+    poor.train(vectors)
+    poor.add(index.reconstruct_n(0, index.ntotal))
+    poor.nprobe = 1
+    faiss.write_index(poor, file)
+    quotas = json.loads((bundle / "manifest.json").read_text())["settings"]["quotas"]
+    reseal(bundle, {"quotas": {**quotas, "tower": 3}})  # a search for more looks at more lists
+    record(bundle)
+
+
+def truncate(name: str, bundle: Path) -> None:
+    content = (bundle / name).read_bytes()
+    (bundle / name).write_bytes(content[: len(content) // 2])
+    reseal(bundle)
+
+
+def flip(name: str, bundle: Path) -> None:
+    content = bytearray((bundle / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (bundle / name).write_bytes(content)
+
+
+def no_model(bundle: Path) -> None:
+    (bundle / "query_tower.onnx").write_text("anything")
+    reseal(bundle)
+
+
+def another_answer(bundle: Path) -> None:
+    golden = [GoldenRequest(one.request, one.history, [["nothing", 0.5]]) for one in read_golden(bundle)]
+    write_golden(bundle, golden)
+    reseal(bundle)
+
+
+def one_item_less(bundle: Path) -> None:
+    file = bundle / "statistics" / "price.npy"
+    np.save(file, np.load(file)[:-1])
+    reseal(bundle)
+
+
+def flatter(evaluation: dict[str, Any]) -> None:
+    evaluation["served"]["ndcg_at_10"] = 0.99
+
+
+def poor_student(chain: list[dict[str, Any]]) -> None:
+    """Each step is within its own tolerance; all together are not within .98."""
+    for link, (child, parent) in zip(
+        chain[1:], [(0.975, 1.0), (0.97, 0.975), (0.97, 0.97), (0.97, 0.97)], strict=True
+    ):
+        link["ndcg_at_10"] |= {"child": 0.7 * child, "parent": 0.7 * parent}
+        if "export" in link:
+            link["export"]["ndcg_at_10"] |= {"child": 0.7 * child, "parent": 0.7 * child}
+
+
+LAST_CODE = 80  # of the toy shop's items, shifted by one
+RARE_SIZE = 6
+ORIGINAL: dict[str, Path] = {}
+
+BAD: dict[str, tuple[Forge, str]] = {
+    "forged evaluation": (
+        partial(edit_json, "evaluation.json", flatter),
+        "ndcg_at_10 beside evaluation.json",
+    ),
+    "evaluation without figures": (
+        partial(edit_json, "evaluation.json", lambda e: e.pop("served")),
+        "ndcg_at_10 beside evaluation.json",
+    ),
+    "evaluation without its data": (
+        partial(edit_json, "evaluation.json", lambda e: e.pop("test_window")),
+        "readable",
+    ),
+    "truncated evaluation": (partial(truncate, "evaluation.json"), "readable"),
+    "wrong hash": (partial(flip, "ranker.onnx"), "files"),
+    "half a manifest": (
+        lambda b: (b / "manifest.json").write_text((b / "manifest.json").read_text()[:200]),
+        "files",
+    ),
+    "a file missing": (lambda b: (b / "index.faiss").unlink(), "files"),
+    "a file too many": (lambda b: (b / "extra.bin").write_bytes(b"x"), "files"),
+    "truncated ranker": (partial(truncate, "ranker.onnx"), "readable"),
+    "truncated index": (partial(truncate, "index.faiss"), "readable"),
+    "truncated table": (partial(truncate, "statistics/price.npy"), "readable"),
+    "files that are no model": (
+        no_model,
+        "readable",
+    ),
+    "another feature schema": (partial(reseal, schema_hash="0" * 16), "readable"),
+    "one item less in a table": (one_item_less, "readable"),
+    "wrong shape": (partial(without_record, two_axes), "readable"),
+    "golden request mismatch": (another_answer, "golden requests"),
+    "no certificates": (partial(edit_json, "certificates.json", lambda c: c.clear()), "certificates"),
+    "certificates of another graph": (
+        partial(edit_json, "certificates.json", lambda c: c[-1].update(id="0" * 16)),
+        "certificates",
+    ),
+    "far from its teachers": (
+        partial(edit_json, "certificates.json", poor_student),
+        "quality of the teachers",
+    ),
+    "one item is NaN": (partial(edit_ranker, nan_for_one_item), "finite scores"),
+    "scores above one": (partial(edit_ranker, above_one), "finite scores"),
+    "constant score": (partial(edit_ranker, same_for_all), "scores that differ"),
+    "worse": (partial(edit_ranker, worse), "ndcg_at_10 against champion"),
+    "slower": (partial(edit_ranker, slower), "p99_ms against champion"),
+    "an index that finds little": (coarse_index, "index_recall"),
+}
+
+
+@pytest.fixture(scope="module")
+def shop(toy_line: Path, migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose champion is the toy bundle; made once, copied for each test."""
+    home = tmp_path_factory.mktemp("shop")
+    shutil.copyfile(migrated, home / "mlflow.db")
+    registry = Registry(default_tracking_uri(home), NAME)
+    honest = home / "honest"
+    shutil.copytree(toy_line / "evaluated", honest)
+    ORIGINAL["golden"] = honest / "golden.jsonl"
+    add(registry, honest)
+    promote(home, toy_line, "1")
+    return home
+
+
+@pytest.fixture
+def home(shop: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shop, tmp_path / "home"))
+
+
+def add(registry: Registry, bundle: Path) -> str:
+    """Put a bundle into the registry as a forger does: without any check."""
+    manifest = (bundle / "manifest.json").read_text()
+    bundle_id = json.loads(manifest)["bundle_id"] if manifest.endswith("}") else "f" * 16
+    version = registry.add(bundle, {"bundle_id": bundle_id, "cut": ""}, {}, {})
+    registry.point("challenger", version)
+    return version
+
+
+def promote(home: Path, toy_line: Path, version: str, **options: Any) -> dict[str, Any]:
+    options = {"examine": examine, **options}
+    datasets = [toy_line / "dataset"]
+    return promote_bundle(version, datasets, default_tracking_uri(home), NAME, str(home), GATE, **options)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_bundle_is_refused_by_the_name_of_its_check(
+    kind: str, home: Path, toy_line: Path, tmp_path: Path
+) -> None:
+    forge, named = BAD[kind]
+    bad = tmp_path / "bad"
+    shutil.copytree(home / "honest", bad)
+    reseal(bad)
+    forge(bad)
+    registry, before = Registry(default_tracking_uri(home), NAME), read_champion(home)
+    version = add(registry, bad)
+    refused = promote(home, toy_line, version, dry_run=True)
+    assert named in [check["metric"] for check in refused["checks"] if not check["passed"]]
+    assert (registry.alias("champion"), read_champion(home), len(registry.history())) == ("1", before, 1)
+
+    registry.point("champion", version)  # as a moved alias
+    for asked in ("champion", version):
+        with pytest.raises(Conflict, match="moved by hand"):
+            promote(home, toy_line, asked)
+    assert read_champion(home) == before
+
+
+def test_a_refused_forgery_does_not_stand_in_the_way_of_an_honest_bundle(
+    home: Path, toy_line: Path, tmp_path: Path
+) -> None:
+    registry = Registry(default_tracking_uri(home), NAME)
+    forged, honest = tmp_path / "forged", tmp_path / "honest"
+    for bundle in (forged, honest):
+        shutil.copytree(home / "honest", bundle)
+    edit_json("evaluation.json", flatter, forged)
+    reseal(honest, {"novelty": 0.0})  # another id
+    record(honest)
+    with pytest.raises(GateFailed, match=r"^ndcg_at_10 beside evaluation\.json is 0\.\d+, allowed"):
+        promote(home, toy_line, add(registry, forged))
+    gate = {**GATE, "p99_over_champion": 100.0}  # no assertion on time
+    uri = default_tracking_uri(home)
+    assert promote_bundle(
+        add(registry, honest), [toy_line / "dataset"], uri, NAME, str(home), gate, examine=examine
+    )["changed"]
+    assert rollback(uri, NAME, str(home))["version"] == "1"
+
+
+def test_what_takes_too_much_is_refused_by_the_child_process(
+    home: Path, toy_line: Path, tmp_path: Path
+) -> None:
+    bomb = tmp_path / "bomb"
+    shutil.copytree(home / "honest", bomb)
+    without_record(memory_bomb, bomb)
+    measured = examine_apart(bomb, None, toy_line / "dataset", 5, Limits(memory_bytes=4 << 30))
+    assert measured["verdicts"]["readable"] or measured["verdicts"]["golden requests"]
+    late = examine_apart(home / "honest", None, toy_line / "dataset", 5, Limits(wall_s=0.01))
+    assert "took more than 0.01 s" in late["verdicts"]["readable"]
+
+
+def test_the_child_process_measures_what_the_evaluation_did(toy_line: Path) -> None:
+    bundle = toy_line / "evaluated"
+    measured = examine_apart(bundle, bundle, toy_line / "dataset", 10_000)
+    stated = json.loads((bundle / "evaluation.json").read_text())
+    assert measured["baskets"] == measured["sampled"] == stated["baskets"]
+    for name in ("ndcg_at_10", "recall_at_20"):
+        assert measured["served"][name] == pytest.approx(stated["served"][name], abs=1e-5)
+        assert measured["blend"][name] == pytest.approx(stated["baselines"]["blend"][name], abs=1e-5)
+    assert measured["champion"] == measured["served"]
+    assert len(read_statistics(bundle / "statistics").item_ids) == LAST_CODE
+    assert read_manifest(bundle)["bundle_id"] == measured["latency"]["challenger"]["bundle_id"]
