@@ -15,6 +15,7 @@ import time
 # single-threaded sums are the same on every machine.
 for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(pool, "1")
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when the library is loaded, which some tests do themselves
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -72,7 +73,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # Reasons for which CI may skip a test. Any other, a missing package say, would drop tests silently.
-SKIPS_IN_CI = ("no GPU", "this build of onnxruntime has", "this machine is too busy")
+SKIPS_IN_CI = (
+    "no GPU",
+    "this build of onnxruntime has",
+    "this machine is too busy",
+    "no strace on this machine",
+)
 
 
 def refuse_skip(report: Any) -> Any:

@@ -1,12 +1,39 @@
-"""Python programs as child processes, on the project or on a changed copy of its packages."""
+"""Python programs as child processes, on the project or on a copy of its packages; what they connect to."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# `inet_addr("10.0.0.1")` of IPv4, `inet_pton(AF_INET6, "::1", ...)` of IPv6
+ADDRESS = re.compile(r'inet_(?:addr\(|pton\(AF_INET6, )"(?:::ffff:)?([^"]+)"')
+
+
+def watched(log: Path) -> list[str]:
+    """The words before a command that write its connections and datagrams to a log."""
+    return [
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-e",
+        "trace=connect,sendto,sendmsg,sendmmsg",
+        "-o",
+        str(log),
+    ]
+
+
+def outside(log: Path) -> list[str]:
+    """The calls in a log that name another machine."""
+    return [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if (found := ADDRESS.search(line)) and not found[1].startswith(("127.", "::1", "0.0.0.0"))
+    ]
 
 
 def copy_packages(place: Path, *packages: str) -> None:
@@ -15,10 +42,12 @@ def copy_packages(place: Path, *packages: str) -> None:
         shutil.copytree(ROOT / package, place / package)
 
 
-def run_python(*arguments: str | Path, root: Path = ROOT, timeout_s: float = 900) -> str:
+def run_python(
+    *arguments: str | Path, root: Path = ROOT, timeout_s: float = 900, before: Sequence[str] = ()
+) -> str:
     """Run Python on the packages under `root`, which must end well, and return its output."""
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [*before, sys.executable, *arguments],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,

@@ -19,6 +19,7 @@ STEPS = [path for path in MODULES if path.name == "steps.py"]
 
 TOUCHES_ENVIRONMENT = {
     "feature_repo/stream/configuration.py": "reads settings, once, when a process starts",
+    "serving/stages/onnx_runtime.py": "switches ONNX Runtime's telemetry off before it imports it",
     "serving/settings.py": "reads the home before anything else, and finds misspelt variables",
     "pipelines/cli/shell.py": "reads RECO_HOME",
     "pipelines/run/step_process.py": "sets the threads of a step, where the environment does not",
@@ -168,6 +169,18 @@ def test_only_listed_modules_read_the_environment() -> None:
         if isinstance(node, ast.Attribute) and ast.unparse(node) in names
     ]
     assert not found
+
+
+def test_onnx_runtime_is_loaded_in_one_place() -> None:
+    """Its telemetry must be off before: elsewhere only functions may import parts of the library."""
+    found = [
+        name(path)
+        for path in MODULES
+        for node in tree(path).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and re.match(r"(from|import) onnxruntime\b", ast.unparse(node))
+    ]
+    assert found == ["serving/stages/onnx_runtime.py"]
 
 
 def test_no_file_refers_to_places_outside_the_repository() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
 
 from components.data.examples import ContractViolation, RankerExamples, read_ranker_examples
@@ -26,6 +25,7 @@ from components.ranker.lineage import Parent
 from components.ranker.ranker_artefact import ENGINES, GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
 from components.ranker.scoring import Call, OnnxRanker, measure_calls, request
 from components.ranker.train_ranker import load_ranker
+from serving.stages.onnx_runtime import ort
 
 log = logging.getLogger(__name__)
 

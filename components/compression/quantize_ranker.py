@@ -14,8 +14,6 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper, version_converter
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -139,6 +137,10 @@ def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerEx
         file: where the graph lies, for reading ranges.
         train: lists to read ranges from.
     """
+    # Here, not above: `serving.stages.onnx_runtime` must load the library first.
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
     if how == "fp32":
         return model
     if how == "fp16":
@@ -249,7 +251,9 @@ def round_blocks(weight: torch.Tensor, bits: int) -> torch.Tensor:
     return (whole * scale).flatten(1)[:, : weight.shape[1]]
 
 
-class _Feeds(CalibrationDataReader):
+class _Feeds:
+    """ONNX Runtime's reader of calibration data; what makes one is `get_next`."""
+
     def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
         self._left: Iterator[dict[str, np.ndarray]] = iter(feeds)
 

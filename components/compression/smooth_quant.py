@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import helper, numpy_helper
+
+from serving.stages.onnx_runtime import ort
 
 ALPHA = 0.5  # how much of the difficulty the weights take, as in the paper
 

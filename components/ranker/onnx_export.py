@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime as ort
 import torch
 from torch import nn
+
+from serving.stages.onnx_runtime import ort
 
 OPSET = 20
 

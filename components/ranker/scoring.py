@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from components.data.examples import RankerExamples
 from components.hyper_parameters import SIZES
 from components.ranker.fitting import pad
 from serving.release.bundle import open_session
+from serving.stages.onnx_runtime import ort
 
 ROWS_AT_ONCE = 8_192
 REPEATS, WARM_UP = 100, 3

@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import torch
 
 from components.data.examples import read_retriever_examples
@@ -17,6 +16,7 @@ from components.ranker.onnx_export import export_torch
 from components.retriever.checkpoint import read_checkpoint
 from components.retriever.train_retriever import load_retriever
 from feature_repo.schema import BASKET_LENGTH
+from serving.stages.onnx_runtime import ort
 
 log = logging.getLogger(__name__)
 

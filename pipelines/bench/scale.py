@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import orjson
 import psutil
 import torch
@@ -40,6 +39,7 @@ from components.retriever.train_retriever import train_retriever
 from feature_repo.schema import DENSE_NAMES
 from pipelines.bench.report import fixed, machine_line, percent, table, write_report
 from pipelines.bench.synthetic_shop import check_sizes, write_synthetic_shop
+from serving.stages.onnx_runtime import ort
 
 log = logging.getLogger(__name__)
 

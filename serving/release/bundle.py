@@ -27,7 +27,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from feature_repo.atomic_files import write_file
 from feature_repo.ids import is_id, is_path
@@ -43,6 +42,7 @@ from feature_repo.statistics import Statistics, read_statistics, read_vocabulary
 from serving.errors import BundleInvalid
 from serving.schemas import DEFAULT_PROFILE
 from serving.stages.item_index import ItemIndex, read_item_index
+from serving.stages.onnx_runtime import ort
 from serving.stages.profiles import OpenProfile, Profile, open_profile, read_profile
 from serving.stages.reranking import NO_RARITY, exposure_weights, item_rarity
 from serving.stages.retrieval import Quotas

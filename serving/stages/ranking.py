@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import onnxruntime as ort
 
 from serving.errors import ScoresInvalid
+from serving.stages.onnx_runtime import ort
 
 
 def rank(session: ort.InferenceSession, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:

@@ -1,12 +1,13 @@
 """The commands of docs/tutorial.md run in this order with the answers that the page shows."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.docs.source import ROOT
-from tests.programs import run_python
+from tests.programs import outside, run_python, watched
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 PROGRAM = "from tests.docs.reference import program; program()()"
@@ -27,12 +28,14 @@ def test_the_page_uses_one_home_and_known_targets() -> None:
 
 @pytest.mark.slow
 def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
-    printed = {}
+    printed, log = {}, tmp_path / "connections.log"
+    before = watched(log) if shutil.which("strace") else []
     for line in dict.fromkeys(shell_lines()):  # the page trains twice, with another feature the second time
         if line.startswith("make "):
             continue
         words = line.replace(".reco/tutorial", str(tmp_path)).split()[1:]
-        printed[words[2]] = run_python("-W", "ignore", "-c", PROGRAM, *words, timeout_s=1_800)
+        printed[words[2]] = run_python("-W", "ignore", "-c", PROGRAM, *words, timeout_s=1_800, before=before)
+        assert not before or not outside(log), "a command connects to nothing"
     first, *_ = re.findall(r"^1 +(\S+)", printed["recommend"], re.MULTILINE)
     assert f"The first item is `{first}`" in " ".join(PAGE.split())
     assert "rung full" in printed["recommend"]

@@ -104,7 +104,7 @@ def pair_spec() -> Spec:
 
 def toy_home(home: Path, toy_line: Path) -> Path:
     """Make the toy bundle the champion of a home, whose online store the toy run filled."""
-    (home / "bundles").mkdir()
+    (home / "bundles").mkdir(parents=True)
     (home / "bundles" / "toy").symlink_to(toy_line / "evaluated")
     (home / "online_store.db").symlink_to(toy_line / "home" / "online_store.db")
     manifest = read_manifest(toy_line / "evaluated")

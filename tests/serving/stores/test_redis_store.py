@@ -298,14 +298,14 @@ class TestFaults:
     @pytest.mark.parametrize(
         "spoil",
         [
-            lambda proxy: setattr(proxy, "latency_s", lambda: 0.02),
+            lambda proxy: setattr(proxy, "latency_s", lambda: 0.2),
             lambda proxy: setattr(proxy, "latency_s", lambda: 5.0),
             lambda proxy: setattr(proxy, "drip", (1, 0.004)),
             lambda proxy: setattr(proxy, "limit_bytes", 3),
             lambda proxy: setattr(proxy, "frozen", True),
             lambda proxy: (proxy.refuse(), proxy.reset_peer()),
         ],
-        ids=["20 ms late", "5 s late", "drips", "half answers", "accepts and never answers", "refuses"],
+        ids=["200 ms late", "5 s late", "drips", "half answers", "accepts and never answers", "refuses"],
     )
     def test_a_corrupt_answer_is_dropped_in_time_without_open_sockets(
         self, spoil: Callable[[Proxy], None], proxy: Proxy

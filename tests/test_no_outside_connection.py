@@ -1,0 +1,58 @@
+"""The endpoint and `reco drift` talk to what is configured, and to nothing else; the tutorial tests a run."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from serving.settings import Settings
+from tests.pipelines.conftest import toy_home
+from tests.programs import outside, run_python, watched
+
+SERVED_S = 14.0  # ONNX Runtime's telemetry looks its host up 4 to 12 s after the first session
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("strace") is None, reason="no strace on this machine"),
+]
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)  # of the tests themselves
+    return tmp_path / "connections.log"
+
+
+def test_a_connection_is_seen(log: Path) -> None:
+    program = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 53))"
+    run_python("-c", program, before=watched(log))
+    [line] = outside(log)
+    assert "192.0.2.1" in line
+
+
+def test_the_endpoint_connects_to_nothing(toy_line: Path, tmp_path: Path, log: Path) -> None:
+    home = toy_home(tmp_path / "home", toy_line)
+    settings = Settings(home=home, store_url=f"sqlite:///{home}/online_store.db", http_port=0, grpc_port=0)
+    command = [*watched(log), sys.executable, "-m", "serving.server", "--home", str(home)]
+    environment = settings.to_env()
+    assert "ORT_DISABLE_TELEMETRY" not in environment
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any('"event": "ready"' in line for line in process.stderr)
+        time.sleep(SERVED_S)
+        [endpoint] = psutil.Process(process.pid).children()
+        endpoint.terminate()
+        process.communicate(timeout=60)
+    assert not outside(log)
+
+
+def test_drift_connects_to_nothing(toy_line: Path, tmp_path: Path, log: Path) -> None:
+    home = toy_home(tmp_path / "home", toy_line)
+    window = ["--from", "2024-03-01", "--until", "2024-04-01", "--reference-from", "2024-02-01"]
+    arguments = ["--data", str(toy_line / "dataset"), *window, "--reference-until", "2024-03-01"]
+    run_python("-m", "pipelines.cli", "--home", home, "drift", *arguments, before=watched(log))
+    assert not outside(log)
