@@ -19,6 +19,7 @@ from feature_repo.errors import RecoError
 from feature_repo.events import Dataset, read_dataset
 from monitoring.psi import Draws, encode, is_number, missing_share
 from monitoring.reports import evidently_psi, write_report
+from monitoring.shares import ShareChange, changed_shares
 from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import (
     EventFrames,
@@ -178,7 +179,11 @@ def _check(
 
 
 def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule], too_short: str) -> list[Comparison]:
-    names = [str(name) for name in dict.fromkeys([*table.reference, *table.current]) if name != table.unit]
+    names = [
+        str(name)
+        for name in dict.fromkeys([*table.reference, *table.current])
+        if name not in (table.unit, table.week)
+    ]
     units = [_units(frame, table.unit) for frame in (table.current, table.reference)]
     sizes = [int(unit.max(initial=-1)) + 1 for unit in units]
     draws: Draws | str = too_short or (
@@ -187,7 +192,7 @@ def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule], too_short:
     )
     if not too_short and min(sizes) >= LEAST_UNITS:
         draws = Draws.of(units[1], sizes[0])
-    return [_compare_column(name, table, draws, rules.get(name, ColumnRule())) for name in names]
+    return [_compare_column(name, table, draws, rules.get(name, ColumnRule()), sizes[0]) for name in names]
 
 
 def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:
@@ -196,7 +201,9 @@ def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:
     return np.arange(len(frame))
 
 
-def _compare_column(name: str, table: TablePair, draws: Draws | str, rule: ColumnRule) -> Comparison:
+def _compare_column(
+    name: str, table: TablePair, draws: Draws | str, rule: ColumnRule, units: int
+) -> Comparison:
     current, reference = table.current.get(name), table.reference.get(name)
     like = reference if reference is not None else current
     assert like is not None
@@ -215,13 +222,16 @@ def _compare_column(name: str, table: TablePair, draws: Draws | str, rule: Colum
     )
     if isinstance(draws, str):
         return Comparison(replace(row, status="insufficient_data", note=draws))
-    if changed := _schema_change(row, current, reference):
-        return Comparison(replace(row, status="schema_change", note=changed))
+    if other := _schema_change(row, current, reference):
+        return Comparison(replace(row, status="schema_change", note=other))
     if row.missing_reference == 1 or current is None or reference is None:
         return Comparison(replace(row, note="no values in either window"))
     codes = encode(current, reference)
     noise = draws.noise(codes.reference, len(codes.labels))
-    return Comparison(row, codes.histogram(name), noise, rule)
+    changed: tuple[ShareChange, ...] = ()
+    if rule.shares and table.week:
+        changed = changed_shares(codes, draws.unit, table.reference[table.week].to_numpy(np.int64), units)
+    return Comparison(row, codes.histogram(name), noise, rule, changed)
 
 
 def _schema_change(row: ColumnDrift, current: pd.Series | None, reference: pd.Series | None) -> str:

@@ -8,7 +8,8 @@
 
 A column's lines lie above its noise floor: the PSI of two windows of these sizes when nothing changed. The
 floor is drawn again for each check, so the same lines fit a window of a day and of a month. On a week of
-Complete Journey the floor of `category` is 0.014: it warns at 0.064 and alarms at 0.104.
+Complete Journey the floor of `category` is 0.014: it warns at 0.064 and alarms at 0.104. The share of each
+department and store is tested, too: see `monitoring.shares`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from monitoring.psi import Histogram
+from monitoring.shares import ShareChange
 from monitoring.windows import Window
 
 Status = Literal["ok", "warn", "drifted", "insufficient_data", "schema_change"]
@@ -38,6 +40,7 @@ class ColumnRule:
     warn: float = 0.05
     alarm: float = 0.09
     pages: bool = True
+    shares: bool = False  # whether the share of each level is tested, too
     reason: str = "steady from week to week; if it moves, the model was not trained on such data"
 
 
@@ -45,10 +48,14 @@ SHOWN = ColumnRule(pages=False)
 RULES: Mapping[str, ColumnRule] = {
     "category": ColumnRule(reason="the mix of purchases: quiet weeks 0.02-0.04, holiday weeks 0.12-0.18"),
     "basket_category": ColumnRule(reason="the same for the basket at the time of the request"),
-    "department": replace(SHOWN, reason="too coarse: 0.013 in the very weeks in which category passes 0.10"),
+    "department": ColumnRule(
+        shares=True, reason="few levels, so PSI stays at 0.013 when a share grows by 30 %"
+    ),
     "hour": replace(SHOWN, reason="moves with the seasons and with clock changes; no model input"),
     "weekday": replace(SHOWN, reason="a calendar matter: closed days and short windows; no model input"),
-    "store_id": ColumnRule(0.15, 0.25, True, "users move slowly between stores; an opening or closing jumps"),
+    "store_id": ColumnRule(
+        0.15, 0.25, True, True, "users move slowly between stores; an opening or closing jumps"
+    ),
     "rung": replace(SHOWN, reason="fallbacks are counted in reco_responses_total; no retraining helps"),
     "source": replace(SHOWN, reason="follows from the features and from what the online store knows"),
 }
@@ -122,6 +129,7 @@ class Comparison:
     histogram: Histogram | None = None
     noise: tuple[float, float] = (0.0, 0.0)  # mean and standard deviation of PSI without any change
     rule: ColumnRule = ColumnRule()
+    changes: tuple[ShareChange, ...] = ()  # the levels whose share is past its line
 
 
 def judge(comparisons: Sequence[Comparison], psi: Mapping[str, float] | None = None) -> DriftVerdict:
@@ -147,14 +155,14 @@ def _judge_column(comparison: Comparison, psi: Mapping[str, float] | None) -> Co
     found = histogram.psi() if psi is None else psi[row.name]
     lost = row.missing_current - row.missing_reference
     status: ColumnStatus = "ok"
-    if found >= alarm_at or lost >= MISSING_ALARM:
+    if found >= alarm_at or lost >= MISSING_ALARM or comparison.changes:
         status = "alarm"
     elif found >= warn_at or lost >= MISSING_WARN:
         status = "warn"
     return replace(
         row,
         status=status,
-        note=_lost(row) if lost >= MISSING_WARN else "",
+        note=_lost(row) if lost >= MISSING_WARN else "; ".join(map(str, comparison.changes[:MOVED])),
         psi=round(found, 5),
         noise_floor=round(floor, 5),
         warn_at=round(warn_at, 5),

@@ -22,6 +22,8 @@ from serving.release.bundle import read_manifest
 
 WEEKDAYS = np.array(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], object)
 HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)
+LENGTHS = (1, 2, 3, 5, 9, 17)  # where the groups of basket lengths begin
+RARE_LENGTH = 0.02  # a group with a smaller share of either window's requests is left out
 CLOSED_BELOW = 0.25  # a day with fewer baskets than this share of the median day is a closed day
 
 
@@ -66,13 +68,14 @@ class TablePair:
     current: pd.DataFrame
     reference: pd.DataFrame
     unit: str = ""  # the column that names the basket or request of a row; "" when each row is its own
+    week: str = ""  # the column that numbers the weeks, counted back from the last day; "" without one
 
     def only(self, columns: Sequence[str]) -> TablePair:
         """Return the table with only those of these columns that it has."""
-        kept = {*columns, self.unit}
+        kept = {*columns, self.unit, self.week}
         frames = (self.current, self.reference)
         current, reference = (frame[[name for name in frame if name in kept]] for frame in frames)
-        return TablePair(current, reference, self.unit)
+        return TablePair(current, reference, self.unit, self.week)
 
 
 def purchases(data: Dataset, window: Window) -> pd.DataFrame:
@@ -95,7 +98,10 @@ class EventFrames:
     def of(cls, events: pd.DataFrame, timezone: str) -> EventFrames:
         """Convert purchases (see `purchases`) to the watched columns; hours and days are local."""
         lines = events[["basket_id", "category", "department"]].assign(item_price=events["price"])
-        return cls(lines, _baskets(events, timezone))
+        baskets = _baskets(events, timezone)
+        baskets["week"] = _weeks(baskets["date"])
+        week = baskets.set_index("basket_id")["week"].reindex(lines["basket_id"]).to_numpy()
+        return cls(lines.assign(week=week), baskets)
 
 
 def event_tables(current: EventFrames, reference: EventFrames) -> list[TablePair]:
@@ -103,8 +109,8 @@ def event_tables(current: EventFrames, reference: EventFrames) -> list[TablePair
     days = _open_weekdays(current.baskets, reference.baskets)
     baskets = [frames.baskets.drop(columns="date") for frames in (current, reference)]
     return [
-        TablePair(current.lines, reference.lines, "basket_id"),
-        TablePair(baskets[0], baskets[1], "basket_id"),
+        TablePair(current.lines, reference.lines, "basket_id", "week"),
+        TablePair(baskets[0], baskets[1], "basket_id", "week"),
         TablePair(days[0], days[1], "basket_id"),
     ]
 
@@ -117,11 +123,33 @@ def log_tables(current: pa.Table, reference: pa.Table, category_of: Mapping[str,
         reference: the records of the reference.
         category_of: the category of each item, see `bundle_categories`.
     """
+    current, reference = _at_equal_lengths(current, reference)
     return [
         TablePair(_answers(current), _answers(reference), "request"),
         TablePair(_basket_items(current, category_of), _basket_items(reference, category_of), "request"),
-        TablePair(_requests(current), _requests(reference)),
+        TablePair(_requests(current), _requests(reference), week="week"),
     ]
+
+
+def _at_equal_lengths(current: pa.Table, reference: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the records of both with the basket lengths that both have, in the shares of the window.
+
+    A till that asks after each scan asks about growing baskets, an evaluation about a part of each basket.
+    How long a basket is when the till asks is no behaviour of shoppers, and many features follow from it.
+    """
+    sides = (current, reference)
+    group = [np.digitize(pc.list_value_length(side["basket"]).to_numpy(), LENGTHS) for side in sides]
+    count = [np.bincount(each, minlength=len(LENGTHS) + 1) for each in group]
+    common = np.logical_and(*(each >= max(1, RARE_LENGTH * each.sum()) for each in count))
+    scale = (count[1][common] / count[0][common]).min(initial=np.inf)
+    rng = np.random.default_rng(0)
+    kept = [
+        rng.permutation(np.flatnonzero(group[1] == n))[: int(scale * count[0][n])]
+        for n in np.flatnonzero(common)
+    ]
+    return current.filter(pa.array(common[group[0]])), reference.take(
+        np.sort(np.concatenate([[], *kept])).astype(int)
+    )
 
 
 def _time(text: str, timezone: str) -> datetime | None:
@@ -206,7 +234,13 @@ def _basket_items(records: pa.Table, category_of: Mapping[str, str]) -> pd.DataF
 
 
 def _requests(records: pa.Table) -> pd.DataFrame:
-    return records.select(["rung", "store_id"]).to_pandas()
+    frame = records.select(["rung", "store_id"]).to_pandas()
+    return frame.assign(week=_weeks(records["at"].to_pandas()))
+
+
+def _weeks(at: pd.Series) -> np.ndarray:
+    """Return how many whole weeks before the last moment each one lies."""
+    return np.asarray((at.max() - at).dt.days // 7) if len(at) else np.empty(0, np.int64)
 
 
 def bundle_purchases(bundle: Path) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,16 @@ from components.measurement import machine_state
 from feature_repo.events import Dataset, read_dataset
 from monitoring.drift import compare
 from monitoring.reports import draw_weeks
+from monitoring.shares import FALSE_ALARMS
 from monitoring.verdict import judge
 from monitoring.windows import EventFrames, Window, event_tables, purchases
-from pipelines.bench.injected_drift import SIGMAS, concept_drift, detection_delays, prediction_drift
+from pipelines.bench.injected_drift import (
+    SIGMAS,
+    concept_drift,
+    detection_delays,
+    prediction_drift,
+    share_power,
+)
 from pipelines.bench.report import fixed, percent, table, write_report
 from serving.release.bundle import read_manifest
 
@@ -57,6 +64,7 @@ def bench_drift(
     figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
         "delays": detection_delays(data, reference),
+        "power": share_power(data, reference),
         "predictions": prediction_drift(scores),
         "concept": concept,
         "dataset": data.manifest["name"],
@@ -121,6 +129,7 @@ def injected_lines(result: dict[str, Any]) -> list[str]:
             ["share of lines", "days until the alarm", "PSI then", "alarm line"],
             [[percent(r["share"]), _delay(r), fixed(r["psi"], 3), fixed(r["alarm_at"], 3)] for r in delays],
         ),
+        *power_lines(result.get("power", [])),
         "",
         "Injected: later probabilities are lowered by a share, against earlier ones in the same bins.",
         "",
@@ -145,6 +154,30 @@ def injected_lines(result: dict[str, Any]) -> list[str]:
             ],
         ),
     ]
+
+
+def power_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how often a share that grew by a factor is seen in one week; an old result has none."""
+    lines: list[str] = []
+    for column in dict.fromkeys(row["column"] for row in rows):
+        own = pd.DataFrame([row for row in rows if row["column"] == column])
+        seen = own.pivot_table("seen", ["level", "share"], "factor").sort_index(
+            level="share", ascending=False
+        )
+        lines += [
+            "",
+            f"Injected: the share of one {column} grows. How often one week shows it; false alarms: "
+            f"{percent(FALSE_ALARMS, 1)} of weeks.",
+            "",
+            *table(
+                [column, "share of rows", *(f"x {factor:g}" for factor in seen.columns)],
+                [
+                    [name, percent(share, 1), *map(percent, row)]
+                    for (name, share), row in zip(seen.index, seen.to_numpy(), strict=True)
+                ],
+            ),
+        ]
+    return lines
 
 
 def _delay(row: dict[str, Any]) -> int | str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from components.evaluation.protocol import read_tasks
 from feature_repo.events import Dataset
 from monitoring.drift import compare
 from monitoring.psi import encode, shares
+from monitoring.shares import changed_shares
 from monitoring.verdict import judge
 from monitoring.windows import EventFrames, Window, event_tables, purchases
 from serving.answer.recommender import Recommender
@@ -26,6 +30,8 @@ from serving.stores.online_features import MemoryStore
 LADDER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)  # of lines, of the probability, or of purchases
 DAYS = 14  # after the change
 SLIDING = timedelta(days=7)  # the window of a check
+SHARE_FACTORS = {"department": (1.0, 1.1, 1.2, 1.3, 1.5, 2.0), "store_id": (1.0, 1.3, 1.5, 2.0, 3.0)}
+LARGEST, WEEKS = 8, 6  # levels whose share grows, and windows for each
 SIGMAS = 3.0  # below the expected hits: the change is detected
 
 
@@ -57,6 +63,43 @@ def detection_delays(
                 delay = day
                 break
         rows.append({"share": share, "days": delay, "psi": psis[-1], "alarm_at": column.alarm_at})
+    return rows
+
+
+def share_power(data: Dataset, reference: Window, weeks: int = WEEKS) -> list[dict[str, Any]]:
+    """Return how often a share that grew is seen in one week: for each column, level and factor.
+
+    The window is each of the weeks after the reference. Random rows of other levels turn into the level.
+    """
+    assert reference.until is not None
+    timezone = str(data.manifest["timezone"])
+    before = EventFrames.of(purchases(data, reference), timezone)
+    rng, rows = np.random.default_rng(0), []
+    ends = [reference.until + SLIDING * number for number in range(weeks + 1)]
+    after = [EventFrames.of(purchases(data, Window(*span)), timezone) for span in pairwise(ends)]
+    for column, factors in SHARE_FACTORS.items():
+        frames = [each.lines if column == "department" else each.baskets for each in (before, *after)]
+        expected, *windows = (frame[frame[column].notna() & (frame[column] != "")] for frame in frames)
+        unit, week = pd.factorize(expected["basket_id"])[0], expected["week"].to_numpy()
+        codes = [(encode(each[column], expected[column]), each["basket_id"].nunique()) for each in windows]
+        for level, factor in itertools.product(range(min(LARGEST, expected[column].nunique())), factors):
+            seen = []
+            for code, units in codes:
+                grown, others = code.current.copy(), np.flatnonzero(code.current != level)
+                more = round((factor - 1) * (len(grown) - len(others)))
+                grown[rng.permutation(others)[:more]] = level
+                changes = changed_shares(replace(code, current=grown), unit, week, units)
+                seen.append(code.labels[level] in [change.label for change in changes])
+            label, share = codes[0][0].labels[level], float((codes[0][0].reference == level).mean())
+            rows.append(
+                {
+                    "column": column,
+                    "level": label,
+                    "share": share,
+                    "factor": factor,
+                    "seen": float(np.mean(seen)),
+                }
+            )
     return rows
 
 

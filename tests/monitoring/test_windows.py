@@ -1,9 +1,11 @@
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from feature_repo.events import read_dataset
@@ -129,6 +131,25 @@ def test_the_log_is_watched_by_item_by_basket_and_by_request(records: Callable[.
     assert set(baskets.current["basket_category"].dropna()) == {"c0", "c1"}
     assert baskets.current["basket_category"].isna().any()  # the catalogue here ends at i29
     assert requests.current["rung"].value_counts().to_dict() == {"full": 20, "popular": 5}
+
+
+def test_growing_baskets_are_compared_with_baskets_of_the_same_lengths(
+    records: Callable[..., list[Record]],
+) -> None:
+    """The evaluation asks once about four or five items, the till after each scan, also about eight."""
+
+    def asked(count: int, lengths: tuple[int, ...]) -> pa.Table:
+        made = records(count)
+        for number, record in enumerate(made):
+            basket = (record.request.basket * 2)[: lengths[number % len(lengths)]]
+            made[number] = replace(record, request=replace(record.request, basket=basket))
+        return records_to_table(made, FEATURES)
+
+    _, items, requests = log_tables(asked(80, (1, 2, 4, 8)), asked(90, (1, 4, 4)), {})
+    assert len(requests.current) == 40, "of two items and of eight the reference has none"
+    assert len(requests.reference) == 60
+    for frame in (items.current, items.reference):
+        assert frame.groupby("request").size().value_counts(normalize=True).to_dict() == {1: 0.5, 4: 0.5}
 
 
 def test_an_empty_log_has_tables_without_rows(records: Callable[..., list[Record]]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from feature_repo.events import read_dataset
 from monitoring.windows import Window
-from pipelines.bench.injected_drift import concept_drift, detection_delays, prediction_drift
+from pipelines.bench.injected_drift import concept_drift, detection_delays, prediction_drift, share_power
 
 
 def test_a_large_change_is_detected_sooner_and_none_is_not(
@@ -22,6 +22,17 @@ def test_a_large_change_is_detected_sooner_and_none_is_not(
     assert none is None
     assert 1 <= large <= some <= 7, "after a week the whole window has changed"
     assert rows[2]["psi"] > rows[2]["alarm_at"]
+
+
+def test_a_large_share_is_seen_sooner_than_a_small_one_and_no_change_is_not(
+    events: Callable[..., pd.DataFrame], dataset: Callable[..., Path], day: Callable[[int], datetime]
+) -> None:
+    data = read_dataset(dataset(events(56)))
+    rows = [row for row in share_power(data, Window(day(0), day(42)), weeks=2) if row["column"] == "store_id"]
+    seen = {row["factor"]: [r["seen"] for r in rows if r["factor"] == row["factor"]] for row in rows}
+    assert max(seen[1.0]) == 0
+    assert np.mean(seen[3.0]) == 1
+    assert np.mean(seen[1.3]) <= np.mean(seen[2.0])
 
 
 def test_both_distances_of_predictions_grow_with_the_change() -> None:
