@@ -347,7 +347,7 @@ def _client(tracking_uri: str, database: Path | None) -> MlflowClient:
 def _ask_health(tracking_uri: str) -> None:
     """Fail in seconds when nothing answers; MLflow's own client would go on trying for minutes."""
     try:
-        with urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S):
+        with urllib.request.urlopen(f"{_shown(tracking_uri).rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S):
             pass
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
@@ -376,7 +376,7 @@ def _reached(tracking_uri: str) -> Iterator[None]:
 
 
 def _unreachable(tracking_uri: str, error: Exception) -> RegistryUnreachable:
-    cause = str(getattr(error, "reason", None) or error).splitlines()[0]
+    cause = _shown(str(getattr(error, "reason", None) or error).splitlines()[0])
     return RegistryUnreachable(
         f"no registry at {_shown(tracking_uri)} ({cause}): start it or correct the tracking URI; "
         "nothing was changed, so the same command may simply be run again"
@@ -384,8 +384,8 @@ def _unreachable(tracking_uri: str, error: Exception) -> RegistryUnreachable:
 
 
 def _shown(tracking_uri: str) -> str:
-    """Return the URI without the user and password it may hold."""
-    return re.sub(r"//[^/@]*@", "//", tracking_uri)
+    """Return a text without the user and password that a URI in it may hold."""
+    return re.sub(r"//[^/@\s]*@", "//", tracking_uri)
 
 
 def _version(entry: Any, aliases: Mapping[str, str]) -> Version:

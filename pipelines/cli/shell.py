@@ -5,6 +5,7 @@ A command imports the heavy libraries it needs when it runs, so that `reco --hel
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class Reco(click.Group):
 @click.version_option(package_name=MODEL_NAME, prog_name="reco")
 def main(home: Path | None, debug: bool) -> None:
     """Recommend items that go with a basket: train, release, serve, watch and retrain."""
+    os.umask(0o077)  # files may name shoppers: other users of the machine cannot read them
 
 
 main.add_command(ask.try_toy_shop)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest
@@ -20,10 +22,33 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+# User and password of a URL that a step gets as an argument -> the variables in which they travel instead.
+LOGINS = {
+    "online_store": ("", "RECO_STORE_PASSWORD"),  # the URL keeps its user
+    "tracking_uri": ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+}
+_LOGIN = re.compile(r"(?:https?|rediss?)(?:\+\w+)?://(([^/@:]*):([^/@]*)@)")
+
+
 class ArgumentsInvalid(RecoError):
     """An argument that the pipeline does not have, or of another kind."""
 
     exit_code = USAGE
+
+
+def without_passwords(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments without the passwords in their URLs, and the environment that brings these.
+
+    Each user of a machine can read the arguments of a process, and a step's log holds them.
+    """
+    given, environment = dict(arguments), dict[str, str]()
+    for name, (user, password) in LOGINS.items():
+        if found := _LOGIN.search(str(given.get(name, ""))):
+            login, own_user, own_password = found.groups()
+            environment |= {user: unquote(own_user)} if user else {}
+            environment[password] = unquote(own_password)
+            given[name] = given[name].replace(login, "" if user or not own_user else f"{own_user}@", 1)
+    return given, environment
 
 
 def parse_params(texts: Iterable[str], option: str = "--param") -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import IO, Any
 from components.home import command, locked
 from feature_repo.errors import RecoError
 from feature_repo.ids import closest
-from pipelines.run.arguments import ArgumentsInvalid
+from pipelines.run.arguments import ArgumentsInvalid, without_passwords
 from pipelines.run.exit_codes import exit_code_of_step, message_of_step
 from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_names
 from pipelines.run.progress import Progress
@@ -182,9 +182,10 @@ class _Execution:
 
     def _start(self, name: str) -> None:
         run = self._run
-        component = step_alone(self._spec, name, run.arguments, run.outputs())
-        threads = self._order.threads(name)
-        self._running[name] = StepProcess(component, run.folder / "working" / name, run.log(name), threads)
+        arguments, passwords = without_passwords(run.arguments)
+        component = step_alone(self._spec, name, arguments, run.outputs())
+        folder, threads = run.folder / "working" / name, self._order.threads(name)
+        self._running[name] = StepProcess(component, folder, run.log(name), threads, passwords)
         self._progress.start(name)
         run.step(name).status, run.step(name).error = "running", ""
         run.save()

@@ -16,7 +16,9 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -30,7 +32,14 @@ END_S = 10.0  # that a step gets between SIGTERM and SIGKILL
 class StepProcess:
     """A running step."""
 
-    def __init__(self, component: Spec, folder: Path, log: Path, threads: int) -> None:
+    def __init__(
+        self,
+        component: Spec,
+        folder: Path,
+        log: Path,
+        threads: int,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Start it.
 
         Args:
@@ -38,6 +47,7 @@ class StepProcess:
             folder: for everything it writes; what lies there is removed.
             log: the file for everything it says.
             threads: of the numeric libraries, where the environment does not say.
+            environment: variables beside those of this process.
         """
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)  # an argument may hold the online store's password
@@ -51,7 +61,8 @@ class StepProcess:
                 stdin=subprocess.PIPE,  # never written: it closes when this process ends, however it ends
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env={**usual, **os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**usual, **os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+                umask=0o077,  # its files may name shoppers
                 start_new_session=True,  # Ctrl-C is for us alone: we end the step, with all its processes
             )
         self._began = time.monotonic()

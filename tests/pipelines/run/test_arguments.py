@@ -5,6 +5,7 @@ from pipelines.run.arguments import (
     check_hyper_parameters,
     complete_arguments,
     parse_params,
+    without_passwords,
 )
 from pipelines.run.graph import Spec
 
@@ -26,6 +27,28 @@ def test_params_are_read_as_json_if_valid() -> None:
 def test_a_param_without_name_or_value_is_refused(text: str) -> None:
     with pytest.raises(ArgumentsInvalid, match="expected NAME=VALUE"):
         parse_params([text])
+
+
+def test_passwords_travel_in_the_environment() -> None:
+    given, environment = without_passwords(
+        {
+            "online_store": "rediss://shop:p%40ss@a:1/0",
+            "tracking_uri": "https://ann:w%2Fd@b:5000",
+            "data": "toy",
+        }
+    )
+    assert given == {"online_store": "rediss://shop@a:1/0", "tracking_uri": "https://b:5000", "data": "toy"}
+    assert environment == {
+        "RECO_STORE_PASSWORD": "p@ss",
+        "MLFLOW_TRACKING_USERNAME": "ann",
+        "MLFLOW_TRACKING_PASSWORD": "w/d",
+    }
+    assert without_passwords({"online_store": "redis+cluster://:word@a:1,b:2"}) == (
+        {"online_store": "redis+cluster://a:1,b:2"},
+        {"RECO_STORE_PASSWORD": "word"},
+    )
+    plain = {"online_store": "redis://a:1/0", "tracking_uri": "sqlite:////home/x@y:z/mlflow.db"}
+    assert without_passwords(plain) == (plain, {})
 
 
 def test_an_absent_argument_gets_the_default(spec: Spec) -> None:
