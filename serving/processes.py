@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -36,6 +37,7 @@ from serving.settings import Settings
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a child that died again and again is started
 LOOK_S = 0.5  # between two looks whether a child is stopped
 WELL_S = 60.0  # one that lived this long is started at once
+METRICS = "reco-metrics-"  # then the process id of the parent
 SAY_S = 1.0  # a line to stderr is waited for no longer
 _log = logging.getLogger(__name__)
 
@@ -281,8 +283,12 @@ def metrics_folder() -> Iterator[str]:
     Each child writes its counters to a mapped file: on a disk that is full or busy, it would die or wait.
     """
     memory = Path("/dev/shm")
-    place = memory if os.access(memory, os.W_OK | os.X_OK) else None
-    with tempfile.TemporaryDirectory(prefix="reco-metrics-", dir=place) as folder:
+    place = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    for left in place.glob(f"{METRICS}*-*"):  # by an endpoint that was killed
+        parent = left.name.removeprefix(METRICS).partition("-")[0]
+        if parent.isdecimal() and not psutil.pid_exists(int(parent)):
+            shutil.rmtree(left, ignore_errors=True)  # it may belong to another user
+    with tempfile.TemporaryDirectory(prefix=f"{METRICS}{os.getpid()}-", dir=place) as folder:
         yield folder
 
 

@@ -33,6 +33,7 @@ from serving.settings import SettingInvalid, Settings, unknown_variables, variab
 if TYPE_CHECKING:
     from serving.wiring import Wiring
 
+ENDING_S = 3.0  # that a port may still be taken by an endpoint that was just killed
 _log = logging.getLogger(__name__)
 
 Wire = Callable[[Settings], "Wiring"]
@@ -123,6 +124,7 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
     given = parser.parse_args(arguments)
     if given.bundle is None and given.home is None:
         parser.error("expected --bundle DIR or --home DIR")
+    os.umask(0o077)  # the prediction log names shoppers
     log_to(sys.stderr.buffer)
     if given.child:
         return _be_a_child(given.bundle, given.home, *given.child)
@@ -175,15 +177,26 @@ def _say(code: int, error: Exception) -> None:
 
 
 def _bind(host: str, port: int, field: str, host_field: str = "host") -> socket.socket:
-    """Return a socket bound but not yet listening, so that callers are refused until all is ready."""
+    """Return a socket bound but not yet listening, so that callers are refused until all is ready.
+
+    The children of an endpoint that was killed hold its ports until they have ended.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise _wrong_host(host, host_field) from error
     bound = socket.socket(family, kind)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    until = time.monotonic() + ENDING_S
     try:
-        bound.bind(address)
+        while True:
+            try:
+                bound.bind(address)
+                return bound
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                    raise
+            time.sleep(0.1)
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRNOTAVAIL:
@@ -192,7 +205,6 @@ def _bind(host: str, port: int, field: str, host_field: str = "host") -> socket.
             f"cannot listen on {host}:{port} ({error.strerror}): "
             f"stop what listens there, or set {variable(field)} to another port"
         ) from error
-    return bound
 
 
 def _wrong_host(host: str, field: str) -> SettingInvalid:

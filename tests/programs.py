@@ -1,4 +1,4 @@
-"""Python programs as child processes, on the project or on a copy of its packages; what they connect to."""
+"""Python programs as child processes, on the project or on a copy of its packages, and their connections."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The endpoint and `reco drift` talk to what is configured, and to nothing else; the tutorial tests a run."""
+"""The endpoint and `reco drift` connect to configured places only; the test of the tutorial covers a run."""
 
 import shutil
 import subprocess

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from serving.prediction_log import read_log
-from serving.processes import LONGEST_PAUSE_S, Processes, hold, memory_mb, metrics_folder, pause_s
+from serving.processes import LONGEST_PAUSE_S, METRICS, Processes, hold, memory_mb, metrics_folder, pause_s
 from serving.settings import Settings
 from tests.chaos.callers import V1, calling
 from tests.chaos.procs import eventually
@@ -70,6 +70,16 @@ def test_the_metrics_folder_is_removed_at_the_end() -> None:
     with metrics_folder() as folder:
         assert Path(folder).is_dir()
     assert not Path(folder).exists()
+
+
+def test_a_metrics_folder_of_a_killed_parent_is_removed_by_the_next() -> None:
+    with metrics_folder() as folder:
+        own = Path(folder)
+        left = own.with_name(f"{METRICS}{2**31 - 1}-abc")
+        left.mkdir()
+        with metrics_folder():
+            assert not left.exists()
+            assert own.exists(), "its parent lives"
 
 
 @pytest.mark.slow
@@ -297,13 +307,21 @@ def test_a_killed_process_loses_only_its_own_requests_and_is_restarted(
 
 
 @pytest.mark.slow
-def test_children_do_not_outlive_their_parent(
+def test_children_do_not_outlive_their_parent_and_its_ports_are_free(
     toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
 ) -> None:
     running = start_endpoint(toy_bundle, replace(settings, log=False))
     pids = children(running.process.pid)
+    http, grpc = (int(address.rsplit(":", 1)[1]) for address in (running.http, running.grpc))
     running.process.kill()
     running.process.wait()
+    again = replace(settings, log=False, http_port=http, grpc_port=grpc)
+    command = [sys.executable, "-m", "serving.server", "--bundle", str(toy_bundle)]
+    with subprocess.Popen(command, env=again.to_env(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any('"event": "ready"' in line for line in process.stderr), "on the same ports, at once"
+        process.terminate()
+        process.communicate(timeout=60)
     eventually(lambda: not any(alive(pid) for pid in pids), 60)
 
 
