@@ -57,7 +57,7 @@ def _check_address(text: str) -> None:
 
 
 def _check_ranker(text: str) -> None:
-    _check_address(text.partition("/")[0])
+    _check_address(text.removeprefix("https://").partition("/")[0])
 
 
 def _check_collector(text: str) -> None:
@@ -118,10 +118,19 @@ class Settings:
     deadline_ms: float = setting(50.0, "An answer that takes longer steps down the ladder", ge=1, le=60_000)
     ranker_address: str = setting(
         "",
-        "A remote ranker, HOST:PORT or HOST:PORT/MODEL; empty: in this process",
-        expected="HOST:PORT or HOST:PORT/MODEL",
+        "A remote ranker, HOST:PORT or HOST:PORT/MODEL, `https://` before it: TLS; empty: in this process",
+        expected="[https://]HOST:PORT[/MODEL]",
         check=_check_ranker,
     )
+    ranker_ca: Path | None = setting(
+        None,
+        "PEM file of the authorities that may sign the ranker's certificate; empty: those of the system",
+        expected="a file",
+    )
+    ranker_certificate: Path | None = setting(
+        None, "PEM file of our own certificate for the ranker; empty: none", expected="a file"
+    )
+    ranker_key: Path | None = setting(None, "PEM file of the key of that certificate", expected="a file")
     answer_cache: str = setting(
         "",
         "`memory:` caches ranked lists in each process; empty: no cache",

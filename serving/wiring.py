@@ -138,6 +138,7 @@ def wire(settings: Settings) -> Wiring:
         if settings.ranker_address:
             remote = RemoteRanker(
                 settings.ranker_address,
+                tls=(settings.ranker_ca, settings.ranker_key, settings.ranker_certificate),
                 max_wait_ms=settings.batch_max_wait_ms,
                 max_rows=settings.batch_max_rows,
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -39,6 +40,7 @@ MAX_ROWS = 800  # of a joined call: what fits into 256 KiB, the limit of our own
 MARGIN_S = 0.002  # share of the deadline that is left for making the list
 FAIR_S = 0.01  # a ranker that had less of a hurried request's time is not at fault
 READY_S, LOOP_S = 1.0, 5.0  # that a probe may take, and with all that its loop does meanwhile
+TLS = "https://"  # before the address of a ranker behind TLS
 BUNDLE_ID = "{bundle_id}"  # stands for the id in a model's name
 Inputs = tuple[np.ndarray, np.ndarray]  # (n, features) float32, (n, levels) int64
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -55,10 +57,25 @@ class RemoteRanker:
     """Scores turns elsewhere; `rank` is a `Rank` of the checkout's. Belongs to one event loop."""
 
     def __init__(
-        self, address: str, *, max_wait_ms: float = 0.0, max_rows: int = MAX_ROWS, probe_s: float = PROBE_S
+        self,
+        address: str,
+        *,
+        tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
+        max_wait_ms: float = 0.0,
+        max_rows: int = MAX_ROWS,
+        probe_s: float = PROBE_S,
     ) -> None:
-        """Take HOST:PORT or HOST:PORT/MODEL, of which MODEL may hold `{bundle_id}`; see `Batcher`."""
-        self._target, _, model = address.partition("/")
+        """Take HOST:PORT or HOST:PORT/MODEL, of which MODEL may hold `{bundle_id}`; see `Batcher`.
+
+        Args:
+            address: with `https://` before it, the connection is encrypted.
+            tls: PEM files of the authorities, of our own key and of our own certificate.
+            max_wait_ms: see `Batcher`.
+            max_rows: see `Batcher`.
+            probe_s: see `CircuitBreaker`.
+        """
+        self._target, _, model = address.removeprefix(TLS).partition("/")
+        self._is_encrypted, self._tls = address.startswith(TLS), tls
         self._model = model or "ranker"
         self._asked = self._model  # the name of the model that was asked last
         self._channel: grpc.aio.Channel | None = None
@@ -162,9 +179,18 @@ class RemoteRanker:
 
     def _open(self) -> grpc.aio.Channel:
         if self._channel is None:  # not before: a channel belongs to the loop that runs when it is made
-            self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+            self._channel = self._new_channel()
             self._loop = asyncio.get_running_loop()
         return self._channel
+
+    def _new_channel(self) -> grpc.aio.Channel:
+        if not self._is_encrypted:
+            return grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+        try:  # each time: certificates change while the endpoint runs
+            credentials = grpc.ssl_channel_credentials(*(file and file.read_bytes() for file in self._tls))
+        except OSError as error:
+            raise RankerUnavailable(f"{error.filename}: {error.strerror}") from error
+        return grpc.aio.secure_channel(self._target, credentials, options=_OPTIONS)
 
     def _failed(self, why: object) -> None:
         _calls["failed"].inc()
@@ -185,7 +211,10 @@ class RemoteRanker:
 
         The old one may lead to a machine that is gone without a word, or pause before it tries again.
         """
-        channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+        try:
+            channel = self._new_channel()
+        except RankerUnavailable as error:
+            return str(error)
         ask = channel.unary_unary(
             f"{_SERVICE}ModelReady", ModelReadyRequest.SerializeToString, ModelReadyResponse.FromString
         )

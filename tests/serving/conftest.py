@@ -1,6 +1,7 @@
 """A small bundle with graphs of known arithmetic, an online store in Feast's layout, a running endpoint."""
 
 import contextlib
+import ipaddress
 import json
 import sqlite3
 import subprocess
@@ -8,13 +9,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import faiss
 import httpx
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
@@ -294,3 +298,30 @@ def endpoint(
 def client(endpoint: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=endpoint.http, timeout=10) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca.pem signed cert.pem (with key.pem) for the address 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("certificates")
+    now = datetime.now(UTC)
+    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("ca", "cert")}
+    names = {name: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in keys}
+    for name in keys:
+        builder = (
+            x509.CertificateBuilder(names["ca"], names[name], keys[name].public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(name == "ca", None), critical=True)
+        )
+        if name == "cert":
+            own = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            builder = builder.add_extension(x509.SubjectAlternativeName([own]), critical=False)
+        signed = builder.sign(keys["ca"], hashes.SHA256())
+        (folder / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    key = keys["cert"].private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "key.pem").write_bytes(key)
+    return folder

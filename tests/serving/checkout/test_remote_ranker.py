@@ -91,8 +91,20 @@ def test_a_hanging_ranker_costs_no_more_than_the_deadline(recommender: Recommend
         ranked("127.0.0.1:1", turn(recommender, limit_s=0.001))
 
 
-def answered(recommender: Recommender, model: str, *, raw: bool, told: str | None, rows: int = 0) -> Any:
-    """Ask a server that answers as Triton does, with scores 0, 1, 2, ...; return the scores."""
+def answered(
+    recommender: Recommender,
+    model: str,
+    *,
+    raw: bool,
+    told: str | None,
+    rows: int = 0,
+    certificates: Path | None = None,
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
+) -> Any:
+    """Ask a server that answers as Triton does, with scores 0, 1, 2, ...; return the scores.
+
+    With certificates it speaks TLS and wants one of its callers.
+    """
     import grpc
     from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
@@ -121,8 +133,15 @@ def answered(recommender: Recommender, model: str, *, raw: bool, told: str | Non
         )
         server.add_generic_rpc_handlers((service,))
         port = server.add_insecure_port("127.0.0.1:0")
+        scheme = ""
+        if certificates:
+            ca, cert, key = ((certificates / f"{name}.pem").read_bytes() for name in ("ca", "cert", "key"))
+            port = server.add_secure_port(
+                "127.0.0.1:0", grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
+            )
+            scheme = "https://"
         await server.start()
-        ranker = RemoteRanker(f"127.0.0.1:{port}{model}")
+        ranker = RemoteRanker(f"{scheme}127.0.0.1:{port}{model}", tls=tls)
         try:
             return await ranker.rank(turn(recommender))
         finally:
@@ -143,6 +162,23 @@ def test_a_ranker_without_a_bundle_id_must_be_named_after_the_bundle(
         answered(recommender, "", raw=raw, told=None)
     with pytest.raises(RankerMismatch, match="has bundle other"):
         answered(recommender, "/ranker-{bundle_id}", raw=raw, told="other")
+
+
+def test_a_ranker_behind_tls_needs_its_authority_and_our_certificate(
+    recommender: Recommender, certificates: Path, tmp_path: Path
+) -> None:
+    def behind_tls(*names: str) -> Any:
+        files = [certificates / name if name else None for name in names]
+        model, told = "/ranker-{bundle_id}", None
+        tls = (files[0], files[1], files[2])
+        return answered(recommender, model, raw=True, told=told, certificates=certificates, tls=tls)
+
+    assert behind_tls("ca.pem", "key.pem", "cert.pem").tolist()[:3] == [0, 1, 2]
+    for wrong in (("ca.pem", "", ""), ("", "key.pem", "cert.pem")):
+        with pytest.raises(RankerUnavailable, match="says UNAVAILABLE"):
+            behind_tls(*wrong)
+    with pytest.raises(RankerUnavailable, match=r"absent\.pem: No such file"):
+        behind_tls("absent.pem", "", "")
 
 
 def test_a_dead_ranker_is_answered_by_a_fallback_with_its_reason(recommender: Recommender) -> None:

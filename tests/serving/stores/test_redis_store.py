@@ -1,8 +1,6 @@
 """A real server: every way to log in, and every way in which it can fail."""
 
 import asyncio
-import datetime
-import ipaddress
 import itertools
 import os
 import signal
@@ -14,9 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from pipelines.drills.fault_proxy import Proxy
 from serving.answer.recommender import Recommender
@@ -175,33 +170,6 @@ class TestWaysIn:
             with replica.client() as client:
                 assert client.info("replication")["role"] == "master"
             store.close()
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca.pem signed cert.pem (with key.pem) for the address 127.0.0.1."""
-    folder = tmp_path_factory.mktemp("certificates")
-    now = datetime.datetime.now(datetime.UTC)
-    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("ca", "cert")}
-    names = {name: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in keys}
-    for name in keys:
-        builder = (
-            x509.CertificateBuilder(names["ca"], names[name], keys[name].public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(name == "ca", None), critical=True)
-        )
-        if name == "cert":
-            own = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            builder = builder.add_extension(x509.SubjectAlternativeName([own]), critical=False)
-        signed = builder.sign(keys["ca"], hashes.SHA256())
-        (folder / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    key = keys["cert"].private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "key.pem").write_bytes(key)
-    return folder
 
 
 @pytest.fixture
