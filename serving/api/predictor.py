@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from kserve.errors import InvalidInput
 from feature_repo.kernels.rows import within
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES, LIMIT
 from serving.checkout.checkout import Checkout
+from serving.errors import Overloaded
+from serving.schemas import PRIORITIES, read_call
 
 MAX_ROWS = 4_096  # rows of one ranker call, and elements of one tensor's first dimension anywhere
 _KINDS = {"FP32": "iuf", "INT32": "iu", "INT64": "iu", "BYTES": "OUS"}  # numpy kinds that JSON data may have
@@ -49,7 +52,12 @@ class Predictor(Model):
         headers: dict[str, str] | None = None,
         response_headers: dict[str, str] | None = None,
     ) -> InferResponse:
-        """Return the scores of the rows in `dense` and `categorical`, and the bundle they are of."""
+        """Return the scores of the rows in `dense` and `categorical`, and the bundle they are of.
+
+        Raises:
+            InvalidInput: naming the input that is wrong.
+            Overloaded: the endpoint refuses checkouts, so it ranks no rows of others.
+        """
         if not isinstance(payload, InferRequest):
             raise InvalidInput("the ranker takes tensors: POST /v2/models/ranker/infer, or gRPC ModelInfer")
         tensors = read_tensors(payload, {"dense": ("FP32",), "categorical": ("INT64",)})
@@ -59,6 +67,10 @@ class Predictor(Model):
             raise InvalidInput(f"dense has {len(dense)} rows and categorical {len(categorical)}")
         if not within(dense, LIMIT):
             raise InvalidInput(f"dense holds a number that is not from -{LIMIT:g} to {LIMIT:g}")
+        # After the checkouts of this endpoint: rows of others must not take the time of shoppers.
+        call = read_call({**(headers or {}), "x-priority": PRIORITIES[1]}, self.name, self._checkout.limit_s)
+        if not self._checkout.service.admission.admits(call, time.perf_counter()):
+            raise Overloaded("the endpoint has more checkouts than it can answer in time: ask it later")
         recommender = self._checkout.recommender
         levels = np.array(recommender.bundle.cardinality, np.int64)
         # A code outside its table would fail the whole batch, or wrap around to another row.

@@ -1,15 +1,22 @@
 """The ranker on its own, over real HTTP: rows in, probabilities out, no row that affects others."""
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from kserve import InferInput, InferRequest
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.answer.recommender import open_recommender
-from serving.schemas import parse_request
+from serving.api.predictor import Predictor
+from serving.checkout.admission import STANDING_S
+from serving.checkout.checkout import Checkout
+from serving.errors import Overloaded
+from serving.schemas import Call, parse_request
 from serving.stores.online_features import open_store
 
 pytestmark = pytest.mark.slow
@@ -45,6 +52,24 @@ def test_the_ranker_scores_the_rows_it_is_given(
     body = ranker_inputs(dense.tolist(), categorical.tolist())
     (output,) = client.post("/v2/models/ranker/infer", json=body).json()["outputs"]
     assert output["data"] == pytest.approx(recommender.rank(dense, categorical).tolist(), abs=1e-6)
+
+
+def test_rows_of_others_wait_for_the_checkouts_of_this_endpoint(toy_bundle: Path) -> None:
+    checkout = Checkout(open_recommender(toy_bundle, open_store("memory:")), 50.0)
+    ranker = Predictor(checkout)
+    tensors = [
+        InferInput("dense", [1, len(DENSE_NAMES)], "FP32", [0.0] * len(DENSE_NAMES)),
+        InferInput("categorical", [1, len(CATEGORICAL)], "INT64", [0] * len(CATEGORICAL)),
+    ]
+    request = InferRequest("ranker", tensors)
+    assert asyncio.run(ranker.predict(request)).outputs[0].shape == [1]
+    now = time.perf_counter()
+    for at in np.arange(
+        now - 2 * STANDING_S, now + 60, 0.04
+    ):  # checkouts are refused, until this test has ended
+        checkout.service.admission.admits(Call(at - 1, at - 0.95, "late"), float(at))
+    with pytest.raises(Overloaded, match="ask it later"):
+        asyncio.run(ranker.predict(request))
 
 
 @pytest.mark.parametrize(
