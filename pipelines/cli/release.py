@@ -1,4 +1,4 @@
-"""Commands that release a model: models, promote, rollback, history, extend, refresh."""
+"""Commands that release a model: models, promote, rollback, history, sign, verify, extend, refresh."""
 
 from __future__ import annotations
 
@@ -175,6 +175,37 @@ def history(context: Context, tracking_uri: str, model_name: str) -> None:
 
 
 @click.command()
+@click.argument("bundle", type=FOLDER)
+@click.option("--key", type=FILE, required=True, help="Private key: PEM, P-256, without a password.")
+@common_options
+def sign(context: Context, bundle: Path, key: Path) -> None:
+    """Sign a bundle; the signature is BUNDLE.sig.
+
+    It has the form of OpenSSF model-signing, whose command verifies it, too.
+    """
+    from components.release.signing import sign as signature_of
+    from feature_repo.atomic_files import write_file
+
+    file = bundle.resolve().with_name(f"{bundle.resolve().name}.sig")
+    write_file(file, signature_of(bundle, key))
+    context.answer({"bundle": str(bundle), "signature": str(file)}, f"{file} signs {bundle}")
+
+
+@click.command()
+@click.argument("bundle", type=FOLDER)
+@click.option("--key", "keys", type=FILE, required=True, multiple=True, help="Trusted public key, PEM.")
+@click.option("--signature", type=FILE, help="[default: BUNDLE.sig]")
+@common_options
+def verify(context: Context, bundle: Path, keys: tuple[Path, ...], signature: Path | None) -> None:
+    """Check that a trusted key signed a bundle as it is."""
+    from components.release.signing import verify as signer_of
+
+    file = signature or bundle.resolve().with_name(f"{bundle.resolve().name}.sig")
+    signer = signer_of(bundle, file, keys)
+    context.answer({"bundle": str(bundle), "key": str(signer)}, f"{bundle} is as {signer} signed it")
+
+
+@click.command()
 @click.argument("items", type=FILE, required=False, metavar="[ITEMS.csv]")
 @click.option("--remove", default="", metavar="ID,ID", help="Items that are no longer sold.")
 @registry_options
@@ -242,4 +273,4 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     context.answer({"version": version, **done}, text)
 
 
-COMMANDS = (models, promote, rollback, history, extend, refresh)
+COMMANDS = (models, promote, rollback, history, sign, verify, extend, refresh)

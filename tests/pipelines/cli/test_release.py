@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from components.home import locked
 from components.release.history import Promotion
@@ -109,3 +111,22 @@ def test_two_releases_at_once_are_a_conflict(tmp_path: Path, command: str) -> No
         done = reco(tmp_path, command)
     assert done.exit_code == 4
     assert "is promoting checkout-recommender 7" in done.output
+
+
+def test_a_bundle_is_signed_and_verified(tmp_path: Path) -> None:
+    bundle, key, public = tmp_path / "bundle", tmp_path / "key.pem", tmp_path / "public.pem"
+    bundle.mkdir()
+    (bundle / "ranker.onnx").write_text("a graph")
+    private, pem = ec.generate_private_key(ec.SECP256R1()), serialization.Encoding.PEM
+    kept = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key.write_bytes(private.private_bytes(pem, *kept))
+    public.write_bytes(
+        private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    assert reco(tmp_path, "verify", str(bundle), "--key", str(public)).exit_code == 1
+    assert reco(tmp_path, "sign", str(bundle), "--key", str(key)).exit_code == 0
+    assert (tmp_path / "bundle.sig").is_file()
+    assert reco(tmp_path, "verify", str(bundle), "--key", str(public)).exit_code == 0
+    (bundle / "ranker.onnx").write_text("another graph")
+    refused = reco(tmp_path, "verify", str(bundle), "--key", str(public))
+    assert (refused.exit_code, "ranker.onnx differ" in refused.output) == (1, True)
