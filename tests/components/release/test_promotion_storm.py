@@ -1,0 +1,37 @@
+"""Real processes that promote: killed at any point, and several at once; STORM_* ask for more rounds."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.release.promote_bundle import promote_bundle
+from components.release.register_bundle import register_bundle
+from tests.components.conftest import as_planned
+from tests.programs import run_python
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
+ROUNDS = {
+    "kill": int(os.environ.get("STORM_KILLS", "4")),
+    "compete": int(os.environ.get("STORM_ROUNDS", "2")),
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_no_state_is_mixed_and_no_line_is_lost(
+    kind: str, evaluated: Callable[..., Path], home: Path, uri: str, dataset: Path
+) -> None:
+    for number in range(8 if kind == "compete" else 2):
+        register_bundle(evaluated(f"b{number}"), uri, "recommender")
+    dataset.rename(home / "dataset")
+    promote_bundle("1", [home / "dataset"], uri, "recommender", str(home), examine=as_planned)
+    said = run_python(
+        "-W", "ignore", "-m", "tests.components.release.promotion_storm", home, kind, str(ROUNDS[kind])
+    )
+    result = json.loads(said.splitlines()[-1])
+    assert result["rounds"] == ROUNDS[kind]
