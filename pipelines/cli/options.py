@@ -74,7 +74,8 @@ def common_options(command: Command) -> Command:
     def wrapped(ctx: click.Context, /, home: Path | None, output: str, debug: bool, **options: Any) -> Any:
         root = ctx.find_root()
         root.meta["debug"] = debug or root.params.get("debug")
-        return command(Context(home_of(ctx), output), **options)
+        root.meta["home"] = home_of(ctx)
+        return command(Context(root.meta["home"], output), **options)
 
     return wrapped  # type: ignore[return-value]
 

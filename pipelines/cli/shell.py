@@ -5,6 +5,7 @@ A command imports the heavy libraries it needs when it runs, so that `reco --hel
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,18 @@ class Reco(click.Group):
             code = exit_code(error)
             if code is None or ctx.find_root().meta.get("debug"):
                 raise
-            click.echo(f"reco: {error}", err=True)
+            click.echo(f"reco: {_said(error, ctx.find_root().meta.get('home', 'the home'))}", err=True)
             ctx.exit(code)
+
+
+def _said(error: Exception, home: Path | str) -> str:
+    """Return the message of an error; one of a place that cannot be written may name no place."""
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES):
+        place = error.filename or home
+        return (
+            f"{place} cannot be used ({error.strerror}): make it writable, or give another folder with --home"
+        )
+    return str(error)
 
 
 @click.group(cls=Reco, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -1,5 +1,6 @@
 """`reco` as a whole: help, exit codes, wrong usage of any command."""
 
+import errno
 from pathlib import Path
 
 import click
@@ -111,6 +112,20 @@ def test_wrong_usage_exits_with_2_and_says_how_to_fix_it(
     assert says in done.output
     assert "Traceback" not in done.output
     assert not (tmp_path / "home").exists(), "a command that did nothing left something behind"
+
+
+@pytest.mark.parametrize(("file", "named"), [("/data/x", "/data/x"), (None, "home")])
+def test_a_read_only_home_is_named_with_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, named: str
+) -> None:
+    def train(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", file)
+
+    monkeypatch.setattr("pipelines.run.launch.start_training", train)
+    done = reco(tmp_path / "home", "run", "--data", "toy")
+    assert done.exit_code == 3
+    assert f"{named} cannot be used (Read-only file system)" in done.output
+    assert "--home" in done.output
 
 
 @pytest.mark.parametrize(
