@@ -53,9 +53,9 @@ def choose(
     found = _take(week, 6, codes, sources, found, marks)
     found = _take(near, 2, codes, sources, found, marks)
     found = _take(store, 3, codes, sources, found, marks)
-    if found < most and most_partners < len(partners):
-        more = partners[best(strengths, most + len(basket) + len(barred))]
-        found = _take(more[most_partners:], 1, codes, sources, found, marks)
+    if found < most:
+        left = np.flatnonzero(marks[partners] == 0)
+        found = _take(partners[left[best(strengths[left], most - found)]], 1, codes, sources, found, marks)
     found = _take(popular, 4, codes, sources, found, marks)
     for code in basket:
         marks[code] = 0
