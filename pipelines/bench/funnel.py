@@ -1,9 +1,9 @@
-"""A bundle and test baskets -> the price of two stages, AUC of the baselines, and new items."""
+"""A bundle and test baskets -> the price of two stages, the gain of each source, AUC, and new items."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from components.evaluation.metrics import Bootstrap, Tally, auc, ratios, summary
 from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
 from components.retriever.extend_index import extend_index
+from feature_repo.aggregates import no_events
 from feature_repo.events import Dataset
 from feature_repo.queries import Rows
 from feature_repo.schema import LEVELS, model_inputs
@@ -30,9 +31,9 @@ from serving.stores.online_features import MemoryStore
 TASKS = 500  # test baskets; ranking a whole catalogue for one takes as long as many answers
 
 
-def sample(tasks: Sequence[Task]) -> list[Task]:
+def sample(tasks: Sequence[Task], most: int = TASKS) -> list[Task]:
     """Return some tasks of the whole window."""
-    return list(tasks[:: max(1, len(tasks) // TASKS)][:TASKS])
+    return list(tasks[:: max(1, len(tasks) // most)][:most])
 
 
 def compare_with_whole_catalogue(
@@ -90,6 +91,71 @@ def _over_all_items(bundle: Bundle, prepared: Prepared) -> Prepared:
     dense, categorical = model_inputs(Rows(prepared.query, codes))
     candidates = Candidates(codes, np.full(len(codes), SOURCES.index("popular"), np.int8))
     return replace(prepared, candidates=candidates, dense=dense, categorical=categorical)
+
+
+ARMS = {"history": 0, "together": 0, "week": 0, "store": 0, "tower": 60}  # a source, and its other quota
+SHAPES: dict[str, Callable[[Task], Task]] = {
+    "as they are": lambda task: task,
+    "no history": lambda task: replace(task, history=no_events()),
+    "no history, one item": lambda task: replace(task, history=no_events(), visible=task.visible[:1]),
+}
+RANKS = (20, 50, 100)  # places in the ranked list, beside "later" and "not retrieved"
+
+
+def compare_sources(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) -> list[dict[str, Any]]:
+    """Return the ratio of quality with another quota of one source to the quality as served, for all arms."""
+    rows, boot = [], Bootstrap([task.user_id for task in tasks])
+    for shape, shaped in SHAPES.items():
+        asked = [shaped(task) for task in tasks]
+        served = _tally(bundle, asked, purchases)
+        for source, quota in ARMS.items():
+            quotas = replace(bundle.settings.quotas, **{source: quota})
+            if quotas == bundle.settings.quotas:
+                quotas = replace(quotas, **{source: 0})
+            other = replace(bundle, settings=replace(bundle.settings, quotas=quotas))
+            tally = _tally(other, asked, purchases)
+            quota = getattr(quotas, source)
+            rows.append({"requests": shape, "source": source, "quota": quota, **ratios(tally, served, boot)})
+    return rows
+
+
+def _tally(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) -> Tally:
+    tally, store = Tally.empty(), MemoryStore()
+    recommender = Recommender(bundle, store)
+    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=Nightly(bundle, purchases)):
+        _rank(recommender, prepared, task, tally)
+    return tally
+
+
+def map_hidden_items(
+    bundle: Bundle, tasks: Sequence[Task], purchases: Purchases
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return where the hidden items are: the source that found each first, and its place in the ranked list.
+
+    Shares of all hidden items, of repeated ones, and of those new to the shopper.
+    """
+    store = MemoryStore()
+    recommender = Recommender(bundle, store)
+    found, repeated = [], []
+    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=Nightly(bundle, purchases)):
+        scores = recommender.rank(prepared.dense, prepared.categorical)
+        place = np.argsort(np.argsort(-scores, kind="stable"))
+        for item, is_repeat in zip(task.hidden.tolist(), task.bought_before.tolist(), strict=True):
+            [at] = np.flatnonzero(prepared.candidates.codes == item)[:1].tolist() or [-1]
+            source = "not retrieved" if at < 0 else SOURCES[prepared.candidates.source[at]]
+            rank = "not retrieved" if at < 0 else next((f"to {r}" for r in RANKS if place[at] < r), "later")
+            found.append((source, rank))
+            repeated.append(is_repeat)
+    is_repeat = np.array(repeated)
+    kinds = {"all": np.ones(len(found), bool), "repeat": is_repeat, "new": ~is_repeat}
+    shares: dict[str, dict[str, dict[str, float]]] = {}
+    for column, name in enumerate(("first found by", "place in the ranking")):
+        values = np.array([row[column] for row in found])
+        shares[name] = {
+            value: {kind: float((values[mask] == value).mean()) for kind, mask in kinds.items() if mask.any()}
+            for value in dict.fromkeys(values.tolist())
+        }
+    return shares
 
 
 def _baselines(bundle: Bundle, task: Task, prepared: Prepared) -> dict[str, np.ndarray]:

@@ -14,10 +14,18 @@ from components.evaluation.metrics import METRICS
 from components.evaluation.protocol import read_tasks
 from components.measurement import machine_state
 from feature_repo.events import read_dataset
-from pipelines.bench.funnel import compare_with_whole_catalogue, evaluate_new_items, sample
+from pipelines.bench.funnel import (
+    compare_sources,
+    compare_with_whole_catalogue,
+    evaluate_new_items,
+    map_hidden_items,
+    sample,
+)
 from pipelines.bench.report import fixed, machine_line, picture, table, write_report
 from serving.release.bundle import load_bundle
 
+_SHOWN = ("ndcg_at_10", "recall_at_20")
+SOURCE_TASKS = 1_500  # test baskets on which each source is measured
 COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10")
 
 
@@ -37,13 +45,16 @@ def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -
     results, _ = evaluate(loaded, data)
     window = window_s(pd.Timestamp(loaded.manifest["cut"]))
     purchases = purchases_of(data.events)
-    tasks = sample(read_tasks(purchases, loaded.statistics, *window).hidden)
+    every = read_tasks(purchases, loaded.statistics, *window).hidden
+    tasks, more = sample(every), sample(every, SOURCE_TASKS)
     with tempfile.TemporaryDirectory() as scratch:
         new_items = evaluate_new_items(loaded, retriever, data, Path(scratch) / "extended")
     figures = {
         "bundle_id": loaded.bundle_id,
         **results,
         "two_stages": compare_with_whole_catalogue(loaded, tasks, purchases),
+        "sources": compare_sources(loaded, more, purchases),
+        "hidden_items_map": map_hidden_items(loaded, more, purchases),
         "new_items": new_items,
     }
     results = write_report(out_dir, "quality", figures, quality_table, before)
@@ -91,11 +102,30 @@ def quality_table(results: dict[str, Any]) -> str:
         "",
         *table(["calibration over all candidates", ""], calibration),
         "",
+        *_sources(results["sources"], results["hidden_items_map"]),
+        "",
         *_two_stages(results["two_stages"]),
         "",
         *_new_items(results["new_items"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _sources(rows: list[dict[str, Any]], shares: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    cells = [
+        [row["requests"], row["source"], row["quota"], *(_ratio(row, name, 3) for name in _SHOWN)]
+        for row in rows
+    ]
+    lines = [
+        "One source with another quota, against the path as served (same baskets):",
+        "",
+        *table(["requests", "source", "quota", "NDCG@10 ratio", "Recall@20 ratio"], cells),
+    ]
+    for title, found in shares.items():
+        kinds = list(next(iter(found.values())))
+        body = [[name, *(f"{row[kind]:.1%}" for kind in kinds)] for name, row in found.items()]
+        lines += ["", "Share of the hidden items:", "", *table([title, *kinds], body)]
+    return lines
 
 
 def _two_stages(found: dict[str, Any]) -> list[str]:
@@ -142,9 +172,10 @@ def _new_items(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _ratio(row: dict[str, Any], metric: str) -> str:
-    low, high = row[f"{metric}_interval"]
-    return f"{row[metric]:.2f} [{low:.2f}, {high:.2f}]"
+def _ratio(row: dict[str, Any], metric: str, digits: int = 2) -> str:
+    numbers = (row[metric], *row[f"{metric}_interval"])
+    value, low, high = (fixed(number, digits) for number in numbers)
+    return f"{value} [{low}, {high}]"
 
 
 def _metrics_table(title: str, columns: tuple[str, ...], rows: dict[str, dict[str, Any]]) -> list[str]:

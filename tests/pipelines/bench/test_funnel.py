@@ -10,7 +10,15 @@ from components.data.fit_statistics import purchases_of
 from components.evaluation.evaluate_bundle import window_s
 from components.evaluation.protocol import read_tasks
 from feature_repo.events import read_dataset
-from pipelines.bench.funnel import compare_with_whole_catalogue, evaluate_new_items, sample
+from pipelines.bench.funnel import (
+    ARMS,
+    SHAPES,
+    compare_sources,
+    compare_with_whole_catalogue,
+    evaluate_new_items,
+    map_hidden_items,
+    sample,
+)
 from serving.release.bundle import load_bundle
 
 pytestmark = pytest.mark.slow
@@ -29,6 +37,24 @@ def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(toy_line:
     assert all(ms > 0 for ms in found["ms"].values())
 
 
+def test_each_source_and_each_hidden_item_has_its_place(toy_line: Path) -> None:
+    """A fifth of the favourites are hidden: the shoppers bought them, so history brings them first."""
+    bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
+    window = window_s(pd.Timestamp(bundle.manifest["cut"]))
+    purchases = purchases_of(data.events)
+    tasks = sample(read_tasks(purchases, bundle.statistics, *window).hidden, 30)
+    rows = {(row["requests"], row["source"]): row for row in compare_sources(bundle, tasks, purchases)}
+    assert set(rows) == {(shape, source) for shape in SHAPES for source in ARMS}
+    # All 80 items are candidates, whichever source brings them.
+    assert {row["ndcg_at_10"] for row in rows.values()} == {1.0}
+    shares = map_hidden_items(bundle, tasks, purchases)
+    for found in shares.values():
+        for kind in ("all", "repeat"):
+            assert sum(row[kind] for row in found.values()) == pytest.approx(1.0)
+    assert shares["first found by"]["history"]["repeat"] == 1.0
+    assert shares["place in the ranking"]["to 20"]["all"] > 0.8
+
+
 def test_an_item_that_first_sells_after_the_cut_is_among_the_candidates(
     toy_line: Path, tmp_path: Path
 ) -> None:
@@ -42,5 +68,6 @@ def test_an_item_that_first_sells_after_the_cut_is_among_the_candidates(
     found = evaluate_new_items(bundle, toy_line / "retriever", changed, tmp_path / "extended")
     assert (found["items"], found["lines"]) == (1, found["baskets"])
     assert found["lines"] > 0
-    assert found["recall_at_500"] == 1.0, "81 items, 500 candidates"
+    # The week's best sellers hold it from the day after its first sale.
+    assert 0.7 < found["recall_at_500"] <= 1.0
     assert 0 <= found["recall_at_20"] <= 1
