@@ -180,7 +180,7 @@ class StudentParams:
 class PruneParams:
     """Which shares of the hidden units may go, and how each is tuned afterwards."""
 
-    ratios: tuple[float, ...] = (0.3,)  # shares of hidden units, the largest first, until one holds
+    ratios: tuple[float, ...] = (0.3, 0.15)  # shares of hidden units, the largest first, until one holds
     epochs: int = 1  # passes over the lists after each share
     batch_size: int = 64  # lists
     learning_rate: float = 1e-3  # the highest; it rises and falls once

@@ -262,7 +262,9 @@ def _source_recall(
             near = tower.search([prepared.query], quotas.tower)[0] if quotas.tower else None
             candidates = retrieve(prepared.query, best, quotas, near)
             own = candidates.codes
-            if name != "served":  # `retrieve` fills up; a source alone counts only its own candidates
+            if name == "popular":
+                own = bundle.statistics.popular
+            elif name != "served":  # `retrieve` fills up: a source alone counts only its own candidates
                 own = own[candidates.source == SOURCES.index(name)]
             hit = np.isin(task.hidden, own)
             before = task.bought_before

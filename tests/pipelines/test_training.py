@@ -9,13 +9,14 @@ import pytest
 
 from components import steps
 from components.hyper_parameters import GROUPS
-from components.release.registry import default_tracking_uri
+from components.release.registry import Registry, default_tracking_uri
 from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
 from pipelines.run.local_run import StepFailed, resume_run
 from pipelines.run.runs import Run, new_run
 from pipelines.training import FAST, LAPTOP_TEACHERS, TEACHERS, training, training_laptop
 from serving.release.champion import read_champion
+from tests.pipelines.cli.conftest import answered, reco
 
 SPEC = read_spec(training)
 
@@ -127,6 +128,14 @@ def test_a_refused_bundle_leaves_the_online_store_as_it_was(toy_line: Path, tmp_
     champion = read_champion(home)
     assert (note["bundle_id"], note["cut"]) == (champion.bundle_id, champion.cut)
     assert run.step("publish-features").parameters["Output"]["users"] == note["users"] > 0
+
+    # The nightly count makes a challenger of the champion, without any training.
+    done = answered(reco(home, "refresh", "--data", "toy", "--json"))
+    registry = Registry(default_tracking_uri(home), "checkout-recommender")
+    assert registry.alias("challenger") == done["version"] == "2"
+    assert done["until"] > champion.cut
+    assert read_champion(home) == champion
+    assert answered(reco(home, "refresh", "--json")) == done, "the archive holds the same events"
 
 
 @pytest.mark.slow
