@@ -163,7 +163,7 @@ class StudentParams:
     batch_size: int = 64  # lists
     learning_rate: float = 2e-3  # the highest; it rises and falls once
     pointwise_weight: float = 0.1  # of the binary loss beside the loss over each list
-    soft_weight: float = 0.7  # of the teachers' scores; purchases have the rest
+    soft_weight: float = 0.4  # of the teachers' scores; purchases have the rest
     temperature: float = 1.0  # above 1 the teachers' scores are softened
     seed: int = 0  # of every random choice in this step
 

@@ -34,6 +34,7 @@ from feature_repo.statistics import (
 )
 from serving.release.bundle import NEW_VECTORS, REMOVED_ITEMS, load_bundle
 from serving.release.golden import read_golden
+from serving.stages.retrieval import Quotas
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,10 @@ def extend_index(
     vectors = cold_vectors(model, np.asarray(after.categorical[known:], np.int64))
     if after.new_items:
         np.save(extended / NEW_VECTORS, vectors, allow_pickle=False)
+    settings = loaded.settings
+    if len(new) and counted is None and not settings.quotas.tower:
+        # An item that was never sold has no partners and no counts: only the towers find it.
+        settings = replace(settings, quotas=replace(settings.quotas, tower=Quotas.tower))
     gone = np.union1d(loaded.removed, after.codes(list(removed)))
     if len(gone):
         np.save(extended / REMOVED_ITEMS, gone, allow_pickle=False)
@@ -95,7 +100,7 @@ def extend_index(
         extended,
         read_golden(bundle),
         cut=loaded.manifest["cut"],
-        settings=loaded.settings,
+        settings=settings,
         made_from={**loaded.manifest["made_from"], "parent": loaded.bundle_id},
     )
     log.info("bundle %s: %d new items, %d removed", bundle_id, after.new_items, len(gone))

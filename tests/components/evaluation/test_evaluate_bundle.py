@@ -7,7 +7,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from components.data.fit_statistics import purchases_of
 from components.evaluation.evaluate_bundle import evaluate_bundle
+from components.evaluation.nightly import Nightly
 from serving.answer.recommender import Recommender
 from serving.prediction_log import Record
 from serving.release.bundle import load_bundle, read_manifest
@@ -53,9 +55,10 @@ def test_the_drift_reference_equals_a_prediction_log(toy_line: Path) -> None:
     assert set(reference["answered_at"]) == set(tested["at"])
     store = open_store(f"sqlite:///{toy_line / 'home' / 'online_store.db'}")
     served: list[Record] = []
-    recommender = Recommender(load_bundle(toy_line / "evaluated"), store, served)
+    bundle = load_bundle(toy_line / "evaluated")
+    recommender, counts = Recommender(bundle, store, served), Nightly(bundle, purchases_of(events))
     for row in reference.head(50).itertuples():
-        recommender.recommend(
+        counts.recommender(recommender, row.at.timestamp()).recommend(
             Request(tuple(row.basket), row.at.timestamp(), row.user_id, row.store_id, 10, "r")
         )
         assert [item.item_id for item in served[-1].response.items] == list(row.item_ids)

@@ -144,7 +144,7 @@ def test_a_student_of_two_names_both(
         shop / "statistics",
         [teacher, other.path, teacher],
         tmp_path / "student",
-        {"hidden": 32, "epochs": 10, "batch_size": 16, "learning_rate": 0.003},
+        {"hidden": 32, "epochs": 20, "batch_size": 16, "learning_rate": 0.003, "soft_weight": 0.9},
     )
     found = read_ranker(tmp_path / "student")
     assert found.certificates[-1]["parents"] == [read_ranker(teacher).id, other.id]

@@ -156,7 +156,7 @@ def test_the_reasons_match_the_sources(recommender: Recommender, row_of: Callabl
     store = MemoryStore()
     row = row_of([(AT - 3 * 86_400 - 60, ["item-006"], 1.0, 0.0)])
     store.write("new", UserRow(pack(row), AT))
-    response = Recommender(recommender.bundle, store).recommend(Request(("item-002",), AT, "new", None, 50))
+    response = Recommender(recommender.bundle, store).recommend(Request(("item-002",), AT, "new", None, 80))
     by_id = {item.item_id: item for item in response.items}
     assert by_id["item-006"].reason == "bought 1 time before, last 3 days ago"
     together = [item for item in response.items if item.source == "together"]
