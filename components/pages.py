@@ -13,7 +13,7 @@ def show(report: dict[str, Any], numbers: Any, page: Any) -> dict[str, Any]:
     """Write the report's numbers and its page; return the report.
 
     Args:
-        report: what the step returns.
+        report: result of the step.
         numbers: KFP's artifact `Metrics`.
         page: KFP's artifact `Markdown`.
     """

@@ -220,7 +220,7 @@ def test_a_step_only_calls_its_function(path: Path) -> None:
             s
             for s in body(step)
             if isinstance(s, ast.ImportFrom) and (s.module or "").split(".")[0] in PACKAGES
-            if s.module != "components.pages"  # what the step shows of the result
+            if s.module != "components.pages"  # the page of the result
         ]
         assert len(owners) == 1, f"{name(path)}: {step.name} imports {len(owners)} modules of ours, not one"
         assert len(statements) <= 2, (

@@ -16,9 +16,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from components.release.history import INTENT_TAG, Promotion, line_tag, read_history, read_line
+from components.release.pyfunc import write_flavour
 from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 from feature_repo.ids import is_name, is_path
 
@@ -150,7 +152,7 @@ class Registry:
                 self._client.create_registered_model(self.model_name)
             version = self._client.create_model_version(
                 self.model_name,
-                f"runs:/{run_id}/{ARTIFACT}",
+                f"runs:/{run_id}",  # the bundle, and beside it what makes it a model of MLflow
                 run_id,
                 tags=dict(tags),
                 description=card,
@@ -267,6 +269,9 @@ class Registry:
             params=[Param(name, value[:6000]) for name, value in params.items()],
         )
         self._client.log_artifacts(run_id, str(bundle), ARTIFACT)
+        with TemporaryDirectory() as folder:
+            write_flavour(Path(folder), run_id, ARTIFACT)
+            self._client.log_artifacts(run_id, folder)
         self._client.set_terminated(run_id)
         return run_id
 

@@ -1,0 +1,89 @@
+"""A registered bundle as MLflow's own kind of model: `mlflow.pyfunc.load_model("models:/NAME@champion")`.
+
+Its `predict` takes a table or a list of request lines and answers as `reco recommend` does, with the online
+store that the settings of its process name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:  # a registry is opened by commands that answer nothing
+    from serving.answer.recommender import Recommender
+
+EXAMPLE = "input_example.json"
+
+
+class BundleModel:
+    """What MLflow wraps as a model."""
+
+    def __init__(self, recommender: Recommender) -> None:
+        self._recommender = recommender
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Answer each row; an empty cell is a field that the request lacks."""
+        from serving.schemas import parse_request
+
+        rows = model_input if isinstance(model_input, list) else model_input.to_dict("records")
+        profiles = self._recommender.bundle.profiles
+        answers = []
+        for number, row in enumerate(rows):
+            line = {name: value for name, value in row.items() if not _is_empty(value)}
+            line["basket"] = [str(item) for item in line.get("basket", [])]
+            request = parse_request(line, now=time.time(), default_id=f"row-{number}", profiles=profiles)
+            answers.append(self._recommender.recommend(request).to_dict())
+        return answers
+
+
+def write_flavour(folder: Path, run_id: str, bundle: str) -> None:
+    """Write the files that make a run a model of MLflow: MLmodel, and an example of its input.
+
+    Args:
+        folder: of the files, which belong to the root of the run's artifacts.
+        run_id: of the run.
+        bundle: name of the bundle's folder among these artifacts.
+    """
+    columns: list[dict[str, Any]] = [
+        {"name": "basket", "type": "array", "items": {"type": "string"}, "required": True},
+        *({"name": name, "type": "string", "required": False} for name in ("user_id", "store_id", "at")),
+        {"name": "k", "type": "long", "required": False},
+        {"name": "request_id", "type": "string", "required": False},
+    ]
+    flavour = {"loader_module": __name__, "data": bundle, "python_version": platform.python_version()}
+    model = {
+        "run_id": run_id,
+        "flavors": {"python_function": flavour},
+        "signature": {"inputs": json.dumps(columns), "outputs": None, "params": None},
+        "saved_input_example_info": {
+            "artifact_path": EXAMPLE,
+            "type": "dataframe",
+            "pandas_orient": "split",
+        },
+    }
+    example = {"columns": ["basket", "k"], "data": [[["item-1", "item-2"], 10]]}
+    (folder / EXAMPLE).write_text(json.dumps(example), encoding="utf-8")
+    (folder / "MLmodel").write_text(yaml.safe_dump(model), encoding="utf-8")
+
+
+def _load_pyfunc(path: str) -> BundleModel:
+    """MLflow's entry: open the bundle as the endpoint does."""
+    from serving.answer.recommender import open_recommender
+    from serving.settings import Settings
+    from serving.shop.fact_store import open_fact_store
+    from serving.stores.online_features import open_store
+
+    settings = Settings.from_env()
+    store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
+    places = (settings.availability_path, facts)
+    return BundleModel(open_recommender(Path(path), store, None, *places, rules=settings.rules_path))
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
