@@ -130,12 +130,12 @@ def test_a_refused_bundle_leaves_the_online_store_as_it_was(toy_line: Path, tmp_
     assert run.step("publish-features").parameters["Output"]["users"] == note["users"] > 0
 
     # The nightly count makes a challenger of the champion, without any training.
-    done = answered(reco(home, "refresh", "--data", "toy", "--json"))
+    done = answered(reco(home, "refresh", "--data", "toy", "--output", "json"))
     registry = Registry(default_tracking_uri(home), "checkout-recommender")
     assert registry.alias("challenger") == done["version"] == "2"
     assert done["until"] > champion.cut
     assert read_champion(home) == champion
-    assert answered(reco(home, "refresh", "--json")) == done, "the archive holds the same events"
+    assert answered(reco(home, "refresh", "--output", "json")) == done, "the archive holds the same events"
 
 
 @pytest.mark.slow
