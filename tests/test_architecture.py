@@ -23,6 +23,7 @@ TOUCHES_ENVIRONMENT = {
     "serving/settings.py": "reads the home before anything else, and finds misspelt variables",
     "pipelines/cli/shell.py": "reads RECO_HOME",
     "pipelines/run/step_process.py": "sets the threads of a step, where the environment does not",
+    "components/release/examination.py": "passes a few variables on to its child process",
     "components/release/registry.py": "sets MLflow's own switches before it imports MLflow",
 }
 # Package markers hold no logic to test.

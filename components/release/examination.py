@@ -60,7 +60,7 @@ Examine = Callable[[Path, Path | None, Path, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChildLimits:
     """What the child may take."""
 
     memory_bytes: int = MEMORY_BYTES
@@ -68,10 +68,10 @@ class Limits:
 
 
 def examine_apart(
-    challenger: Path, champion: Path | None, dataset: Path, sample: int, limits: Limits | None = None
+    challenger: Path, champion: Path | None, dataset: Path, sample: int, limits: ChildLimits | None = None
 ) -> dict[str, Any]:
     """Do as `examine` in a child process; a bundle that kills it, or takes too much, is unreadable."""
-    limits = limits or Limits()
+    limits = limits or ChildLimits()
     program = [sys.executable, "-W", "ignore", "-m", __name__, str(limits.memory_bytes), str(os.getpid())]
     paths = [str(path) for path in (challenger, dataset, *([champion] if champion else []))]
     environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}

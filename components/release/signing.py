@@ -90,10 +90,10 @@ def verify(bundle: Path, signature: Path, keys: Sequence[Path]) -> Path:
         {one["name"]: one["digest"] for one in statement["predicate"]["resources"]},
     )
     if found != expected:
-        names = sorted(
+        changed = sorted(
             name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
         )
-        raise SignatureInvalid(f"{bundle} is not the signed bundle: {', '.join(names[:5])} differ")
+        raise SignatureInvalid(f"{bundle} is not the signed bundle: {', '.join(changed[:5])} differ")
     return signer
 
 

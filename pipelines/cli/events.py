@@ -115,7 +115,7 @@ def replay_data(
     endpoint: str,
     **disturbance: Any,
 ) -> None:
-    """Send a data set's events to the broker, with their own clock."""
+    """Send a data set's events to the broker, at their times."""
     import logging
     import time
 

@@ -140,7 +140,10 @@ def promote(
 @registry_options
 @common_options
 def rollback(context: Context, dry_run: bool, tracking_uri: str, model_name: str) -> None:
-    """Go back to the previous champion; undo an alias moved by hand."""
+    """Go back to the previous champion.
+
+    An alias that was moved by hand is moved back.
+    """
     from components.release.promote_bundle import rollback as go_back
 
     uri = existing_registry(context.home, tracking_uri)
@@ -249,9 +252,10 @@ def _champions_retriever(context: Context) -> Path:
 @registry_options
 @common_options
 def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> None:
-    """Count the recent sales of the champion's items, without training; for each night.
+    """Count the recent sales of all items again.
 
-    Items that were bought five times since the training join. The result is registered as the challenger.
+    This is for each night; nothing is trained. Items that were bought five times since the training join. The
+    result is registered as the challenger.
     """
     import tempfile
 

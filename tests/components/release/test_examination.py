@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from components.home import Conflict
 from components.ranker.ranker_artefact import graph_id
 from components.release.assemble_bundle import seal_with_golden
-from components.release.examination import Limits, examine, examine_apart
+from components.release.examination import ChildLimits, examine, examine_apart
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import Registry, default_tracking_uri
@@ -359,9 +359,9 @@ def test_what_takes_too_much_is_refused_by_the_child_process(
     bomb = tmp_path / "bomb"
     shutil.copytree(home / "honest", bomb)
     without_record(memory_bomb, bomb)
-    measured = examine_apart(bomb, None, toy_line / "dataset", 5, Limits(memory_bytes=4 << 30))
+    measured = examine_apart(bomb, None, toy_line / "dataset", 5, ChildLimits(memory_bytes=4 << 30))
     assert measured["verdicts"]["readable"] or measured["verdicts"]["golden requests"]
-    late = examine_apart(home / "honest", None, toy_line / "dataset", 5, Limits(wall_s=0.01))
+    late = examine_apart(home / "honest", None, toy_line / "dataset", 5, ChildLimits(wall_s=0.01))
     assert "took more than 0.01 s" in late["verdicts"]["readable"]
 
 

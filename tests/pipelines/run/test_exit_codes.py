@@ -9,7 +9,7 @@ import sqlalchemy.exc
 
 from components.data.examples import ContractViolation
 from components.home import Conflict
-from components.release.gate import GateFailed
+from components.release.gate import Check, GateFailed
 from components.release.promote_bundle import NothingToCompare
 from components.release.registry import RegistryUnreachable
 from feature_repo.events import EventsInvalid
@@ -22,7 +22,7 @@ from serving.settings import SettingInvalid
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (GateFailed("ndcg_at_10", 0.1, 0.2, "floor"), 1),
+        (GateFailed(Check("ndcg_at_10", 0.1, 0.2, "floor")), 1),
         (BundleInvalid("x"), 1),
         (ContractViolation("x"), 1),
         (EventsInvalid("x"), 1),
@@ -50,7 +50,7 @@ def test_each_error_has_its_exit_code(error: Exception, code: int | None) -> Non
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (GateFailed("ndcg_at_10", 0.1, 0.2, "floor"), 1),
+        (GateFailed(Check("ndcg_at_10", 0.1, 0.2, "floor")), 1),
         (EventsInvalid("x"), 1),
         (ValueError("x"), 1),
         (KeyError(), 1),
