@@ -42,6 +42,7 @@ from serving.answer.recommender import Recommender, verify_golden
 from serving.errors import BundleInvalid
 from serving.release.bundle import NEW_VECTORS, Bundle, load_bundle
 from serving.schemas import DEFAULT_PROFILE
+from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore
 
 MEMORY_BYTES = 8 << 30
@@ -228,10 +229,13 @@ def _translate(task: Task, ours: Statistics, theirs: Statistics) -> Task:
 
 
 def index_recall(bundle: Bundle, tasks: Sequence[Task]) -> float:
-    """Return the share of the nearest items by exact search that the default profile's search finds."""
-    k = min(bundle.settings.quotas.tower, bundle.statistics.known_items)
+    """Return the share of the nearest items by exact search that the default profile's search finds.
+
+    If that profile asks for none, the usual number is searched: other profiles use the index, too.
+    """
+    k = min(bundle.settings.quotas.tower or Quotas.tower, bundle.statistics.known_items)
     queries = [query for query in _queries(bundle, tasks) if query.says_something]
-    if not k or not queries:
+    if not queries:
         return 1.0  # nothing is ever searched
     tower = bundle.profiles[DEFAULT_PROFILE].tower
     exact = tower.vectors(queries) @ _stored_vectors(bundle).T
