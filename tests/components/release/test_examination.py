@@ -31,10 +31,7 @@ from serving.release.bundle import load_bundle, read_manifest
 from serving.release.champion import read_champion
 from serving.release.golden import GoldenRequest, read_golden, write_golden
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 NAME = "recommender"
 SAMPLE = 60

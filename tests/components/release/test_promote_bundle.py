@@ -19,10 +19,7 @@ from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from tests.components.conftest import as_planned
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 Make = Callable[..., Path]
 Promote = Callable[..., dict[str, Any]]

@@ -12,10 +12,7 @@ from components.release.register_bundle import register_bundle
 from tests.components.conftest import as_planned
 from tests.programs import run_python
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 ROUNDS = {
     "kill": int(os.environ.get("STORM_KILLS", "4")),
     "compete": int(os.environ.get("STORM_ROUNDS", "2")),

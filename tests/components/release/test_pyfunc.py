@@ -14,7 +14,6 @@ from tests.serving.conftest import build_bundle
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning"),  # MLflow's of its own types
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
 ]
 AT = "2017-12-05T18:30:00Z"
 LINES: list[dict[str, Any]] = [

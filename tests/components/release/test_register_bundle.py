@@ -12,8 +12,6 @@ from serving.errors import BundleInvalid
 from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
 from serving.stages.retrieval import Quotas
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
-
 
 @pytest.mark.slow
 def test_a_bundle_becomes_the_challenger_with_its_metrics(

@@ -20,7 +20,6 @@ from components.release.registry import (
 )
 
 # MLflow uses a loader of SQLAlchemy that is going to be removed.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "a%2f", "../x", "a\x00b", "a" * 64, "-a", "a b"])
