@@ -311,11 +311,21 @@ def promote_bundle(
     params: dict[str, Any],
 ) -> dict[str, Any]:
     """Let the version through the gate to champion, or raise naming metric, got and needed."""
+    import os
     from pathlib import Path
 
     from components.release.promote_bundle import promote_bundle
 
-    return promote_bundle(version, [Path(dataset.path)], tracking_uri, model_name, home, params)
+    keys = os.environ.get("RECO_TRUSTED_KEYS")
+    return promote_bundle(
+        version,
+        [Path(dataset.path)],
+        tracking_uri,
+        model_name,
+        home,
+        params,
+        trusted_keys=Path(keys) if keys else None,
+    )
 
 
 @step

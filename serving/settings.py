@@ -96,6 +96,11 @@ class Settings:
         check=_check_tokens,
         secret=True,
     )
+    trusted_keys: Path | None = setting(
+        None,
+        "Folder of public keys, one of which must have signed a bundle; empty: unsigned ones answer, too",
+        expected="a directory",
+    )
     store_url: str = setting(
         "",
         "Online store; empty: the SQLite file under home",

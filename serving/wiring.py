@@ -34,6 +34,7 @@ from serving.prediction_log import PredictionLog, RecordSink
 from serving.processes import memory_mb
 from serving.release.bundle import Bundle, read_manifest
 from serving.release.champion import Champion
+from serving.release.signatures import check_signed
 from serving.release.updates import Updates
 from serving.settings import SettingInvalid, Settings, variable
 from serving.shop.fact_store import FactStore, open_fact_store
@@ -81,16 +82,22 @@ class Wiring:
     at_end: Callable[[], Awaitable[None]] | None = None  # closes what belongs to the event loop
     cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # closes the other parts
 
-    def load(self, bundle_path: Path, rest: Callable[[float], None]) -> Recommender:
+    def load(
+        self, bundle_path: Path, rest: Callable[[float], None], after: Path | None = None
+    ) -> Recommender:
         """Return a warm recommender for a bundle; the caller closes its `facts`.
 
         Args:
             bundle_path: the bundle.
             rest: see `serving.answer.warming.warm`.
+            after: the bundle that answers now.
 
         Raises:
+            SignatureInvalid: no trusted key signed it, or it was signed before the one that answers.
             BundleInvalid: the bundle is broken, or answers its golden requests wrongly.
         """
+        if self.settings.trusted_keys:
+            check_signed(bundle_path, self.settings.trusted_keys, after)
         facts = self.open_facts()
         try:
             recommender = open_recommender(
@@ -244,7 +251,7 @@ class Swap:
             )
         before = self._checkout.recommender
         # Requests are answered meanwhile: the warm-up takes half of the time.
-        loaded = self._wiring.load(path, rest=time.sleep)
+        loaded = self._wiring.load(path, time.sleep, before.bundle.path)
 
         def take_over() -> None:
             self._checkout.recommender = loaded
@@ -252,7 +259,7 @@ class Swap:
         try:
             if lacks := loaded.facts.lacks(before.facts):
                 raise FactsUnavailable(
-                    f"what must not be shown would come back: {' and '.join(lacks)} could not be read anew"
+                    f"what must not be shown would come back: {' and '.join(lacks)} could not be read again"
                 )
             self._door.on_loop(take_over)
         except BaseException:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from components.home import Conflict, command, locked
@@ -29,12 +30,21 @@ from components.release.examination import Examine, examine_apart
 from components.release.gate import HEADLINE, Check, compare, enforce, verdict
 from components.release.history import Promotion, check_head, next_line, stack, write_head
 from components.release.register_bundle import read_certificates, read_evaluation
-from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused, Version
+from components.release.registry import (
+    CHALLENGER,
+    CHAMPION,
+    Registry,
+    RegistryRefused,
+    RegistryUnreachable,
+    Version,
+)
+from components.release.signing import sign
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import is_name
 from serving.errors import BundleInvalid, NoChampion
-from serving.release.bundle import read_manifest, verify_files
+from serving.release.bundle import SIGNATURE_FILES, read_manifest, verify_files
 from serving.release.champion import Champion, read_champion, write_champion
+from serving.release.signatures import check_signed
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +64,7 @@ def promote_bundle(
     params: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     examine: Examine = examine_apart,
+    trusted_keys: Path | None = None,
 ) -> dict[str, Any]:
     """Send a version through the gate and make it the champion.
 
@@ -66,6 +77,7 @@ def promote_bundle(
         params: fields of `GateParams`.
         dry_run: compare and report; neither raise nor change anything but the copies under `home`.
         examine: measures challenger and champion.
+        trusted_keys: folder of public keys; one must have signed the bundle. None: unsigned ones pass.
 
     Returns:
         Version, bundle id, the version before, whether anything changed, the gate's checks, and the
@@ -95,6 +107,8 @@ def promote_bundle(
                 _install(registry, root, challenger)  # its pointer or its copy under home may be gone
             return {**result, "changed": False, "checks": [], "measured": {}}
         checks, measured = _judge(registry, root, challenger, before, datasets, gate, examine)
+        if trusted_keys:
+            checks.insert(0, _signature(registry, root, challenger, before, trusted_keys))
         result["measured"] = measured
         rows = [{**asdict(check), "passed": check.passed} for check in checks]
         if dry_run:
@@ -106,13 +120,29 @@ def promote_bundle(
     return {**result, "changed": True, "checks": rows}
 
 
-def rollback(tracking_uri: str, model_name: str, home: str, dry_run: bool = False) -> dict[str, Any]:
+def rollback(
+    tracking_uri: str,
+    model_name: str,
+    home: str,
+    dry_run: bool = False,
+    key: Path | None = None,
+    trusted_keys: Path | None = None,
+) -> dict[str, Any]:
     """Make the champion before this one the champion again.
 
     Rolling back twice goes back two promotions: the history is read as a stack. An alias that was moved by
     hand returns to the champion; one that was set by hand before any promotion is removed.
 
+    Args:
+        tracking_uri: the registry.
+        model_name: the registered model's name.
+        home: the state folder that gets the pointer.
+        dry_run: name the version and change nothing.
+        key: private key that signs the version again: an older signature must not follow a newer one.
+        trusted_keys: as of `promote_bundle`.
+
     Raises:
+        SignatureInvalid: no trusted key signed the way back.
         NoChampion: there was no champion before this one.
         Conflict: another process promotes.
         HistoryBroken: a line of the history is not as it was written.
@@ -135,8 +165,14 @@ def rollback(tracking_uri: str, model_name: str, home: str, dry_run: bool = Fals
         number = versions[-2 if action == "rollback" else -1]
         line = next(line for line in reversed(history) if line.version == number)
         target = _promoted(registry, line)
-        _fetch(registry, root, target)
+        place = _fetch(registry, root, target)
         if not dry_run:
+            if key:
+                sign(place, key, back_from=history[-1].bundle_id)
+                registry.attach(target, [place / name for name in SIGNATURE_FILES])
+            if trusted_keys:
+                last = _place(root, history[-1].bundle_id) if action == "rollback" else None
+                check_signed(place, trusted_keys, last)
             _move(registry, root, target, now, action)
     return {"version": target.version, "bundle_id": target.bundle_id, "previous": now, "changed": not dry_run}
 
@@ -237,7 +273,7 @@ def _fetch(registry: Registry, home: Path, version: Version) -> Path:
         raise BundleInvalid(
             f"version {version.version} is no bundle's: its tag bundle_id is no id; register it again"
         )
-    place = home / "bundles" / version.bundle_id
+    place = _place(home, version.bundle_id)
     try:
         _verify(place, version)
         return place
@@ -253,6 +289,28 @@ def _fetch(registry: Registry, home: Path, version: Version) -> Path:
     fetched.rename(place)
     shutil.rmtree(incoming, ignore_errors=True)
     return place
+
+
+def _place(home: Path, bundle_id: str) -> Path:
+    return home / "bundles" / bundle_id
+
+
+def _signature(
+    registry: Registry, home: Path, version: Version, before: Promotion | None, trusted: Path
+) -> Check:
+    """Return the check of a version's signatures, which the registry may have got after its files."""
+    try:
+        place = _fetch(registry, home, version)
+        with TemporaryDirectory(dir=home) as scratch:
+            for name in SIGNATURE_FILES:
+                registry.download(version, Path(scratch), name).replace(place / name)
+        check_signed(place, trusted, _place(home, before.bundle_id) if before else None)
+    except RegistryUnreachable as error:
+        fault = f"no trusted key signed it: reco sign {version.version} --key KEY ({error})"
+        return verdict("signature", fault)
+    except BundleInvalid as error:
+        return verdict("signature", str(error))
+    return verdict("signature")
 
 
 def _verify(path: Path, version: Version) -> None:

@@ -12,7 +12,7 @@ import re
 import sqlite3
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -190,6 +190,12 @@ class Registry:
                 f"{_shown(self.tracking_uri)} ({str(error).splitlines()[0]}); nothing was changed"
             ) from error
         return Path(found)
+
+    def attach(self, version: Version, files: Iterable[Path]) -> None:
+        """Put files beside those of a version's bundle; one of the same name is replaced."""
+        with _reached(self.tracking_uri):
+            for file in files:
+                self._client.log_artifact(version.run_id, str(file), ARTIFACT)
 
     # ------------------------------------------------------------------------- aliases and history
 

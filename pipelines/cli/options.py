@@ -98,6 +98,13 @@ registry_options: Callable[[Command], Command] = stacked(
     click.option("--model-name", default=MODEL_NAME, show_default=True, help="Registered model."),
 )
 
+trusted_keys_option: Callable[[Command], Command] = click.option(
+    "--trusted-keys",
+    type=FOLDER,
+    envvar="RECO_TRUSTED_KEYS",
+    help="Folder of public keys; one of them must have signed.",
+)
+
 training_options: Callable[[Command], Command] = stacked(
     click.option(
         "--train-until", default="", help="The cut, a date or time.  [default: five weeks before the end]"

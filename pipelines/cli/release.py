@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from components.home import command
-from pipelines.cli.options import FILE, FOLDER, Context, common_options, registry_options
+from pipelines.cli.options import (
+    FILE,
+    FOLDER,
+    Context,
+    common_options,
+    registry_options,
+    trusted_keys_option,
+)
 from pipelines.run.launch import champions_run, existing_registry, run_datasets
 from serving.release.champion import read_champion
 
@@ -100,6 +107,7 @@ def _registry(context: Context, tracking_uri: str, model_name: str) -> Registry:
 @click.option("--dataset", type=FOLDER, help="Data set of its evaluation.  [default: the runs']")
 @click.option("--gate", "gate", multiple=True, metavar="NAME=VALUE", help="e.g. over_blend=1.1")
 @click.option("--dry-run", is_flag=True, help="Compare and report; change nothing.")
+@trusted_keys_option
 @registry_options
 @common_options
 def promote(
@@ -108,6 +116,7 @@ def promote(
     dataset: Path | None,
     gate: tuple[str, ...],
     dry_run: bool,
+    trusted_keys: Path | None,
     tracking_uri: str,
     model_name: str,
 ) -> None:
@@ -122,7 +131,16 @@ def promote(
     thresholds = parse_params(gate, "--gate")
     uri = existing_registry(context.home, tracking_uri)
     datasets = [dataset] if dataset else run_datasets(context.home)
-    result = promote_bundle(version, datasets, uri, model_name, str(context.home), thresholds, dry_run)
+    result = promote_bundle(
+        version,
+        datasets,
+        uri,
+        model_name,
+        str(context.home),
+        thresholds,
+        dry_run,
+        trusted_keys=trusted_keys,
+    )
     checks = result["checks"]
     rows = [["yes" if c["passed"] else "NO", c["metric"], c["got"], c["need"], c["reason"]] for c in checks]
     text = table(["passed", "metric", "got", "needed", "why"], rows) + "\n" if rows else ""
@@ -137,17 +155,27 @@ def promote(
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Name the version that would come back; change nothing.")
+@click.option("--key", type=FILE, help="Private key: signs the way back.")
+@trusted_keys_option
 @registry_options
 @common_options
-def rollback(context: Context, dry_run: bool, tracking_uri: str, model_name: str) -> None:
+def rollback(
+    context: Context,
+    dry_run: bool,
+    key: Path | None,
+    trusted_keys: Path | None,
+    tracking_uri: str,
+    model_name: str,
+) -> None:
     """Go back to the previous champion.
 
-    An alias that was moved by hand is moved back.
+    An alias that was moved by hand is moved back. With trusted keys, a bundle that was signed earlier needs
+    a new signature: give the private key.
     """
     from components.release.promote_bundle import rollback as go_back
 
     uri = existing_registry(context.home, tracking_uri)
-    result = go_back(uri, model_name, str(context.home), dry_run)
+    result = go_back(uri, model_name, str(context.home), dry_run, key, trusted_keys)
     if not result["version"]:
         verb = "would be removed" if dry_run else "is removed"
         context.answer(result, f"alias champion {verb}: version {result['previous']} was never promoted")
@@ -178,34 +206,49 @@ def history(context: Context, tracking_uri: str, model_name: str) -> None:
 
 
 @click.command()
-@click.argument("bundle", type=FOLDER)
+@click.argument("bundle", metavar="BUNDLE|VERSION")
 @click.option("--key", type=FILE, required=True, help="Private key: PEM, P-256, without a password.")
+@click.option("--image", default="", metavar="DIGEST", help="Image that trained it, for the provenance.")
+@registry_options
 @common_options
-def sign(context: Context, bundle: Path, key: Path) -> None:
-    """Sign a bundle; the signature is BUNDLE.sig.
+def sign(context: Context, bundle: str, key: Path, image: str, tracking_uri: str, model_name: str) -> None:
+    """Sign a bundle, or a version in the registry.
 
-    It has the form of OpenSSF model-signing, whose command verifies it, too.
+    Two files come into its folder. bundle.sig has the form of OpenSSF model-signing, whose command verifies
+    it, too. provenance.sig names the sources of the bundle.
     """
-    from components.release.signing import sign as signature_of
-    from feature_repo.atomic_files import write_file
+    import tempfile
 
-    file = bundle.resolve().with_name(f"{bundle.resolve().name}.sig")
-    write_file(file, signature_of(bundle, key))
-    context.answer({"bundle": str(bundle), "signature": str(file)}, f"{file} signs {bundle}")
+    from components.release.signing import sign as sign_bundle
+    from serving.release.bundle import SIGNATURE_FILES, read_manifest, verify_files
+
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(bundle)
+        in_registry = not path.is_dir()
+        if in_registry:
+            registry = _registry(context, tracking_uri, model_name)
+            version = registry.version(bundle)
+            path = registry.download(version, Path(scratch))
+        verify_files(path, read_manifest(path))
+        sign_bundle(path, key, image)
+        if in_registry:
+            registry.attach(version, [path / name for name in SIGNATURE_FILES])
+    context.answer({"bundle": bundle, "files": list(SIGNATURE_FILES)}, f"{bundle} is signed")
 
 
 @click.command()
 @click.argument("bundle", type=FOLDER)
-@click.option("--key", "keys", type=FILE, required=True, multiple=True, help="Trusted public key, PEM.")
-@click.option("--signature", type=FILE, help="[default: BUNDLE.sig]")
+@trusted_keys_option
 @common_options
-def verify(context: Context, bundle: Path, keys: tuple[Path, ...], signature: Path | None) -> None:
+def verify(context: Context, bundle: Path, trusted_keys: Path | None) -> None:
     """Check that a trusted key signed a bundle as it is."""
-    from components.release.signing import verify as signer_of
+    from serving.release.signatures import check_signed
 
-    file = signature or bundle.resolve().with_name(f"{bundle.resolve().name}.sig")
-    signer = signer_of(bundle, file, keys)
-    context.answer({"bundle": str(bundle), "key": str(signer)}, f"{bundle} is as {signer} signed it")
+    if trusted_keys is None:
+        raise click.UsageError("name the folder of public keys: --trusted-keys DIR, or RECO_TRUSTED_KEYS")
+    signed = check_signed(bundle, trusted_keys)
+    text = f"{bundle} is as {signed.key.name} signed it at {signed.at:%FT%TZ}"
+    context.answer({"bundle": str(bundle), "key": str(signed.key), "at": f"{signed.at:%FT%TZ}"}, text)
 
 
 @click.command()

@@ -10,6 +10,7 @@
     golden.jsonl        requests with the answers this bundle must give
     warming.jsonl       in bundles of earlier versions; not read
     parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
+    bundle.sig, provenance.sig   by `reco sign`, after the bundle was made; see `serving.release.signatures`
 
 Bundles are immutable; the id is a hash over the files and settings, so two bundles with one id answer
 alike. Nothing in it is ever unpickled.
@@ -48,6 +49,7 @@ from serving.stages.reranking import NO_RARITY, exposure_weights, item_rarity
 from serving.stages.retrieval import Quotas
 
 INDEX_REPORT = "index.json"
+SIGNATURE_FILES = SIGNATURE_FILE, PROVENANCE_FILE = "bundle.sig", "provenance.sig"
 NEW_VECTORS, REMOVED_ITEMS = "new_items.npy", "removed_items.npy"
 REQUIRED = (
     "query_tower.onnx",
@@ -147,7 +149,8 @@ def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: d
         settings: what changes the answer besides the files.
         made_from: data hash, parameters and parent: kept for the record, part of the id.
     """
-    (path / "manifest.json").unlink(missing_ok=True)
+    for outdated in ("manifest.json", *SIGNATURE_FILES):
+        (path / outdated).unlink(missing_ok=True)
     files = {
         file.relative_to(path).as_posix(): _sha256(file)
         for file in sorted(path.rglob("*"))
@@ -222,7 +225,7 @@ def verify_files(path: Path, manifest: dict[str, Any]) -> None:
                 "fetch the bundle again"
             )
     present = {f.relative_to(path).as_posix() for f in path.rglob("*") if f.is_file() or f.is_symlink()}
-    if extra := sorted(present - set(files) - {"manifest.json"}):
+    if extra := sorted(present - set(files) - {"manifest.json", *SIGNATURE_FILES}):
         raise BundleInvalid(f"{path} holds files its manifest does not know: {', '.join(extra[:5])}")
     if missing := [name for name in REQUIRED if name not in files]:
         raise BundleInvalid(f"{path} lacks {', '.join(missing)}: assemble the bundle again")

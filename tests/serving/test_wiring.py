@@ -1,20 +1,25 @@
 """The parts of an endpoint process: opened from settings, replaced one by one, closed in the end."""
 
+import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from components.release.signing import sign
 from serving.answer.recommender import open_bundle
 from serving.checkout.checkout import Checkout, find_here, rank_here
 from serving.errors import BundleInvalid
 from serving.release.champion import Champion
+from serving.release.signatures import SignatureInvalid
 from serving.settings import Settings
 from serving.stores.online_features import GuardedStore, MemoryStore
 from serving.wiring import Swap, Wiring, run, wire
+from tests.serving.signed import write_keys
 
 
 class StubDoor:
@@ -90,6 +95,25 @@ def test_a_bundle_other_than_the_named_one_is_refused(toy_bundle: Path, tmp_path
         swap(Champion("another", "1", "m", toy_bundle.name, "", ""))
     assert checkout.recommender is recommender
     recommender.facts.close()
+
+
+def test_an_endpoint_with_trusted_keys_takes_signed_bundles_alone(toy_bundle: Path, tmp_path: Path) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    older, newer = (shutil.copytree(toy_bundle, tmp_path / name) for name in ("older", "newer"))
+    settings = Settings(home=tmp_path, trusted_keys=public.parent)
+    wiring = replace(Wiring(settings, MemoryStore()), observers=())
+    with pytest.raises(SignatureInvalid, match=r"bundle\.sig is missing"):
+        wiring.load(newer, rest=lambda took_s: None)
+    for day, bundle in enumerate((older, newer), 1):
+        sign(bundle, key, at=datetime(2026, 11, day, tzinfo=UTC))
+    recommender = wiring.load(newer, rest=lambda took_s: None)
+    recommender.facts.close()
+    checkout = wiring.checkout(recommender)
+    with socket.socket() as http_socket:
+        swap = Swap(wiring, checkout, StubDoor(settings, http_socket), tmp_path, lambda event: None)
+    with pytest.raises(SignatureInvalid, match="2026-11-01T00:00:00Z, before"):
+        swap(Champion(recommender.bundle.bundle_id, "1", "m", "older", "", ""))
+    assert checkout.recommender is recommender
 
 
 def test_a_swap_is_reported_after_it_takes_effect(toy_bundle: Path, tmp_path: Path) -> None:

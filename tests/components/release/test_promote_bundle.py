@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from components.release.history import HistoryBroken
 from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, RegistryRefused
+from components.release.signing import sign
 from serving.errors import NoChampion
 from serving.release.champion import read_champion
+from serving.release.signatures import SignatureInvalid
 from tests.components.conftest import as_planned
+from tests.serving.signed import write_keys
 
 pytestmark = pytest.mark.slow
 
@@ -422,3 +426,38 @@ def test_the_home_may_move(
     assert read_champion(moved).version == "2"
     assert rollback(there, "recommender", str(moved))["version"] == "1"
     assert not home.exists(), "nothing is written at the old place"
+
+
+def test_only_what_a_trusted_key_signed_is_promoted(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str, tmp_path: Path
+) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    trusted = public.parent
+
+    def sign_version(number: str, at: datetime) -> None:
+        version = registry.version(number)
+        path = registry.download(version, tmp_path / f"signed {at:%d}")
+        sign(path, key, at=at)
+        registry.attach(version, path.glob("*.sig"))
+
+    register(evaluated("one"), uri)
+    with pytest.raises(GateFailed, match="signature: no trusted key signed it: reco sign 1"):
+        promote(trusted_keys=trusted)
+    sign_version("1", datetime(2026, 11, 2, tzinfo=UTC))  # after its files were fetched
+    assert promote(trusted_keys=trusted)["checks"][0]["metric"] == "signature"
+
+    register(evaluated("two", 0.17), uri)
+    sign_version("2", datetime(2026, 11, 1, tzinfo=UTC))
+    with pytest.raises(GateFailed, match="signed at 2026-11-01T00:00:00Z, before"):
+        promote(trusted_keys=trusted)
+    sign_version("2", datetime(2026, 11, 3, tzinfo=UTC))
+    promote(trusted_keys=trusted)
+
+    with pytest.raises(SignatureInvalid, match="going back needs a signature, too"):
+        rollback(uri, "recommender", str(home), trusted_keys=trusted)
+    assert (read_champion(home).version, registry.alias("champion")) == ("2", "2")
+    rollback(uri, "recommender", str(home), key=key, trusted_keys=trusted)
+    assert read_champion(home).version == "1"
+    (trusted / "revoked.txt").write_text(f"{registry.version('2').bundle_id}\n")
+    with pytest.raises(GateFailed, match="is revoked by"):
+        promote("2", trusted_keys=trusted)

@@ -5,13 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from components.home import locked
 from components.release.history import Promotion
 from components.release.registry import Registry, default_tracking_uri
+from serving.release.bundle import read_manifest
+from serving.release.signatures import check_signed
 from tests.pipelines.cli.conftest import reco
+from tests.serving.signed import sealed, write_keys
 
 
 @pytest.fixture(scope="module")
@@ -114,19 +115,28 @@ def test_two_releases_at_once_are_a_conflict(tmp_path: Path, command: str) -> No
 
 
 def test_a_bundle_is_signed_and_verified(tmp_path: Path) -> None:
-    bundle, key, public = tmp_path / "bundle", tmp_path / "key.pem", tmp_path / "public.pem"
-    bundle.mkdir()
-    (bundle / "ranker.onnx").write_text("a graph")
-    private, pem = ec.generate_private_key(ec.SECP256R1()), serialization.Encoding.PEM
-    kept = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    key.write_bytes(private.private_bytes(pem, *kept))
-    public.write_bytes(
-        private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
-    assert reco(tmp_path, "verify", str(bundle), "--key", str(public)).exit_code == 1
+    bundle, (key, public) = sealed(tmp_path / "bundle"), write_keys(tmp_path, "ours")
+    trusted = ["--trusted-keys", str(public.parent)]
+    assert reco(tmp_path, "verify", str(bundle)).exit_code == 2
+    assert reco(tmp_path, "verify", str(bundle), *trusted).exit_code == 1
     assert reco(tmp_path, "sign", str(bundle), "--key", str(key)).exit_code == 0
-    assert (tmp_path / "bundle.sig").is_file()
-    assert reco(tmp_path, "verify", str(bundle), "--key", str(public)).exit_code == 0
+    assert "as ours.pem signed it" in reco(tmp_path, "verify", str(bundle), *trusted).output
     (bundle / "ranker.onnx").write_text("another graph")
-    refused = reco(tmp_path, "verify", str(bundle), "--key", str(public))
+    refused = reco(tmp_path, "verify", str(bundle), *trusted)
     assert (refused.exit_code, "ranker.onnx differ" in refused.output) == (1, True)
+    broken = reco(tmp_path, "sign", str(bundle), "--key", str(key))
+    assert (broken.exit_code, "ranker.onnx has SHA-256" in broken.output) == (1, True)
+
+
+@pytest.mark.slow
+def test_a_version_is_signed_in_the_registry(tmp_path: Path, empty_registry: Path) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copyfile(empty_registry, home / "mlflow.db")
+    registry = Registry(default_tracking_uri(home), "checkout-recommender")
+    bundle = sealed(tmp_path / "bundle")
+    registry.add(bundle, {"bundle_id": str(read_manifest(bundle)["bundle_id"])}, {}, {})
+    assert "1 is signed" in reco(home, "sign", "1", "--key", str(key)).output
+    fetched = registry.download(registry.version("1"), tmp_path)
+    assert check_signed(fetched, public.parent).key == public

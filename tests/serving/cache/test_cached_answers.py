@@ -391,7 +391,7 @@ def test_an_expired_list_comes_before_best_sellers(
     assert (shown(answer), answer.request_id) == (shown(full), "r9")
     assert answer.stage_ms["total"] >= answer.stage_ms["cache"] + answer.stage_ms["reranking"]
     (again,) = ask_all(cached, Counting(), request_)
-    assert (again.rung, shown(again)) == ("full", shown(full)), "it was made anew"
+    assert (again.rung, shown(again)) == ("full", shown(full)), "it was made again"
 
 
 def test_the_fallback_may_be_the_last_hours_or_the_anonymous_list(cached: Recommender) -> None:

@@ -308,7 +308,7 @@ def test_a_bundle_without_readable_availability_does_not_take_over(
         answer = ask()
         assert answer["bundle_id"] == old
         assert first not in {item["item_id"] for item in answer["items"]}
-        assert any("availability file could not be read anew" in line for line in running.stderr)
+        assert any("availability file could not be read again" in line for line in running.stderr)
         file.write_text(json.dumps({"out_of_stock": [first]}))
         point(home, old)
         time.sleep(2 * POLL_S)  # the endpoint reads the pointer and forgets the refusal
