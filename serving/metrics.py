@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import psutil
 from prometheus_client import (
     REGISTRY,
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
+    Metric,
+    disable_created_metrics,
     start_http_server,
     values,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -25,13 +32,36 @@ BUCKETS_S = (
     *(0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
     *(0.1, 0.2, 0.5, 1.0),
 )
-MAX_LABELS = 32  # values that one label may take; later ones are counted as "other"
+REQUEST_BUCKETS_S = (0.01, 0.05)  # few: three labels multiply them; the second is the deadline of the SLO
+# Values that one label may take; later ones are counted as "other". No metric has more than 200 series.
+MAX_LABELS = {"stage": 7, "rung": 6, "degraded_reason": 24, "rejected": 32}
+ROUTES = ("recommendations", "kserve", "grpc")  # our REST route, KServe's protocols, our gRPC service
+
+disable_created_metrics()  # a series more for each counter and histogram, and no query reads it
 
 STAGE_SECONDS = Histogram(
     "reco_stage_seconds", "Time spent in one stage of an answer", ["stage"], buckets=BUCKETS_S
 )
 ANSWER_SECONDS = Histogram(
-    "reco_answer_seconds", "Time from a checked request to its answer", buckets=BUCKETS_S
+    "reco_answer_seconds", "Time from a request's last byte to its answer", buckets=BUCKETS_S
+)
+REQUEST_SECONDS = Histogram(
+    "reco_request_seconds",
+    "The same time in few buckets, by route, priority and rung",
+    ["route", "priority", "rung"],
+    buckets=REQUEST_BUCKETS_S,
+)
+FAULTS = Counter(
+    "reco_faults", "Requests that got an error of ours (HTTP 5xx, gRPC INTERNAL) and no answer", ["protocol"]
+)
+REQUESTS_IN_FLIGHT = Gauge(
+    "reco_requests_in_flight", "HTTP requests that are being answered", multiprocess_mode="livesum"
+)
+CONNECTIONS = Gauge("reco_connections", "Open HTTP connections", multiprocess_mode="livesum")
+LOOP_LAG_SECONDS = Histogram(
+    "reco_loop_lag_seconds",
+    "Lateness of a timer of the event loop, ten times a second: how saturated a process is",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5),
 )
 QUEUE_SECONDS = Histogram(
     "reco_queue_seconds", "Time that a request waited for other requests before it began", buckets=BUCKETS_S
@@ -65,12 +95,32 @@ BREAKER_OPEN = Gauge(
     multiprocess_mode="livemax",
 )
 BUNDLE = Gauge("reco_bundle_info", "1 for a bundle that answers", ["bundle_id"], multiprocess_mode="livemax")
+BUNDLE_CUT_AT = Gauge(
+    "reco_bundle_cut_timestamp_seconds",
+    "Unix time up to which the bundle that answers has learnt",
+    multiprocess_mode="livemin",
+)
+CHAMPION_READ_AT = Gauge(
+    "reco_champion_read_timestamp_seconds",
+    "Unix time when the pointer to the champion was last read",
+    multiprocess_mode="livemin",
+)
+CHAMPION_SERVED = Gauge(
+    "reco_champion_served",
+    "1 while the champion answers, 0 while another bundle does",
+    multiprocess_mode="livemin",
+)
 BUNDLE_UPDATES = Counter("reco_bundle_updates", "Changes of champion, by outcome", ["outcome"])
 FACT_READS = Counter("reco_fact_reads", "Polls for changed facts, by outcome", ["outcome"])
 RULES_BROKEN = Gauge(
     "reco_rules_broken",
     "1 while the rules file can't be read and the rules last read stay in force",
     multiprocess_mode="livemax",
+)
+RULES_READ_AT = Gauge(
+    "reco_rules_read_timestamp_seconds",
+    "Unix time when the rules file was last found valid, or absent",
+    multiprocess_mode="livemin",
 )
 FACTS_READ_AT = Gauge(
     "reco_facts_read_timestamp_seconds",
@@ -107,7 +157,76 @@ CACHE_BYTES = Gauge(
     multiprocess_mode="livesum",
 )
 
-_seen: dict[str, set[str]] = {"stage": set(), "rung": set(), "degraded_reason": set(), "rejected": set()}
+# A rate needs the zero before the first fault.
+_faults = {protocol: FAULTS.labels(protocol) for protocol in ("http", "grpc")}
+_seen: dict[str, set[str]] = {label: set() for label in MAX_LABELS}
+
+
+class ProcessMetrics:
+    """The processes of one endpoint, as Prometheus' usual metrics of a process.
+
+    The client library leaves these out where several processes share a folder of counters.
+    """
+
+    def __init__(self, parent: int | None = None, folder: str | None = None) -> None:
+        """Take the process that starts the others, and their folder; None: there is this process alone."""
+        self._parent, self._folder = parent, folder
+
+    def describe(self) -> list[Metric]:
+        """Return the families, without values."""
+        return self._families([], 0)
+
+    def collect(self) -> list[Metric]:
+        """Read them all from the system: no process holds the sums."""
+        if self._parent is None or self._folder is None:
+            return self._families([psutil.Process()], 0)
+        parent = psutil.Process(self._parent)
+        living = parent.children()
+        begun = {file.stem.rpartition("_")[2] for file in Path(self._folder).glob("counter_*.db")}
+        deaths = len(begun - {str(child.pid) for child in living})
+        families = self._families(living, deaths)
+        usage = []
+        for child in living:
+            with contextlib.suppress(psutil.Error):
+                usage.append(
+                    (child.memory_info().rss, child.num_fds(), child.rlimit(psutil.RLIMIT_NOFILE)[0])
+                )
+        times = [parent.cpu_times(), *_times(living)]
+        ended = times[0].children_user + times[0].children_system  # of children that are no more
+        cpu_s = ended + sum(one.user + one.system for one in times)
+        return [
+            *families,
+            CounterMetricFamily("process_cpu_seconds", "Processor time of all processes", cpu_s),
+            _gauge("process_resident_memory_bytes", "Memory of all processes", sum(one[0] for one in usage)),
+            _gauge(
+                "process_open_fds",
+                "Open files, of the process with most",
+                max((u[1] for u in usage), default=0),
+            ),
+            _gauge("process_max_fds", "Most files that one may open", min((u[2] for u in usage), default=0)),
+            _gauge("process_start_time_seconds", "Unix time of the start of the first", parent.create_time()),
+        ]
+
+    @staticmethod
+    def _families(living: list[psutil.Process], deaths: int) -> list[Metric]:
+        return [
+            _gauge("reco_processes", "Processes that answer", len(living)),
+            CounterMetricFamily("reco_process_deaths", "Processes that ended while the endpoint ran", deaths),
+        ]
+
+
+def _times(processes: list[psutil.Process]) -> Iterator[Any]:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            yield process.cpu_times()
+
+
+def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, documentation, value)
+
+
+PROCESSES = ProcessMetrics()
+REGISTRY.register(PROCESSES)
 
 
 def exposition(accept: str = "") -> tuple[bytes, str]:
@@ -120,6 +239,7 @@ def exposition(accept: str = "") -> tuple[bytes, str]:
     registry = REGISTRY
     if values.ValueClass is not values.MutexValue:  # then each process has its own values in a shared folder
         MultiProcessCollector(registry := CollectorRegistry())
+        registry.register(ProcessMetrics(os.getppid(), os.environ["PROMETHEUS_MULTIPROC_DIR"]))
     return encoder(registry), content_type
 
 
@@ -138,6 +258,7 @@ def shown(address: str, folder: str | None = None) -> Iterator[None]:
     registry = REGISTRY
     if folder is not None:
         MultiProcessCollector(registry := CollectorRegistry(), folder)
+        registry.register(ProcessMetrics(os.getpid(), folder))
     server, thread = start_http_server(int(port), host.strip("[]"), registry)
     try:
         yield
@@ -148,14 +269,14 @@ def shown(address: str, folder: str | None = None) -> Iterator[None]:
 
 
 def bounded(label: str, value: str) -> str:
-    """Return `value`, or "other" once `label` has taken MAX_LABELS different values.
+    """Return `value`, or "other" once `label` has taken its MAX_LABELS different values.
 
     A reason is cut at its first colon: the text behind it may be a detail of one request.
     """
     value = value.partition(":")[0].strip()[:64]
     seen = _seen[label]
     if value not in seen:
-        if len(seen) >= MAX_LABELS:
+        if len(seen) >= MAX_LABELS[label]:
             return "other"
         seen.add(value)
     return value
@@ -163,14 +284,29 @@ def bounded(label: str, value: str) -> str:
 
 # Looking up a label's counter costs more than counting, so counters in use are cached.
 _responses: dict[tuple[str, str | None], Counter] = {}
+_requests: dict[tuple[str, str, str], Histogram] = {}
 _stages: dict[str, Histogram] = {}
 _MAX_KEPT = 256  # the number of reasons with a detail behind the colon has no bound
 
 
 def count_response(
-    rung: str, degraded_reason: str | None, stage_ms: Mapping[str, float], took_s: float
+    rung: str,
+    degraded_reason: str | None,
+    stage_ms: Mapping[str, float],
+    took_s: float,
+    route: str = ROUTES[0],
+    priority: str = "checkout",
 ) -> None:
-    """Count one answer, how long it took, and the time of each of its stages but `total`."""
+    """Count one answer, how long it took, and the time of each of its stages but `total`.
+
+    Args:
+        rung: of the ladder.
+        degraded_reason: why it is not full, if it is not.
+        stage_ms: of its stages.
+        took_s: since the request's last byte.
+        route: one of ROUTES.
+        priority: of the call.
+    """
     counter = _responses.get((rung, degraded_reason))
     if counter is None:
         reason = bounded("degraded_reason", degraded_reason or "none")
@@ -179,6 +315,11 @@ def count_response(
             _responses[rung, degraded_reason] = counter
     counter.inc()
     ANSWER_SECONDS.observe(took_s)
+    request = _requests.get((route, priority, rung))
+    if request is None:
+        request = REQUEST_SECONDS.labels(route, priority, bounded("rung", rung))
+        _requests[route, priority, rung] = request
+    request.observe(took_s)
     for stage, ms in stage_ms.items():
         if stage == "total":
             continue
@@ -191,6 +332,11 @@ def count_response(
 def count_rejected(reason: str) -> None:
     """Count one refused request; `reason` is a short fixed word."""
     REJECTED.labels(bounded("rejected", reason)).inc()
+
+
+def count_fault(protocol: str) -> None:
+    """Count a request that an error of ours left without an answer; `http` or `grpc`."""
+    _faults[protocol].inc()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout, Find, Observer, Rank, count, find_here, rank_here
 from serving.checkout.remote_ranker import RemoteRanker
 from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable
-from serving.metrics import BUNDLE
+from serving.metrics import BUNDLE, BUNDLE_CUT_AT
 from serving.observe.request_log import RequestLog
 from serving.prediction_log import PredictionLog, RecordSink
 from serving.processes import memory_mb
@@ -195,8 +196,7 @@ def run(
         sys.setswitchinterval(SWITCH_S)
         recommender = wiring.load(bundle_path, rest=lambda took_s: None)
         bundle_id = recommender.bundle.bundle_id
-        BUNDLE.labels(bundle_id).set(1)
-        _show_cache(recommender)
+        _show(recommender)
         store_state = _warm_store(wiring.store)
         checkout = wiring.checkout(recommender)
         cleanup.callback(lambda: checkout.recommender.facts.close())
@@ -269,8 +269,7 @@ class Swap:
         def follow_up() -> None:
             before.facts.close()
             BUNDLE.labels(before.bundle.bundle_id).set(0)
-            BUNDLE.labels(bundle_id).set(1)
-            _show_cache(loaded)
+            _show(loaded)
             line = {"event": "bundle", "bundle_id": bundle_id, "was": before.bundle.bundle_id}
             load_s = round(time.monotonic() - began, 2)
             self._tell({**line, "bundle": str(path), "load_s": load_s})
@@ -278,7 +277,10 @@ class Swap:
         return follow_up
 
 
-def _show_cache(recommender: Recommender) -> None:
+def _show(recommender: Recommender) -> None:
+    """Show the bundle that answers in the metrics."""
+    BUNDLE.labels(recommender.bundle.bundle_id).set(1)
+    BUNDLE_CUT_AT.set(datetime.fromisoformat(recommender.bundle.manifest["cut"]).timestamp())
     if recommender.answers is not None:
         recommender.answers.show()
 

@@ -43,7 +43,7 @@ from serving.api.rehearsal import rehearse
 from serving.api.transformer import Transformer
 from serving.checkout.checkout import Checkout
 from serving.errors import InvalidRequest, Overloaded
-from serving.metrics import count_rejected, exposition
+from serving.metrics import count_fault, count_rejected, exposition
 from serving.proto.recommendations_pb2_grpc import add_RecommendationsServicer_to_server
 from serving.settings import Settings, variable
 
@@ -329,6 +329,8 @@ class _Statuses(AsyncExceptionToStatusInterceptor):
         _, status, reason = next(
             (r for kind, r in _REFUSALS.items() if isinstance(ex, kind)), (500, grpc.StatusCode.INTERNAL, "")
         )
+        if status in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE):
+            count_fault("grpc")
         if reason:
             count_rejected(reason)
             await context.abort(status, _MESSAGES.get(reason, str(ex))[:MAX_DETAIL_LENGTH])
@@ -358,9 +360,11 @@ async def _hidden() -> None:
     raise HTTPException(404)
 
 
-async def _refuse(_: Request, error: Exception) -> _Json:
+async def _refuse(request: Request, error: Exception) -> _Json:
     status, _status, reason = next(r for kind, r in _REFUSALS.items() if isinstance(error, kind))
     count_rejected(reason)
+    if status >= 500 and request.method == "POST":  # a probe that finds the endpoint not ready is no fault
+        count_fault("http")
     return _problem(status, _MESSAGES.get(reason, str(error)))
 
 
@@ -384,6 +388,7 @@ async def _refuse_route(_: Request, error: Exception) -> _Json:
 
 
 async def _broken(_: Request, error: Exception) -> _Json:
+    count_fault("http")
     return _problem(500, "internal error")  # uvicorn logs the traceback
 
 

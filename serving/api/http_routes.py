@@ -21,7 +21,7 @@ import msgspec
 from serving.api.problems import MEDIA_TYPE, problem
 from serving.checkout.checkout import Checkout
 from serving.errors import ClientGone, InvalidRequest, NotJson, Overloaded
-from serving.metrics import count_rejected
+from serving.metrics import count_fault, count_rejected
 from serving.schemas import HEADERS, Call, Instances, RequestBody, check_json, read_body, read_call
 from serving.settings import Settings
 
@@ -154,6 +154,7 @@ class Limits:
         except (_Gone, ClientGone):
             count_rejected("client_gone")
         except Exception:  # uvicorn logs its traceback, and would send plain text
+            count_fault("http")
             await refuse(send, 500, "internal error")
             raise
         else:

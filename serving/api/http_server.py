@@ -15,6 +15,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import resource
 import socket
 import time
@@ -29,7 +30,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serving.api.http_routes import ARRIVED, GONE, TASK, UNREAD, App, Receive, Scope, Send, refuse
 from serving.api.problems import MEDIA_TYPE, problem
-from serving.metrics import count_rejected
+from serving.metrics import CONNECTIONS, LOOP_LAG_SECONDS, REQUESTS_IN_FLIGHT, count_rejected
 
 SWEEP_S = 0.5  # between two looks for those that are too late
 FIRST_S = 4.0  # from the connection to the first byte of its first request
@@ -353,6 +354,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, waits: Waits[_HttpProtocol], shy_s: float) -> None:
         super().__init__(config)
         self._waits, self._shy_s = waits, shy_s
+        self._ticked_at = math.inf
         self._coming: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
@@ -371,7 +373,12 @@ class HttpServer(uvicorn.Server):
         self._watch()
 
     async def on_tick(self, counter: int) -> bool:
-        """Cut the connections that are too late; uvicorn calls this ten times a second."""
+        """Cut the connections that are too late, and measure; uvicorn calls this ten times a second."""
+        now = time.perf_counter()
+        LOOP_LAG_SECONDS.observe(max(now - self._ticked_at - _TICK_S, 0.0))
+        self._ticked_at = now
+        CONNECTIONS.set(len(self.server_state.connections))
+        REQUESTS_IN_FLIGHT.set(len(self.server_state.tasks))
         if counter % round(SWEEP_S / _TICK_S) == 0:
             for connection in self._waits.overdue():
                 connection.cut()

@@ -41,6 +41,7 @@ from serving.stages.reranking import POOL, Ranked
 
 FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of them take part in re-ranking
 
+_ROUTES = {"/v1/recommendations": "recommendations", "gRPC": "grpc"}  # of metrics; others are KServe's
 _NO_TIME = "overloaded: there is no time for a prefetch now, ask later"
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
@@ -86,9 +87,17 @@ def count(turn: Turn) -> None:
     """Observer: count the answer, its wait and the time of its stages."""
     assert turn.response is not None
     response = turn.response
-    metrics.QUEUE_SECONDS.observe(turn.began - turn.call.arrived)
-    took_s = turn.stages[-1][2] - turn.began  # a fallback's own time would make deadlines look quick
-    metrics.count_response(response.rung, response.degraded_reason, response.stage_ms, took_s)
+    call = turn.call
+    metrics.QUEUE_SECONDS.observe(turn.began - call.arrived)
+    took_s = turn.stages[-1][2] - call.arrived  # a fallback's own time would make deadlines look quick
+    metrics.count_response(
+        response.rung,
+        response.degraded_reason,
+        response.stage_ms,
+        took_s,
+        _ROUTES.get(call.route, "kserve"),
+        call.priority,
+    )
 
 
 @dataclass(frozen=True, slots=True)

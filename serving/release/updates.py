@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from serving.errors import BundleInvalid, NoChampion
-from serving.metrics import BUNDLE_UPDATES
+from serving.metrics import BUNDLE_UPDATES, CHAMPION_READ_AT, CHAMPION_SERVED
 from serving.release.champion import Champion, read_champion
 
 POLL_S = 1.0
@@ -75,10 +75,12 @@ class Updates:
                 _log.error("%s stays: %s", self.serving, error)
             self._unread = str(error)
             return
+        CHAMPION_READ_AT.set(time.time())
         if pointer.bundle_id == self.serving:
             self._refused = None
         elif pointer != self._refused or self._clock() >= self._retry_at:
             self._update(pointer)
+        CHAMPION_SERVED.set(pointer.bundle_id == self.serving)
 
     def _update(self, pointer: Champion) -> None:
         self._refused = None

@@ -253,14 +253,11 @@ def sources() -> str:
 
 def metrics_page() -> str:
     """Return the page of Prometheus metrics."""
-    module = import_module("serving.metrics")
     rows = []
-    for metric in {
-        id(value): value for value in vars(module).values() if hasattr(value, "_labelnames")
-    }.values():
-        for family in families(metric):
+    for metric in exposed_metrics():
+        for family in metric.describe():
             name = f"{family.name}_total" if family.type == "counter" else family.name
-            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+            labels = ", ".join(f"`{label}`" for label in getattr(metric, "_labelnames", ()))
             rows.append((code(name), family.type, labels, family.documentation))
     return HEAD + (
         "# Metrics\n\n"
@@ -272,10 +269,11 @@ def metrics_page() -> str:
     )
 
 
-def families(metric: Any) -> list[Any]:
-    """Return the families that a metric describes, if it is registered and ours."""
-    registered = metric in REGISTRY._collector_to_names
-    return [family for family in metric.describe() if registered and family.name.startswith("reco_")]
+def exposed_metrics() -> list[Any]:
+    """Return the collectors that the endpoint registers."""
+    values = vars(import_module("serving.metrics")).values()
+    ours = {id(value) for value in values}
+    return [collector for collector in REGISTRY._collector_to_names if id(collector) in ours]
 
 
 # -------------------------------------------------------------------------------------------- errors

@@ -1,15 +1,38 @@
 """Labels are bounded, answers are counted, and the exposition has the accepted format."""
 
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 from prometheus_client import REGISTRY
 
 from serving import metrics
+from serving.schemas import PRIORITIES, REASONS, RUNGS
+
+# Labels whose values the code lists, or that are known by their meaning: the most that each may take.
+VALUES = {
+    "route": len(metrics.ROUTES),
+    "priority": len(PRIORITIES),
+    "protocol": 2,
+    "dependency": 2,
+    "level": 1,
+    "outcome": 12,
+    "reason": metrics.MAX_LABELS["rejected"] + 1,
+    "bundle_id": 150,  # a release a day, and a restart twice a year
+    **{label: most + 1 for label, most in metrics.MAX_LABELS.items() if label != "rung"},
+    "rung": len(RUNGS),
+}
 
 
 def test_a_label_has_a_limited_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(metrics._seen, "rejected", set())  # else later tests count their refusals as "other"
     seen = {metrics.bounded("rejected", f"reason {n}") for n in range(200)}
-    assert len(seen) <= metrics.MAX_LABELS + 1
+    assert len(seen) <= metrics.MAX_LABELS["rejected"] + 1
     assert "other" in seen
 
 
@@ -24,12 +47,63 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
     answers = value("reco_responses_total", rung="full", degraded_reason="none")
     stage = value("reco_stage_seconds_sum", stage="ranking")
     total, took_s = value("reco_answer_seconds_count"), value("reco_answer_seconds_sum")
-    metrics.count_response("full", None, {"ranking": 2.0, "total": 3.0}, 0.004)
+    labels = {"route": "grpc", "priority": "prefetch", "rung": "full"}
+    within = value("reco_request_seconds_bucket", le="0.05", **labels)
+    sooner = value("reco_request_seconds_bucket", le="0.01", **labels)
+    metrics.count_response("full", None, {"ranking": 2.0, "total": 3.0}, 0.04, "grpc", "prefetch")
     assert value("reco_responses_total", rung="full", degraded_reason="none") == answers + 1
     assert value("reco_stage_seconds_sum", stage="ranking") - stage == pytest.approx(0.002)
     assert value("reco_answer_seconds_count") == total + 1
-    assert value("reco_answer_seconds_sum") - took_s == pytest.approx(0.004)
+    assert value("reco_answer_seconds_sum") - took_s == pytest.approx(0.04)
     assert not value("reco_stage_seconds_count", stage="total")
+    assert value("reco_request_seconds_bucket", le="0.05", **labels) == within + 1
+    assert value("reco_request_seconds_bucket", le="0.01", **labels) == sooner
+
+
+def test_no_metric_can_have_more_than_200_series() -> None:
+    most = {}
+    metric: Any  # the library's protocol of a collector has no `describe`
+    for metric in REGISTRY._collector_to_names:
+        names = getattr(metric, "_labelnames", ())
+        for family in metric.describe() if hasattr(metric, "describe") else ():
+            if family.name.startswith("reco_"):
+                one = len(metric._kwargs["buckets"]) + 3 if family.type == "histogram" else 1
+                for name in names:
+                    one *= 2 if name == "stage" and family.name.startswith("reco_batch") else VALUES[name]
+                most[family.name] = one
+    assert {name: series for name, series in most.items() if series > 200} == {}
+    assert len(REASONS) + 2 <= metrics.MAX_LABELS["degraded_reason"]
+    assert metrics.REQUEST_BUCKETS_S[-1] == 0.05  # the deadline, which the latency SLO reads
+
+
+@pytest.mark.slow
+def test_prometheus_own_linter_finds_nothing() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    for rung, priority in itertools.product(RUNGS, PRIORITIES):
+        metrics.count_response(rung, "overloaded", {"ranking": 1.0}, 0.01, "grpc", priority)
+    text, _ = metrics.exposition()
+    linted = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+    ours = [line for line in linted.stderr.decode().splitlines() if line.startswith(("reco_", "process_"))]
+    assert (linted.returncode, ours) == (0, []), linted.stderr.decode()
+
+
+@pytest.mark.slow
+def test_the_metrics_of_several_processes_are_added_up_or_the_worst(tmp_path: Path) -> None:
+    (tmp_path / "counter_1.db").touch()  # of a process that is no more
+    child = "import sys; sum(range(10**6)); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE) as process:
+        (tmp_path / f"counter_{process.pid}.db").touch()
+        families = metrics.ProcessMetrics(os.getpid(), str(tmp_path)).collect()
+        values = {sample.name: sample.value for family in families for sample in family.samples}
+        assert process.stdin is not None
+        process.stdin.close()
+    assert values["reco_processes"] >= 1
+    assert values["reco_process_deaths_total"] == 1
+    assert values["process_cpu_seconds_total"] > 0
+    assert values["process_resident_memory_bytes"] > 1 << 20
+    assert 3 <= values["process_open_fds"] <= values["process_max_fds"]
 
 
 def test_the_metrics_are_shown_in_the_accepted_format() -> None:

@@ -266,6 +266,11 @@ def test_two_processes_share_requests_and_counts_and_end_without_a_failure(
         eventually(lambda: len(children(running.process.pid) - {first}) == 2, 60)
         with httpx.Client(base_url=running.http, timeout=60) as client:
             assert answered(client) == before + len(clients)
+            text = client.get("/metrics").text
+            assert "\nreco_processes 2.0\n" in text
+            assert "\nreco_process_deaths_total 1.0\n" in text
+            assert "\nprocess_cpu_seconds_total " in text
+            assert "\nreco_bundle_cut_timestamp_seconds " in text
 
     with grpc.insecure_channel(running.grpc) as channel:
         grpc.channel_ready_future(channel).result(60)

@@ -10,8 +10,10 @@ import grpc
 import numpy as np
 import pytest
 from msgspec import structs
+from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Recommender, open_recommender
+from serving.api.endpoint import _Statuses
 from serving.api.grpc_service import RecommendationsService
 from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.proto.recommendations_pb2 import Priority, RecommendRequest, RecommendResponse
@@ -34,7 +36,7 @@ def served(checkout: Checkout, ask: Callable[[Any], Awaitable[Any]]) -> Any:
     """Run `ask` with a stub of a server that listens on this machine."""
 
     async def run() -> Any:
-        server = grpc.aio.server()
+        server = grpc.aio.server(interceptors=(_Statuses(),))
         add_RecommendationsServicer_to_server(RecommendationsService(checkout), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -157,3 +159,22 @@ def test_a_cancelled_or_1_ms_call_does_not_affect_the_next_one(recommender: Reco
         assert (await recommend(good, timeout=60)).rung == "full"
 
     served(Checkout(recommender, 1e9, slow), ask)
+
+
+def test_an_error_of_ours_is_counted_and_says_nothing(recommender: Recommender) -> None:
+    def faults() -> float:
+        return REGISTRY.get_sample_value("reco_faults_total", {"protocol": "grpc"}) or 0.0
+
+    class Broken(Checkout):
+        async def answer(self, request: Request, call: Any) -> Any:
+            raise ZeroDivisionError("CANARY")
+
+    async def ask(recommend: Any) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await recommend(request(), timeout=60)
+        return caught.value
+
+    before = faults()
+    error = served(Broken(recommender, 1e9), ask)
+    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
+    assert faults() == before + 1

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Recommender, open_recommender
 from serving.api.http_routes import ARRIVED, GONE, PREDICT, RECOMMENDATIONS, TASK, Limits, routes
@@ -300,10 +301,13 @@ def test_an_internal_error_is_a_problem_document_and_is_raised_for_the_log() -> 
         raise ZeroDivisionError
 
     scope = {"type": "http", "method": "POST", "path": "/broken", "headers": []}
+    faults = {"protocol": "http"}
+    before = REGISTRY.get_sample_value("reco_faults_total", faults) or 0.0
     with pytest.raises(ZeroDivisionError):
         asyncio.run(Limits(echo, SETTINGS, {"/broken": broken})(scope, receive, take))
     assert sent[0]["status"] == 500
     assert orjson.loads(sent[1]["body"]) == problem(500, "internal error")
+    assert REGISTRY.get_sample_value("reco_faults_total", faults) == before + 1
 
 
 # ------------------------------------------------------------------------------- beside KServe's own

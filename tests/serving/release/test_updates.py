@@ -64,6 +64,8 @@ def test_a_promoted_bundle_is_loaded_once(tmp_path: Path) -> None:
         endpoint.updates.look()
         assert endpoint.given == endpoint.followed == given
         assert endpoint.updates.serving == promoted
+        assert REGISTRY.get_sample_value("reco_champion_served") == 1
+        assert (REGISTRY.get_sample_value("reco_champion_read_timestamp_seconds") or 0) > time.time() - 600
 
 
 @pytest.mark.parametrize("error", [BundleInvalid("ranker.onnx is broken"), MemoryError()])
@@ -78,6 +80,7 @@ def test_a_broken_bundle_keeps_the_old_one_and_is_retried_later(
     assert (endpoint.given, endpoint.updates.serving) == (["b2"], "b1")
     assert len(caplog.records) == 1
     assert "b2 is refused, b1 goes on" in caplog.text
+    assert REGISTRY.get_sample_value("reco_champion_served") == 0
     endpoint.now += RETRY_S
     del endpoint.broken["b2"]
     endpoint.updates.look()

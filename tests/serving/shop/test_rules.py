@@ -538,9 +538,11 @@ def test_a_changed_file_is_followed_and_a_broken_one_changes_nothing(
     assert (recommender.facts.state, broken()) == ("ready", 0.0)
     write("ban:\n  - {nam: recall}\n")
     assert until(lambda: broken() == 1.0)
+    read_at = REGISTRY.get_sample_value("reco_rules_read_timestamp_seconds")
     assert "line 2: a rule of ban has no 'nam': did you mean 'name'?" in caplog.text
     assert recommender.facts.state == "unavailable"
     assert ids(recommender.recommend(LOUD))[0] == usual[1]
+    assert REGISTRY.get_sample_value("reco_rules_read_timestamp_seconds") == read_at
     file.unlink()
     assert until(lambda: ids(recommender.recommend(LOUD)) == usual)
     assert (recommender.facts.state, broken()) == ("ready", 0.0)
