@@ -174,6 +174,18 @@ def bench_compression(context: Context, out: Path) -> Any:
     return measure(_training_line(context), out)
 
 
+@_measures()
+def bench_peers(context: Context, out: Path) -> Any:
+    """Compare published methods with the champion.
+
+    Personal frequency, item-kNN, EASE, UP-CF, TIFU-kNN, ALS, BPR, SASRec and LightGBM, tuned on the weeks
+    before the cut. Takes about half an hour.
+    """
+    from pipelines.bench.peers.compare import bench_peers as measure
+
+    return measure(_training_line(context), out)
+
+
 def _training_line(context: Context) -> TrainingLine:
     """Return the artifacts of the newest run of the training pipeline."""
     from pipelines.bench.compression import TrainingLine

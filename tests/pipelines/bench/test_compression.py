@@ -13,22 +13,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
-    toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy_line: Path, toy_training_line: TrainingLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)
-    line = TrainingLine(
-        examples=toy_line / "examples",
-        statistics=toy_line / "statistics",
-        teachers=[toy_line / "teacher"],
-        student=toy_line / "student",
-        pruned=toy_line / "pruned",
-        variants=toy_line / "variants",
-        compiled=toy_line / "ranker",
-        bundle=toy_line / "evaluated",
-        dataset=toy_line / "dataset",
-        ranker_params={},
-    )
-    results = bench_compression(line, tmp_path)
+    results = bench_compression(toy_training_line, tmp_path)
     board = results["rankers"]
     assert {"ensemble", "teacher dlrm", "student", "student without teachers", "pruned", "served"} <= set(
         board

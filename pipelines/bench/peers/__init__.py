@@ -1,0 +1,1 @@
+"""Published recommenders on the same test baskets: fitted, tuned on earlier weeks, and held beside ours."""

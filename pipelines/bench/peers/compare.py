@@ -1,0 +1,192 @@
+"""A champion and published methods -> one table on the same test baskets: `peers.json` and `peers.md`."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from components.data.fit_statistics import purchases_of
+from components.evaluation.evaluate_bundle import window_s
+from components.evaluation.metrics import METRICS, Bootstrap, Tally, ratios, summary
+from components.evaluation.protocol import Task, read_tasks
+from components.measurement import machine_state
+from components.ranker.scoring import OnnxRanker
+from components.ranker.train_ranker import train_ranker
+from feature_repo.events import read_dataset
+from feature_repo.statistics import Statistics
+from pipelines.bench.compression import TrainingLine
+from pipelines.bench.funnel import sample
+from pipelines.bench.judged_lists import read_judged_lists
+from pipelines.bench.peers.rankers import PEERS, Asked, Peer, Score, Seen, fit_personal, read_asked, read_seen
+from pipelines.bench.report import fixed, machine_line, table, write_report
+from serving.release.bundle import load_bundle
+from serving.schemas import MAX_K
+
+log = logging.getLogger(__name__)
+
+VALIDATION = pd.Timedelta(weeks=4)
+VALIDATION_TASKS = 1_500
+OWN_WEIGHTS = (0.5, 1.0, 2.0)  # of the own purchases, in a mix with them
+COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A peer with one choice of parameters; `own` is the weight of the own purchases, 0: the peer alone."""
+
+    peer: Peer
+    params: Mapping[str, Any]
+    own: float = 0.0
+
+
+def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | None = None) -> dict[str, Any]:
+    """Fit, tune and judge every peer beside the champion's path; write the two files.
+
+    Parameters are chosen by NDCG@10 on the four weeks before the cut, with a fit on what lies before those.
+    Then each peer is fitted until the cut and asked once on the test weeks, over the whole catalogue.
+
+    Args:
+        line: the artefacts of the run.
+        out_dir: the folder of the results.
+        peers: by name; None: all.
+    """
+    before, bundle, data = machine_state(), load_bundle(line.bundle), read_dataset(line.dataset)
+    purchases, statistics = purchases_of(data.events), bundle.statistics
+    cut = pd.Timestamp(bundle.manifest["cut"])
+    start = cut - VALIDATION
+    known = purchases.before(cut)
+    validation = sample(
+        read_tasks(known, statistics, start.timestamp(), cut.timestamp()).hidden, VALIDATION_TASKS
+    )
+    chosen: dict[str, Arm] = {}
+    tried: list[dict[str, Any]] = []
+    early = read_seen(known.before(start), statistics)
+    for name, peer in (PEERS if peers is None else peers).items():
+        chosen |= _choose(name, peer, early, validation, statistics, tried)
+    tasks = read_tasks(purchases, statistics, *window_s(cut)).hidden
+    boot = Bootstrap([task.user_id for task in tasks])
+    tallies: dict[str, Tally] = {}
+    fit_s: dict[str, float] = {}
+    seen = read_seen(known, statistics)
+    for name, arm in chosen.items():
+        began = time.monotonic()
+        score = _fit(arm, seen)
+        fit_s[name] = time.monotonic() - began
+        tallies[name] = _judge(score, tasks, statistics)
+        log.info("%s: %s", name, summary(tallies[name], boot, seen.items)["ndcg_at_10"])
+    with tempfile.TemporaryDirectory() as scratch:
+        lists = read_judged_lists(bundle, data, Path(scratch))
+        began = time.monotonic()
+        place = Path(scratch) / "lambdarank"
+        train_ranker(line.examples, line.statistics, place, "gradient_boosting", line.ranker_params)
+        fit_s["LightGBM, our features"] = time.monotonic() - began
+        trees = OnnxRanker(place / "ranker.onnx").scores(lists.examples)
+        tallies["LightGBM, our features"] = lists.judge(trees)
+        served = lists.judge(OnnxRanker(bundle.path / "ranker.onnx").scores(lists.examples))
+    rows = {name: summary(tally, boot, seen.items) for name, tally in tallies.items()}
+    library = {name: arm.peer.library for name, arm in chosen.items()}
+    for name, row in rows.items():
+        row |= {"library": library.get(name, "LightGBM"), "fit_s": fit_s[name]}
+        row |= {"params": dict(chosen[name].params) | {"own": chosen[name].own} if name in chosen else {}}
+    results = {
+        "bundle_id": bundle.bundle_id,
+        "baskets": len(tasks),
+        "items": seen.items,
+        "served": summary(served, boot, seen.items),
+        "peers": rows,
+        "served_against": {name: ratios(served, tally, boot) for name, tally in tallies.items()},
+        "tried": tried,
+    }
+    return write_report(out_dir, "peers", results, peers_table, before)
+
+
+def _choose(
+    name: str,
+    peer: Peer,
+    seen: Seen,
+    tasks: Sequence[Task],
+    statistics: Statistics,
+    tried: list[dict[str, Any]],
+) -> dict[str, Arm]:
+    """Return the best arm of a peer alone, and of its mix with the own purchases if it has one."""
+    best: dict[str, tuple[float, Arm]] = {}
+    own = fit_personal(seen, 120.0)
+    for params in peer.grid:
+        alone = peer.fit(seen, **params)
+        for weight in (0.0, *(OWN_WEIGHTS if peer.with_own else ())):
+            score = partial(_mixed, alone, own, weight) if weight else alone
+            label = f"{name} + own purchases" if weight else name
+            found = _ndcg(_judge(score, tasks, statistics))
+            tried.append({"peer": label, **params, "own": weight, "ndcg_at_10": round(found, 5)})
+            log.info("%s %s, own %g: %.4f on validation", name, dict(params), weight, found)
+            if found > best.get(label, (-1.0,))[0]:
+                best[label] = found, Arm(peer, params, weight)
+    return {label: arm for label, (_, arm) in best.items()}
+
+
+def _fit(arm: Arm, seen: Seen) -> Score:
+    alone = arm.peer.fit(seen, **arm.params)
+    return partial(_mixed, alone, fit_personal(seen, 120.0), arm.own) if arm.own else alone
+
+
+def _mixed(alone: Score, own: Score, weight: float, asked: Asked) -> np.ndarray:
+    """Return the sum of two scores, each divided by its maximum; the own one by its logarithm."""
+    left, right = alone(asked), np.log1p(own(asked))
+    return left / max(left.max(), 1e-12) + weight * right / max(right.max(), 1e-12)
+
+
+def _judge(score: Score, tasks: Sequence[Task], statistics: Statistics) -> Tally:
+    tally = Tally.empty()
+    popular = statistics.purchases_4w / max(float(statistics.purchases_4w.max()), 1.0)
+    for task in tasks:
+        asked = read_asked(task, statistics)
+        scores = score(asked)
+        scores = scores + 1e-9 * max(float(np.abs(scores).max()), 1e-9) * popular  # breaks ties
+        scores[asked.visible] = -np.inf
+        top = np.argpartition(-scores, min(MAX_K, len(scores) - 1))[:MAX_K]
+        tally.add(top[np.argsort(-scores[top], kind="stable")], task.hidden, task.bought_before)
+    return tally
+
+
+def _ndcg(tally: Tally) -> float:
+    return float(np.array(tally.rows)[:, METRICS.index("ndcg_at_10")].mean())
+
+
+def peers_table(results: dict[str, Any]) -> str:
+    """Return the comparison as Markdown, best first."""
+    rows = {"**served**": results["served"], **results["peers"]}
+    cells = []
+    for name, row in sorted(rows.items(), key=lambda pair: -pair[1]["ndcg_at_10"]):
+        against = results["served_against"].get(name)
+        ratio = ""
+        if against:
+            low, high = against["ndcg_at_10_interval"]
+            ratio = f"{against['ndcg_at_10']:.2f} [{low:.2f}, {high:.2f}]"
+        cells.append(
+            [
+                name,
+                row.get("library", "this project"),
+                *(fixed(row[column], 4) for column in COLUMNS),
+                ratio,
+                fixed(row["fit_s"], 0) if "fit_s" in row else "",
+            ]
+        )
+    head = ["method", "library", *(c.replace("_", " ") for c in COLUMNS), "served is x times", "fit s"]
+    lines = [
+        f"{results['baskets']} test baskets, {results['items']} items ranked; {machine_line(results)}.",
+        "",
+        *table(head, cells),
+        "",
+        "The ratio is that of NDCG@10, with a 95 % interval over shoppers, paired. `peers.json` holds the "
+        f"{len(results['tried'])} choices of parameters that were tried on the weeks before.",
+    ]
+    return "\n".join(lines) + "\n"
