@@ -252,7 +252,7 @@ PEERS: dict[str, Peer] = {
     "item-kNN": Peer(
         "implicit",
         fit_item_knn,
-        tuple({"weighting": w, "neighbours": k} for w in ("cosine", "tf-idf") for k in (100, 400)),
+        tuple({"weighting": w, "neighbours": k} for w in ("cosine", "tf-idf") for k in (200, 1_000)),
         with_own=True,
     ),
     "EASE": Peer("NumPy", fit_ease, ({"penalty": 100.0}, {"penalty": 300.0}), with_own=True),
