@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 KINDS = ("flat", "ivf_sq8", "ivf_pq", "ivf_pq_refined", "hnsw")  # the simplest first
 LEAST_ITEMS = 5_000  # of fewer a full scan takes tens of microseconds
+PQ_LEAST = 100_000  # items: fewer vectors are small whole, and PQ trains for half a minute
 HNSW_MOST = 200_000  # items: beyond, one core builds the graph for half an hour and more
 ENOUGH_RECALL = 0.995  # what looks at more than this needs is not measured
 TRAIN_ROWS = 64  # vectors for each list: more move its centre by little
@@ -61,10 +62,9 @@ def measure_index(
     k = min(params.k, len(vectors))
     exact = _exact(vectors, queries, k)
     points: list[Point] = []
-    for kind in KINDS:
-        if kind == "flat" or (len(vectors) >= LEAST_ITEMS and (kind != "hnsw" or len(vectors) <= HNSW_MOST)):
-            log.info("%s of %d vectors", kind, len(vectors))
-            points += _points(kind, vectors, queries, exact, params, scratch)
+    for kind in _kinds(len(vectors)):
+        log.info("%s of %d vectors", kind, len(vectors))
+        points += _points(kind, vectors, queries, exact, params, scratch)
     rng = np.random.default_rng(params.seed)
     times = _times(points, queries, k, rng)
     rows = [
@@ -81,6 +81,15 @@ def measure_index(
         for point, ms in zip(points, times, strict=True)
     ]
     return rows, [point.file for point in points]
+
+
+def _kinds(items: int) -> list[str]:
+    """Return the types that are worth a measurement for so many items."""
+    if items < LEAST_ITEMS:
+        return ["flat"]
+    small = [kind for kind in KINDS if "pq" not in kind]
+    kinds = small if items < PQ_LEAST else list(KINDS)
+    return [kind for kind in kinds if kind != "hnsw" or items <= HNSW_MOST]
 
 
 def choose_index(curve: Sequence[dict[str, Any]], target: float, margin: float) -> int:

@@ -192,7 +192,7 @@ def submit(
     from pipelines.run.graph import read_spec
     from pipelines.run.launch import check_online_store
     from pipelines.run.submit import PASSWORDS, submit_pipeline, wait_for_run
-    from pipelines.training import faster, training_of
+    from pipelines.training import arguments_of, training_of
 
     if not tracking_uri.startswith(("http://", "https://")):
         raise click.UsageError(
@@ -212,14 +212,14 @@ def submit(
             )
     mount = _mount(volume, state)
     given = parse_params(params)
+    size: Size = "fast" if fast else "full"
     check_hyper_parameters(given)
-    if fast:
-        given = faster(given)
+    given = arguments_of(size, given)
     given |= {"data": data, "train_until": train_until, "model_name": model_name}
     given |= {"home": state, "tracking_uri": tracking_uri}
     if online_store:
         given["online_store"] = online_store
-    training = training_of("fast" if fast else "full")
+    training = training_of(size)
     arguments = complete_arguments(read_spec(training), given)
     check_online_store(arguments["online_store"])
     token = token_file.read_text().strip() if token_file else ""

@@ -114,10 +114,10 @@ def start_training(
     from components.release.registry import default_tracking_uri
     from pipelines.run.graph import read_spec
     from pipelines.run.local_run import start_run
-    from pipelines.training import faster, training_of
+    from pipelines.training import arguments_of, training_of
     from serving.redis.address import is_redis_url
 
-    given = {**(faster(given) if size == "fast" else given), "data": absolute(data)}
+    given = {**arguments_of(size, given), "data": absolute(data)}
     given |= {"home": str(home), "tracking_uri": tracking_uri or default_tracking_uri(home)}
     running = read_running(home)
     served = Settings.from_env().store_url or (running.store_url if running else "")

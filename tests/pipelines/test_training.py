@@ -14,7 +14,14 @@ from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
 from pipelines.run.local_run import StepFailed, resume_run
 from pipelines.run.runs import Run, new_run
-from pipelines.training import FAST, LAPTOP_TEACHERS, TEACHERS, training, training_laptop
+from pipelines.training import (
+    FAST,
+    LAPTOP_TEACHERS,
+    TEACHERS,
+    arguments_of,
+    training,
+    training_laptop,
+)
 from serving.release.champion import read_champion
 from tests.pipelines.cli.conftest import answered, reco
 
@@ -139,6 +146,11 @@ def test_a_refused_bundle_leaves_the_online_store_as_it_was(toy_line: Path, tmp_
 
 
 @pytest.mark.slow
-def test_fast_names_parameters_that_exist() -> None:
+def test_a_size_names_parameters_that_exist_and_leaves_given_ones() -> None:
+    assert arguments_of("full", {}) == {}
+    assert arguments_of("default", {})["quantize_params"] == {"tune_epochs": 0}
+    assert arguments_of("default", {"quantize_params": {"tune_epochs": 2}})["quantize_params"] == {
+        "tune_epochs": 2
+    }
     assert FAST.keys() <= GROUPS.keys() <= SPEC["root"]["inputDefinitions"]["parameters"].keys()
     complete_arguments(SPEC, {"home": "x", "tracking_uri": "y", **FAST})

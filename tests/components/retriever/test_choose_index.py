@@ -63,7 +63,17 @@ def test_a_small_catalogue_is_scanned(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_type_is_measured_with_growing_effort_and_growing_recall(tmp_path: Path) -> None:
+def test_parts_are_not_quantised_in_a_catalogue_of_thousands(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(1).normal(size=(5_000, 8)).astype(np.float32)
+    curve, _ = measure_index(vectors, vectors[:4], IndexParams(k=5), tmp_path)
+    assert {row["kind"] for row in curve} == {"flat", "ivf_sq8", "hnsw"}
+
+
+@pytest.mark.slow
+def test_every_type_is_measured_with_growing_effort_and_growing_recall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.retriever.choose_index.PQ_LEAST", 6_000)
     rng = np.random.default_rng(1)
     centres = rng.normal(size=(100, 16))
     vectors = (centres[rng.integers(100, size=6_000)] + 0.5 * rng.normal(size=(6_000, 16))).astype(np.float32)
