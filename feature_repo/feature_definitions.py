@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
-from feast import Entity, FeatureService, FeatureView, Field, FileSource, Project, ValueType
+from feast import Entity, FeatureService, FeatureView, Field, FileSource, Project, PushSource, ValueType
 from feast.types import Bytes, Float32, String
 
 from feature_repo.schema import FRESH, ITEM, USER
@@ -20,18 +20,26 @@ DESCRIPTIONS = {
     **{feature.__name__: (feature.__doc__ or "").splitlines()[0] for feature in (*USER, *ITEM, *FRESH)},
 }
 
-project = Project(name="checkout", description="Recommendations at the checkout.")
+OWNER = "ml-team@shop.example"
+TAGS = {"domain": "checkout"}
+PERSONAL = {**TAGS, "personal_data": "yes"}  # a shopper is in it: `reco forget` clears it
+
+project = Project(name="checkout", description="Recommendations at the checkout.", owner=OWNER, tags=TAGS)
 user = Entity(
     name="user",
     join_keys=["user_id"],
     value_type=ValueType.STRING,
     description="Who buys; the id is a string as in the data.",
+    owner=OWNER,
+    tags=PERSONAL,
 )
 item = Entity(
     name="item",
     join_keys=["item_id"],
     value_type=ValueType.STRING,
     description="What is bought; the id is a string as in the data.",
+    owner=OWNER,
+    tags=TAGS,
 )
 
 
@@ -44,6 +52,8 @@ def user_history_view(offline_store: Path) -> FeatureView:
         schema=_fields(USER_COLUMNS),
         source=_source(USER_VIEW, offline_store),
         description="What a user did before the row's time.",
+        owner=OWNER,
+        tags=PERSONAL,
     )
 
 
@@ -56,6 +66,8 @@ def item_statistics_view(offline_store: Path) -> FeatureView:
         schema=_fields(ITEM_COLUMNS),
         source=_source(ITEM_VIEW, offline_store),
         description="How an item sold before the row's time.",
+        owner=OWNER,
+        tags=TAGS,
     )
 
 
@@ -67,11 +79,21 @@ def _fields(columns: pa.Schema) -> list[Field]:
     ]
 
 
-def _source(view: str, offline_store: Path) -> FileSource:
-    return FileSource(
+def _source(view: str, offline_store: Path) -> PushSource:
+    """Return the source of a view: rows may be pushed to it, and its snapshots are a file."""
+    snapshots = FileSource(
         name=f"{view}_snapshots",
         path=str(offline_store / view / "snapshots.parquet"),
         timestamp_field="event_timestamp",
+        owner=OWNER,
+        tags=TAGS,
+    )
+    return PushSource(
+        name=f"{view}_push",
+        batch_source=snapshots,
+        description="Rows of a job of your own: `store.push`.",
+        owner=OWNER,
+        tags=TAGS,
     )
 
 
@@ -81,6 +103,8 @@ def checkout_service(*views: FeatureView) -> FeatureService:
         name="checkout",
         features=[*views],
         description="A user's history and an item's statistics, as of the basket's time.",
+        owner=OWNER,
+        tags=PERSONAL,
     )
 
 

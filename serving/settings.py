@@ -50,6 +50,11 @@ def _check_cache(text: str) -> None:
         raise ValueError
 
 
+def _check_reasons(text: str) -> None:
+    if text not in ("counts", "plain"):
+        raise ValueError
+
+
 def _check_address(text: str) -> None:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
@@ -95,6 +100,12 @@ class Settings:
         expected="tokens of at least 16 characters, separated by commas",
         check=_check_tokens,
         secret=True,
+    )
+    reasons: str = setting(
+        "counts",
+        "`counts`: a reason says how often and when an item was bought before; `plain`: it does not",
+        expected="counts or plain",
+        check=_check_reasons,
     )
     trusted_keys: Path | None = setting(
         None,

@@ -112,6 +112,7 @@ class Wiring:
                 self.settings.rules_path,
                 self.open_bundle,
             )
+            recommender.tells_counts = self.settings.reasons == "counts"
             warm_up(recommender, self.settings.prediction_log_dir, rest)
             return recommender
         except BaseException:

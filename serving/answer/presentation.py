@@ -35,9 +35,12 @@ Terms = tuple[list[float | None], list[float | None], list[str | None]]
 
 
 def present(
-    bundle: Bundle, facts: LiveFacts, request: Request, plan: Plan, ranked: Ranked
+    bundle: Bundle, facts: LiveFacts, request: Request, plan: Plan, ranked: Ranked, counts: bool = True
 ) -> tuple[tuple[Recommendation, ...], np.ndarray]:
-    """Return the items to show, with reasons and what holds now, and their codes."""
+    """Return the items to show, with reasons and what holds now, and their codes.
+
+    With `counts`, a reason tells how often and when the shopper bought the item.
+    """
     statistics = bundle.statistics
     pins = statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins
     pool = WeighedCandidates(
@@ -49,7 +52,7 @@ def present(
     slots = SlotRules(pins, plan.reserved, bundle.novel)
     rows, why = fill_slots(pool, slots, request.k, bundle.settings.type_penalty)
     codes = ranked.codes[rows].astype(np.int64)
-    reasons = _reasons(bundle, request, ranked, rows)
+    reasons = _reasons(bundle, request, ranked, rows, counts)
     items = map(
         Recommendation,
         statistics.item_ids[codes].tolist(),
@@ -88,12 +91,14 @@ def _known(numbers: np.ndarray) -> list[float | None]:
     return [None if number != number else number for number in numbers.tolist()]
 
 
-def _reasons(bundle: Bundle, request: Request, ranked: Ranked, rows: np.ndarray) -> list[str]:
+def _reasons(bundle: Bundle, request: Request, ranked: Ranked, rows: np.ndarray, counts: bool) -> list[str]:
     """Return why each of some rows is shown."""
     partners = _partners(bundle, request, ranked.codes[rows[ranked.source[rows] == _TOGETHER]])
     reasons = []
     for row in rows.tolist():
         match SOURCES[ranked.source[row]]:
+            case "history" if not counts:
+                reasons.append("bought before")
             case "history":
                 times = int(ranked.times[row])
                 days = int(max(request.at - float(ranked.last_at[row]), 0) // DAY_S)

@@ -118,6 +118,7 @@ class Recommender:
         self.facts = LiveFacts(bundle.statistics) if facts is None else facts
         self._freshness = Freshness() if freshness is None else freshness
         self.answers = answers
+        self.tells_counts = True  # in a reason: how often and when the shopper bought the item
 
     def recommend(self, request: Request) -> Response:
         """Answer one request."""
@@ -316,7 +317,7 @@ class Recommender:
     ) -> tuple[Response, np.ndarray]:
         """Return the answer and the codes of its items; `began` is when its last stage did."""
         reason = reason or known.degraded_reason
-        items, shown = present(self.bundle, self.facts, request, known.plan, ranked)
+        items, shown = present(self.bundle, self.facts, request, known.plan, ranked, self.tells_counts)
         stage_ms["reranking"] = (time.perf_counter() - began) * 1e3
         stage_ms["total"] = sum(stage_ms.values())
         is_empty = not items and request.k > 0

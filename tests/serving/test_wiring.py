@@ -16,6 +16,7 @@ from serving.checkout.checkout import Checkout, find_here, rank_here
 from serving.errors import BundleInvalid
 from serving.release.champion import Champion
 from serving.release.signatures import SignatureInvalid
+from serving.schemas import Request
 from serving.settings import Settings
 from serving.stores.online_features import GuardedStore, MemoryStore
 from serving.wiring import Swap, Wiring, run, wire
@@ -46,6 +47,20 @@ def test_wire_opens_the_shipped_parts(tmp_path: Path) -> None:
         assert wiring.log is not None
         assert wiring.new_cache is None
         assert len(wiring.observers) == 2, "metrics and the request log"
+
+
+def test_plain_reasons_tell_no_counts(toy_bundle: Path, toy_store: str, tmp_path: Path) -> None:
+    said: dict[str, set[str]] = {}
+    for reasons in ("counts", "plain"):
+        wiring = wire(Settings(home=tmp_path, log=False, store_url=toy_store, reasons=reasons))
+        with wiring.cleanup:
+            recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
+            answer = recommender.recommend(Request((), 1_512_498_600.0, "u2", None, 10, "r"))
+            recommender.facts.close()
+        said[reasons] = {item.reason for item in answer.items if item.source == "history"}
+    assert said["plain"] == {"bought before"}
+    assert said["counts"]
+    assert all(" before, last " in reason for reason in said["counts"])
 
 
 def test_a_remote_ranker_takes_the_place_of_the_one_in_process(tmp_path: Path) -> None:
