@@ -39,7 +39,7 @@ def present(
 ) -> tuple[tuple[Recommendation, ...], np.ndarray]:
     """Return the items to show, with reasons and what holds now, and their codes.
 
-    With `counts`, a reason tells how often and when the shopper bought the item.
+    With `counts`, a reason says how often and when the shopper bought the item.
     """
     statistics = bundle.statistics
     pins = statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins
