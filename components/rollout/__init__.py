@@ -1,0 +1,1 @@
+"""A version -> the traffic: a canary on two slots of a cluster that aborts by itself."""

@@ -1,0 +1,157 @@
+"""The registry's part of a release: check and publish a version before, move the alias after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from components.home import write_json
+from components.release.examination import Examine, examine_apart
+from components.release.gate import Check, enforce
+from components.release.promote_bundle import _fetch as fetch_bundle
+from components.release.promote_bundle import promote_bundle, rollback
+from components.release.registry import CHALLENGER, CHAMPION, Registry
+from components.rollout.plan import ROLLBACK, Release
+from components.rollout.publishing import place_of, publish_bundle
+
+
+class Versions(Protocol):
+    """Versions, and the alias that names the champion."""
+
+    def find(self, version: str) -> tuple[str, str]:
+        """Return number and bundle id of a version."""
+
+    def previous(self) -> tuple[str, str]:
+        """Return number and bundle id of the champion before this one."""
+
+    def bundle(self, record: Release) -> Path:
+        """Return a copy of the version's bundle on this machine."""
+
+    def check(self, record: Release) -> None:
+        """Send the version through the gate; change nothing."""
+
+    def publish(self, record: Release) -> None:
+        """Put the bundle where pods load it from."""
+
+    def seal(self, record: Release) -> None:
+        """Make the version the champion."""
+
+    def undo(self, record: Release) -> None:
+        """Make the version before it the champion again, if this one is; and refuse it."""
+
+
+class ModelCatalogue:
+    """Versions in MLflow; the gate's measurements are kept under home until the alias moves."""
+
+    def __init__(
+        self,
+        home: Path,
+        tracking_uri: str,
+        model_name: str,
+        datasets: Sequence[Path],
+        bundles: str,
+        trusted_keys: Path | None = None,
+        key: Path | None = None,
+        examine: Examine = examine_apart,
+    ) -> None:
+        """Take the registry, and where pods load bundles from.
+
+        Args:
+            home: the state folder; it keeps the gate's measurements until the alias moves.
+            tracking_uri: the registry.
+            model_name: the registered model's name.
+            datasets: as of `promote_bundle`.
+            bundles: URI of the store of bundles.
+            trusted_keys: as of `promote_bundle`.
+            key: private key that signs the way back, as of `rollback`.
+            examine: measures challenger and champion.
+        """
+        self._home, self._uri, self._model, self._datasets = home, tracking_uri, model_name, datasets
+        self._bundles, self._trusted, self._key, self._examine = bundles, trusted_keys, key, examine
+
+    def place(self, bundle_id: str) -> str:
+        """Return where pods load a bundle from."""
+        return place_of(self._bundles, bundle_id)
+
+    def find(self, version: str) -> tuple[str, str]:
+        """Return number and bundle id of a version, or of an alias."""
+        found = self._registry().version(version)
+        return found.version, found.bundle_id
+
+    def previous(self) -> tuple[str, str]:
+        """Return number and bundle id of the champion before this one.
+
+        Raises:
+            NoChampion: there was none.
+        """
+        result = rollback(self._uri, self._model, str(self._home), dry_run=True)
+        return result["version"], result["bundle_id"]
+
+    def bundle(self, record: Release) -> Path:
+        """Return a copy of the version's bundle under home."""
+        registry = self._registry()
+        return fetch_bundle(registry, self._home, registry.version(record.version))
+
+    def check(self, record: Release) -> None:
+        """Measure the version beside the champion, and check its signature where keys are trusted.
+
+        Raises:
+            GateFailed: the version is worse, or no trusted key signed it.
+        """
+        if record.kind == ROLLBACK:
+            return  # it was champion: its gate let it through
+        result = self._promote(record, self._examine, dry_run=True)
+        rows = [{name: value for name, value in row.items() if name != "passed"} for row in result["checks"]]
+        enforce([Check(**row) for row in rows])
+        write_json(self._measured(record), result["measured"])
+
+    def publish(self, record: Release) -> None:
+        """Copy the bundle to where pods load it from."""
+        publish_bundle(self.bundle(record), record.source)
+
+    def seal(self, record: Release) -> None:
+        """Move the alias champion, with its line of the history, and this home's pointer.
+
+        Raises:
+            RegistryUnreachable: nothing was changed; `reco release --resume` does it later.
+        """
+        if record.kind == ROLLBACK:
+            if self._registry().alias(CHAMPION) != record.version:
+                self._go_back()
+            return
+        file = self._measured(record)
+        # The deployer before this one may have had another disk: then the gate measures again.
+        measured = json.loads(file.read_bytes()) if file.is_file() else None
+        self._promote(record, self._examine if measured is None else lambda *_: measured)
+
+    def undo(self, record: Release) -> None:
+        """Move the alias back if it names this version; take the alias challenger from it."""
+        registry = self._registry()
+        is_champion = registry.alias(CHAMPION) == record.version
+        if record.kind != ROLLBACK and is_champion and len(registry.history()) > 1:
+            self._go_back()
+        if registry.alias(CHALLENGER) == record.version:
+            registry.unpoint(CHALLENGER)
+
+    def _promote(self, record: Release, examine: Examine, dry_run: bool = False) -> dict[str, Any]:
+        return promote_bundle(
+            record.version,
+            self._datasets,
+            self._uri,
+            self._model,
+            str(self._home),
+            dry_run=dry_run,
+            examine=examine,
+            trusted_keys=self._trusted,
+        )
+
+    def _go_back(self) -> None:
+        rollback(self._uri, self._model, str(self._home), False, self._key, self._trusted)
+
+    def _registry(self) -> Registry:
+        return Registry(self._uri, self._model)
+
+    def _measured(self, record: Release) -> Path:
+        return self._home / "releases" / f"{record.bundle_id}.json"

@@ -1,0 +1,191 @@
+"""Pods, metrics, golden requests and the shadow's log -> the observation that ends a state of the release."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from components.rollout.cluster import Cluster, Document
+from components.rollout.comparison import SeriesMissing, SlotCounts, compare, read_metrics, total
+from components.rollout.manifests import (
+    SHADOW,
+    SLOT_HEADER,
+    backend,
+    is_ready,
+    log_of,
+    metrics_url,
+    restarts,
+    rolled_out,
+    service,
+)
+from components.rollout.plan import COMPARED, FULL, Observed, Pace, Release
+from serving.release.golden import TOLERANCE, read_golden
+
+ANSWER_S = 5.0  # of a golden request: the slot has just started
+SCRAPE_S = 2.0
+RECOMMENDATIONS = "/v1/recommendations"
+
+
+class Observer:
+    """Looks at the slots of one release; remembers the counters of the state's first look."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        http: httpx.Client,
+        gateway: str,
+        token: str,
+        pace: Pace,
+        now: Callable[[], float],
+    ) -> None:
+        """Take the cluster, a connection to pods and gateway, and the bearer token of a caller."""
+        self._cluster, self._http, self._gateway, self._token = cluster, http, gateway, token
+        self._pace, self._now = pace, now
+        self._state: tuple[str, int] = ("", 0)
+        self._first: dict[str, SlotCounts] = {}  # by pod
+        self._last: dict[str, SlotCounts] = {}
+        self._slot: dict[str, str] = {}  # pod -> slot
+        self._died: dict[str, int] = {}  # pod -> restarts at the first look
+        self._seen_at = 0.0  # when all series were there
+
+    def slot(self, record: Release, bundle: Path, golden: bool) -> Observed:
+        """Say whether the canary's pods run the record's bundle, and answer golden requests."""
+        found = self._cluster.get("InferenceService", service(record.canary))
+        deployment = self._cluster.find("Deployment", backend(record.canary))
+        is_out, fault = rolled_out(deployment, found)
+        if fault or not is_out:
+            return Observed(fault=fault)
+        pods = self._pods(record.canary)
+        if not pods:
+            return Observed()
+        for pod in pods:
+            try:
+                _, bundle_id = self._scrape(pod)
+            except SeriesMissing:
+                return Observed(missing="a pod shows no metrics")
+            if bundle_id != record.bundle_id:
+                return Observed(fault=f"a pod of {record.canary} answers with bundle {bundle_id}")
+        if golden:
+            return self._golden(record, bundle)
+        return Observed(done=True)
+
+    def comparison(self, record: Release, enough: int, logs: Path | None) -> Observed:
+        """Compare the slots since the state's first look."""
+        now, missing, fault = self._now(), "", ""
+        if self._state != (record.state, record.weight):
+            self._state, self._seen_at = (record.state, record.weight), now
+            self._first, self._last, self._slot, self._died = {}, {}, {}, {}
+        first_look = not self._slot
+        for slot in (record.stable, record.canary):
+            pods = self._pods(slot)
+            if not pods:
+                missing = f"slot {slot} has no ready pod"
+            for pod in pods:
+                uid = pod["metadata"]["uid"]
+                try:
+                    counts, _ = self._scrape(pod)
+                except SeriesMissing as error:
+                    missing = f"slot {slot}: {error}"
+                    continue
+                self._first.setdefault(uid, counts if first_look else SlotCounts())
+                self._last[uid], self._slot[uid] = counts, slot
+                if restarts(pod) > self._died.setdefault(uid, restarts(pod)) and slot == record.canary:
+                    fault = f"a pod of slot {slot} died"
+        if missing:
+            return Observed(fault=fault, missing=missing, missing_s=now - self._seen_at)
+        self._seen_at = now
+        verdict = compare(self._since(record.stable), self._since(record.canary), enough)
+        overlap = self._overlap(record, logs) if record.state == SHADOW and verdict.outcome == "go" else None
+        return Observed(fault=fault, verdict=verdict, overlap=overlap)
+
+    def _since(self, slot: str) -> SlotCounts:
+        uids = [uid for uid, its in self._slot.items() if its == slot]
+        return total(self._last[uid].minus(self._first[uid]) for uid in uids)
+
+    def _pods(self, slot: str) -> list[Document]:
+        label = f"serving.kserve.io/inferenceservice={service(slot)}"
+        return [pod for pod in self._cluster.list("Pod", label) if is_ready(pod)]
+
+    def _scrape(self, pod: Document) -> tuple[SlotCounts, str]:
+        try:
+            answer = self._http.get(metrics_url(pod), timeout=SCRAPE_S)
+        except httpx.TransportError as error:
+            raise SeriesMissing(f"no metrics ({type(error).__name__})") from error
+        if not answer.is_success:
+            raise SeriesMissing(f"no metrics (status {answer.status_code})")
+        return read_metrics(answer.text)
+
+    def _golden(self, record: Release, bundle: Path) -> Observed:
+        """Ask the canary's golden requests through the gateway, by the slot's header.
+
+        A shopper's row or the shop's stock may have changed since they were recorded. So the answer must be
+        whole, of this bundle, and give an anonymous basket's items their recorded scores.
+        """
+        headers = {SLOT_HEADER: record.canary, "content-type": "application/json"}
+        if self._token:
+            headers["authorization"] = f"Bearer {self._token}"
+        for golden in read_golden(bundle):
+            body = json.dumps({name: value for name, value in golden.request.items() if value is not None})
+            name = golden.request["request_id"]
+            try:
+                answer = self._http.post(
+                    f"{self._gateway}{RECOMMENDATIONS}", content=body, headers=headers, timeout=ANSWER_S
+                )
+            except httpx.TransportError as error:
+                return Observed(missing=f"golden request {name}: {type(error).__name__}")
+            if fault := _wrong(record, answer, golden.expected if golden.history is None else ()):
+                return Observed(fault=f"golden request {name}: {fault}")
+        return Observed(done=True)
+
+    def _overlap(self, record: Release, logs: Path | None) -> float | None:
+        """Return the mean share of the items that both slots showed to the same request."""
+        from serving.prediction_log import read_log
+
+        if logs is None:
+            found = self._cluster.get("InferenceService", service(record.stable))
+            logs = Path(log_of(found))
+        if not (logs / SHADOW).is_dir():
+            return None
+        since = _time(record.since)
+        lists: list[dict[str, list[str]]] = []
+        for folder in (logs, logs / SHADOW):
+            table = read_log(folder, since)
+            lists.append(
+                dict(zip(table["request_id"].to_pylist(), table["item_ids"].to_pylist(), strict=True))
+            )
+        both = [(lists[0][name], shown) for name, shown in lists[1].items() if name in lists[0]]
+        shares = [len(set(a) & set(b)) / max(len(a), len(b)) for a, b in both if a or b]
+        return round(sum(shares) / len(shares), 4) if shares else None
+
+
+def enough_answers(record: Release, pace: Pace) -> int:
+    """Return how many answers of each slot a compared state needs."""
+    return pace.shadow_answers if record.state == SHADOW else pace.weights[record.weight]
+
+
+def is_compared(record: Release) -> bool:
+    """Say whether the gate compares both slots in this state."""
+    return record.state in COMPARED and record.weight < FULL
+
+
+def _wrong(record: Release, answer: httpx.Response, expected: Any) -> str:
+    if answer.status_code != httpx.codes.OK:
+        return f"status {answer.status_code} {answer.text[:120]}"
+    document = answer.json()
+    if document["bundle_id"] != record.bundle_id:
+        return f"answered by bundle {document['bundle_id']}, not {record.bundle_id}"
+    scores = {item["item_id"]: item["score"] for item in document["items"]}
+    moved = [item for item, score in expected if item in scores and abs(scores[item] - score) > TOLERANCE]
+    if moved:
+        return f"the score of item {moved[0]} is {scores[moved[0]]}, not the recorded one"
+    return ""
+
+
+def _time(seconds: float) -> Any:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC)

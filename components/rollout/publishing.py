@@ -1,0 +1,71 @@
+"""A verified bundle -> the place that pods load it from; each file is written once, the manifest last."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from components.home import Conflict
+from feature_repo.errors import UNREACHABLE, USAGE, RecoError
+from serving.release.bundle import SIGNATURE_FILES, read_manifest
+
+MANIFEST = "manifest.json"
+
+
+class PlaceRefused(RecoError, ValueError):
+    """Bundles cannot be kept at this place."""
+
+    exit_code = USAGE
+
+
+class PlaceUnreachable(RecoError):
+    """The store of the bundles does not answer."""
+
+    exit_code = UNREACHABLE
+
+
+def place_of(bundles: str, bundle_id: str) -> str:
+    """Return where a bundle lies in a store of bundles."""
+    return f"{bundles.rstrip('/')}/{bundle_id}"
+
+
+def publish_bundle(bundle: Path, place: str) -> int:
+    """Copy a bundle to a URI of s3://, gs:// or file://; return how many files were written.
+
+    A bundle whose manifest is there is complete. A copy that was stopped is written again.
+
+    Raises:
+        Conflict: another bundle lies there.
+        PlaceRefused: the URI names no store that is known.
+        PlaceUnreachable: the store does not answer.
+    """
+    from pyarrow import fs
+
+    try:
+        store, root = fs.FileSystem.from_uri(place)
+    except (ValueError, OSError) as error:
+        raise PlaceRefused(f"{place}: {error}; expected s3://BUCKET/FOLDER, gs:// or file://") from error
+    manifest = (bundle / MANIFEST).read_bytes()
+    signatures = [name for name in SIGNATURE_FILES if (bundle / name).is_file()]
+    names = [*sorted(read_manifest(bundle)["files"]), *signatures, MANIFEST]
+    written = 0
+    try:
+        info = store.get_file_info(f"{root}/{MANIFEST}")
+        if info.type != fs.FileType.NotFound:
+            if store.open_input_file(f"{root}/{MANIFEST}").read() != manifest:
+                raise Conflict(
+                    f"another bundle lies at {place}: bundles are never overwritten; remove neither"
+                )
+            return 0
+        for name in names:
+            target = f"{root}/{name}"
+            store.create_dir(target.rpartition("/")[0], recursive=True)
+            part = f"{target}.{uuid.uuid4().hex}" if isinstance(store, fs.LocalFileSystem) else target
+            with store.open_output_stream(part) as stream:
+                stream.write((bundle / name).read_bytes())
+            if part != target:  # an object store shows an object when it is complete
+                store.move(part, target)
+            written += 1
+    except OSError as error:
+        raise PlaceUnreachable(f"{place} cannot be written ({str(error)[:200]})") from error
+    return written

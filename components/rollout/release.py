@@ -1,0 +1,328 @@
+"""A version and a cluster -> the version has all traffic, or the traffic is as it was before.
+
+`Rollout` carries out what `plan` decides. It writes the record to the route first, then acts, then looks. A
+write of the route fails if another deployer wrote it meanwhile: one release at a time, and none that was
+aborted goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from components.home import Conflict
+from components.rollout.catalogue import Versions
+from components.rollout.cluster import Cluster, ClusterUnreachable, Document, Stale
+from components.rollout.comparison import GO, GateVerdict
+from components.rollout.manifests import (
+    ANNOTATION,
+    ROUTE,
+    SLOTS,
+    other,
+    service,
+    slot_changes,
+    source_of,
+    weights,
+    with_traffic,
+)
+from components.rollout.observe import Observer, enough_answers, is_compared
+from components.rollout.plan import (
+    RELEASE,
+    ROLLBACK,
+    UNDONE,
+    Observed,
+    Pace,
+    Release,
+    abort,
+    advance,
+    from_json,
+    name_of,
+    to_json,
+)
+from feature_repo.errors import RecoError
+
+BEAT_S = 15.0  # between two beats of a deployer that waits
+TAKEOVER_S = 60.0  # a record without a beat for so long may be resumed by another deployer
+WRITES = 20  # attempts; others write the route's status, too
+
+
+class NoRelease(RecoError):
+    """There is no release to go on with."""
+
+
+class Aborted(RecoError):
+    """The canary was refused, and the stable slot has all traffic."""
+
+
+class Rollout:
+    """Steps one release of one cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        observer: Observer,
+        catalogue: Versions,
+        pace: Pace,
+        holder: str,
+        now: Callable[[], float],
+        sleep: Callable[[float], None],
+        say: Callable[[str], None],
+        logs: Path | None = None,
+    ) -> None:
+        """Take the cluster, the eyes, the registry and a clock.
+
+        Args:
+            cluster: with route and slots.
+            observer: looks at slots.
+            catalogue: the registry.
+            pace: answers and times.
+            holder: the name of this deployer.
+            now: the time, seconds since the epoch.
+            sleep: waits.
+            say: takes a line for people.
+            logs: folder of the prediction log on this machine; None: that of the slot.
+        """
+        self._cluster, self._observer, self._catalogue, self._pace = cluster, observer, catalogue, pace
+        self._holder, self._now, self._sleep, self._say, self._logs = holder, now, sleep, say, logs
+        self._written: str | None = None  # the record as this deployer last read or wrote it
+        self._bundle: Path | None = None
+
+    # -------------------------------------------------------------------------------------- commands
+
+    def status(self) -> tuple[Release | None, dict[str, int]]:
+        """Return the last release, and the weight of each slot."""
+        route = self._cluster.get("HTTPRoute", ROUTE)
+        text = _annotation(route)
+        return (None if text is None else from_json(text)), weights(route)
+
+    def start(self, version: str, place: Callable[[str], str]) -> Release:
+        """Release a version; return its last record.
+
+        Args:
+            version: a number or an alias.
+            place: where pods load a bundle from.
+
+        Raises:
+            Conflict: another release runs.
+            Aborted: the canary was refused.
+        """
+        number, bundle_id = self._catalogue.find(version)
+        return self._run(self._claim(RELEASE, number, bundle_id, place(bundle_id)))
+
+    def resume(self) -> Release:
+        """Go on with a release whose deployer is gone.
+
+        Raises:
+            NoRelease: none is unfinished.
+            Conflict: its deployer lives.
+        """
+        record = self._read()
+        if record is None or not record.active:
+            raise NoRelease("no release is unfinished: `reco release VERSION` starts one")
+        silent = self._now() - record.beat
+        if record.holder != self._holder and silent < TAKEOVER_S:
+            raise Conflict(
+                f"version {record.version} is being released by {record.holder}, seen {silent:.0f} s ago: "
+                "`reco release --status` follows it, `reco rollback` ends it"
+            )
+        return self._run(record)
+
+    def guard(self) -> Release | None:
+        """End a release whose deployer has been silent for too long: see `Pace.orphan_s`."""
+        record = self._read()
+        if record is None or not record.active:
+            return record
+        silent, waited = self._now() - record.beat, self._now() - record.since
+        if silent < self._pace.orphan_s or (record.state == "hold" and waited < self._pace.hold_s):
+            return record
+        if record.state in UNDONE:
+            record = self._save(abort(record, f"its deployer was silent for {silent:.0f} s", self._now()))
+        return self._run(record)
+
+    def rollback(self, place: Callable[[str], str]) -> Release:
+        """Give the traffic back to the version before: one patch of weights while its slot still runs.
+
+        Raises:
+            NoChampion: there was no version before.
+        """
+        record = self._read()
+        if record is not None and record.active and record.state not in ("settle", "abort"):
+            self._say(f"weights back to {record.stable}")
+            return self._run(self._save(abort(record, "rolled back by hand", self._now())), asked=True)
+        if record is not None and record.active:
+            record = self._run(record, asked=True)
+        number, bundle_id = self._catalogue.previous()
+        return self._run(self._claim(ROLLBACK, number, bundle_id, place(bundle_id)))
+
+    def patches(self, version: str, place: Callable[[str], str]) -> Iterator[tuple[str, Document]]:
+        """Yield each patch of a release that goes well, without writing anything."""
+        number, bundle_id = self._catalogue.find(version)
+        record, route = self._first(RELEASE, number, bundle_id, place(bundle_id))
+        slots = {slot: self._cluster.get("InferenceService", service(slot)) for slot in SLOTS}
+        ideal = Observed(done=True, verdict=GateVerdict(GO, ""))
+        while True:
+            rules = with_traffic(route, record, self._pace.mirror_percent)
+            yield f"HTTPRoute {ROUTE}", _changes(route, record, rules)
+            route["spec"]["rules"] = rules
+            for slot, found in slots.items():
+                if changes := slot_changes(found, record, slot):
+                    yield f"InferenceService {service(slot)}", changes
+                    _merge(found, changes)
+            if not record.active:
+                return
+            record = advance(record, ideal, record.since + self._pace.hold_s, self._pace)
+
+    # ---------------------------------------------------------------------------------------- inside
+
+    def _first(self, kind: str, version: str, bundle_id: str, source: str) -> tuple[Release, Document]:
+        route = self._cluster.get("HTTPRoute", ROUTE)
+        split = weights(route)
+        stable = max(SLOTS, key=lambda slot: split[slot])
+        is_served = bool(source_of(self._cluster.get("InferenceService", service(stable))))
+        now = self._now()
+        record = Release(
+            id=uuid.uuid4().hex[:12],
+            kind=kind,
+            version=version,
+            bundle_id=bundle_id,
+            source=source,
+            stable=stable,
+            canary=other(stable),
+            compared=is_served and kind == RELEASE,
+            since=now,
+            beat=now,
+            holder=self._holder,
+        )
+        return record, route
+
+    def _claim(self, kind: str, version: str, bundle_id: str, source: str) -> Release:
+        running = self._read()
+        if running is not None and running.active:
+            raise Conflict(
+                f"version {running.version} is being released ({name_of(running)}) by {running.holder}: wait "
+                "for it, or `reco release --resume` if its deployer is gone; nothing was changed"
+            )
+        record, _ = self._first(kind, version, bundle_id, source)
+        return self._save(record)
+
+    def _read(self) -> Release | None:
+        self._written = _annotation(self._cluster.get("HTTPRoute", ROUTE))
+        return None if self._written is None else from_json(self._written)
+
+    def _save(self, record: Release) -> Release:
+        """Write a record, with weights and mirror, in one patch of the route."""
+        record = replace(record, beat=self._now(), holder=self._holder)
+        for _ in range(WRITES):
+            route = self._own()
+            rules = with_traffic(route, record, self._pace.mirror_percent)
+            changes = _changes(route, record, rules)
+            try:
+                self._cluster.patch("HTTPRoute", ROUTE, changes, route["metadata"]["resourceVersion"])
+            except Stale:
+                continue
+            self._written = to_json(record)
+            return record
+        raise Conflict(f"the route {ROUTE} changes all the time: see what else writes it")
+
+    def _own(self) -> Document:
+        """Return the route, if its record is still the one that this deployer knows."""
+        route = self._cluster.get("HTTPRoute", ROUTE)
+        if _annotation(route) != self._written:
+            raise Conflict(
+                "another deployer has taken over this release, or ended it: see `reco release --status`"
+            )
+        return route
+
+    def _run(self, record: Release, asked: bool = False) -> Release:
+        failure: RecoError | None = None
+        while record.active:
+            try:
+                self._act(record)
+                following = advance(record, self._look(record), self._now(), self._pace)
+            except (Conflict, ClusterUnreachable):
+                raise
+            except RecoError as error:
+                if record.state not in UNDONE:
+                    raise  # the record stays: it is resumed when the registry is back
+                failure, following = error, abort(record, str(error), self._now())
+            is_new = (following.state, following.weight) != (record.state, record.weight)
+            if is_new:
+                self._say(_line(following))
+            if is_new or self._now() - record.beat >= BEAT_S:
+                following = self._save(following)
+            record = following
+            if not is_new:
+                self._sleep(self._pace.look_s)
+        if failure is not None:
+            raise failure
+        if record.state == "aborted" and not asked:
+            raise Aborted(
+                f"version {record.version} was refused at {record.reason}; {record.stable} has all traffic"
+            )
+        return record
+
+    def _act(self, record: Release) -> None:
+        if record.state == "verify":
+            self._catalogue.check(record)
+        elif record.state == "publish":
+            self._catalogue.publish(record)
+        elif record.state == "seal":
+            self._catalogue.seal(record)
+        else:
+            self._own()
+            for slot in SLOTS:
+                self._shape(record, slot)
+        if record.state == "abort":
+            self._catalogue.undo(record)
+
+    def _shape(self, record: Release, slot: str) -> None:
+        """Make a slot as the record wants it."""
+        for _ in range(WRITES):
+            found = self._cluster.get("InferenceService", service(slot))
+            changes = slot_changes(found, record, slot)
+            try:
+                if changes:
+                    version = found["metadata"]["resourceVersion"]
+                    self._cluster.patch("InferenceService", service(slot), changes, version)
+                return
+            except Stale:
+                continue  # KServe wrote its status
+        raise Conflict(f"{service(slot)} changes all the time: see what else writes it")
+
+    def _look(self, record: Release) -> Observed:
+        if record.state in ("stage", "restage"):
+            if self._bundle is None:
+                self._bundle = self._catalogue.bundle(record)
+            return self._observer.slot(record, self._bundle, golden=record.state == "stage")
+        if is_compared(record):
+            return self._observer.comparison(record, enough_answers(record, self._pace), self._logs)
+        return Observed(done=True)
+
+
+def _annotation(route: Document) -> str | None:
+    text: str | None = route["metadata"].get("annotations", {}).get(ANNOTATION)
+    return text
+
+
+def _changes(route: Document, record: Release, rules: list[Document]) -> Document:
+    changes: Document = {"metadata": {"annotations": {ANNOTATION: to_json(record)}}}
+    if rules != route["spec"]["rules"]:
+        changes["spec"] = {"rules": rules}
+    return changes
+
+
+def _merge(found: Any, changes: Any) -> None:
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(found.get(name), dict):
+            _merge(found[name], value)
+        else:
+            found[name] = copy.deepcopy(value)
+
+
+def _line(record: Release) -> str:
+    line = f"{name_of(record)}: {record.canary} version {record.version} ({record.bundle_id})"
+    return f"{line}: {record.reason}" if record.reason else line

@@ -1,0 +1,28 @@
+"""A Kubernetes API that is away or refuses; tests/pipelines/live/test_cluster_api.py has the rest."""
+
+import httpx
+import pytest
+
+from components.rollout.cluster import Cluster, ClusterRefused, ClusterUnreachable, NoCluster, connect
+from pipelines.live.ports import free_port
+
+
+def test_an_api_that_is_away_is_named() -> None:
+    with (
+        connect(f"http://127.0.0.1:{free_port()}") as client,
+        pytest.raises(ClusterUnreachable, match="does not answer"),
+    ):
+        Cluster(client, "checkout").get("Job", "a")
+    with pytest.raises(NoCluster, match="give --cluster URL"):
+        connect("")
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "says"),
+    [(403, ClusterRefused, "this account has the rights"), (503, ClusterUnreachable, "answers 503: busy")],
+)
+def test_a_refusal_has_its_kind(status: int, error: type[Exception], says: str) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, json={"message": "busy"}))
+    client = httpx.Client(base_url="http://api", transport=transport)
+    with pytest.raises(error, match=says):
+        Cluster(client, "checkout").get("Pod", "a")

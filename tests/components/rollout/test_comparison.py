@@ -1,0 +1,105 @@
+"""The gate between two slots: enough answers or hold, worse or abort; worse never gets a better verdict."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.rollout.comparison import (
+    ABORT,
+    GO,
+    HOLD,
+    SeriesMissing,
+    SlotCounts,
+    compare,
+    read_metrics,
+    revealed,
+)
+
+RANK = {GO: 0, HOLD: 1, ABORT: 2}
+
+
+def counts(answers: float, errors: float = 0, less: float = 0, slow: float = 0) -> SlotCounts:
+    return SlotCounts(
+        answers,
+        errors,
+        less,
+        {0.005: answers - slow, 0.01: answers - slow, 0.1: answers, float("inf"): answers},
+    )
+
+
+STABLE = counts(10_000, 5, 20, 10)
+
+
+def test_as_good_as_the_stable_slot_goes_with_enough_answers_only() -> None:
+    assert compare(STABLE, counts(600, 0, 1, 1), 600).outcome == GO
+    held = compare(STABLE, counts(599), 600)
+    assert (held.outcome, held.reason) == (HOLD, "599 of 600 answers")
+    assert compare(counts(20), counts(600), 600).outcome == HOLD, "the stable slot has too few, too"
+
+
+@pytest.mark.parametrize(
+    ("canary", "says"),
+    [
+        (counts(600, errors=12), "errors: 12 of 612"),
+        (counts(600, less=60), "less than full: 60 of 600"),
+        (counts(600, slow=60), "slower than 10 ms: 60 of 600"),
+    ],
+)
+def test_a_worse_share_aborts_and_says_why(canary: SlotCounts, says: str) -> None:
+    verdict = compare(STABLE, canary, 600)
+    assert verdict.outcome == ABORT
+    assert verdict.reason.startswith(says)
+
+
+def test_a_fault_of_both_slots_is_not_the_canarys() -> None:
+    assert compare(counts(10_000, less=5_000), counts(600, less=300), 600).outcome == GO
+
+
+@given(*[st.integers(0, 300)] * 3, st.sampled_from(["errors", "less", "slow"]), st.integers(0, 200))
+def test_a_worse_canary_never_gets_a_better_verdict(
+    errors: int, less: int, slow: int, kind: str, more: int
+) -> None:
+    shares = {"errors": errors, "less": less, "slow": slow}
+    before = compare(STABLE, counts(600, **shares), 600)
+    after = compare(STABLE, counts(600, **{**shares, kind: shares[kind] + more}), 600)
+    assert RANK[after.outcome] >= RANK[before.outcome]
+
+
+def test_more_answers_reveal_smaller_shares() -> None:
+    found = [revealed(answers, 0.0025) for answers in (25, 150, 600, 1_000)]
+    assert found == sorted(found, reverse=True)  # type: ignore[type-var]
+    assert found[2] is not None
+    assert found[2] < 0.02, "2 % of errors show in the shadow"
+    assert revealed(1, 0.5) is None
+
+
+GOOD = """reco_bundle_info{bundle_id="b"} 1
+reco_responses_total{rung="full",degraded_reason="none"} 9
+reco_responses_total{rung="popular",degraded_reason="x"} 1
+reco_faults_total{protocol="http"} 2
+reco_answer_seconds_bucket{le="0.005"} 9
+reco_answer_seconds_bucket{le="+Inf"} 10
+"""
+
+
+def test_a_page_of_metrics_gives_counts_and_bundle() -> None:
+    found, bundle = read_metrics(GOOD)
+    assert (found.answers, found.errors, found.less, bundle) == (10, 2, 1, "b")
+    assert found.slower_than(0.005) == 1
+
+
+@pytest.mark.parametrize("series", ["reco_bundle_info", "reco_answer_seconds"])
+def test_a_missing_series_is_an_error(series: str) -> None:
+    page = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith(series))
+    with pytest.raises(SeriesMissing, match=series):
+        read_metrics(page)
+
+
+def test_a_value_that_is_not_a_number_is_an_error() -> None:
+    with pytest.raises(SeriesMissing, match="reco_faults_total is not a number"):
+        read_metrics(GOOD.replace('"http"} 2', '"http"} NaN'))
+
+
+def test_counters_that_began_again_count_from_their_new_beginning() -> None:
+    assert counts(30).minus(counts(100)).answers == 30
+    assert counts(130).minus(counts(100)).answers == 30

@@ -1,0 +1,108 @@
+"""Weights, mirror and slots that follow from a record."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from components.rollout.manifests import (
+    is_ready,
+    log_of,
+    metrics_url,
+    rolled_out,
+    slot_changes,
+    source_of,
+    weights,
+    with_traffic,
+)
+from tests.components.rollout.test_plan import RECORD
+from tests.components.rollout.toy_cluster import ToyCluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Any) -> ToyCluster:
+    return ToyCluster(tmp_path)
+
+
+def test_both_protocols_get_the_weights_and_http_alone_the_mirror(cluster: ToyCluster) -> None:
+    route = cluster.route()
+    rules = with_traffic(route, replace(RECORD, state="step", weight=25), 50)
+    split = [[one["weight"] for one in rule["backendRefs"]] for rule in rules[2:]]
+    assert split == [[75, 25], [75, 25]]
+    assert rules[:2] == route["spec"]["rules"][:2], "the slots' headers stay"
+    shadow = with_traffic(route, replace(RECORD, state="shadow"), 50)
+    assert [len(rule.get("filters", ())) for rule in shadow] == [0, 0, 0, 1]
+    route["spec"]["rules"] = shadow
+    assert with_traffic(route, RECORD, 50) == cluster.route()["spec"]["rules"]
+    assert weights(route) == {"blue": 100, "green": 0}
+
+
+def test_a_slot_is_filled_with_a_log_of_its_own_and_then_the_ordinary_one(cluster: ToyCluster) -> None:
+    found = cluster.slot("green")
+    changes = slot_changes(found, replace(RECORD, state="stage"), "green")
+    staged = copy.deepcopy(found)
+    staged["spec"]["predictor"] |= changes["spec"]["predictor"]
+    staged["metadata"]["annotations"] |= changes["metadata"]["annotations"]
+    assert (source_of(staged), log_of(staged)) == ("s3://bundles/b2", "/var/log/reco/shadow")
+    assert slot_changes(staged, replace(RECORD, state="shadow"), "green") == {}
+    again = slot_changes(staged, replace(RECORD, state="restage"), "green")
+    [container] = again["spec"]["predictor"]["containers"]
+    assert {"name": "RECO_LOG_DIR", "value": "/var/log/reco"} in container["env"]
+    assert len(container["env"]) == len(found["spec"]["predictor"]["containers"][0]["env"])
+
+
+def test_an_abort_parks_the_canary_and_the_end_the_old_slot(cluster: ToyCluster) -> None:
+    for state, slot in (("abort", "green"), ("settle", "blue")):
+        found = cluster.slot(slot)
+        found["metadata"]["annotations"]["serving.kserve.io/stop"] = "false"
+        other = {"green": "blue", "blue": "green"}[slot]
+        parked = {"metadata": {"annotations": {"serving.kserve.io/stop": "true"}}}
+        assert slot_changes(found, replace(RECORD, state=state), slot) == parked
+        assert (
+            slot_changes(cluster.slot(other), replace(RECORD, state=state), other).get("metadata") is None
+            or state == "settle"
+        )
+
+
+def deployment(found: dict[str, Any], **status: Any) -> dict[str, Any]:
+    template = {"spec": {"containers": copy.deepcopy(found["spec"]["predictor"]["containers"])}}
+    whole = {"observedGeneration": 3, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
+    return {
+        "metadata": {"generation": 3},
+        "spec": {"replicas": 2, "template": template},
+        "status": {**whole, **status},
+    }
+
+
+def test_a_deployment_is_rolled_out_when_every_pod_is_new_and_available(cluster: ToyCluster) -> None:
+    found = cluster.slot("blue")
+    assert rolled_out(deployment(found), found) == (True, "")
+    assert rolled_out(None, found) == (False, "")
+    for late in (
+        {"updatedReplicas": 1},
+        {"availableReplicas": 1},
+        {"observedGeneration": 2},
+        {"replicas": 3},
+    ):
+        assert rolled_out(deployment(found, **late), found) == (False, ""), late
+    older = deployment(found)
+    older["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"] = "s3://bundles/b0"
+    assert rolled_out(older, found) == (False, "")
+
+
+def test_a_deployment_that_gave_up_says_why(cluster: ToyCluster) -> None:
+    found = cluster.slot("blue")
+    gave_up = {"type": "Progressing", "status": "False", "message": "deadline exceeded"}
+    assert rolled_out(deployment(found, conditions=[gave_up]), found)[1].endswith("deadline exceeded")
+    failed = {"transitionStatus": "BlockedByFailedLoad", "lastFailureInfo": {"message": "golden request 3"}}
+    found["status"] = {"modelStatus": failed}
+    assert rolled_out(None, found) == (False, "the pods do not start: golden request 3")
+
+
+def test_the_metrics_of_a_ready_pod_are_at_its_named_port() -> None:
+    ports = [{"name": "http1", "containerPort": 8080}, {"name": "metrics", "containerPort": 9090}]
+    ready = {"podIP": "fd00::1", "conditions": [{"type": "Ready", "status": "True"}]}
+    pod = {"metadata": {}, "spec": {"containers": [{"ports": ports}]}, "status": ready}
+    assert (is_ready(pod), metrics_url(pod)) == (True, "http://[fd00::1]:9090/metrics")
+    assert not is_ready({**pod, "metadata": {"deletionTimestamp": "now"}})

@@ -1,0 +1,83 @@
+"""Pods, metrics and golden requests of a slot, as the release sees them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from components.rollout.cluster import Cluster
+from components.rollout.observe import Observer
+from components.rollout.plan import Pace
+from tests.components.rollout.test_plan import RECORD
+from tests.components.rollout.toy_cluster import ToyCluster
+
+SERVED = replace(RECORD, canary="blue", stable="green", bundle_id="b1")  # the toy cluster serves b1 in blue
+
+
+def observer(cluster: ToyCluster, gateway: Any = None) -> Observer:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if gateway is not None and request.url.host == "gateway":
+            return httpx.Response(*gateway) if isinstance(gateway, tuple) else gateway(request)
+        return cluster._answer(request)
+
+    client = httpx.Client(base_url="http://api", transport=httpx.MockTransport(answer))
+    return Observer(
+        Cluster(client, "checkout"), client, "http://gateway", "token-of-a-till", Pace(), lambda: cluster.now
+    )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> ToyCluster:
+    return ToyCluster(tmp_path)
+
+
+def test_a_slot_is_proven_when_its_pods_and_its_golden_answers_are_right(cluster: ToyCluster) -> None:
+    bundle = cluster.catalogue.bundle(SERVED)
+    assert observer(cluster).slot(SERVED, bundle, golden=True).done
+    other = observer(cluster).slot(replace(SERVED, bundle_id="b2"), bundle, golden=True)
+    assert other.fault == "a pod of blue answers with bundle b1"
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"bundle_id": "b0", "items": []}, "answered by bundle b0, not b1"),
+        ({"bundle_id": "b1", "items": [{"item_id": "9", "score": 0.6}]}, "the score of item 9 is 0.6"),
+    ],
+)
+def test_a_wrong_golden_answer_is_a_fault(cluster: ToyCluster, document: Any, says: str) -> None:
+    def gateway(request: httpx.Request) -> httpx.Response:
+        assert request.headers["x-reco-slot"] == "blue"
+        assert request.headers["authorization"] == "Bearer token-of-a-till"
+        return httpx.Response(200, json=document)
+
+    found = observer(cluster, gateway).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
+    assert says in found.fault
+    refused = observer(cluster, (403,)).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
+    assert "status 403" in refused.fault
+
+
+def test_the_same_lists_of_both_slots_overlap_fully(cluster: ToyCluster, tmp_path: Path) -> None:
+    from datetime import UTC, datetime
+
+    import pyarrow.parquet as pq
+
+    from serving.prediction_log import Record, records_to_table
+    from serving.schemas import Recommendation, Request, Response
+
+    logs = tmp_path / "log"
+    for folder, ids in ((logs, ["1", "2"]), (logs / "shadow", ["2", "3"])):
+        folder.mkdir()
+        items = tuple(Recommendation(one, 0.5, "co", "because") for one in ids)
+        request = Request(user_id=None, basket=(), store_id=None, at=0.0, k=2, request_id="r1")
+        record = Record(
+            request, Response("r1", items, "b1", "full"), __import__("numpy").zeros((0, 0)), 2_000.0
+        )
+        pq.write_table(records_to_table([record], []), folder / "one.parquet")
+    watched = replace(RECORD, state="shadow", since=datetime(1970, 1, 1, tzinfo=UTC).timestamp())
+    assert observer(cluster)._overlap(watched, logs) == 0.5
+    assert observer(cluster)._overlap(watched, tmp_path) is None, "its log is not on this machine"
+    assert json.dumps(watched.overlap) == "null"

@@ -1,0 +1,46 @@
+"""A bundle that is written once, whole, and never over another one."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.home import Conflict
+from components.rollout.publishing import PlaceRefused, PlaceUnreachable, place_of, publish_bundle
+
+
+@pytest.fixture
+def bundle(evaluated: Callable[..., Path]) -> Path:
+    folder = evaluated("one")
+    (folder / "bundle.sig").write_text("signed")
+    return folder
+
+
+def files(place: Path) -> set[str]:
+    return {file.relative_to(place).as_posix() for file in place.rglob("*") if file.is_file()}
+
+
+def test_a_bundle_is_written_once_with_its_signatures(bundle: Path, tmp_path: Path) -> None:
+    place = place_of(f"{(tmp_path / 'store').as_uri()}/", "b1")
+    assert publish_bundle(bundle, place) == len(files(bundle))
+    assert files(tmp_path / "store" / "b1") == files(bundle)
+    assert publish_bundle(bundle, place) == 0
+    (tmp_path / "store" / "b1" / "manifest.json").write_text("{}")
+    with pytest.raises(Conflict, match="another bundle lies at"):
+        publish_bundle(bundle, place)
+
+
+def test_a_copy_that_was_stopped_is_written_again(bundle: Path, tmp_path: Path) -> None:
+    half = tmp_path / "store" / "b1" / "evaluation.json"
+    half.parent.mkdir(parents=True)
+    half.write_text("")
+    publish_bundle(bundle, (tmp_path / "store" / "b1").as_uri())
+    assert half.read_text() == (bundle / "evaluation.json").read_text()
+
+
+def test_a_place_that_is_unknown_or_cannot_be_written_is_named(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(PlaceRefused, match="expected s3://"):
+        publish_bundle(bundle, "ftp://somewhere/b1")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlaceUnreachable, match="cannot be written"):
+        publish_bundle(bundle, (tmp_path / "file" / "b1").as_uri())

@@ -1,0 +1,292 @@
+"""The state machine against the API in memory: where a release ends after crashes, and which one runs."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.home import Conflict
+from components.rollout.manifests import source_of, weights
+from components.rollout.release import Aborted, NoRelease
+from tests.components.rollout.toy_cluster import HOLD_S, Killed, RegistryAway, ToyCluster, place
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> ToyCluster:
+    return ToyCluster(tmp_path)
+
+
+def slots(cluster: ToyCluster) -> dict[str, str]:
+    return {name: source_of(cluster.slot(name)) for name in ("blue", "green")}
+
+
+def seen(cluster: ToyCluster) -> list[tuple[str, int]]:
+    """The states of the release, filled while it runs."""
+    found: list[tuple[str, int]] = []
+
+    def look() -> None:
+        record, split = cluster.rollout().status()
+        assert record
+        if not found or found[-1] != (record.state, split["green"]):
+            found.append((record.state, split["green"]))
+
+    cluster.stops = look
+    return found
+
+
+def test_a_good_version_gets_all_traffic_in_steps_and_becomes_champion_last(cluster: ToyCluster) -> None:
+    states = seen(cluster)
+    record = cluster.release()
+    assert states == [("shadow", 0), ("step", 1), ("step", 5), ("step", 25), ("step", 50), ("hold", 100)]
+    assert (record.state, record.canary) == ("done", "green")
+    assert weights(cluster.route()) == {"blue": 0, "green": 100}
+    assert cluster.catalogue.champions == ["1", "2"]
+    assert slots(cluster) == {"blue": "", "green": "s3://bundles/b2"}, "the old slot is parked"
+    assert [look["at"] for look in record.gate] == [
+        "shadow",
+        "step 1 %",
+        "step 5 %",
+        "step 25 %",
+        "step 50 %",
+    ]
+
+
+def test_a_good_version_needs_less_than_five_minutes_at_50_requests_a_second(cluster: ToyCluster) -> None:
+    began = cluster.now
+    record = cluster.release()
+    assert cluster.now - began - HOLD_S <= 300.0, "the hold apart"
+    at_five = next(look for look in record.gate if look["at"] == "step 5 %")
+    assert all(row["reveals"] is not None for row in at_five["rows"]), "each step says what it can see"
+
+
+def test_the_next_release_goes_back_to_the_first_slot(cluster: ToyCluster) -> None:
+    cluster.release()
+    record = cluster.release("3")
+    assert (record.state, record.stable, record.canary) == ("done", "green", "blue")
+    assert slots(cluster) == {"blue": "s3://bundles/b3", "green": ""}
+
+
+@pytest.mark.parametrize(("fault", "share"), [("errors", 0.02), ("less", 0.1), ("slow", 0.3)])
+def test_a_bad_version_is_aborted_within_60_s_at_5_percent_or_less(
+    cluster: ToyCluster, fault: str, share: float
+) -> None:
+    setattr(cluster, fault, share)
+    states, began = seen(cluster), cluster.now
+    with pytest.raises(Aborted, match="refused"):
+        cluster.release()
+    assert cluster.now - began <= 60.0
+    assert max(weight for _, weight in states) <= 5
+    assert weights(cluster.route()) == {"blue": 100, "green": 0}
+    assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+    assert cluster.catalogue.champions == ["1"]
+    assert cluster.catalogue.refused == ["2"]
+
+
+@pytest.mark.parametrize("slot", ["blue", "green"])
+def test_missing_metrics_hold_and_then_abort(cluster: ToyCluster, slot: str) -> None:
+    def away() -> None:
+        if weights(cluster.route())["green"] == 5:
+            cluster.no_metrics.add(slot)
+
+    cluster.stops = away
+    with pytest.raises(Aborted, match=f"slot {slot}: no metrics"):
+        cluster.release()
+    assert weights(cluster.route())["blue"] == 100
+
+
+def test_pods_that_never_start_abort_and_get_no_request(cluster: ToyCluster) -> None:
+    cluster.stuck = True
+    states = seen(cluster)
+    with pytest.raises(Aborted, match="stage after 600 s"):
+        cluster.release()
+    assert {weight for _, weight in states} == {0}
+
+
+def test_too_few_answers_hold_and_then_abort(cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.components.rollout.toy_cluster.RATE", 0.01)
+    with pytest.raises(Aborted, match=r"shadow after 1800 s: .* answers"):
+        cluster.release()
+
+
+def test_without_a_stable_slot_there_is_nothing_to_compare(cluster: ToyCluster) -> None:
+    cluster.objects.merge(
+        ("inferenceservices", "checkout", "checkout-blue"),
+        {"metadata": {"annotations": {"serving.kserve.io/stop": "true"}}},
+    )
+    states = seen(cluster)
+    record = cluster.release()
+    assert (record.state, [state for state, _ in states]) == ("done", ["hold"])
+
+
+# ------------------------------------------------------------------------------------------ crashes
+
+
+def finish(cluster: ToyCluster) -> None:
+    """Resume as the next pod of the Job does; a release that was not claimed yet begins again."""
+    cluster.kill_after, cluster.now = 0, cluster.now + 61.0
+    try:
+        cluster.rollout("job-2").resume()
+    except NoRelease:
+        record, _ = cluster.rollout().status()
+        if record is None:
+            cluster.release()
+    except Aborted:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_crash_after_each_write_ends_after_resume_in_the_same_state(tmp_path: Path, bad: bool) -> None:
+    def world(name: str) -> ToyCluster:
+        (tmp_path / name).mkdir()
+        cluster = ToyCluster(tmp_path / name)
+        cluster.less = 0.2 if bad else 0.0
+        return cluster
+
+    whole = world("whole")
+    try:
+        whole.release()
+    except Aborted:
+        assert bad
+    wanted, writes = whole.state(), whole.writes
+    wanted["record"].pop("reason")
+    for number in range(1, writes + 1):
+        cluster = world(str(number))
+        cluster.kill_after = number
+        with pytest.raises(Killed):
+            cluster.release()
+        finish(cluster)
+        found = cluster.state()
+        found["record"].pop("reason")  # it holds counts of answers
+        assert found == wanted, f"killed after write {number}"
+    print(f"{writes} crashes, all end in the same state")  # noqa: T201
+    assert writes > (9 if bad else 20)
+
+
+def test_a_live_deployer_is_not_resumed_by_another(cluster: ToyCluster) -> None:
+    def intrude() -> None:
+        with pytest.raises(Conflict, match="is being released by job-1"):
+            cluster.rollout("job-2").resume()
+        with pytest.raises(Conflict, match="is being released"):
+            cluster.release("3", "job-2")
+
+    cluster.stops = intrude
+    assert cluster.release().state == "done"
+
+
+def test_of_eight_concurrent_releases_one_runs(cluster: ToyCluster) -> None:
+    ends: list[Any] = []
+    begin = threading.Barrier(8)
+    cluster.stops = lambda: None
+
+    def run(number: int) -> None:
+        rollout = cluster.rollout(f"job-{number}")
+        begin.wait()
+        try:
+            ends.append(rollout.start("2", place).state)
+        except Conflict as error:
+            ends.append(error.exit_code)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, ends)) == ["4"] * 7 + ["done"]
+
+
+def die_at(cluster: ToyCluster, weight: int) -> None:
+    def look() -> None:
+        if weights(cluster.route())["green"] == weight:
+            cluster.stops = lambda: None
+            raise Killed
+
+    cluster.stops = look
+    with pytest.raises(Killed):
+        cluster.release()
+
+
+def test_the_guard_aborts_an_orphan_and_leaves_a_live_release_alone(cluster: ToyCluster) -> None:
+    die_at(cluster, 25)
+    assert cluster.rollout("guard").guard().weight == 25  # type: ignore[union-attr]
+    cluster.now += 301.0
+    with pytest.raises(Aborted, match="its deployer was silent for 301 s"):
+        cluster.rollout("guard").guard()
+    assert weights(cluster.route()) == {"blue": 100, "green": 0}
+
+
+def test_a_deployer_that_was_ended_writes_nothing_more(cluster: ToyCluster) -> None:
+    def end() -> None:
+        if weights(cluster.route())["green"] == 5:
+            cluster.stops = lambda: None
+            cluster.rollout("a person").rollback(place)
+
+    cluster.stops = end
+    with pytest.raises(Conflict, match="another deployer has taken over"):
+        cluster.release()
+    assert weights(cluster.route()) == {"blue": 100, "green": 0}
+
+
+def test_a_registry_away_at_the_seal_leaves_all_traffic_and_is_resumed(cluster: ToyCluster) -> None:
+    cluster.catalogue.away_at.add("seal")
+    with pytest.raises(RegistryAway):
+        cluster.release()
+    assert weights(cluster.route())["green"] == 100
+    assert cluster.catalogue.champions == ["1"]
+    cluster.catalogue.away_at.clear()
+    cluster.now += 301.0
+    assert cluster.rollout("guard").guard().state == "done"  # type: ignore[union-attr]
+    assert cluster.catalogue.champions == ["1", "2"]
+
+
+def test_a_registry_away_at_the_start_changes_nothing(cluster: ToyCluster) -> None:
+    cluster.catalogue.away_at.add("verify")
+    with pytest.raises(RegistryAway):
+        cluster.release()
+    assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+    cluster.catalogue.away_at.clear()
+    assert cluster.release().state == "done"
+
+
+# ----------------------------------------------------------------------------------------- rollback
+
+
+def test_a_rollback_in_the_hold_is_one_patch_of_weights_before_anything_else(cluster: ToyCluster) -> None:
+    die_at(cluster, 100)
+    before = cluster.writes
+    cluster.kill_after = before + 1
+    with pytest.raises(Killed):
+        cluster.rollout("job-1").rollback(place)
+    assert weights(cluster.route()) == {"blue": 100, "green": 0}
+    finish(cluster)
+    assert cluster.catalogue.champions == ["1"]
+    assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+
+
+def test_a_rollback_after_the_hold_fills_the_parked_slot_first(cluster: ToyCluster) -> None:
+    cluster.release()
+    began = cluster.now
+    states = seen(cluster)
+    record = cluster.rollout().rollback(place)
+    assert (record.kind, record.state, record.canary) == ("rollback", "done", "blue")
+    assert cluster.catalogue.champions == ["1"]
+    assert states == [("hold", 0)]
+    assert cluster.now - began <= HOLD_S + 60.0
+    assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+
+
+def test_a_dry_run_shows_the_patches_and_writes_nothing(cluster: ToyCluster) -> None:
+    before = cluster.objects.version
+    patches = list(cluster.rollout().patches("2", place))
+    kinds = [name for name, _ in patches if name.startswith("Inf")]
+    assert kinds == ["InferenceService checkout-green"] * 2 + ["InferenceService checkout-blue"]
+    shares = [
+        changes["spec"]["rules"][-1]["backendRefs"][1]["weight"]
+        for _, changes in patches
+        if "rules" in changes.get("spec", {})
+    ]
+    assert shares == [0, 0, 1, 5, 25, 50, 100]
+    assert cluster.catalogue.published == set()
+    assert [one["spec"] for one in cluster.objects.list("httproutes")] == [cluster.route()["spec"]]
+    assert int(cluster.objects.version) - int(before) < 20, "KServe's own writes alone"

@@ -1,0 +1,232 @@
+"""A cluster in this process: the API that `reco up` brings, slots that start at once, and a clock.
+
+A slot counts answers as a gateway would send them: by the route's weights and its mirror, at RATE a second.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from components.rollout.cluster import Cluster
+from components.rollout.manifests import SLOTS, backend, service, source_of, weights
+from components.rollout.observe import Observer
+from components.rollout.plan import Pace, Release
+from components.rollout.release import Rollout
+from feature_repo.errors import UNREACHABLE, RecoError
+from pipelines.live.cluster_api import Objects, answer, merged
+
+KSERVE = Path(__file__).parents[3] / "infra" / "kserve"
+RATE = 50.0
+HOLD_S = 120.0
+BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, float("inf"))
+GOLDEN = {"request_id": "golden-0", "basket": ["1"], "k": 1}
+HOSTS = {slot: f"10.0.0.{number}" for number, slot in enumerate(SLOTS, 1)}
+
+
+class Killed(BaseException):
+    """The deployer was killed."""
+
+
+class RegistryAway(RecoError):
+    exit_code = UNREACHABLE
+
+
+class ToyCatalogue:
+    """Versions in memory: the number n is the bundle `b<n>`."""
+
+    def __init__(self, bundle: Path, wrote: Callable[[], None]) -> None:
+        self.champions, self.published, self._bundle, self._wrote = ["1"], set[str](), bundle, wrote
+        self.away_at: set[str] = set()
+        self.refused: list[str] = []
+
+    def find(self, version: str) -> tuple[str, str]:
+        return version, f"b{version}"
+
+    def previous(self) -> tuple[str, str]:
+        return self.find(self.champions[-2])
+
+    def bundle(self, record: Release) -> Path:
+        return self._bundle
+
+    def check(self, record: Release) -> None:
+        if "verify" in self.away_at:
+            raise RegistryAway("no registry")
+
+    def publish(self, record: Release) -> None:
+        if record.bundle_id not in self.published:
+            self.published.add(record.bundle_id)
+            self._wrote()
+
+    def seal(self, record: Release) -> None:
+        if "seal" in self.away_at:
+            raise RegistryAway("no registry")
+        if self.champions[-1] != record.version:
+            if record.kind == "rollback":
+                self.champions.pop()
+            else:
+                self.champions.append(record.version)
+            self._wrote()
+
+    def undo(self, record: Release) -> None:
+        if record.kind == "release" and self.champions[-1] == record.version:
+            self.champions.pop()
+            self._wrote()
+        if record.version not in self.refused:
+            self.refused.append(record.version)
+            self._wrote()
+
+
+class ToyCluster:
+    """All of it. `faults` of the canary: share of errors, of degraded and of slow answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now, self.objects = 1_000.0, Objects()
+        self.writes, self.kill_after = 0, 0
+        self.errors = self.less = self.slow = 0.0
+        self.no_metrics: set[str] = set()
+        self.stuck = False  # pods of the canary do not start
+        self._played: list[str] = []  # versions of the slots that KServe has seen
+        self.stops: Callable[[], None] = lambda: None  # called at each look
+        self._counts = {slot: [0.0, 0.0, 0.0, 0.0] for slot in SLOTS}  # answers, errors, less, slow
+        bundle = folder / "bundle"
+        bundle.mkdir()
+        golden = {"request": GOLDEN, "history": None, "expected": [["9", 0.5]]}
+        (bundle / "golden.jsonl").write_text(json.dumps(golden) + "\n")
+        self.catalogue = ToyCatalogue(bundle, self._wrote)
+        route = yaml.safe_load((KSERVE / "base" / "route.yaml").read_text())
+        self._put("httproutes", route)
+        slot = yaml.safe_load((KSERVE / "slot" / "inferenceservice.yaml").read_text())
+        for name in SLOTS:
+            own = copy.deepcopy(slot)
+            own["metadata"]["name"] = service(name)
+            self._put("inferenceservices", own)
+        served = self.slot("blue")
+        served["metadata"]["annotations"]["serving.kserve.io/stop"] = "false"
+        served["spec"]["predictor"]["containers"][0]["env"][0]["value"] = "s3://bundles/b1"
+        self._put("inferenceservices", served)
+
+    def _put(self, plural: str, document: dict[str, Any]) -> None:
+        self.objects.write((plural, "checkout", document["metadata"]["name"]), document)
+
+    def slot(self, name: str) -> dict[str, Any]:
+        return self.objects.get(("inferenceservices", "checkout", service(name)))
+
+    def route(self) -> dict[str, Any]:
+        return self.objects.get(("httproutes", "checkout", "checkout"))
+
+    def state(self) -> dict[str, Any]:
+        """All that a release leaves behind, without times and names of deployers."""
+        record = json.loads(self.route()["metadata"]["annotations"]["reco.dev/release"])
+        for name in ("id", "beat", "since", "holder", "gate"):
+            record.pop(name)
+        return {
+            "record": record,
+            "rules": self.route()["spec"]["rules"],
+            "slots": {name: [self.slot(name)["spec"], source_of(self.slot(name))] for name in SLOTS},
+            "champions": self.catalogue.champions,
+            "published": self.catalogue.published,
+            "refused": self.catalogue.refused,
+        }
+
+    def rollout(self, holder: str = "job-1") -> Rollout:
+        """A deployer."""
+        pace = Pace(hold_s=HOLD_S)
+        client = httpx.Client(base_url="http://api", transport=httpx.MockTransport(self._answer))
+        cluster = Cluster(client, "checkout")
+        observer = Observer(cluster, client, "http://gateway", "", pace, lambda: self.now)
+        return Rollout(
+            cluster, observer, self.catalogue, pace, holder, lambda: self.now, self._sleep, lambda line: None
+        )
+
+    def release(self, version: str = "2", holder: str = "job-1") -> Release:
+        return self.rollout(holder).start(version, place)
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _sleep(self, seconds: float) -> None:
+        self.stops()
+        self.now += seconds
+        split = weights(self.route())
+        filters = [one for rule in self.route()["spec"]["rules"] for one in rule.get("filters", ())]
+        mirrored = sum(one["requestMirror"]["percent"] for one in filters)
+        for slot in SLOTS:
+            if not source_of(self.slot(slot)):
+                continue
+            is_new = not source_of(self.slot(slot)).endswith("b1")
+            answers = RATE * seconds * (split[slot] + (mirrored if is_new else 0)) / 100
+            faults = (self.errors, self.less, self.slow) if is_new else (0.0, 0.002, 0.005)
+            added = [answers, *(answers * share for share in faults)]
+            self._counts[slot] = [a + b for a, b in zip(self._counts[slot], added, strict=True)]
+
+    def _wrote(self) -> None:
+        self.writes += 1
+        if self.writes == self.kill_after:
+            raise Killed
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.host in HOSTS.values():
+            return self._metrics(next(slot for slot, host in HOSTS.items() if host == request.url.host))
+        if request.url.host == "gateway":
+            slot = request.headers["x-reco-slot"]
+            bundle = source_of(self.slot(slot)).rpartition("/")[2]
+            return httpx.Response(200, json={"bundle_id": bundle, "items": [{"item_id": "9", "score": 0.5}]})
+        self._play_kserve()
+        kind = request.headers.get("content-type", "")
+        status, document = answer(self.objects, request.method, str(request.url), request.content, kind)
+        if request.method != "GET" and status == 200:
+            self._wrote()
+        return httpx.Response(status, json=document)
+
+    def _play_kserve(self) -> None:
+        now = [self.slot(slot)["metadata"]["resourceVersion"] for slot in SLOTS]
+        if now == self._played:
+            return
+        self._played = now
+        for slot in SLOTS:
+            name, found = backend(slot), self.slot(slot)
+            for plural in ("deployments", "pods"):
+                if not source_of(found) and self._exists(plural, name):
+                    self.objects.delete((plural, "checkout", name))
+            if not source_of(found) or (self.stuck and slot == "green"):
+                continue
+            container = found["spec"]["predictor"]["containers"][0]
+            spec = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
+            done = {"replicas": 1, "updatedReplicas": 1, "availableReplicas": 1}
+            deployment = self.objects.merge if self._exists("deployments", name) else self.objects.write
+            made = deployment(("deployments", "checkout", name), {"spec": spec})
+            seen = {"observedGeneration": made["metadata"]["generation"], **done}
+            self.objects.write(("deployments", "checkout", name), merged(made, {"status": seen}))
+            labels = {"serving.kserve.io/inferenceservice": service(slot)}
+            status = {"podIP": HOSTS[slot], "conditions": [{"type": "Ready", "status": "True"}]}
+            pod = {"metadata": {"labels": labels}, "spec": {"containers": [container]}, "status": status}
+            self.objects.write(("pods", "checkout", name), pod)
+
+    def _exists(self, plural: str, name: str) -> bool:
+        return any(one["metadata"]["name"] == name for one in self.objects.list(plural))
+
+    def _metrics(self, slot: str) -> httpx.Response:
+        if slot in self.no_metrics:
+            return httpx.Response(503)
+        answers, errors, less, slow = self._counts[slot]
+        lines = [
+            f'reco_bundle_info{{bundle_id="{source_of(self.slot(slot)).rpartition("/")[2]}"}} 1',
+            f'reco_responses_total{{rung="full",degraded_reason="none"}} {answers - less}',
+            f'reco_responses_total{{rung="popular",degraded_reason="x"}} {less}',
+            f'reco_rejected_total{{reason="internal"}} {errors}',
+        ]
+        for bound in BOUNDS:
+            text, below = (
+                ("+Inf" if bound == BOUNDS[-1] else bound),
+                answers - (slow if bound < 0.05 else 0.0),
+            )
+            lines.append(f'reco_answer_seconds_bucket{{le="{text}"}} {below}')
+        return httpx.Response(200, text="\n".join(lines) + "\n")
+
+
+def place(bundle_id: str) -> str:
+    return f"s3://bundles/{bundle_id}"
