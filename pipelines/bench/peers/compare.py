@@ -26,7 +26,16 @@ from feature_repo.statistics import Statistics
 from pipelines.bench.compression import TrainingLine
 from pipelines.bench.funnel import sample
 from pipelines.bench.judged_lists import read_judged_lists
-from pipelines.bench.peers.rankers import PEERS, Asked, Peer, Score, Seen, fit_personal, read_asked, read_seen
+from pipelines.bench.peers.rankers import (
+    PEERS,
+    Peer,
+    PeerRequest,
+    Score,
+    Seen,
+    fit_personal,
+    read_asked,
+    read_seen,
+)
 from pipelines.bench.report import fixed, machine_line, table, write_report
 from serving.release.bundle import load_bundle
 from serving.schemas import MAX_K
@@ -40,7 +49,7 @@ COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10"
 
 
 @dataclass(frozen=True)
-class Arm:
+class TunedPeer:
     """A peer with one choice of parameters; `own` is the weight of the own purchases, 0: the peer alone."""
 
     peer: Peer
@@ -67,7 +76,7 @@ def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | N
     validation = sample(
         read_tasks(known, statistics, start.timestamp(), cut.timestamp()).hidden, VALIDATION_TASKS
     )
-    chosen: dict[str, Arm] = {}
+    chosen: dict[str, TunedPeer] = {}
     tried: list[dict[str, Any]] = []
     early = read_seen(known.before(start), statistics)
     for name, peer in (PEERS if peers is None else peers).items():
@@ -116,9 +125,9 @@ def _choose(
     tasks: Sequence[Task],
     statistics: Statistics,
     tried: list[dict[str, Any]],
-) -> dict[str, Arm]:
+) -> dict[str, TunedPeer]:
     """Return the best arm of a peer alone, and of its mix with the own purchases if it has one."""
-    best: dict[str, tuple[float, Arm]] = {}
+    best: dict[str, tuple[float, TunedPeer]] = {}
     own = fit_personal(seen, 120.0)
     for params in peer.grid:
         alone = peer.fit(seen, **params)
@@ -129,16 +138,16 @@ def _choose(
             tried.append({"peer": label, **params, "own": weight, "ndcg_at_10": round(found, 5)})
             log.info("%s %s, own %g: %.4f on validation", name, dict(params), weight, found)
             if found > best.get(label, (-1.0,))[0]:
-                best[label] = found, Arm(peer, params, weight)
+                best[label] = found, TunedPeer(peer, params, weight)
     return {label: arm for label, (_, arm) in best.items()}
 
 
-def _fit(arm: Arm, seen: Seen) -> Score:
+def _fit(arm: TunedPeer, seen: Seen) -> Score:
     alone = arm.peer.fit(seen, **arm.params)
     return partial(_mixed, alone, fit_personal(seen, 120.0), arm.own) if arm.own else alone
 
 
-def _mixed(alone: Score, own: Score, weight: float, asked: Asked) -> np.ndarray:
+def _mixed(alone: Score, own: Score, weight: float, asked: PeerRequest) -> np.ndarray:
     """Return the sum of two scores, each divided by its maximum; the own one by its logarithm."""
     left, right = alone(asked), np.log1p(own(asked))
     return left / max(left.max(), 1e-12) + weight * right / max(right.max(), 1e-12)

@@ -30,7 +30,7 @@ THREADS = 2
 
 
 @dataclass(frozen=True)
-class Asked:
+class PeerRequest:
     """One request: codes of the basket, and of the shopper's earlier lines with basket number and age."""
 
     user: int
@@ -77,7 +77,7 @@ class Seen:
         return last
 
 
-Score = Callable[[Asked], np.ndarray]  # (items,) float
+Score = Callable[[PeerRequest], np.ndarray]  # (items,) float
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def read_seen(purchases: Purchases, statistics: Statistics) -> Seen:
     )
 
 
-def read_asked(task: Task, statistics: Statistics) -> Asked:
+def read_asked(task: Task, statistics: Statistics) -> PeerRequest:
     """Return a task's request as codes of a catalogue."""
     history = task.history
     code = np.array([statistics.code_of.get(item, -1) for item in history.items.tolist()], np.int64)
@@ -117,7 +117,7 @@ def read_asked(task: Task, statistics: Statistics) -> Asked:
     _, number = np.unique(number[kept], return_inverse=True)
     visible = np.array([statistics.code_of.get(item, -1) for item in task.visible], np.int64)
     age = (task.at - history.at[kept]) / DAY_S
-    return Asked(task.user, visible[visible >= 0], item[kept], number, age)
+    return PeerRequest(task.user, visible[visible >= 0], item[kept], number, age)
 
 
 def fit_personal(seen: Seen, tau_days: float) -> Score:
@@ -147,7 +147,7 @@ def fit_ease(seen: Seen, penalty: float) -> Score:
     weights /= -np.diag(weights)
     np.fill_diagonal(weights, 0)
 
-    def score(asked: Asked) -> np.ndarray:
+    def score(asked: PeerRequest) -> np.ndarray:
         scores = np.zeros(seen.items)
         rows = place[asked.visible]
         scores[popular] = weights[rows[rows >= 0]].sum(axis=0)
@@ -172,7 +172,7 @@ def fit_tifu_knn(seen: Seen, neighbours: int, own_share: float, within: float, a
     known = seen.weighted(weight(seen.own, last) / groups[seen.user])
     square = np.asarray(known.multiply(known).sum(axis=1)).ravel()
 
-    def score(asked: Asked) -> np.ndarray:
+    def score(asked: PeerRequest) -> np.ndarray:
         if not len(asked.item):
             return np.asarray(known.mean(axis=0)).ravel()
         baskets = int(asked.basket[-1]) + 1
@@ -192,7 +192,7 @@ def fit_up_cf(seen: Seen, window: int, alpha: float, power: float) -> Score:
     known = seen.weighted(recent / np.minimum(baskets, window).clip(1)[seen.user])
     length = np.asarray(known.multiply(known).sum(axis=1)).ravel()
 
-    def score(asked: Asked) -> np.ndarray:
+    def score(asked: PeerRequest) -> np.ndarray:
         if not len(asked.item):
             return np.asarray(known.mean(axis=0)).ravel()
         count = int(asked.basket[-1]) + 1
@@ -219,7 +219,7 @@ def fit_als(seen: Seen, rows: str, factors: int) -> Score:
         )
         model.fit(matrix.astype(np.float32), show_progress=False)
 
-    def score(asked: Asked) -> np.ndarray:
+    def score(asked: PeerRequest) -> np.ndarray:
         codes = asked.visible if rows == "baskets" else np.concatenate([asked.item, asked.visible])
         row = _matrix(np.zeros(len(codes), np.int64), codes, (1, seen.items)).astype(np.float32)
         vector = model.recalculate_user(0, row)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from pipelines.bench.peers.rankers import Asked, Score, Seen
+    from pipelines.bench.peers.rankers import PeerRequest, Score, Seen
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def fit_sasrec(seen: Seen, epochs: int) -> Score:
         log.info("SASRec: epoch %d of %d, about %.0f s to go", epoch + 1, epochs, each * (epochs - epoch - 1))
     model.eval()
 
-    def score(asked: Asked) -> np.ndarray:
+    def score(asked: PeerRequest) -> np.ndarray:
         codes = np.concatenate([asked.item, asked.visible])[-LENGTH:] + 1
         if not len(codes):
             return share[1:]

@@ -5,7 +5,7 @@ import pytest
 
 from pipelines.bench.peers.rankers import (
     PEERS,
-    Asked,
+    PeerRequest,
     Seen,
     fit_als,
     fit_bpr,
@@ -30,10 +30,10 @@ def shop(*shoppers: list[list[int]], items: int) -> Seen:
     return Seen(items, user, number, item, own, len(shoppers))
 
 
-def asked(visible: list[int], own: list[list[int]] = [], user: int = 0) -> Asked:  # noqa: B006 - not changed
+def asked(visible: list[int], own: list[list[int]] = [], user: int = 0) -> PeerRequest:  # noqa: B006 - not changed
     lines = [(number, item) for number, basket in enumerate(own) for item in basket]
     number, item = np.array(lines, np.int64).reshape(-1, 2).T
-    return Asked(user, np.array(visible, np.int64), item, number, 10.0 * (len(own) - number))
+    return PeerRequest(user, np.array(visible, np.int64), item, number, 10.0 * (len(own) - number))
 
 
 def test_personal_counts_decay_with_age() -> None:
