@@ -17,7 +17,7 @@ def show(report: dict[str, Any], numbers: Any, page: Any) -> dict[str, Any]:
         numbers: KFP's artifact `Metrics`.
         page: KFP's artifact `Markdown`.
     """
-    rows = dict(_flat(report))
+    rows = dict(flat(report))
     measured = {
         name: float(value)
         for name, value in rows.items()
@@ -30,27 +30,29 @@ def show(report: dict[str, Any], numbers: Any, page: Any) -> dict[str, Any]:
     return report
 
 
-def _flat(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of a nested report with its path, joined by dots."""
     for name, value in report.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
 def _markdown(rows: Mapping[str, Any]) -> str:
-    curves = {name: value for name, value in rows.items() if _is_curve(value)}
+    curves = {name: value for name, value in rows.items() if is_curve(value)}
     text = _table(("", ""), [(name, value) for name, value in rows.items() if name not in curves])
     for name, points in curves.items():
-        columns = list(dict(_flat(points[0])))
-        flat = [dict(_flat(point)) for point in points]
+        columns = list(dict(flat(points[0])))
+        lines = [dict(flat(point)) for point in points]
         text += f"\n## {name}\n\n" + _table(
-            columns, [[point.get(key, "") for key in columns] for point in flat]
+            columns, [[point.get(key, "") for key in columns] for point in lines]
         )
     return text
 
 
-def _is_curve(value: Any) -> bool:
+def is_curve(value: Any) -> bool:
+    """Return whether a value is a list of points, each a mapping."""
     return isinstance(value, list) and bool(value) and all(isinstance(point, Mapping) for point in value)
 
 

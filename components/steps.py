@@ -73,6 +73,8 @@ def train_retriever(
     examples: Input[Dataset],
     statistics: Input[Artifact],
     params: dict[str, Any],
+    tracking_uri: str,
+    model_name: str,
     checkpoint: Output[Model],
     numbers: Output[Metrics],
     page: Output[Markdown],
@@ -81,13 +83,14 @@ def train_retriever(
     from pathlib import Path
 
     from components.pages import show
+    from components.release.step_runs import recorded
     from components.retriever.train_retriever import train_retriever
 
-    return show(
-        train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params),
-        numbers,
-        page,
-    )
+    def work() -> dict[str, Any]:
+        return train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
+
+    report = recorded(tracking_uri, model_name, "train_retriever", params, work)
+    return show(report, numbers, page)
 
 
 @step
@@ -96,6 +99,8 @@ def train_ranker(
     statistics: Input[Artifact],
     model: str,
     params: dict[str, Any],
+    tracking_uri: str,
+    model_name: str,
     ranker: Output[Model],
     numbers: Output[Metrics],
     page: Output[Markdown],
@@ -105,12 +110,15 @@ def train_ranker(
 
     from components.pages import show
     from components.ranker.train_ranker import train_ranker
+    from components.release.step_runs import recorded
 
-    return show(
-        train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params),
-        numbers,
-        page,
+    def work() -> dict[str, Any]:
+        return train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params)
+
+    report = recorded(
+        tracking_uri, model_name, "train_ranker", {"model": model, **params.get(model, {})}, work
     )
+    return show(report, numbers, page)
 
 
 @step
@@ -123,6 +131,8 @@ def distill_ranker(
     teacher_4: Input[Model],
     teacher_5: Input[Model],
     params: dict[str, Any],
+    tracking_uri: str,
+    model_name: str,
     ranker: Output[Model],
     numbers: Output[Metrics],
     page: Output[Markdown],
@@ -132,13 +142,15 @@ def distill_ranker(
 
     from components.pages import show
     from components.ranker.distill_ranker import distill_ranker
+    from components.release.step_runs import recorded
 
     teachers = [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)]
-    return show(
-        distill_ranker(Path(examples.path), Path(statistics.path), teachers, Path(ranker.path), params),
-        numbers,
-        page,
-    )
+
+    def work() -> dict[str, Any]:
+        return distill_ranker(Path(examples.path), Path(statistics.path), teachers, Path(ranker.path), params)
+
+    report = recorded(tracking_uri, model_name, "distill_ranker", params, work)
+    return show(report, numbers, page)
 
 
 @step
@@ -146,6 +158,8 @@ def prune_ranker(
     examples: Input[Dataset],
     student: Input[Model],
     params: dict[str, Any],
+    tracking_uri: str,
+    model_name: str,
     ranker: Output[Model],
     numbers: Output[Metrics],
     page: Output[Markdown],
@@ -155,10 +169,13 @@ def prune_ranker(
 
     from components.compression.prune_ranker import prune_ranker
     from components.pages import show
+    from components.release.step_runs import recorded
 
-    return show(
-        prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params), numbers, page
-    )
+    def work() -> dict[str, Any]:
+        return prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params)
+
+    report = recorded(tracking_uri, model_name, "prune_ranker", params, work)
+    return show(report, numbers, page)
 
 
 @step
@@ -166,6 +183,8 @@ def quantize_ranker(
     examples: Input[Dataset],
     pruned: Input[Model],
     params: dict[str, Any],
+    tracking_uri: str,
+    model_name: str,
     variants: Output[Artifact],
     numbers: Output[Metrics],
     page: Output[Markdown],
@@ -175,10 +194,13 @@ def quantize_ranker(
 
     from components.compression.quantize_ranker import quantize_ranker
     from components.pages import show
+    from components.release.step_runs import recorded
 
-    return show(
-        quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params), numbers, page
-    )
+    def work() -> dict[str, Any]:
+        return quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params)
+
+    report = recorded(tracking_uri, model_name, "quantize_ranker", params, work)
+    return show(report, numbers, page)
 
 
 @step
@@ -187,6 +209,8 @@ def compile_ranker(
     pruned: Input[Model],
     variants: Input[Artifact],
     params: dict[str, Any],
+    tracking_uri: str,
+    model_name: str,
     ranker: Output[Model],
     numbers: Output[Metrics],
     page: Output[Markdown],
@@ -196,14 +220,15 @@ def compile_ranker(
 
     from components.compression.compile_ranker import compile_ranker
     from components.pages import show
+    from components.release.step_runs import recorded
 
-    return show(
-        compile_ranker(
+    def work() -> dict[str, Any]:
+        return compile_ranker(
             Path(examples.path), Path(pruned.path), Path(variants.path), Path(ranker.path), params
-        ),
-        numbers,
-        page,
-    )
+        )
+
+    report = recorded(tracking_uri, model_name, "compile_ranker", params, work)
+    return show(report, numbers, page)
 
 
 @step

@@ -60,6 +60,7 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
         A gate raises inside its step and so ends the run: conditions are not used, because the local
         runner would skip them without a word.
         """
+        told = {"tracking_uri": tracking_uri, "model_name": model_name}
         events = large(
             steps.ingest_events(
                 data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=train_until, home=home
@@ -74,12 +75,12 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
             steps.build_examples(dataset=dataset, statistics=statistics, cut=cut, params=example_params)
         ).outputs["examples"]
         retriever = large(
-            steps.train_retriever(examples=examples, statistics=statistics, params=retriever_params)
+            steps.train_retriever(examples=examples, statistics=statistics, params=retriever_params, **told)
         ).outputs["checkpoint"]
         rankers = [
             large(
                 steps.train_ranker(
-                    examples=examples, statistics=statistics, model=model, params=ranker_params
+                    examples=examples, statistics=statistics, model=model, params=ranker_params, **told
                 )
             ).outputs["ranker"]
             for model in teachers
@@ -88,16 +89,20 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
         # and one that is named twice counts once.
         named = {f"teacher_{i + 1}": (rankers * 5)[i] for i in range(5)}
         student = large(
-            steps.distill_ranker(examples=examples, statistics=statistics, params=student_params, **named)
+            steps.distill_ranker(
+                examples=examples, statistics=statistics, params=student_params, **named, **told
+            )
         ).outputs["ranker"]
-        pruned = large(steps.prune_ranker(examples=examples, student=student, params=prune_params)).outputs[
-            "ranker"
-        ]
+        pruned = large(
+            steps.prune_ranker(examples=examples, student=student, params=prune_params, **told)
+        ).outputs["ranker"]
         variants = large(
-            steps.quantize_ranker(examples=examples, pruned=pruned, params=quantize_params)
+            steps.quantize_ranker(examples=examples, pruned=pruned, params=quantize_params, **told)
         ).outputs["variants"]
         ranker = large(
-            steps.compile_ranker(examples=examples, pruned=pruned, variants=variants, params=compile_params)
+            steps.compile_ranker(
+                examples=examples, pruned=pruned, variants=variants, params=compile_params, **told
+            )
         ).outputs["ranker"]
         graphs = small(steps.export_retriever(retriever=retriever, examples=examples)).outputs["graphs"]
         index = small(steps.build_index(retriever=retriever, examples=examples, params=index_params)).outputs[

@@ -6,10 +6,12 @@ the registered model. `promote_bundle` says how the two are kept in step.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sqlite3
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
 
 from components.release.history import INTENT_TAG, Promotion, line_tag, read_history, read_line
 from components.release.pyfunc import write_flavour
@@ -197,6 +201,35 @@ class Registry:
             for file in files:
                 self._client.log_artifact(version.run_id, str(file), ARTIFACT)
 
+    def record_step(
+        self,
+        step: str,
+        params: Mapping[str, str],
+        numbers: Iterable[tuple[str, float, int]],
+        began: float,
+        error: str,
+    ) -> None:
+        """Record a step that has ended as a run; `error` is empty, or says why it failed.
+
+        Args:
+            step: name of the run.
+            params: by name.
+            numbers: name, value, and point of a curve from 0.
+            began: seconds since the epoch.
+            error: of the step.
+        """
+        from mlflow.entities import Metric, Param
+
+        at = int(time.time() * 1e3)
+        with _reached(self.tracking_uri):
+            experiment = self._experiment(f"{self.model_name}-steps")
+            tags = {"error": error[:5_000]} if error else {}
+            run = self._client.create_run(experiment, int(began * 1e3), tags, step)
+            metrics = [Metric(_metric_name(name), value, at, place) for name, value, place in numbers]
+            kept = [Param(name, value[:6_000]) for name, value in params.items()]
+            self._client.log_batch(run.info.run_id, metrics, kept)
+            self._client.set_terminated(run.info.run_id, "FAILED" if error else "FINISHED")
+
     # ------------------------------------------------------------------------- aliases and history
 
     def alias(self, name: str) -> str | None:
@@ -258,7 +291,7 @@ class Registry:
     ) -> str:
         from mlflow.entities import Metric, Param
 
-        experiment = self._experiment()
+        experiment = self._experiment(self.model_name)
         done = self._client.search_runs(
             [experiment],
             f"tags.bundle_id = '{tags['bundle_id']}' and attributes.status = 'FINISHED'",
@@ -281,12 +314,17 @@ class Registry:
         self._client.set_terminated(run_id)
         return run_id
 
-    def _experiment(self) -> str:
-        found = self._client.get_experiment_by_name(self.model_name)
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
         # The default experiment of a fresh database points at the working directory of the moment.
-        return str(self._client.create_experiment(self.model_name, artifact_location=self._artifacts))
+        return str(self._client.create_experiment(name, artifact_location=self._artifacts))
+
+
+def _metric_name(name: str) -> str:
+    """Return a name that MLflow takes."""
+    return re.sub(r"[^\w. /-]", "_", name)[:250]
 
 
 def is_own_place(uri: str, artifacts: str | None) -> bool:
@@ -351,7 +389,9 @@ def _client(tracking_uri: str, database: Path | None) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
     uri = _mlflow_uri(tracking_uri)
-    with _reached(tracking_uri):
+    # Steps run side by side, and the first one makes the tables.
+    alone = contextlib.nullcontext() if database is None else FileLock(f"{database}.lock")
+    with _reached(tracking_uri), alone:
         return MlflowClient(uri, uri)
 
 

@@ -1,7 +1,9 @@
 """The commands of docs/tutorial.md run in this order with the answers that the page shows."""
 
+import contextlib
 import re
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,8 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     assert "rung full" in printed["recommend"]
     assert "item-046" in printed["why"]
     assert "promote-bundle" in printed["runs"]
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        query = "SELECT r.name FROM runs r JOIN experiments e USING (experiment_id) WHERE e.name = ?"
+        steps = {name for (name,) in database.execute(query, ["checkout-recommender-steps"])}
+    trained = {"train_retriever", "train_ranker", "distill_ranker"}
+    assert steps == trained | {"prune_ranker", "quantize_ranker", "compile_ranker"}

@@ -1,0 +1,57 @@
+"""A step's run in a real MLflow: parameters, numbers and curves; failed ones, and a server that is away."""
+
+import logging
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from components.release.step_runs import recorded
+
+
+def runs(uri: str) -> list[Any]:
+    client = MlflowClient(uri, uri)
+    experiment = client.get_experiment_by_name("recommender-steps")
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"]))
+
+
+@pytest.mark.slow
+def test_a_step_leaves_its_parameters_numbers_and_curve(uri: str) -> None:
+    report = {
+        "loss": 2.5,
+        "table": {"fp16": 0.99, "as int4/weights": 1},
+        "curve": [{"epoch": 1, "loss": 3.0}, {"epoch": 2, "loss": 2.5}],
+        "model": "dlrm",
+        "gap": float("nan"),
+    }
+    assert recorded(uri, "recommender", "train", {"epochs": 2, "size": {"dim": 8}}, lambda: report) is report
+    [run] = runs(uri)
+    assert (run.info.run_name, run.info.status) == ("train", "FINISHED")
+    assert run.data.params == {"epochs": "2", "size.dim": "8"}
+    assert run.data.metrics == {
+        "loss": 2.5,
+        "table.fp16": 0.99,
+        "table.as int4/weights": 1.0,
+        "curve.epoch": 2.0,
+        "curve.loss": 2.5,
+    }
+    history = MlflowClient(uri, uri).get_metric_history(run.info.run_id, "curve.loss")
+    assert [(metric.step, metric.value) for metric in history] == [(0, 3.0), (1, 2.5)]
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_is_recorded_as_failed(uri: str) -> None:
+    def work() -> dict[str, Any]:
+        raise ValueError("no list holds a purchase")
+
+    with pytest.raises(ValueError, match="no list"):
+        recorded(uri, "recommender", "train", {}, work)
+    [run] = runs(uri)
+    assert (run.info.status, run.data.tags["error"]) == ("FAILED", "ValueError: no list holds a purchase")
+
+
+def test_a_server_that_is_away_costs_the_record_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert recorded("http://127.0.0.1:9", "recommender", "train", {}, lambda: {"loss": 1}) == {"loss": 1}
+    assert "train is not recorded in MLflow: no registry at" in caplog.text
