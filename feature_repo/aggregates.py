@@ -246,6 +246,11 @@ def latest(events: UserEvents) -> UserEvents:
     return events.where(np.sort(np.concatenate(kept)))
 
 
+def is_cut_off(events: UserEvents) -> bool:
+    """Return whether a row may lack older purchases: it holds as many lines as it keeps."""
+    return len(events) >= MAX_PURCHASES and int((events.kind == PURCHASE).sum()) >= MAX_PURCHASES
+
+
 def compact(events: UserEvents) -> UserEvents:
     """Return the events without unused items."""
     there, item = np.unique(events.item, return_inverse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from feature_repo.aggregates import DAY_S
+from feature_repo.aggregates import DAY_S, UserEvents, is_cut_off
 from feature_repo.queries import strongest_partners
 from serving.release.bundle import Bundle
 from serving.schemas import Recommendation, Request, Response
@@ -35,11 +35,12 @@ Terms = tuple[list[float | None], list[float | None], list[str | None]]
 
 
 def present(
-    bundle: Bundle, facts: LiveFacts, request: Request, plan: Plan, ranked: Ranked, counts: bool = True
+    bundle: Bundle, facts: LiveFacts, request: Request, plan: Plan, ranked: Ranked, counts: str | None = ""
 ) -> tuple[tuple[Recommendation, ...], np.ndarray]:
     """Return the items to show, with reasons and what holds now, and their codes.
 
-    With `counts`, a reason says how often and when the shopper bought the item.
+    A reason says how often and when the shopper bought the item, with `counts` before the number; None: it
+    does not.
     """
     statistics = bundle.statistics
     pins = statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins
@@ -91,19 +92,26 @@ def _known(numbers: np.ndarray) -> list[float | None]:
     return [None if number != number else number for number in numbers.tolist()]
 
 
-def _reasons(bundle: Bundle, request: Request, ranked: Ranked, rows: np.ndarray, counts: bool) -> list[str]:
+def counting(events: UserEvents | None) -> str:
+    """Return the words before the number of purchases: a row that was cut off counts too few."""
+    return "at least " if events is not None and is_cut_off(events) else ""
+
+
+def _reasons(
+    bundle: Bundle, request: Request, ranked: Ranked, rows: np.ndarray, counts: str | None
+) -> list[str]:
     """Return why each of some rows is shown."""
     partners = _partners(bundle, request, ranked.codes[rows[ranked.source[rows] == _TOGETHER]])
     reasons = []
     for row in rows.tolist():
         match SOURCES[ranked.source[row]]:
-            case "history" if not counts:
+            case "history" if counts is None:
                 reasons.append("bought before")
             case "history":
                 times = int(ranked.times[row])
                 days = int(max(request.at - float(ranked.last_at[row]), 0) // DAY_S)
                 unit = "time" if times == 1 else "times"
-                reasons.append(f"bought {times} {unit} before, last {days} days ago")
+                reasons.append(f"bought {counts}{times} {unit} before, last {days} days ago")
             case "together":
                 partner = partners[int(ranked.codes[row])]
                 name = f" {bundle.name_of(partner)}" if request.explain else ""

@@ -5,8 +5,7 @@
     rank      one purchase probability per candidate
     finish    the list: rules, diversity, reasons, prices, the log record
 
-Where answers are cached (`serving.cache.answer_cache`), what `prepare` and `rank` would give may exist
-already.
+Where answers are cached (`serving.cache.answer_cache`), the result of both may exist already.
 
 Everything that belongs to one request travels in `Prepared`; nothing is kept on `self`, because one
 recommender answers all requests.
@@ -29,7 +28,7 @@ from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
 from serving.answer.fallback import best_sellers, stale_list
-from serving.answer.presentation import explained, present
+from serving.answer.presentation import counting, explained, present
 from serving.cache.answer_cache import AnswerCache, AnswerKey, answer_key
 from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable
 from serving.prediction_log import Record, RecordSink
@@ -317,7 +316,8 @@ class Recommender:
     ) -> tuple[Response, np.ndarray]:
         """Return the answer and the codes of its items; `began` is when its last stage did."""
         reason = reason or known.degraded_reason
-        items, shown = present(self.bundle, self.facts, request, known.plan, ranked, self.tells_counts)
+        counts = counting(known.events) if self.tells_counts else None
+        items, shown = present(self.bundle, self.facts, request, known.plan, ranked, counts)
         stage_ms["reranking"] = (time.perf_counter() - began) * 1e3
         stage_ms["total"] = sum(stage_ms.values())
         is_empty = not items and request.k > 0
@@ -435,8 +435,7 @@ def open_bundle(path: Path) -> Bundle:
     Raises:
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
     """
-    bundle = load_bundle(path)
-    verify_golden(bundle)
+    verify_golden(bundle := load_bundle(path))
     return bundle
 
 

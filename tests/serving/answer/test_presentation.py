@@ -38,6 +38,21 @@ def test_each_item_has_the_reason_of_its_source(recommender: Recommender) -> Non
             assert item.reason == POPULAR[item.source]
 
 
+def test_a_row_that_was_cut_off_counts_at_least(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said() -> set[str]:
+        items = recommender.recommend(replace(REQUEST, k=30)).items
+        return {item.reason.partition(" before")[0] for item in items if item.source == "history"}
+
+    exact, lines = said(), len(recommender.read(REQUEST).events or ())
+    assert not any("at least" in reason for reason in exact)
+    monkeypatch.setattr("feature_repo.aggregates.MAX_PURCHASES", lines + 1)
+    assert said() == exact
+    monkeypatch.setattr("feature_repo.aggregates.MAX_PURCHASES", lines)
+    assert said() == {reason.replace("bought ", "bought at least ") for reason in exact}
+
+
 def test_every_source_has_a_reason() -> None:
     assert set(SOURCES) - {"history", "together"} == set(POPULAR)
 
