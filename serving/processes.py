@@ -32,6 +32,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from feature_repo.errors import RecoError
 from serving.metrics import REQUEST_LOG_DROPPED, shown
+from serving.observe.stderr_log import head
 from serving.settings import Settings
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a child that died again and again is started
@@ -231,7 +232,7 @@ async def _kill_if_stopped(process: asyncio.subprocess.Process) -> None:
 
 def say(event: dict[str, Any]) -> None:
     """Write one line for those who run the endpoint."""
-    write_line(json.dumps(event))
+    write_line(json.dumps(head(event["event"], time.time()) | event))
 
 
 def write_line(text: str) -> None:

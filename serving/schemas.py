@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -324,6 +325,10 @@ def _never() -> bool:
     return False
 
 
+# Of the request that this task answers: lines of the log carry it.
+TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """The part of a request that is not its body.
@@ -361,14 +366,15 @@ def read_call(
         InvalidRequest: naming the header and the expected value, never the given one.
     """
     arrived = time.perf_counter() if arrived is None else arrived
-    request_id = headers.get("x-request-id")
+    request_id, traceparent = headers.get("x-request-id"), headers.get("traceparent")
+    TRACEPARENT.set(traceparent)
     return Call(
         arrived,
         arrived + min(limit_s, _limit_s(headers.get("x-deadline-ms"))),
         request_id if request_id and is_id(request_id) else f"{_PROCESS}{next(_NUMBERS):012x}",
         route,
         _priority(headers.get("x-priority")),
-        headers.get("traceparent"),
+        traceparent,
         gone,
     )
 

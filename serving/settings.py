@@ -29,6 +29,7 @@ from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from serving.redis.address import is_redis_url, parse_redis_url, with_password
 
 PREFIX = "RECO_"
+OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 FEASTS_OWN = ("PROMETHEUS_MULTIPROC_DIR", "PROMETHEUS_MULTIPROCESS_DIR")
 
 
@@ -193,7 +194,7 @@ class Settings:
     )
     trace_url: str = setting(
         "",
-        "OpenTelemetry collector, OTLP over HTTP; empty: no spans",
+        "OpenTelemetry collector, OTLP over HTTP; empty: that of `OTEL_EXPORTER_OTLP_ENDPOINT`, or no spans",
         expected="http://HOST:PORT/v1/traces",
         check=_check_collector,
     )
@@ -248,6 +249,12 @@ class Settings:
 def variable(field: str) -> str:
     """Return the name of the environment variable of a field."""
     return PREFIX + field.upper()
+
+
+def names_collector(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether OpenTelemetry's own variables name a collector of spans."""
+    environ = os.environ if environ is None else environ
+    return any(environ.get(name) for name in OTLP_VARIABLES)
 
 
 def configured_home() -> Path:

@@ -37,7 +37,7 @@ from serving.release.bundle import Bundle, read_manifest
 from serving.release.champion import Champion
 from serving.release.signatures import check_signed
 from serving.release.updates import Updates
-from serving.settings import SettingInvalid, Settings, variable
+from serving.settings import SettingInvalid, Settings, names_collector
 from serving.shop.fact_store import FactStore, open_fact_store
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import OnlineStore, open_store
@@ -302,14 +302,14 @@ def _observers(settings: Settings, cleanup: contextlib.ExitStack) -> list[Observ
         request_log = RequestLog(sys.stderr.buffer, settings.request_log_key)
         cleanup.callback(request_log.close)
         observers.append(request_log.observe)
-    if settings.trace_url:
+    if settings.trace_url or names_collector():
         try:
             from serving.observe.tracing import trace_to
 
             tracing = trace_to(settings.trace_url)
         except ImportError as error:
             raise SettingInvalid(
-                f"{variable('trace_url')} is set but {error.name} is not installed; "
+                f"a collector of spans is set but {error.name} is not installed; "
                 "expected the extra: pip install 'checkout-recommender[trace]'"
             ) from error
         cleanup.callback(tracing.close)

@@ -7,6 +7,7 @@ time. If the supervisor ends, for whatever reason, all parts end.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -247,9 +248,21 @@ class Supervisor:
 
 
 def spoken(log: str) -> list[str]:
-    """Return the lines that tell a cause: no request (JSON), no frame of a traceback, but its exception."""
-    said = [line for line in log.splitlines() if line.strip() and not line[0].isspace()]
-    return [line for line in said if not line.startswith(("{", "Traceback "))]
+    """Return the lines that tell a cause: no request, no frame of a traceback, but its exception."""
+    said = [_message(line) for line in log.splitlines() if line.strip() and not line[0].isspace()]
+    return [line for line in said if line and not line.startswith("Traceback ")]
+
+
+def _message(line: str) -> str:
+    """Return the text of a line: a warning's message and its error, nothing of another line of JSON."""
+    if not line.startswith("{"):
+        return line
+    with contextlib.suppress(ValueError):
+        fields = json.loads(line)
+        if fields.get("event") == "log":
+            stack = fields.get("exception.stacktrace", "").splitlines()
+            return ": ".join([fields["severity"], fields["message"], *stack[-1:]])
+    return ""
 
 
 def _how(code: int) -> str:

@@ -33,7 +33,7 @@ from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 
 from serving.api.callers import Callers
-from serving.api.grpc_service import RecommendationsService, read_metadata
+from serving.api.grpc_service import Health, RecommendationsService, read_metadata
 from serving.api.http_routes import RECOMMENDATIONS, Limits, routes
 from serving.api.http_server import FIRST_S, SHY_S, Waits, http_server, room_for
 from serving.api.openapi import openapi
@@ -202,6 +202,7 @@ class Endpoint(ModelServer):
             _Servicer(self.dataplane, self.model_repository_extension), server
         )
         add_RecommendationsServicer_to_server(RecommendationsService(self._checkout), server)
+        server.add_generic_rpc_handlers((Health(self.dataplane.ready),))
         return server
 
     def _open_grpc(self) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC
 from typing import Any
+
+import grpc
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from serving.checkout.checkout import Checkout
 from serving.errors import InvalidRequest
@@ -13,6 +17,7 @@ from serving.proto.recommendations_pb2_grpc import RecommendationsServicer
 from serving.schemas import PRIORITIES, Response, parse_request, read_call
 
 _PLAIN = ("user_id", "store_id", "k", "profile", "request_id")
+SERVICES = ("", "reco.v1.Recommendations", "inference.GRPCInferenceService")  # "": the endpoint as a whole
 _PRIORITIES = {0: PRIORITIES[0], 1: "checkout", 2: "prefetch"}
 
 
@@ -35,6 +40,28 @@ class RecommendationsService(RecommendationsServicer):
         plain = _plain(request)
         asked = parse_request(plain, now=time.time(), default_id=call.request_id, profiles=profiles)
         return _message(await self._checkout.answer(asked, call))
+
+
+class Health(grpc.GenericRpcHandler):
+    """The check of `grpc.health.v1`, which kubelets and load balancers ask.
+
+    Its two messages have one field each, of the same number and type as two well-known ones.
+    """
+
+    def __init__(self, is_ready: Callable[[], Awaitable[bool]]) -> None:
+        self._is_ready = is_ready
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the method, None for those of other services."""
+        if handler_call_details.method != "/grpc.health.v1.Health/Check":
+            return None
+        decode, encode = StringValue.FromString, Int32Value.SerializeToString
+        return grpc.unary_unary_rpc_method_handler(self._check, decode, encode)
+
+    async def _check(self, request: StringValue, context: Any) -> Int32Value:
+        if request.value not in SERVICES:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        return Int32Value(value=1 if await self._is_ready() else 2)  # SERVING, NOT_SERVING
 
 
 def read_metadata(context: Any) -> dict[str, str]:

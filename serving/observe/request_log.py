@@ -19,6 +19,7 @@ import orjson
 
 from serving.checkout.checkout import Turn
 from serving.metrics import REQUEST_LOG_DROPPED
+from serving.observe.stderr_log import head
 from serving.schemas import Call, Request, Response
 
 QUEUE_LINES = 4_096  # more wait only if stderr is not read: later ones are dropped and counted
@@ -87,8 +88,7 @@ def describe(answered: Answered, key: bytes) -> dict[str, object]:
     request, response, call = answered.request, answered.response, answered.call
     user = request.user_id
     return {
-        "event": "answered",
-        "at": round(answered.at, 3),
+        **head("answered", answered.at, traceparent=call.traceparent),
         "request_id": response.request_id,
         "route": call.route,
         "priority": call.priority,

@@ -3,26 +3,58 @@
 A warning comes from the event loop while requests wait. They must be answered even if stderr is not read or
 its disk hangs. A traceback carries the type and place of an error but not its message, which may repeat the
 content of a request.
+
+Every line of the endpoint has one shape: a JSON object with `event`, `timestamp`, `severity`, then `trace_id`
+and `span_id` if the caller sent a trace, then the fields of its event.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import queue
+import re
 import threading
 import traceback
 import warnings
-from typing import BinaryIO
+from datetime import UTC, datetime
+from typing import Any, BinaryIO
 
 from serving.errors import RecommendError
 from serving.metrics import REQUEST_LOG_DROPPED
+from serving.schemas import TRACEPARENT
 
 QUEUE_LINES = 256  # more wait only if stderr is not read: later ones are dropped and counted
 CLOSE_S = 2.0
 # Our own errors name a field, never its value; the system's errors name a file or an address.
 QUOTED = (RecommendError, OSError)
 MAX_ERRORS = 8  # of one chain, which may be a ring
+# OpenTelemetry's names of severities.
+_SEVERITY = {"DEBUG": "DEBUG", "INFO": "INFO", "WARNING": "WARN", "ERROR": "ERROR", "CRITICAL": "FATAL"}
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+
+
+def head(event: str, at: float, severity: str = "INFO", traceparent: str | None = None) -> dict[str, Any]:
+    """Return the fields that every line begins with; an invalid trace is left out."""
+    timestamp = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    fields = {"event": event, "timestamp": timestamp, "severity": severity}
+    if traceparent is not None and (trace := _TRACEPARENT.fullmatch(traceparent)):
+        fields |= {"trace_id": trace[1], "span_id": trace[2]}
+    return fields
+
+
+class JsonFormatter(logging.Formatter):
+    """A log record -> the line of the event `log`, in the trace of the request that is answered now."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; control characters are escaped, so that no text can forge another line."""
+        fields = head("log", record.created, _SEVERITY.get(record.levelname, "INFO"), TRACEPARENT.get())
+        fields |= {"logger": record.name, "message": record.getMessage()}
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["exception.type"] = type(record.exc_info[1]).__qualname__
+            fields["exception.stacktrace"] = record.exc_text or self.formatException(record.exc_info)
+        return json.dumps(fields)
 
 
 class OncePerSecond(logging.Filter):
@@ -108,9 +140,8 @@ def log_to(stream: BinaryIO) -> None:
     handler = BackgroundHandler(stream)
     handler.addFilter(OncePerSecond())
     handler.addFilter(WithoutMessages())
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING, handlers=[handler]
-    )
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     # KServe logs each request and, with a traceback, each client error; `endpoint` logs our own faults.
     logging.getLogger("kserve").setLevel(logging.CRITICAL)
     # KServe answers with a response class that FastAPI deprecates, with a warning on each request.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, set_span_in_context
@@ -24,7 +24,9 @@ class Tracing:
 
     def __init__(self, processor: SpanProcessor) -> None:
         """Take the receiver of finished spans."""
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "checkout"}))
+        # The names of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come before ours.
+        resource = Resource.create({"service.name": "checkout"}).merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer(__name__)
 
@@ -41,7 +43,7 @@ class Tracing:
             SpanKind.SERVER,
             start_time=_ns(turn.call.arrived, offset_ns),
             attributes={
-                "reco.route": turn.call.route,
+                ("http.route" if turn.call.route.startswith("/") else "rpc.method"): turn.call.route,
                 "reco.priority": turn.call.priority,
                 "reco.request_id": turn.response.request_id,
                 "reco.bundle_id": turn.response.bundle_id,
@@ -65,14 +67,14 @@ def trace_to(url: str) -> Tracing:
     """Return tracing that sends spans to a collector, in batches and from a thread of its own.
 
     Args:
-        url: of OTLP over HTTP, for example http://127.0.0.1:4318/v1/traces.
+        url: of OTLP over HTTP, for example http://127.0.0.1:4318/v1/traces; empty: that of OTEL_EXPORTER_*.
 
     Raises:
         ImportError: the extra `trace` is not installed.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=url or None)))
 
 
 def _ns(seconds: float, offset_ns: int) -> int:

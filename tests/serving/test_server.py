@@ -196,7 +196,7 @@ def test_without_its_store_the_endpoint_serves_labelled_degraded_answers(
         assert all(
             a["degraded"] and a["degraded_reason"] == "features_unavailable" and a["items"] for a in answers
         )
-        warnings = [line for line in running.stderr if not line.startswith("{")]
+        warnings = [line for line in running.stderr if '"event": "log"' in line]
         assert len(warnings) < 6  # one a second, not one per request
         assert 'degraded_reason="features_unavailable"' in client.get("/metrics").text
         with sqlite3.connect(toy_store.removeprefix("sqlite:///")) as whole, sqlite3.connect(file) as copy:
@@ -222,7 +222,8 @@ def test_an_endpoint_with_unread_log_lines_answers_and_ends(toy_bundle: Path, tm
         try:
             assert process.stderr is not None
             lines = iter(process.stderr.readline, b"")
-            ready = next(json.loads(line) for line in lines if line.startswith(b"{"))
+            told = (json.loads(line) for line in lines if line.startswith(b"{"))
+            ready = next(line for line in told if line["event"] == "ready")
             request = {"user_id": "u1", "basket": ["1000005"], "request_id": "r" * 128}
             with httpx.Client(base_url=ready["http"], timeout=30) as client:
                 for _ in range(2):

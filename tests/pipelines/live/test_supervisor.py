@@ -247,5 +247,11 @@ Traceback (most recent call last):
     raise MemoryError
 OSError: [Errno 28] No space left on device
 {"event": "answered", "request_id": "r2"}
+{"event": "log", "severity": "ERROR", "message": "gone", "exception.stacktrace": "  File x\\nKeyError"}
+{"event": "log", "sev
 """
-    assert spoken(log) == ["old words", "OSError: [Errno 28] No space left on device"]
+    assert spoken(log) == [
+        "old words",
+        "OSError: [Errno 28] No space left on device",
+        "ERROR: gone: KeyError",
+    ]

@@ -13,8 +13,9 @@ from msgspec import structs
 from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Recommender, open_recommender
+from serving.api.callers import Callers
 from serving.api.endpoint import _Statuses
-from serving.api.grpc_service import RecommendationsService
+from serving.api.grpc_service import Health, RecommendationsService
 from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.proto.recommendations_pb2 import Priority, RecommendRequest, RecommendResponse
 from serving.proto.recommendations_pb2_grpc import (
@@ -178,3 +179,29 @@ def test_an_error_of_ours_is_counted_and_says_nothing(recommender: Recommender) 
     error = served(Broken(recommender, 1e9), ask)
     assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
     assert faults() == before + 1
+
+
+def test_the_health_service_says_whether_the_endpoint_is_ready() -> None:
+    async def run() -> list[object]:
+        ready = True
+
+        async def is_ready() -> bool:
+            return ready
+
+        server = grpc.aio.server(interceptors=(Callers("0123456789abcdef").interceptor(), _Statuses()))
+        server.add_generic_rpc_handlers((Health(is_ready),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            name = b"reco.v1.Recommendations"
+            seen: list[object] = [await check(b""), await check(b"\x0a" + bytes([len(name)]) + name)]
+            ready = False
+            seen.append(await check(b""))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await check(b"\x0a\x01x")
+        await server.stop(None)
+        return [*seen, caught.value.code()]
+
+    # Field 1 of the answer: SERVING is 1, NOT_SERVING is 2.
+    assert asyncio.run(run()) == [b"\x08\x01", b"\x08\x01", b"\x08\x02", grpc.StatusCode.NOT_FOUND]

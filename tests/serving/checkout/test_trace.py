@@ -73,9 +73,13 @@ def way_of_one_request(bundle: Path, settings: Settings) -> tuple[list[str], dic
             # First uses are over then, and a first read that came too late is no longer among the latest.
             for _ in range(2 * LATEST):
                 post()
-            hook(way)
-            post()
-            hook(None)
+            for _ in range(20):  # on a busy machine a read may come too late: its request takes another way
+                way.entered.clear()
+                hook(way)
+                post()
+                hook(None)
+                if not answers[-1]["degraded"]:
+                    break
         os.kill(os.getpid(), signal.SIGTERM)
 
     def hook(profile: Callable[..., None] | None) -> None:

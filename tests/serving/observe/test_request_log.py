@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import threading
 
 from prometheus_client import REGISTRY
@@ -11,6 +12,8 @@ from serving.observe import request_log
 from serving.observe.request_log import RequestLog, hash_user
 from serving.schemas import Call, Recommendation, Request, Response
 from tests.chaos.stuck import Stuck
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def turn(user_id: str | None = "u1", request_id: str = "r1") -> Turn:
@@ -22,7 +25,7 @@ def turn(user_id: str | None = "u1", request_id: str = "r1") -> Turn:
     response = Response(
         request_id, items, "b1", degraded=True, degraded_reason="late", stage_ms={"total": 1.23456}
     )
-    call = Call(100.0, 100.05, "given", "/v1/recommendations", "prefetch")
+    call = Call(100.0, 100.05, "given", "/v1/recommendations", "prefetch", f"00-{TRACE}-{SPAN}-01")
     request = Request(("7", "8"), 1e9, user_id, "s1", 10, request_id)
     return Turn(request, call, None, 100.002, response=response)  # type: ignore[arg-type]
 
@@ -38,9 +41,12 @@ def lines(*turns: Turn, key: str = "k") -> list[dict[str, object]]:
 
 def test_a_line_shows_the_outcome_of_a_request() -> None:
     (line,) = lines(turn())
-    assert isinstance(line.pop("at"), float)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(line.pop("timestamp")))
     assert line == {
         "event": "answered",
+        "severity": "INFO",
+        "trace_id": TRACE,
+        "span_id": SPAN,
         "request_id": "r1",
         "route": "/v1/recommendations",
         "priority": "prefetch",

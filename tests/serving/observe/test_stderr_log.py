@@ -1,6 +1,7 @@
 """Lines reach stderr in order, without holding up the code that logs, and without an error's message."""
 
 import io
+import json
 import logging
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from serving.observe.stderr_log import (
     log_to,
     traceback_without_messages,
 )
+from serving.schemas import TRACEPARENT, read_call
 from tests.chaos.stuck import Stuck
 
 
@@ -72,7 +74,13 @@ def test_a_process_ends_though_its_stderr_is_not_read() -> None:
     with subprocess.Popen([sys.executable, "-c", begin + many], stderr=subprocess.PIPE) as process:
         assert process.wait(60) == 0
     command = [sys.executable, "-c", begin + "logging.warning('bye')"]
-    assert subprocess.run(command, capture_output=True, check=True).stderr.endswith(b" WARNING root: bye\n")
+    line = json.loads(subprocess.run(command, capture_output=True, check=True).stderr)
+    assert (line["event"], line["severity"], line["logger"], line["message"]) == (
+        "log",
+        "WARN",
+        "root",
+        "bye",
+    )
 
 
 def test_a_repeated_line_appears_once_a_second_with_the_number_held_back() -> None:
@@ -91,6 +99,7 @@ def test_a_repeated_line_appears_once_a_second_with_the_number_held_back() -> No
 # ----------------------------------------------------------------------------------- tracebacks
 
 CANARY = "CANARY-SHOPPER"
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def raised(error: Exception, context: Exception | None = None) -> Exception:
@@ -134,12 +143,17 @@ def test_the_endpoint_s_log_has_no_messages(monkeypatch: pytest.MonkeyPatch) -> 
     levels = root.level, logging.getLogger("kserve").level
     try:
         log_to(written)
+        read_call({"traceparent": f"00-{TRACE}-{SPAN}-01"}, "gRPC", 1.0)
         logging.getLogger("serving").error("predict failed", exc_info=raised(KeyError(CANARY)))
         root.handlers[0].close()
     finally:
+        TRACEPARENT.set(None)
         root.setLevel(levels[0])
         logging.getLogger("kserve").setLevel(levels[1])
     text = written.getvalue().decode()
-    assert "predict failed\n" in text
-    assert text.endswith("\nKeyError\n")
+    line = json.loads(text)
+    assert (line["message"], line["severity"]) == ("predict failed", "ERROR")
+    assert (line["trace_id"], line["span_id"]) == (TRACE, SPAN)
+    assert line["exception.type"] == "KeyError"
+    assert line["exception.stacktrace"].endswith("\nKeyError")
     assert CANARY not in text

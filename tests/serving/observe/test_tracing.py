@@ -1,5 +1,6 @@
 """Spans of a request, its wait and its stages, under the caller's trace."""
 
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -7,6 +8,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from serving.checkout.checkout import Turn
 from serving.observe.tracing import Tracing
 from serving.schemas import Call, Request, Response
+from serving.settings import names_collector
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -54,6 +56,17 @@ def test_the_caller_s_trace_is_continued() -> None:
     assert f"{root.context.trace_id:032x}" == TRACE
     assert root.parent is not None
     assert f"{root.parent.span_id:016x}" == PARENT
+
+
+def test_the_names_of_the_environment_come_before_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert spans(None)["queue"].resource.attributes["service.name"] == "checkout"
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "till")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=staging")
+    attributes = spans(None)["queue"].resource.attributes
+    assert attributes["service.name"] == "till"
+    assert attributes["deployment.environment.name"] == "staging"
+    assert names_collector({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
+    assert not names_collector({})
 
 
 def test_an_invalid_trace_header_begins_a_new_trace() -> None:
