@@ -14,6 +14,7 @@ from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
+BESIDE = ("peers",)  # measured apart from `make figures`, which has no time for it
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
 
 
@@ -43,7 +44,7 @@ def disagreements(results: Mapping[str, Any]) -> list[str]:
 
 def provenance() -> str:
     """Return whether all results belong together, and where each comes from."""
-    names = [*(bench.name for bench in PLAN), *REMOVED]
+    names = [*(bench.name for bench in PLAN), *BESIDE, *REMOVED]
     rows = []
     for name in names:
         document = measured(name)
@@ -131,6 +132,7 @@ def figures_page() -> str:
     """Return the page of figures, each section from one result file."""
     parts = [
         quality(measured("quality")),
+        peers(measured("peers")),
         load(measured("load")),
         latency(),
         features(measured("features")),
@@ -200,6 +202,32 @@ def quality(found: Any) -> str:
         + (two_stages(found) if "two_stages" in found else "")
         + made("quality")
         + "\n\n![NDCG@10 of the served path and of the baselines](quality.png)\n"
+    )
+
+
+def peers(found: Any) -> str:
+    """Return the served path beside published methods."""
+    rows = [("**as served**", "this project", found["served"], "")]
+    for name, row in sorted(found["peers"].items(), key=lambda pair: -pair[1]["ndcg_at_10"]):
+        ratio = found["served_against"][name]
+        low, high = ratio["ndcg_at_10_interval"]
+        rows.append((name, row["library"], row, f"{ratio['ndcg_at_10']:.2f} x [{low:.2f}, {high:.2f}]"))
+    metrics = ("ndcg_at_10", "recall_at_20", "new_recall_at_20")
+    cells = [
+        (name, library, *(f"{row[m]:.3f}" for m in metrics), ratio) for name, library, row, ratio in rows
+    ]
+    head = ("method", "library", "NDCG@10", "Recall@20", "of new items", "as served is better (NDCG@10)")
+    return (
+        "## Published methods\n\n"
+        f"The same {found['baskets']:,} baskets. Each method chose among its parameters on the four weeks "
+        "before the cut, and\n"
+        f"was asked once on the test weeks; all {len(found['tried'])} choices are in `peers.json`. "
+        '"+ own purchases" adds what the shopper\n'
+        "buys, with a weight that was chosen the same way. SASRec had minutes of a CPU: no ceiling of it.\n\n"
+        + table(head, cells)
+        + "\n`reco bench peers` repeats it. "
+        + made("peers")
+        + "\n"
     )
 
 
