@@ -165,16 +165,33 @@ def rollback(
         number = versions[-2 if action == "rollback" else -1]
         line = next(line for line in reversed(history) if line.version == number)
         target = _promoted(registry, line)
-        place = _fetch(registry, root, target)
+        _fetch(registry, root, target)
         if not dry_run:
-            if key:
-                sign(place, key, back_from=history[-1].bundle_id)
-                registry.attach(target, [place / name for name in SIGNATURE_FILES])
-            if trusted_keys:
-                last = _place(root, history[-1].bundle_id) if action == "rollback" else None
-                check_signed(place, trusted_keys, last)
+            last = history[-1] if action == "rollback" else None
+            _sign_way_back(registry, root, target, last, key, trusted_keys)
             _move(registry, root, target, now, action)
     return {"version": target.version, "bundle_id": target.bundle_id, "previous": now, "changed": not dry_run}
+
+
+def _sign_way_back(
+    registry: Registry,
+    home: Path,
+    target: Version,
+    last: Promotion | None,
+    key: Path | None,
+    trusted_keys: Path | None,
+) -> None:
+    """Sign a fetched version again, and check that it may follow the last one.
+
+    Raises:
+        SignatureInvalid: it may not.
+    """
+    place = _place(home, target.bundle_id)
+    if key:
+        sign(place, key, back_from=last.bundle_id if last else "")
+        registry.attach(target, [place / name for name in SIGNATURE_FILES])
+    if trusted_keys:
+        check_signed(place, trusted_keys, _place(home, last.bundle_id) if last else None)
 
 
 def verified_history(registry: Registry, home: Path) -> list[Promotion]:
