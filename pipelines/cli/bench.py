@@ -326,7 +326,8 @@ def drill(
 
 def _drill_release(context: Context, cases: tuple[str, ...], out: Path, data: str | None) -> None:
     from feature_repo.ids import closest
-    from pipelines.drills.canary import CASES, drill_release
+    from pipelines.drills.canary import CASES
+    from pipelines.drills.canary_run import drill_release
 
     logging.getLogger("httpx").setLevel(logging.WARNING)
     known = [case.name for case in CASES]

@@ -104,7 +104,7 @@ def release(
 
 
 def _resumed(rollout: Rollout) -> bool:
-    """Go on with an unfinished release; return False if there is none."""
+    """Go on with an unfinished release; return False if all are over."""
     from components.rollout.release import NoRelease
 
     try:

@@ -191,3 +191,21 @@ def release_table(result: Mapping[str, Any]) -> str:
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
+
+
+def draw_release(result: Mapping[str, Any], file: Path) -> None:
+    """Draw the canary's weight over time in each case, from its first mirrored request on."""
+    with picture(file, (8.4, 3.2)) as (figure, grid):
+        axes = grid[0][0]
+        for name, case in result["cases"].items():
+            began = next((at for at, state, _ in case["steps"] if state == "shadow"), None)
+            if began is None:
+                continue
+            steps = [(at - began, weight) for at, state, weight in case["steps"] if at >= began]
+            axes.step([at for at, _ in steps], [weight for _, weight in steps], where="post", label=name)
+        axes.set_yscale("symlog", linthresh=1.0)
+        axes.set_yticks([0, 1, 5, 25, 50, 100], ["0", "1", "5", "25", "50", "100"])
+        axes.set_xlabel("seconds since the first mirrored request")
+        axes.set_ylabel("weight of the canary, %")
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside right center", frameon=False, fontsize=8)

@@ -44,7 +44,7 @@ def test_a_release_steps_the_weights_of_real_endpoints(
 ) -> None:
     kind, cluster, versions = world
     lines = evaluation_requests(toy_line / "evaluated", 20)
-    over, statuses = threading.Event(), []
+    over, statuses = threading.Event(), list[int]()
     while not cluster.objects.list("pods"):
         time.sleep(0.1)
 
