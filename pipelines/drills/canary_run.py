@@ -58,7 +58,7 @@ def drill_release(
     rate: float = RATE,
     deadline_ms: float = DEADLINE_MS,
 ) -> dict[str, Any]:
-    """Carry the cases out and write `release.json`, `release.md` and `release.png`; return the content of the JSON.
+    """Carry the cases out; write `release.json`, `.md` and `.png`; return the content of the JSON.
 
     Args:
         bundle: that is served; the canary is a copy with another id.
