@@ -45,6 +45,8 @@ class Running:
     store_url: str  # as in `Settings.store_url`
     bootstrap: str  # of the broker
     own_store: bool  # it is one that `reco up` started, with its data in `store/`
+    cluster: str = ""  # the Kubernetes API of `reco up --slots`
+    gateway: str = ""  # the address of the shoppers' requests there
 
 
 def read_running(home: Path) -> Running | None:

@@ -80,6 +80,10 @@ class ModelCatalogue:
         found = self._registry().version(version)
         return found.version, found.bundle_id
 
+    def challenger(self) -> str | None:
+        """Return the version that the alias challenger names."""
+        return self._registry().alias(CHALLENGER)
+
     def previous(self) -> tuple[str, str]:
         """Return number and bundle id of the champion before this one.
 

@@ -15,6 +15,7 @@ from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 
 Document = dict[str, Any]
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod, mounted by Kubernetes
+IN_POD = "pod"
 TIMEOUT_S = 10.0
 KINDS = {  # kind -> API and plural
     "HTTPRoute": ("apis/gateway.networking.k8s.io/v1", "httproutes"),
@@ -54,12 +55,12 @@ class _AccountToken(httpx.Auth):
 
 
 def connect(url: str) -> httpx.Client:
-    """Return a connection to a URL without credentials (`kubectl proxy`); empty: to the pod's own cluster.
+    """Return a connection to a URL without credentials (`kubectl proxy`); `pod` or empty: the pod's cluster.
 
     Raises:
         NoCluster: there is no URL, and this is no pod.
     """
-    if url:
+    if url not in ("", IN_POD):
         return httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
     if not (ACCOUNT / "token").is_file():
         raise NoCluster(

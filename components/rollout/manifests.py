@@ -95,6 +95,12 @@ def source_of(found: Document) -> str:
     return _value(found["spec"]["predictor"]["containers"][0]["env"], BUNDLE_VARIABLE)
 
 
+def place_of_bundles(found: Document) -> str:
+    """Return the store of bundles: the place of a slot's bundle without its last part."""
+    environment = found["spec"]["predictor"]["containers"][0]["env"]
+    return _value(environment, BUNDLE_VARIABLE).rstrip("/").rpartition("/")[0]
+
+
 def log_of(found: Document) -> str:
     """Return the folder of a slot's prediction log."""
     return _value(found["spec"]["predictor"]["containers"][0]["env"], LOG_VARIABLE)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from components.rollout.cluster import Cluster, Document
-from components.rollout.comparison import SeriesMissing, SlotCounts, compare, read_metrics, total
+from components.rollout.comparison import GO, SeriesMissing, SlotCounts, compare, read_metrics, total
 from components.rollout.manifests import (
     SHADOW,
     SLOT_HEADER,
@@ -27,6 +28,7 @@ from serving.release.golden import TOLERANCE, read_golden
 
 ANSWER_S = 5.0  # of a golden request: the slot has just started
 SCRAPE_S = 2.0
+OVERLAP_AT = 5  # weight of the canary, %
 RECOMMENDATIONS = "/v1/recommendations"
 
 
@@ -99,7 +101,9 @@ class Observer:
             return Observed(fault=fault, missing=missing, missing_s=now - self._seen_at)
         self._seen_at = now
         verdict = compare(self._since(record.stable), self._since(record.canary), enough)
-        overlap = self._overlap(record, logs) if record.state == SHADOW and verdict.outcome == "go" else None
+        # The log's segments are readable after a minute: not at the end of the shadow, but two steps later.
+        is_due = record.overlap is None and record.weight >= OVERLAP_AT and verdict.outcome == GO
+        overlap = self._overlap(record, logs) if is_due else None
         return Observed(fault=fault, verdict=verdict, overlap=overlap)
 
     def _since(self, slot: str) -> SlotCounts:
@@ -143,6 +147,8 @@ class Observer:
 
     def _overlap(self, record: Release, logs: Path | None) -> float | None:
         """Return the mean share of the items that both slots showed to the same request."""
+        import pyarrow.compute as pc
+
         from serving.prediction_log import read_log
 
         if logs is None:
@@ -150,13 +156,15 @@ class Observer:
             logs = Path(log_of(found))
         if not (logs / SHADOW).is_dir():
             return None
-        since = _time(record.since)
-        lists: list[dict[str, list[str]]] = []
-        for folder in (logs, logs / SHADOW):
-            table = read_log(folder, since)
-            lists.append(
-                dict(zip(table["request_id"].to_pylist(), table["item_ids"].to_pylist(), strict=True))
-            )
+        shadow = read_log(logs / SHADOW)
+        shadow = shadow.filter(pc.equal(shadow["bundle_id"], record.bundle_id))
+        if not len(shadow):
+            return None
+        stable = read_log(logs, shadow["answered_at"][0].as_py() - timedelta(seconds=1))
+        lists = [
+            dict(zip(table["request_id"].to_pylist(), table["item_ids"].to_pylist(), strict=True))
+            for table in (stable, shadow)
+        ]
         both = [(lists[0][name], shown) for name, shown in lists[1].items() if name in lists[0]]
         shares = [len(set(a) & set(b)) / max(len(a), len(b)) for a, b in both if a or b]
         return round(sum(shares) / len(shares), 4) if shares else None
@@ -183,9 +191,3 @@ def _wrong(record: Release, answer: httpx.Response, expected: Any) -> str:
     if moved:
         return f"the score of item {moved[0]} is {scores[moved[0]]}, not the recorded one"
     return ""
-
-
-def _time(seconds: float) -> Any:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(seconds, UTC)

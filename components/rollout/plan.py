@@ -107,7 +107,7 @@ def advance(record: Release, seen: Observed, now: float, pace: Pace) -> Release:
         return _enter(record, "settle", now) if age >= pace.hold_s else record
     if not _is_complete(record, seen):
         return record
-    if record.state == "shadow":
+    if seen.overlap is not None:
         record = replace(record, overlap=seen.overlap)
     return _next(record, now, pace)
 

@@ -20,6 +20,8 @@ from serving.release.champion import read_champion
 if TYPE_CHECKING:
     from pipelines.bench.compression import TrainingLine
 
+RELEASE_DRILL = "release"
+
 
 def _require_instruments(package: str) -> None:
     """Refuse to go on without a package that the wheel leaves out; show progress on stderr."""
@@ -290,8 +292,9 @@ def drill(
 ) -> None:
     """Break parts of the running system under load, and judge.
 
-    NAME is one or more of --list, or all. With a Redis and an endpoint of its own; those of this home stay
-    untouched. Exit code 1: a figure is not met.
+    NAME is one or more of --list, or all. Or it is `release`: a canary in each way it can go; cases may
+    follow. With a Redis and an endpoint of its own; those of this home stay untouched. Exit code 1: a figure
+    is not met.
     """
     import signal
 
@@ -305,6 +308,9 @@ def drill(
         drills = choose_drills(names) if names else DRILLS
         context.answer([each.to_dict() for each in drills], list_table(drills))
         return
+    if names[:1] == (RELEASE_DRILL,):
+        _drill_release(context, names[1:], out, data)
+        return
     if not names:
         raise click.UsageError("no drill named: give one or more of `reco drill --list`, or all")
     drills = choose_drills(names)
@@ -314,6 +320,24 @@ def drill(
     offline_store, effort = home / "offline_store", SHORT if short else None
     result = run_drills(drills, bundle, offline_store, _requests(bundle), out, effort)
     context.answer(result, (out / "drills.md").read_text(encoding="utf-8"))
+    if not result["passed"]:
+        click.get_current_context().exit(1)
+
+
+def _drill_release(context: Context, cases: tuple[str, ...], out: Path, data: str | None) -> None:
+    from feature_repo.ids import closest
+    from pipelines.drills.canary import CASES
+    from pipelines.drills.canary_run import drill_release
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    known = [case.name for case in CASES]
+    for name in cases:
+        if name not in known:
+            raise click.UsageError(f"no case {name!r} of the drill release: {closest(name, known)}")
+    home = train_toy_shop(context.home, sys.stderr) if data else context.home
+    bundle = _bundle(Context(home, context.output))
+    result = drill_release(bundle, home / "offline_store", _requests(bundle), out, cases)
+    context.answer(result, (out / "release.md").read_text(encoding="utf-8"))
     if not result["passed"]:
         click.get_current_context().exit(1)
 

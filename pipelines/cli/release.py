@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.home import command
+from components.home import command, read_running
 from pipelines.cli.options import (
     FILE,
     FOLDER,
@@ -18,6 +18,7 @@ from pipelines.cli.options import (
     registry_options,
     trusted_keys_option,
 )
+from pipelines.cli.rollout import roll_back_traffic
 from pipelines.run.launch import champions_run, existing_registry, run_datasets
 from serving.release.champion import read_champion
 
@@ -156,6 +157,7 @@ def promote(
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Name the version that would come back; change nothing.")
 @click.option("--key", type=FILE, help="Private key: signs the way back.")
+@click.option("--cluster", default="", metavar="URL", help="Its traffic goes back.  [default: of `reco up`]")
 @trusted_keys_option
 @registry_options
 @common_options
@@ -163,17 +165,23 @@ def rollback(
     context: Context,
     dry_run: bool,
     key: Path | None,
+    cluster: str,
     trusted_keys: Path | None,
     tracking_uri: str,
     model_name: str,
 ) -> None:
     """Go back to the previous champion.
 
+    On a cluster the weights go first: at once while the old slot still runs, else when it has pods again.
     An alias that was moved by hand is moved back. With trusted keys, a bundle that was signed earlier needs
     a new signature: give the private key.
     """
     from components.release.promote_bundle import rollback as go_back
 
+    running = read_running(context.home)
+    if not dry_run and (cluster or (running and running.cluster)):
+        roll_back_traffic(context, cluster, (tracking_uri, model_name), trusted_keys, key)
+        return
     uri = existing_registry(context.home, tracking_uri)
     result = go_back(uri, model_name, str(context.home), dry_run, key, trusted_keys)
     if not result["version"]:

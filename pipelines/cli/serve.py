@@ -54,6 +54,8 @@ def serve(
 @click.option("--replay", "data", default="", metavar="DATA", help="Replay this data set's shoppers.")
 @click.option("--speed", type=float, default=600.0, show_default=True, help="Seconds of data per second.")
 @click.option("--from", "since", default="", help="Where the replay begins.  [default: the champion's cut]")
+@click.option("--slots", is_flag=True, help="Two slots behind a gateway, for `reco release`.")
+@click.option("--release", default="", metavar="VERSION", help="With two slots; release this version now.")
 @common_options
 def up(
     context: Context,
@@ -65,6 +67,8 @@ def up(
     data: str,
     speed: float,
     since: str,
+    slots: bool,
+    release: str,
 ) -> None:
     """Start store, broker, stream and endpoint, until Ctrl-C."""
     from components.home import announced, locked
@@ -80,7 +84,12 @@ def up(
     features = origin.artifacts("materialize-features") / "features" if origin else None
     if features is not None and not features.is_dir():
         features = None
-    wanted = Wanted(port, grpc_port, store_port, broker_port, bootstrap, absolute(data), speed, since)
+    data = absolute(data)
+    wanted = Wanted(
+        *(port, grpc_port, store_port, broker_port, bootstrap, data, speed, since),
+        slots=slots or bool(release),
+        release=release,
+    )
     settings, kafka = replace(Settings.from_env(), home=context.home), KafkaSettings.from_env()
     screen = Screen(context.home, context.output == "json")
     with locked(context.home / "up.lock", "running `reco up`"):

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from feature_repo.ids import closest
-from pipelines.cli import ask, bench, events, release, rules, serve, train, watch
+from pipelines.cli import ask, bench, events, release, rollout, rules, serve, train, watch
 from pipelines.cli.options import HOME_HELP
 from pipelines.run.exit_codes import exit_code
 from pipelines.run.launch import MODEL_NAME
@@ -70,7 +70,7 @@ def main(home: Path | None, debug: bool) -> None:
 
 
 main.add_command(ask.try_toy_shop)
-for group in (train, release, serve, ask, rules, events, watch, bench):
+for group in (train, release, rollout, serve, ask, rules, events, watch, bench):
     for command in group.COMMANDS:
         main.add_command(command)
 

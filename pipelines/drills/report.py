@@ -154,3 +154,58 @@ def list_table(drills: Sequence[Drill]) -> str:
         faults = ", ".join(drill.breaks)
         parts.append(f"{drill.name}\n  {drill.proves}\n  faults: {faults}\n{indented}")
     return "\n\n".join(parts)
+
+
+def release_table(result: Mapping[str, Any]) -> str:
+    """Return the result of `drill_release` as Markdown."""
+    machine = result["machine"]
+    rows = []
+    for name, case in result["cases"].items():
+        times = [_seconds(case[key]) for key in ("detect_s", "abort_s")]
+        counts = [case["requests"], case["failed_at_client"], case["hurt"], f"{case['touched']:.1f} %"]
+        end = [f"{case['ended']}", f"{case['largest_weight']} %", "yes" if case["passed"] else "no"]
+        rows.append([f"`{name}`", *times, *counts, *end])
+    head = ["case", "s to detect", "s to abort", "requests", "failed at the client", "hurt", "touched"]
+    missed = [name for name, case in result["cases"].items() if not case["passed"]]
+    verdict = f"{len(rows) - len(missed)} of {len(rows)} cases reach every figure"
+    lines = [
+        f"# Releases of bundle {result['bundle_id']}",
+        "",
+        f"{verdict}{', not ' + ', '.join(missed) if missed else ''}.",
+        "",
+        f"{result['rate']:g} requests a second through the gateway, half of them by the project's client. "
+        f"Two endpoints, gateway, store and load share {machine['cores']} cores of {machine['cpu']}. Time to "
+        "detect counts from the first mirrored request; hurt are requests that failed, or got less than the "
+        f"full path from the canary; commit {result['commit']}, {result['measured_at']}{busy_line(result)}.",
+        "",
+        *table([*head, "end", "largest weight", "passed"], rows),
+        "",
+    ]
+    for name, case in result["cases"].items():
+        lines += [f"## {name}", "", f"Proves: {case['proves']}.", ""]
+        if case["reason"]:
+            lines += [f"End: {case['ended']}, {case['reason']}.", ""]
+        lines += [*goal_table(case["goals"], "{:.4g}".format), ""]
+    return "\n".join(lines)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def draw_release(result: Mapping[str, Any], file: Path) -> None:
+    """Draw the canary's weight over time in each case, from its first mirrored request on."""
+    with picture(file, (8.4, 3.2)) as (figure, grid):
+        axes = grid[0][0]
+        for name, case in result["cases"].items():
+            began = next((at for at, state, _ in case["steps"] if state == "shadow"), None)
+            if began is None:
+                continue
+            steps = [(at - began, weight) for at, state, weight in case["steps"] if at >= began]
+            axes.step([at for at, _ in steps], [weight for _, weight in steps], where="post", label=name)
+        axes.set_yscale("symlog", linthresh=1.0)
+        axes.set_yticks([0, 1, 5, 25, 50, 100], ["0", "1", "5", "25", "50", "100"])
+        axes.set_xlabel("seconds since the first mirrored request")
+        axes.set_ylabel("weight of the canary, %")
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside right center", frameon=False, fontsize=8)

@@ -339,7 +339,7 @@ def _listening(home: Path) -> Iterator[str]:
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
-    from pipelines.live.up import answers
+    from pipelines.live.ports import answers
 
     urls = sorted(set(_listening(settings.home)))
     if urls or read_running(settings.home):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.server
 import json
 import queue
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -252,19 +253,29 @@ def _selected(document: Document, query: dict[str, str]) -> bool:
     return True
 
 
-class ApiServer(http.server.ThreadingHTTPServer):
-    """The API over HTTP on 127.0.0.1, without credentials."""
+class LocalServer(http.server.ThreadingHTTPServer):
+    """HTTP on 127.0.0.1, a thread for each connection."""
 
     daemon_threads = True
-
-    def __init__(self, objects: Objects, port: int = 0) -> None:
-        self.objects = objects
-        super().__init__(("127.0.0.1", port), _Call)
+    request_queue_size = 512
 
     @property
     def url(self) -> str:
         """Its address."""
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print a traceback, but not of a client that went away."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class ApiServer(LocalServer):
+    """The API, without credentials."""
+
+    def __init__(self, objects: Objects, port: int = 0) -> None:
+        self.objects = objects
+        super().__init__(("127.0.0.1", port), _Call)
 
 
 class _Call(http.server.BaseHTTPRequestHandler):

@@ -1,10 +1,14 @@
-"""Ports of this machine -> one that is free now."""
+"""Ports of this machine -> one that is free now; an address -> whether it answers."""
 
 from __future__ import annotations
 
+import http.client
 import socket
+import urllib.request
 
 from feature_repo.errors import CONFLICT, RecoError
+
+ANSWER_S = 2.0  # how long a part may take to answer a check
 
 
 class PortInUse(RecoError):
@@ -39,3 +43,12 @@ def claim_port(port: int, option: str) -> int:
                 f"or choose another one with {option} (0 is any free port)"
             ) from error
         return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> str:
+    """Return the fault of an HTTP endpoint, or an empty text."""
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_S):
+            return ""
+    except (OSError, http.client.HTTPException) as error:  # or the port of gRPC
+        return f"{url}: {getattr(error, 'reason', error)}"

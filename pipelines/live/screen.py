@@ -124,7 +124,13 @@ class Screen:
         if (file := self._home / "up" / "replay.log").is_file() and "replay" in self._running():
             said = file.read_text(errors="replace").splitlines()
             found["replay"] = said[-1] if said else "starting"
+        if (file := self._home / "up" / "release.log").is_file() and "release" in self._parts():
+            said = file.read_text(errors="replace").splitlines()
+            found["release"] = said[-1] if said else "starting"
         return found
+
+    def _parts(self) -> set[str]:
+        return {state.name for state in self._states}
 
     def _running(self) -> set[str]:
         return {state.name for state in self._states if state.pid}
@@ -160,4 +166,6 @@ def described(figures: dict[str, Any]) -> str:
         lines.append(f"stream   {figures['events']:,} events, lag {lag}")
     if "replay" in figures:
         lines.append(f"replay   {figures['replay']}")
+    if "release" in figures:
+        lines.append(f"release  {figures['release']}")
     return "\n".join(lines)

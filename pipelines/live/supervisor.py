@@ -206,11 +206,10 @@ class Supervisor:
         )
 
     def _start(self, one: _Running) -> None:
-        launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid())]
         with (self._logs / f"{one.part.name}.log").open("ab") as log:
             # Ctrl-C in a terminal goes to a whole session: we want to be the one who ends the parts.
             one.process = subprocess.Popen(
-                [*launch, *one.part.command],
+                until_parent_ends(one.part.command),
                 env=one.part.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -245,6 +244,11 @@ class Supervisor:
         file = self._logs / f"{part.name}.log"
         said = spoken(file.read_bytes()[-64_000:].decode(errors="replace"))[-lines:]
         return "".join(f"\n  {part.name}: {line[:300]}" for line in said) + f"\n  all it said: {file}"
+
+
+def until_parent_ends(command: Sequence[str]) -> list[str]:
+    """Return a command whose process is killed when the thread that starts it ends."""
+    return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command]
 
 
 def spoken(log: str) -> list[str]:

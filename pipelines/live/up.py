@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import json
 import shutil
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -21,12 +19,12 @@ from components.home import Running, write_json
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
 from pipelines.live.local_redis import store_program
-from pipelines.live.ports import claim_port
+from pipelines.live.ports import ANSWER_S, answers, claim_port
 from pipelines.live.supervisor import Part
 from serving.release.champion import Champion
 from serving.settings import Settings, variable
 
-ANSWER_S = 2.0  # how long a part may take to answer a check
+CLUSTER = "pipelines.live.small_cluster"
 SAY_S = 5.0  # between two lines about work that takes long
 HEARTBEAT_S = 5.0  # the stream writes its state each second
 
@@ -49,6 +47,8 @@ class Wanted:
     replay: str = ""  # the data set whose shoppers come
     speed: float = 600.0
     since: str = ""  # where its replay begins; empty is the champion's cut
+    slots: bool = False  # two slots behind a gateway instead of one endpoint
+    release: str = ""  # a version that is released when all parts are ready
 
 
 def parts_of(
@@ -97,10 +97,13 @@ def parts_of(
     )
     url = f"http://{settings.host}:{settings.http_port}"
     bundle = str(champion.bundle(settings.home))
+    serve = ["serving.server", "--bundle", bundle]
+    if wanted.slots:
+        serve = [CLUSTER, str(claim_port(0, ""))]
     parts.append(
         Part(
             "endpoint",
-            [sys.executable, "-m", "serving.server", "--bundle", bundle],
+            [sys.executable, "-m", *serve],
             env,
             url,
             lambda started: answers(f"{url}/healthz"),
@@ -117,6 +120,10 @@ def parts_of(
         parts.append(
             Part("replay", command, env, f"{wanted.replay} x {wanted.speed:g}", lambda s: "", once=True)
         )
+    if wanted.release:
+        command = reco("--home", home, "release", wanted.release)
+        api = f"version {wanted.release}"
+        parts.append(Part("release", command, env, api, lambda started: "", once=True))
     return parts
 
 
@@ -124,7 +131,10 @@ def used_by(parts: list[Part]) -> Running:
     """Return the store and the broker of the parts."""
     env = next(part.env for part in parts if part.name == "stream")
     own_store = any(part.name == "store" for part in parts)
-    return Running(env[variable("store_url")], env[VARIABLES["bootstrap"]], own_store)
+    endpoint = next(part for part in parts if part.name == "endpoint")
+    cluster = f"http://127.0.0.1:{endpoint.command[-1]}" if CLUSTER in endpoint.command else ""
+    gateway = endpoint.address if cluster else ""
+    return Running(env[variable("store_url")], env[VARIABLES["bootstrap"]], own_store, cluster, gateway)
 
 
 def reco(*arguments: str) -> list[str]:
@@ -255,12 +265,3 @@ def _heartbeat(home: Path) -> Callable[[float], str]:
         return f"last heartbeat {age:.0f} s ago" if age > HEARTBEAT_S else ""
 
     return check
-
-
-def answers(url: str) -> str:
-    """Return the fault of an HTTP endpoint, or an empty text."""
-    try:
-        with urllib.request.urlopen(url, timeout=ANSWER_S):
-            return ""
-    except (OSError, http.client.HTTPException) as error:  # or the port of gRPC
-        return f"{url}: {getattr(error, 'reason', error)}"

@@ -60,7 +60,7 @@ def test_a_wrong_golden_answer_is_a_fault(cluster: ToyCluster, document: Any, sa
     assert "status 403" in refused.fault
 
 
-def test_the_same_lists_of_both_slots_overlap_fully(cluster: ToyCluster, tmp_path: Path) -> None:
+def test_the_lists_of_both_slots_to_one_request_overlap(cluster: ToyCluster, tmp_path: Path) -> None:
     from datetime import UTC, datetime
 
     import pyarrow.parquet as pq
@@ -69,12 +69,12 @@ def test_the_same_lists_of_both_slots_overlap_fully(cluster: ToyCluster, tmp_pat
     from serving.schemas import Recommendation, Request, Response
 
     logs = tmp_path / "log"
-    for folder, ids in ((logs, ["1", "2"]), (logs / "shadow", ["2", "3"])):
+    for folder, ids, record_bundle in ((logs, ["1", "2"], "b1"), (logs / "shadow", ["2", "3"], "b2")):
         folder.mkdir()
         items = tuple(Recommendation(one, 0.5, "co", "because") for one in ids)
         request = Request(user_id=None, basket=(), store_id=None, at=0.0, k=2, request_id="r1")
         record = Record(
-            request, Response("r1", items, "b1", "full"), __import__("numpy").zeros((0, 0)), 2_000.0
+            request, Response("r1", items, record_bundle, "full"), __import__("numpy").zeros((0, 0)), 2_000.0
         )
         pq.write_table(records_to_table([record], []), folder / "one.parquet")
     watched = replace(RECORD, state="shadow", since=datetime(1970, 1, 1, tzinfo=UTC).timestamp())

@@ -19,9 +19,9 @@ import pytest
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
 from pipelines.live import up
 from pipelines.live.local_redis import store_program
-from pipelines.live.ports import PortInUse
+from pipelines.live.ports import PortInUse, answers
 from pipelines.live.supervisor import Part, State, Supervisor
-from pipelines.live.up import NoBroker, Wanted, answers, fill_store, parts_of, store_check
+from pipelines.live.up import NoBroker, Wanted, fill_store, parts_of, store_check
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 

@@ -1,0 +1,224 @@
+"""The command that moves traffic: release."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from components.home import read_running
+from pipelines.cli.options import FILE, FOLDER, Context, common_options, registry_options, trusted_keys_option
+from pipelines.run.launch import existing_registry, run_datasets
+
+if TYPE_CHECKING:
+    from components.rollout.catalogue import ModelCatalogue
+    from components.rollout.plan import Pace, Release
+    from components.rollout.release import Rollout
+
+WATCH_S = 30.0
+
+
+@click.command()
+@click.argument("version", default="challenger", metavar="[VERSION]")
+@click.option(
+    "--cluster", default="", metavar="URL", help="Kubernetes API.  [default: of `reco up`, or the pod]"
+)
+@click.option("--gateway", default="", metavar="URL", help="For golden requests.  [default: the route's]")
+@click.option("--namespace", default="checkout", show_default=True, help="Of route and slots.")
+@click.option("--dataset", type=FOLDER, help="Data set of its evaluation.  [default: the runs']")
+@click.option("--key", type=FILE, help="Private key: signs the way back.")
+@click.option("--hold-s", type=float, help="Time with the old slot ready.  [default: 1800]")
+@click.option("--orphan-s", type=float, help="Silence of a deployer for --guard.  [default: 300]")
+@click.option("--resume", is_flag=True, help="Go on with an unfinished release; without one, start.")
+@click.option("--guard", is_flag=True, help="End a release whose deployer is gone.")
+@click.option("--watch", is_flag=True, help="Release each new challenger, until Ctrl-C.")
+@click.option("--status", is_flag=True, help="Show the last release and the weights.")
+@click.option("--dry-run", is_flag=True, help="Print each patch; change nothing.")
+@trusted_keys_option
+@registry_options
+@common_options
+def release(
+    context: Context,
+    version: str,
+    cluster: str,
+    gateway: str,
+    namespace: str,
+    dataset: Path | None,
+    key: Path | None,
+    hold_s: float | None,
+    orphan_s: float | None,
+    resume: bool,
+    guard: bool,
+    watch: bool,
+    status: bool,
+    dry_run: bool,
+    trusted_keys: Path | None,
+    tracking_uri: str,
+    model_name: str,
+) -> None:
+    """Give a version the traffic in steps, or take it back.
+
+    The gate, then shadow traffic, then 1, 5, 25, 50 and 100 %. A worse canary is aborted: exit code 1.
+    Another release runs: 4.
+    """
+    from components.rollout.plan import Pace
+
+    if sum((resume, guard, watch, status, dry_run)) > 1:
+        raise click.UsageError("give one of --resume, --guard, --watch, --status and --dry-run")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    pace = Pace()
+    pace = replace(
+        pace,
+        hold_s=pace.hold_s if hold_s is None else hold_s,
+        orphan_s=pace.orphan_s if orphan_s is None else orphan_s,
+    )
+    datasets = [dataset] if dataset else run_datasets(context.home)
+    rollout, catalogue = open_rollout(
+        context, cluster, gateway, namespace, datasets, (tracking_uri, model_name), pace, trusted_keys, key
+    )
+    if status:
+        show_release(context, *rollout.status())
+    elif dry_run:
+        patches = [
+            {"object": name, "patch": patch} for name, patch in rollout.patches(version, catalogue.place)
+        ]
+        text = "\n".join(f"# {one['object']}\n{json.dumps(one['patch'])}" for one in patches)
+        context.answer(patches, text)
+    elif guard:
+        show_release(context, rollout.guard(), rollout.status()[1])
+    elif watch:
+        _follow(rollout, catalogue)
+    else:
+        try:
+            if not resume or not _resumed(rollout):
+                rollout.start(version, catalogue.place)
+        finally:  # an aborted one, too: the table says why
+            show_release(context, *rollout.status())
+
+
+def _resumed(rollout: Rollout) -> bool:
+    """Go on with an unfinished release; return False if all are over."""
+    from components.rollout.release import NoRelease
+
+    try:
+        rollout.resume()
+    except NoRelease:
+        return False
+    return True
+
+
+def open_rollout(
+    context: Context,
+    cluster: str,
+    gateway: str,
+    namespace: str,
+    datasets: list[Path],
+    registry: tuple[str, str],
+    pace: Pace,
+    trusted_keys: Path | None = None,
+    key: Path | None = None,
+) -> tuple[Rollout, ModelCatalogue]:
+    """Connect to a cluster, its gateway and the registry."""
+    import httpx
+
+    from components.rollout.catalogue import ModelCatalogue
+    from components.rollout.cluster import Cluster, connect
+    from components.rollout.manifests import ROUTE, SLOTS, place_of_bundles, service
+    from components.rollout.observe import Observer
+    from components.rollout.release import Rollout
+
+    running = read_running(context.home)
+    if running is not None and not cluster:
+        cluster, gateway = running.cluster, gateway or running.gateway
+    there = Cluster(connect(cluster), namespace)
+    route = there.get("HTTPRoute", ROUTE)
+    slot = there.get("InferenceService", service(SLOTS[0]))
+    address = gateway or f"https://{route['spec']['hostnames'][0]}"
+    token = context.settings().caller_tokens.partition(",")[0].strip()
+    uri, model_name = registry
+    catalogue = ModelCatalogue(
+        context.home,
+        existing_registry(context.home, uri),
+        model_name,
+        datasets,
+        place_of_bundles(slot),
+        trusted_keys,
+        key,
+    )
+    observer = Observer(there, httpx.Client(trust_env=False), address.rstrip("/"), token, pace, time.time)
+    holder = f"{socket.gethostname()}:{os.getpid()}"
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    return Rollout(there, observer, catalogue, pace, holder, time.time, time.sleep, say), catalogue
+
+
+def roll_back_traffic(
+    context: Context, cluster: str, registry: tuple[str, str], trusted_keys: Path | None, key: Path | None
+) -> None:
+    """Give the traffic of a cluster back to the version before."""
+    from components.rollout.plan import Pace
+
+    where = (cluster, "", "checkout")
+    rollout, catalogue = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
+    show_release(context, rollout.rollback(catalogue.place), rollout.status()[1])
+
+
+def show_release(context: Context, record: Release | None, weights: dict[str, int]) -> None:
+    """Answer with a release: its state, the weights, and the gate's tables."""
+    from components.rollout.plan import name_of
+    from pipelines.tables import table
+
+    split = ", ".join(f"{slot} {weight} %" for slot, weight in weights.items())
+    if record is None:
+        context.answer({"release": None, "weights": weights}, f"no release yet; {split}")
+        return
+    rows = [
+        ["release", f"version {record.version}, bundle {record.bundle_id}, to {record.canary}"],
+        ["state", name_of(record)],
+        ["weights", split],
+        ["reason", record.reason],
+        ["overlap of the lists", "not measured" if record.overlap is None else f"{record.overlap:.1%}"],
+    ]
+    looks: list[list[Any]] = [
+        [look["at"], row["share"], row["stable"], row["canary"], _percent(row["reveals"]), row["verdict"]]
+        for look in record.gate
+        for row in look["rows"]
+    ]
+    head = ["at", "share", "stable", "canary", "reveals (90 %)", "verdict"]
+    text = f"{table(['', ''], rows)}\n\n{table(head, looks)}"
+    context.answer({"release": asdict(record), "weights": weights}, text)
+
+
+def _percent(share: float | None) -> str:
+    return "nothing" if share is None else f"{share:.2%} or more"
+
+
+def _follow(rollout: Rollout, catalogue: ModelCatalogue) -> None:
+    """Release each version that gets the alias challenger; an aborted one loses it."""
+    from components.release.registry import CHALLENGER
+    from components.rollout.release import Aborted
+    from feature_repo.errors import RecoError
+
+    while True:
+        try:
+            number = catalogue.challenger()
+            if number:
+                click.echo(f"version {number} is {CHALLENGER}", err=True)
+                rollout.start(number, catalogue.place)
+        except Aborted as error:
+            click.echo(str(error), err=True)
+        except RecoError as error:  # the registry or the cluster is away, or another release runs
+            click.echo(f"{error}; looking again in {WATCH_S:g} s", err=True)
+        time.sleep(WATCH_S)
+
+
+COMMANDS = (release,)

@@ -1,0 +1,338 @@
+"""A champion and worse copies of it -> each way in which a release can go, with shoppers in the loop.
+
+Every case starts a small cluster of this machine: API, gateway, and an endpoint process for each slot. Load
+goes through the gateway all the time. Versions and alias are a file here, because the registry has to be away
+in one case; the gate before the traffic is another drill's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from components.home import write_json
+from components.rollout.cluster import Cluster, connect
+from components.rollout.observe import Observer
+from components.rollout.plan import FINAL, ROLLBACK, Pace, Release
+from components.rollout.publishing import publish_bundle
+from components.rollout.release import Aborted, Rollout
+from feature_repo.errors import UNREACHABLE, RecoError
+from pipelines.bench.load.goals import Goal
+from pipelines.live.small_cluster import SmallCluster
+
+log = logging.getLogger(__name__)
+
+RATE = 50.0  # requests a second, through the client and straight, half each
+LONGEST_S = 1_200.0
+LOOK_S = 0.1
+BEFORE_S = 3.0
+# Cases about crashes and registries hurry through the steps; those about the gate keep its numbers.
+HURRY = Pace(
+    weights={1: 5, 5: 10, 25: 100, 50: 100},
+    shadow_answers=60,
+    look_s=1.0,
+    hold_s=6.0,
+    orphan_s=6.0,
+    missing_s=10.0,
+)
+GATE = Pace(look_s=2.0, hold_s=6.0, ready_s=60.0, missing_s=10.0)
+
+
+class DrillVersions:
+    """Two versions and the alias, in a file; while the file `away` is there, no registry answers."""
+
+    def __init__(self, home: Path, bundles: Mapping[str, str]) -> None:
+        """Take the folder, and the bundle id of each version."""
+        self._home, self._bundles = home, bundles
+        if not (home / "alias.json").is_file():
+            write_json(home / "alias.json", ["1"])
+
+    def champions(self) -> list[str]:
+        """Return the versions that were champion, the last one now."""
+        return list(json.loads((self._home / "alias.json").read_bytes()))
+
+    def find(self, version: str) -> tuple[str, str]:
+        """Return a version and its bundle."""
+        return version, self._bundles[version]
+
+    def previous(self) -> tuple[str, str]:
+        """Return the version before the champion."""
+        return self.find(self.champions()[-2])
+
+    def place(self, bundle_id: str) -> str:
+        """Return where pods load a bundle from."""
+        return (self._home / "published" / bundle_id).as_uri()
+
+    def bundle(self, record: Release) -> Path:
+        """Return a version's bundle."""
+        return self._home / "bundles" / record.bundle_id
+
+    def check(self, record: Release) -> None:
+        """Let each version through: the gate before the traffic is not drilled here."""
+
+    def publish(self, record: Release) -> None:
+        """Publish it, as on a cluster."""
+        publish_bundle(self.bundle(record), record.source)
+
+    def seal(self, record: Release) -> None:
+        """Move the alias."""
+        self._move(record, record.kind == ROLLBACK)
+
+    def undo(self, record: Release) -> None:
+        """Move the alias back."""
+        if record.kind != ROLLBACK and self.champions()[-1] == record.version:
+            self._move(replace(record, version=self.champions()[-2]), True)
+
+    def _move(self, record: Release, is_back: bool) -> None:
+        if (self._home / "away").exists():
+            raise RegistryGone("the drill's registry is away")
+        champions = self.champions()
+        if champions[-1] != record.version:
+            write_json(self._home / "alias.json", champions[:-1] if is_back else [*champions, record.version])
+
+
+class RegistryGone(RecoError):
+    """The drill's registry is away."""
+
+    exit_code = UNREACHABLE
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A cluster that runs, with load, for one case."""
+
+    home: Path
+    cluster: SmallCluster
+    versions: DrillVersions
+    pace: Pace
+
+    def rollout(self) -> Rollout:
+        """Return a deployer of this process."""
+        return deployer(self.home, self.cluster.api.url, self.cluster.gateway.url, self.versions, self.pace)
+
+    def seen(self) -> tuple[str, int]:
+        """Return the state of the release and the canary's weight."""
+        record, split = self.rollout().status()
+        return ("", 0) if record is None else (record.state, split[record.canary])
+
+    def await_weight(self, weight: int) -> None:
+        """Wait until the canary has a weight, or the release is over."""
+        until = time.monotonic() + LONGEST_S
+        while time.monotonic() < until:
+            state, now = self.seen()
+            if now == weight or state in FINAL:
+                return
+            time.sleep(LOOK_S)
+
+
+def deployer(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> Rollout:
+    """Return a deployer as `reco release` makes it."""
+    cluster = Cluster(connect(api), "checkout")
+    observer = Observer(cluster, httpx.Client(trust_env=False), gateway, "", pace, time.time)
+    name = f"{multiprocessing.current_process().pid}:{threading.get_ident()}"
+    return Rollout(cluster, observer, versions, pace, name, time.time, time.sleep, log.info)
+
+
+Act = Callable[[Shop], dict[str, Any]]
+
+
+def _release(shop: Shop) -> dict[str, Any]:
+    try:
+        record = shop.rollout().start("2", shop.versions.place)
+    except Aborted:
+        [record] = [one for one in [shop.rollout().status()[0]] if one]
+    return {
+        "ended": record.state,
+        "reason": record.reason,
+        "gate": list(record.gate),
+        "overlap": record.overlap,
+    }
+
+
+def _roll_back_later(shop: Shop) -> dict[str, Any]:
+    found = _release(shop)
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as thread:
+        going = thread.submit(shop.rollout().rollback, shop.versions.place)
+        while shop.rollout().status()[1]["blue"] != 100:
+            time.sleep(LOOK_S)
+        back_s = time.monotonic() - began
+        going.result()
+    return {**found, "back_s": back_s}
+
+
+def _metrics_away(shop: Shop) -> dict[str, Any]:
+    with ThreadPoolExecutor(1) as thread:
+        going = thread.submit(_release, shop)
+        shop.await_weight(5)
+        pods = shop.cluster.objects.list("pods")
+        for pod in (one for one in pods if "green" in one["metadata"]["name"]):
+            pod["spec"]["containers"][0]["ports"][1]["containerPort"] = 9  # nothing listens there
+            shop.cluster.objects.write(("pods", "checkout", pod["metadata"]["name"]), pod)
+        return going.result()
+
+
+def _deployer_killed(shop: Shop) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    arguments = (shop.home, shop.cluster.api.url, shop.cluster.gateway.url, shop.versions, shop.pace)
+    process = context.Process(target=_deploy, args=arguments, daemon=True)
+    process.start()
+    shop.await_weight(25)
+    process.kill()
+    process.join()
+    killed = time.monotonic()
+    try:
+        while (record := shop.rollout().guard()) is not None and record.active:
+            time.sleep(1.0)
+    except Aborted:
+        pass
+    return {"ended": shop.seen()[0], "reason": "the guard", "guarded_s": time.monotonic() - killed}
+
+
+def _deploy(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> None:
+    deployer(home, api, gateway, versions, pace).start("2", versions.place)
+
+
+def _registry_away(shop: Shop) -> dict[str, Any]:
+    (shop.home / "away").touch()
+    code = 0
+    try:
+        shop.rollout().start("2", shop.versions.place)
+    except RegistryGone as error:
+        code = error.exit_code
+    stayed = shop.seen()
+    (shop.home / "away").unlink()
+    patient = replace(shop, pace=replace(shop.pace, hold_s=600.0))
+    with ThreadPoolExecutor(1) as thread:
+        resumed = patient.rollout()
+        going = thread.submit(_until_conflict, resumed)
+        while shop.seen()[0] != "hold":
+            time.sleep(LOOK_S)
+        sealed = shop.versions.champions()[-1]
+        time.sleep(3.0)
+        began = time.monotonic()
+        back = ThreadPoolExecutor(1).submit(shop.rollout().rollback, shop.versions.place)
+        while shop.seen()[1] != 0:
+            time.sleep(LOOK_S / 4)
+        back_s = time.monotonic() - began
+        back.result()
+        going.result()
+    return {
+        "ended": shop.seen()[0],
+        "reason": "rolled back in the hold",
+        "exit_code": code,
+        "stayed": stayed,
+        "sealed": sealed,
+        "back_s": back_s,
+    }
+
+
+def _until_conflict(rollout: Rollout) -> None:
+    with contextlib.suppress(RecoError):  # the rollback takes the release from it
+        rollout.resume()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way in which a release can go."""
+
+    name: str
+    proves: str
+    act: Act
+    ends: str  # the state
+    fault: str = ""  # of `bad_endpoint`, for the canary
+    wrong_golden: bool = False
+    most_weight: int = 100
+    pace: Pace = GATE
+    goals: Sequence[Goal] = ()
+
+
+def figure(name: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the reader of one figure of an outcome."""
+    return lambda outcome: outcome.get(name)
+
+
+ABORT_GOALS = (
+    Goal("time to detect", "<=", 60.0, " s", figure("detect_s")),
+    Goal("time to abort", "<=", 2.0, " s", figure("abort_s")),
+    Goal("requests touched", "<=", 5.0, " %", figure("touched")),
+    Goal("weight of a bad canary", "<=", 5, " %", figure("largest_weight")),
+)
+CASES = (
+    Case(
+        "good",
+        "a good bundle gets all traffic, and from its parked slot the old one comes back",
+        _roll_back_later,
+        "done",
+        goals=(
+            Goal("time to all traffic", "<=", 300.0, " s", figure("full_s")),
+            Goal("rollback from a parked slot", "<=", 60.0, " s", figure("back_s")),
+        ),
+    ),
+    Case("slow", "p99 x 3 is aborted", _release, "aborted", "slow", goals=ABORT_GOALS),
+    Case(
+        "failing", "2 % errors are aborted", _release, "aborted", "failing", most_weight=5, goals=ABORT_GOALS
+    ),
+    Case(
+        "less",
+        "10 % fewer full answers are aborted",
+        _release,
+        "aborted",
+        "less",
+        most_weight=5,
+        goals=ABORT_GOALS,
+    ),
+    Case(
+        "wrong-golden",
+        "a bundle with wrong golden answers gets no request",
+        _release,
+        "aborted",
+        wrong_golden=True,
+        most_weight=0,
+    ),
+    Case(
+        "never-ready",
+        "pods that do not start get no request",
+        _release,
+        "aborted",
+        "hanging",
+        most_weight=0,
+        pace=replace(HURRY, ready_s=10.0),
+    ),
+    Case(
+        "metrics-away",
+        "without metrics the gate holds, and then aborts",
+        _metrics_away,
+        "aborted",
+        most_weight=5,
+        pace=HURRY,
+    ),
+    Case(
+        "deployer-killed",
+        "the guard ends a release whose deployer was killed at 25 %",
+        _deployer_killed,
+        "aborted",
+        most_weight=25,
+        pace=replace(HURRY, weights={**HURRY.weights, 25: 100_000}),
+        goals=(Goal("until the guard has aborted", "<=", 20.0, " s", figure("guarded_s")),),
+    ),
+    Case(
+        "registry-away",
+        "without a registry the traffic stays; the release is resumed, and rolled back in its hold",
+        _registry_away,
+        "aborted",
+        pace=HURRY,
+        goals=(Goal("rollback in the hold", "<=", 2.0, " s", figure("back_s")),),
+    ),
+)

@@ -1,0 +1,239 @@
+"""The cases of a release -> their figures: each with a cluster of its own, and load through its gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from components.measurement import machine_state
+from components.rollout.comparison import read_metrics
+from components.rollout.manifests import metrics_url
+from components.rollout.plan import Pace
+from pipelines.bench.load.arms import PREDICT
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
+from pipelines.bench.load.goals import Goal
+from pipelines.bench.report import write_report
+from pipelines.drills.canary import (
+    BEFORE_S,
+    CASES,
+    LONGEST_S,
+    LOOK_S,
+    RATE,
+    Case,
+    DrillVersions,
+    Shop,
+    figure,
+)
+from pipelines.drills.outcome import CLIENT, RAW, Answer, answers_of
+from pipelines.drills.report import draw_release, release_table
+from pipelines.drills.system import DrillEffort, Testbed, bodies_of, open_testbed, released
+from pipelines.live.slots import SERVER
+from pipelines.live.small_cluster import SmallCluster, small_cluster
+from serving.client.client import DEADLINE_MS
+from serving.release.bundle import load_bundle, read_manifest, seal_bundle
+from serving.release.champion import Champion
+from serving.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def drill_release(
+    bundle: Path,
+    offline_store: Path,
+    requests: Sequence[Mapping[str, Any]],
+    out_dir: Path,
+    names: Sequence[str] = (),
+    rate: float = RATE,
+    deadline_ms: float = DEADLINE_MS,
+) -> dict[str, Any]:
+    """Carry the cases out; write `release.json`, `.md` and `.png`; return the content of the JSON.
+
+    Args:
+        bundle: that is served; the canary is a copy with another id.
+        offline_store: of its home.
+        requests: request lines with known shoppers.
+        out_dir: where the results go.
+        names: of the cases; empty: all.
+        rate: requests a second.
+        deadline_ms: of a call of the client, and of the endpoint.
+    """
+    before, outcomes = machine_state(), {}
+    cases = [case for case in CASES if not names or case.name in names]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
+        effort = DrillEffort()
+        testbed = stack.enter_context(
+            open_testbed(bundle, offline_store, requests, folder, effort, deadline_ms)
+        )
+        generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW)}
+        for case in cases:
+            log.info("%s: %s", case.name, case.proves)
+            outcomes[case.name] = run_case(case, testbed, generators, rate)
+            log.info("  %s", "passed" if outcomes[case.name]["passed"] else "MISSED")
+    figures = {
+        "bundle_id": read_manifest(bundle)["bundle_id"],
+        "rate": rate,
+        "pace": {**asdict(Pace()), "weights": {str(at): n for at, n in Pace().weights.items()}},
+        "cases": outcomes,
+        "passed": all(one["passed"] for one in outcomes.values()),
+    }
+    result = write_report(out_dir, "release", figures, release_table, before)
+    draw_release(result, out_dir / "release.png")
+    return result
+
+
+def run_case(
+    case: Case, testbed: Testbed, generators: Mapping[str, LoadGenerator], rate: float
+) -> dict[str, Any]:
+    """Carry one case out; return its outcome, judged."""
+    home = testbed.folder / case.name
+    champions = [released(testbed.bundle, home, made_for) for made_for in ("", case.name)]
+    if case.wrong_golden:
+        champions[1] = _with_wrong_golden(home, champions[1].bundle(home))
+    bundles = {str(number): one.bundle_id for number, one in enumerate(champions, 1)}
+    versions = DrillVersions(home, bundles)
+    store_url = f"redis://{testbed.proxy.address}/0"
+    settings = Settings(home, http_port=0, store_url=store_url, deadline_ms=testbed.deadline_ms)
+
+    def launch(served: Path) -> Sequence[str]:
+        if not case.fault or served.name != bundles["2"]:
+            return SERVER
+        slow_s = str(2.0 * _p99_s(cluster))  # so much later, each answer has three times the p99
+        return sys.executable, "-m", "pipelines.drills.bad_endpoint", case.fault, slow_s
+
+    first = champions[0].bundle(home)
+    settings = replace(settings, log_segment_s=1.0)
+    with small_cluster(first, settings, home / "slots", launch=launch) as cluster:
+        shop = Shop(home, cluster, versions, case.pace)
+        _await_ready(cluster)
+        with _watched(shop) as seen, _loaded(testbed, cluster, generators, rate) as streams:
+            time.sleep(BEFORE_S)
+            outcome = case.act(shop)
+            time.sleep(2.0)
+    outcome |= _figures(seen, streams, bundles["2"])
+    outcome["proves"] = case.proves
+    common = (
+        Goal("answers that failed at the client", "<=", 0, "", figure("failed_at_client")),
+        Goal("largest weight of the canary", "<=", case.most_weight, " %", figure("largest_weight")),
+    )
+    outcome["goals"] = [goal.judge(outcome) for goal in (*common, *case.goals)]
+    reached = all(goal["reached"] for goal in outcome["goals"])
+    outcome["passed"] = reached and outcome["ended"] == case.ends
+    return outcome
+
+
+def _with_wrong_golden(home: Path, bundle: Path) -> Champion:
+    """Seal a bundle again with recorded answers that are wrong."""
+    manifest, settings = read_manifest(bundle), load_bundle(bundle).settings
+    file = bundle / "golden.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        row["expected"] = [[item, 1.0 - score] for item, score in row["expected"]]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bundle_id = seal_bundle(bundle, cut=manifest["cut"], settings=settings, made_from=manifest["made_from"])
+    bundle.rename(home / "bundles" / bundle_id)
+    return Champion(bundle_id, "2", "checkout", f"bundles/{bundle_id}", manifest["cut"], "")
+
+
+def _p99_s(cluster: SmallCluster) -> float:
+    """Return the stable slot's p99 so far."""
+    [pod] = [one for one in cluster.objects.list("pods") if "blue" in one["metadata"]["name"]]
+    counts, _ = read_metrics(httpx.get(metrics_url(pod), trust_env=False).text)
+    return counts.p99_s()
+
+
+def _await_ready(cluster: SmallCluster) -> None:
+    until = time.monotonic() + 180.0
+    while not cluster.objects.list("pods"):
+        if time.monotonic() > until:
+            raise RuntimeError("the first slot did not start")
+        time.sleep(LOOK_S)
+
+
+@contextlib.contextmanager
+def _watched(shop: Shop) -> Iterator[list[tuple[float, str, int]]]:
+    """Note each state and weight of the route with its time, until the block ends."""
+    seen: list[tuple[float, str, int]] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_S):
+            now = shop.seen()
+            if not seen or seen[-1][1:] != now:
+                seen.append((time.monotonic(), *now))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _loaded(
+    testbed: Testbed, cluster: SmallCluster, generators: Mapping[str, LoadGenerator], rate: float
+) -> Iterator[dict[str, list[Answer]]]:
+    """Send both streams through the gateway until the block ends; their answers are there after it."""
+    over = testbed.folder / f"over-{time.monotonic_ns()}"
+    common: dict[str, Any] = {"connections": 16, "warm_up": 3, "keep": True, "stop": str(over)}
+    client = LoadPlan(
+        f"client+{cluster.gateway.url}",
+        generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
+        *(LONGEST_S, rate / 2),
+        **common,
+        best_sellers=str(testbed.best_sellers),
+        deadline_ms=testbed.deadline_ms,
+    )
+    raw_bodies = generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
+    raw = LoadPlan(f"{cluster.gateway.url}{PREDICT}", raw_bodies, LONGEST_S, rate / 2, **common, seed=1)
+    streams: dict[str, list[Answer]] = {}
+    with ThreadPoolExecutor(2) as threads:
+        asking = {
+            name: threads.submit(generators[name].run, plan) for name, plan in ((CLIENT, client), (RAW, raw))
+        }
+        try:
+            yield streams
+        finally:
+            over.touch()
+        for name, questions in ((CLIENT, len(testbed.asked)), (RAW, len(testbed.raw))):
+            streams[name] = answers_of(asking[name].result(), questions)
+
+
+def _figures(
+    seen: Sequence[tuple[float, str, int]], streams: Mapping[str, Sequence[Answer]], canary: str
+) -> dict[str, Any]:
+    """Return times and counts of a case."""
+    first = {state: at for at, state, _ in reversed(seen)}
+    answers = [answer for some in streams.values() for answer in some]
+    touched = [one for one in answers if one.document.get("bundle_id") == canary]
+    aborted, shadow = first.get("abort"), first.get("shadow")
+    after = [one.due - aborted for one in touched if aborted is not None and one.due > aborted]
+    full = next((at for at, _, weight in seen if weight == 100), None)
+    began = next((at for at, state, _ in seen if state), None)
+    failed = {name: sum(not one.status_ok for one in some) for name, some in streams.items()}
+    return {
+        "requests": len(answers),
+        "failed_at_client": failed[CLIENT],
+        "failed_straight": failed[RAW],
+        "touched": 100.0 * len(touched) / max(len(answers), 1),
+        "hurt": failed[RAW] + sum(not one.whole for one in touched),
+        "largest_weight": max((weight for _, _, weight in seen), default=0),
+        "detect_s": aborted - shadow if aborted is not None and shadow is not None else None,
+        "abort_s": max(after, default=0.0) if aborted is not None else None,
+        "full_s": full - began if full is not None and began is not None else None,
+        "steps": [[round(at - seen[0][0], 1), state, weight] for at, state, weight in seen],
+    }

@@ -1,0 +1,168 @@
+"""The HTTPRoute of a small cluster -> requests passed on by header, path and weight, and mirrored."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import itertools
+import random
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pipelines.live.cluster_api import Document, LocalServer, Objects
+
+PATIENCE_S = 5.0  # for an answer of a slot; the endpoint has a deadline of its own
+MIRRORS = 4  # mirrored requests at a time; more are dropped, as a gateway may
+_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
+_GONE = (ConnectionError, TimeoutError, http.client.HTTPException)
+
+
+def choose(rules: list[Document], path: str, headers: Any, dice: float) -> tuple[str, int, Document | None]:
+    """Return Service, port and mirror of a request; a path without a rule goes where most requests go.
+
+    Args:
+        rules: of the HTTPRoute, in their order.
+        path: of the request.
+        headers: of the request, by name in lower case.
+        dice: a number from 0 to 1 that chooses among weights.
+    """
+    rule = next((one for one in rules if _matches(one, path, headers)), None)
+    if rule is None:  # on a small cluster alone: health and metrics
+        largest = max(rules[-1]["backendRefs"], key=lambda one: int(one["weight"]))
+        return largest["name"], largest["port"], None
+    shares = list(itertools.accumulate(one.get("weight", 1) for one in rule["backendRefs"]))
+    number = next(number for number, share in enumerate(shares) if dice * shares[-1] < share)
+    chosen = rule["backendRefs"][number]
+    filters = [one for one in rule.get("filters", ()) if one["type"] == "RequestMirror"]
+    return chosen["name"], chosen["port"], filters[0]["requestMirror"] if filters else None
+
+
+def _matches(rule: Document, path: str, headers: Any) -> bool:
+    return any(
+        path.startswith(match["path"]["value"])
+        and all(headers.get(one["name"]) == one["value"] for one in match.get("headers", ()))
+        for match in rule["matches"]
+    )
+
+
+class Gateway(LocalServer):
+    """Passes requests on to the ready pods of the route's Services."""
+
+    def __init__(self, objects: Objects, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Request)
+        self._objects, self._mirrors = objects, ThreadPoolExecutor(MIRRORS)
+        self._room = threading.Semaphore(MIRRORS * 4)
+        self._seen, self._rules, self._pods = "", list[Document](), dict[str, list[int]]()
+        self._lock = threading.Lock()
+
+    def rules(self) -> list[Document]:
+        """Return the route's rules as they are now."""
+        self._refresh()
+        return self._rules
+
+    def ports(self, service: str) -> list[int]:
+        """Return where the ready pods of a Service take HTTP, in a random order."""
+        self._refresh()
+        ports = list(self._pods.get(service, ()))
+        random.shuffle(ports)
+        return ports
+
+    def mirror(self, service: str, call: tuple[str, str, bytes, dict[str, str]]) -> None:
+        """Send a copy of a request; its answer is dropped."""
+        if self._room.acquire(blocking=False):
+            self._mirrors.submit(self._copy, service, call)
+
+    def _copy(self, service: str, call: tuple[str, str, bytes, dict[str, str]]) -> None:
+        try:
+            for port in self.ports(service)[:1]:
+                with contextlib.suppress(*_GONE):  # nothing waits for it
+                    ask(port, *call)
+        finally:
+            self._room.release()
+
+    def _refresh(self) -> None:
+        """Read the objects again if one of them changed."""
+        with self._lock:
+            if self._seen == (now := self._objects.version):
+                return
+            routes = self._objects.list("httproutes")
+            pods: dict[str, list[int]] = {}
+            for pod in self._objects.list("pods"):
+                ready = {one["type"]: one["status"] for one in pod["status"]["conditions"]}.get("Ready")
+                if ready == "True":
+                    name = pod["metadata"]["labels"]["serving.kserve.io/inferenceservice"]
+                    port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
+                    pods.setdefault(f"{name}-predictor", []).append(port)
+            self._rules = routes[0]["spec"]["rules"] if routes else []
+            self._seen, self._pods = now, pods
+
+
+_connections = threading.local()
+
+
+def ask(port: int, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, Any, bytes]:
+    """Return status, headers and body of a pod's answer; a closed connection is opened again once."""
+    pool: dict[Any, http.client.HTTPConnection] = _connections.__dict__
+    for attempt in (0, 1):
+        reused = port in pool
+        connection = pool.pop(port, None) or http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except _GONE:
+            connection.close()
+            if attempt or not reused:
+                raise
+            continue
+        if answer.will_close:
+            connection.close()
+        else:
+            pool[port] = connection
+        return answer.status, answer.headers, content
+    raise AssertionError("a second attempt returns or raises")
+
+
+class _Request(http.server.BaseHTTPRequestHandler):
+    server: Gateway
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # head and body in one packet
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        headers = {name.lower(): value for name, value in self.headers.items() if name.lower() not in _HOP}
+        headers.setdefault("x-request-id", uuid.uuid4().hex)
+        service, _, mirror = choose(self.server.rules(), self.path, headers, random.random())
+        call = (self.command, self.path, body, headers)
+        if mirror and random.random() * 100 < mirror.get("percent", 100):
+            self.server.mirror(mirror["backendRef"]["name"], call)
+        for port in self.server.ports(service)[:2]:
+            with contextlib.suppress(ConnectionRefusedError):  # it ended just now: another pod
+                try:
+                    status, its, content = ask(port, *call)
+                except ConnectionRefusedError:
+                    raise
+                except _GONE as error:
+                    self._answer(504, {}, str(error).encode())
+                    return
+                kept = {name: value for name, value in its.items() if name.lower() not in _HOP}
+                self._answer(status, kept, content)
+                return
+        self._answer(503, {}, f"no pod of {service} is ready".encode())
+
+    do_GET = do_POST = _pass_on
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Write no log of requests: the endpoint has one."""

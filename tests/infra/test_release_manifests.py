@@ -1,0 +1,53 @@
+"""infra/kserve/release: strict schemas, least rights, and a command line that exists."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.rollout.cluster import KINDS
+from pipelines.cli.rollout import release
+from tests.infra.policies import of_kind, schemas
+
+pytestmark = pytest.mark.slow  # kubectl is a process
+FOLDER = Path(__file__).parents[2] / "infra" / "kserve" / "release"
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[dict[str, Any]]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    command = ["kubectl", "kustomize", str(FOLDER)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return list(yaml.safe_load_all(text))
+
+
+def test_every_document_is_valid(documents: list[dict[str, Any]]) -> None:
+    assert list(schemas(documents)) == []
+
+
+def test_a_release_has_the_rights_that_it_uses_and_no_others(documents: list[dict[str, Any]]) -> None:
+    [role] = [one for one in of_kind(documents, "Role") if one["metadata"]["name"] == "release"]
+    rights = {name: rule["verbs"] for rule in role["rules"] for name in rule["resources"]}
+    assert rights == {
+        "httproutes": ["get", "patch"],
+        "inferenceservices": ["get", "patch"],
+        "deployments": ["list"],
+        "pods": ["list"],
+    }
+    assert {plural for _, plural in KINDS.values()} - {"jobs"} == rights.keys()
+
+
+def test_the_jobs_are_restricted_and_their_options_exist(documents: list[dict[str, Any]]) -> None:
+    known = {option for parameter in release.params for option in parameter.opts}
+    for job in of_kind(documents, "CronJob"):
+        pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        assert {one for one in container["args"] if one.startswith("--")} <= known
+        assert "@sha256:" in container["image"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert [one["spec"].get("suspend") for one in of_kind(documents, "CronJob")] == [True, None]

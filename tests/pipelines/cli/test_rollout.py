@@ -1,0 +1,75 @@
+"""`reco release`: its answers and exit codes, on the API in memory."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from components.rollout.plan import to_json
+from pipelines.cli import rollout
+from pipelines.cli.shell import main
+from pipelines.live.cluster_api import ApiServer
+from pipelines.live.slots import NAMESPACE, new_cluster
+from tests.components.rollout.test_plan import RECORD
+
+ROUTE = ("httproutes", NAMESPACE, "checkout")
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[ApiServer]:
+    objects = new_cluster((tmp_path / "bundles" / "b1").as_uri(), tmp_path / "log")
+    with ApiServer(objects) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def reco(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(rollout, "existing_registry", lambda home, uri: "sqlite:////nowhere/mlflow.db")
+
+    def run(*arguments: str, url: str = api.url) -> Any:
+        given = ["--home", str(tmp_path), *arguments, "--cluster", url]
+        where = ["--gateway", "http://gateway"] if arguments[0] == "release" else []
+        return CliRunner().invoke(main, [*given, *where])
+
+    return run
+
+
+def test_the_status_shows_state_weights_and_the_gates_table(reco: Any, api: ApiServer) -> None:
+    assert "no release yet; blue 100 %, green 0 %" in reco("release", "--status").stdout
+    row = {"share": "errors", "stable": "0 of 9", "canary": "1 of 9", "reveals": 0.25, "verdict": "ok"}
+    look = {"at": "shadow", "verdict": "hold", "reason": "9 of 600 answers", "rows": [row]}
+    fields = json.loads(to_json(RECORD)) | {"gate": [look], "state": "shadow"}
+    note = {"metadata": {"annotations": {"reco.dev/release": json.dumps(fields)}}}
+    api.objects.merge(ROUTE, note)
+    shown = reco("release", "--status")
+    assert shown.exit_code == 0, shown.output
+    assert "version 2, bundle b2, to green" in shown.stdout
+    assert "25.00% or more" in shown.stdout
+    document = json.loads(reco("release", "--status", "--output", "json").stdout)
+    assert document["release"]["state"] == "shadow"
+    assert document["weights"] == {"blue": 100, "green": 0}
+
+
+def test_the_guard_says_that_there_is_nothing_to_guard(reco: Any) -> None:
+    assert reco("release", "--guard").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url", "code", "says"),
+    [
+        (("--guard", "--status"), None, 2, "give one of"),
+        (("--status",), "http://127.0.0.1:9", 3, "does not answer"),
+        (("--status",), "pod", 2, "no cluster: give --cluster URL"),
+    ],
+)
+def test_an_error_has_its_exit_code(reco: Any, arguments: Any, url: Any, code: int, says: str) -> None:
+    done = reco("release", *arguments, **({} if url is None else {"url": url}))
+    assert (done.exit_code, says in done.output) == (code, True), done.output

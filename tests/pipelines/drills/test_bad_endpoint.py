@@ -1,0 +1,37 @@
+"""The faults of the release drill's endpoints; tests/pipelines/live/test_small_cluster.py runs one."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.drills import bad_endpoint
+from serving.checkout.checkout import Checkout
+
+
+@pytest.fixture
+def checkout(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in ("complete", "_score"):  # put back after the test
+        monkeypatch.setattr(Checkout, name, getattr(Checkout, name))
+
+    async def nothing(turn: Any) -> None: ...
+
+    parts: dict[str, Any] = {"prepare": nothing, "rank": nothing, "finish": lambda turn: "answer"}
+    return lambda observers: SimpleNamespace(service=SimpleNamespace(observers=observers), **parts)
+
+
+def test_a_fault_spares_the_rehearsal(checkout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bad_endpoint, "FAILING", 1.0)
+    bad_endpoint.spoil("failing", 0.0)
+    complete: Any = Checkout.complete
+    assert asyncio.run(complete(checkout(()), None)) == "answer"
+    with pytest.raises(RuntimeError, match="a drill's fault"):
+        asyncio.run(complete(checkout(("count",)), None))
+
+
+def test_a_lower_rung_is_a_failed_score(checkout: Any) -> None:
+    bad_endpoint.spoil("all-less", 0.0)
+    score: Any = Checkout._score
+    with pytest.raises(RuntimeError, match="a drill's fault"):
+        asyncio.run(score(checkout(("count",)), None))

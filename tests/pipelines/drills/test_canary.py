@@ -1,0 +1,41 @@
+"""The versions of the release drill, and its cases."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.drills.canary import CASES, DrillVersions, RegistryGone
+from tests.components.rollout.test_plan import RECORD
+
+
+def test_the_alias_moves_once_and_back(tmp_path: Path) -> None:
+    versions = DrillVersions(tmp_path, {"1": "b1", "2": "b2"})
+    for _ in range(2):
+        versions.seal(RECORD)
+    assert versions.champions() == ["1", "2"]
+    assert versions.previous() == ("1", "b1")
+    versions.undo(RECORD)
+    assert versions.champions() == ["1"]
+    versions.undo(RECORD)
+    assert versions.champions() == ["1"]
+
+
+def test_a_registry_that_is_away_changes_nothing(tmp_path: Path) -> None:
+    versions = DrillVersions(tmp_path, {"1": "b1", "2": "b2"})
+    (tmp_path / "away").touch()
+    with pytest.raises(RegistryGone):
+        versions.seal(replace(RECORD, state="seal"))
+    assert versions.champions() == ["1"]
+
+
+def test_each_way_of_a_release_has_its_case() -> None:
+    assert [case.name for case in CASES] == [
+        *("good", "slow", "failing", "less", "wrong-golden", "never-ready", "metrics-away"),
+        *("deployer-killed", "registry-away"),
+    ]
+    assert all(
+        case.most_weight <= 5
+        for case in CASES
+        if case.name in ("wrong-golden", "never-ready", "metrics-away")
+    )

@@ -1,0 +1,106 @@
+"""The gateway of a small cluster: which pod a request reaches."""
+
+import http.server
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from components.rollout.manifests import weights
+from pipelines.live.gateway import Gateway, choose
+from pipelines.live.slots import NAMESPACE, new_cluster
+
+
+class Pod(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Any
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.seen.append(self.headers["x-request-id"])
+        content = json.dumps({"slot": self.server.slot, "asked": json.loads(body)}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def shop(tmp_path: Any) -> Iterator[tuple[Gateway, dict[str, Any]]]:
+    objects = new_cluster("file://bundles/b1", tmp_path)
+    pods: dict[str, Any] = {}
+    for slot in ("blue", "green"):
+        pod: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pod)
+        pod.slot, pod.seen, pods[slot] = slot, [], pod
+        document = {
+            "metadata": {"labels": {"serving.kserve.io/inferenceservice": f"checkout-{slot}"}},
+            "spec": {"containers": [{"ports": [{"name": "http1", "containerPort": pod.server_address[1]}]}]},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }
+        objects.write(("pods", NAMESPACE, slot), document)
+    with Gateway(objects) as gateway:
+        servers = [*pods.values(), gateway]
+        threads = [threading.Thread(target=one.serve_forever, args=(0.01,)) for one in servers]
+        for thread in threads:
+            thread.start()
+        yield gateway, pods
+        for one in servers:
+            one.shutdown()
+            one.server_close()
+
+
+def split(gateway: Gateway, green: int, mirror: int = 0) -> None:
+    objects = gateway._objects
+    route = objects.get(("httproutes", NAMESPACE, "checkout"))
+    rule = route["spec"]["rules"][-1]
+    for one, weight in zip(rule["backendRefs"], (100 - green, green), strict=True):
+        one["weight"] = weight
+    if mirror:
+        to = {"backendRef": {"name": "checkout-green-predictor", "port": 80}, "percent": mirror}
+        rule["filters"] = [{"type": "RequestMirror", "requestMirror": to}]
+    objects.write(("httproutes", NAMESPACE, "checkout"), route)
+
+
+def test_requests_follow_weights_headers_and_mirror(shop: tuple[Gateway, dict[str, Any]]) -> None:
+    gateway, pods = shop
+    with httpx.Client(base_url=gateway.url, trust_env=False) as client:
+
+        def ask(**headers: str) -> str:
+            answer = client.post("/v1/recommendations", json={"basket": ["1"]}, headers=headers)
+            assert answer.json()["asked"] == {"basket": ["1"]}
+            return str(answer.json()["slot"])
+
+        assert Counter(ask() for _ in range(20)) == {"blue": 20}
+        assert ask(**{"x-reco-slot": "green"}) == "green"
+        split(gateway, 50)
+        counts = Counter(ask() for _ in range(200))
+        assert min(counts["blue"], counts["green"]) > 50
+        split(gateway, 0, mirror=100)
+        before = len(pods["green"].seen)
+        assert ask(**{"x-request-id": "r-mirrored"}) == "blue"
+        while len(pods["green"].seen) == before:
+            pass
+        assert pods["green"].seen[-1] == "r-mirrored", "both know the request by the same id"
+        [route] = gateway._objects.list("httproutes")
+        assert weights(route) == {"blue": 100, "green": 0}
+
+
+def test_without_a_ready_pod_the_answer_is_503(shop: tuple[Gateway, dict[str, Any]]) -> None:
+    gateway, _ = shop
+    gateway._objects.delete(("pods", NAMESPACE, "blue"))
+    answer = httpx.post(f"{gateway.url}/v1/recommendations", json={}, trust_env=False)
+    assert (answer.status_code, answer.text) == (503, "no pod of checkout-blue-predictor is ready")
+
+
+@pytest.mark.parametrize(("dice", "slot"), [(0.0, "blue"), (0.94, "blue"), (0.95, "green"), (0.99, "green")])
+def test_the_dice_choose_by_weight(tmp_path: Any, dice: float, slot: str) -> None:
+    rules = new_cluster("file://b", tmp_path).list("httproutes")[0]["spec"]["rules"]
+    rules[-1]["backendRefs"][0]["weight"], rules[-1]["backendRefs"][1]["weight"] = 95, 5
+    assert choose(rules, "/v1/recommendations", {}, dice) == (f"checkout-{slot}-predictor", 80, None)
+    assert choose(rules, "/metrics", {}, dice)[0] == "checkout-blue-predictor", "no rule: the larger slot"

@@ -1,0 +1,104 @@
+"""InferenceServices as processes: a fake endpoint in a few lines keeps the times short."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipelines.live.cluster_api import Document, Objects
+from pipelines.live.slots import NAMESPACE, Slots, new_cluster
+from serving.settings import Settings
+
+pytestmark = pytest.mark.slow
+# Ready at once, unless its bundle is called `broken`.
+ENDPOINT = """
+import http.server, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+if sys.argv[2].endswith("broken"):
+    sys.exit("golden request 3 is wrong")
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(os.environ["RECO_HTTP_PORT"])), Ready).serve_forever()
+"""
+SLOT = ("inferenceservices", NAMESPACE, "checkout-green")
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Iterator[Objects]:
+    objects = new_cluster("file:///store/b1", tmp_path / "log")
+
+    def launch(bundle: Path) -> Sequence[str]:
+        return (sys.executable, "-c", ENDPOINT)
+
+    slots = Slots(objects, Settings(tmp_path, drain_s=0.0, grace_s=0.0), tmp_path / "logs", launch)
+    wait(lambda: len(objects.list("pods")) == 1)
+    yield objects
+    slots.close()
+
+
+def wait(condition: Callable[[], Any]) -> Any:
+    until = time.monotonic() + 60.0
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
+def fill(objects: Objects, source: str, stop: str = "false") -> None:
+    found = objects.get(SLOT)
+    found["spec"]["predictor"]["containers"][0]["env"][0]["value"] = source
+    found["metadata"]["annotations"]["serving.kserve.io/stop"] = stop
+    objects.write(SLOT, found)
+
+
+def deployment(objects: Objects) -> Document:
+    found = [one for one in objects.list("deployments") if "green" in one["metadata"]["name"]]
+    return found[0] if found else {}
+
+
+def is_available(objects: Objects) -> bool:
+    return bool(deployment(objects).get("status", {}).get("availableReplicas") == 1)
+
+
+def pods(objects: Objects) -> list[Document]:
+    return [one for one in objects.list("pods") if "green" in one["metadata"]["name"]]
+
+
+def test_a_slot_is_filled_changed_and_parked(objects: Objects) -> None:
+    assert pods(objects) == []
+    fill(objects, "file:///store/b2")
+    wait(lambda: is_available(objects) and pods(objects))
+    [first] = pods(objects)
+    fill(objects, "file:///store/b3")
+    wait(lambda: [one["metadata"]["name"] for one in pods(objects)] not in ([], [first["metadata"]["name"]]))
+    found = wait(lambda: is_available(objects) and deployment(objects))
+    assert found["status"]["observedGeneration"] == found["metadata"]["generation"] == 2
+    fill(objects, "file:///store/b3", stop="true")
+    wait(lambda: not pods(objects) and not deployment(objects))
+
+
+def test_a_process_that_does_not_start_ends_the_rollout_with_its_last_words(objects: Objects) -> None:
+    fill(objects, "file:///store/broken")
+    found = wait(lambda: deployment(objects).get("status", {}).get("conditions"))
+    assert found == [{"type": "Progressing", "status": "False", "message": "golden request 3 is wrong"}]
+    assert pods(objects) == []
+
+
+def test_a_process_that_dies_is_started_again_and_counted(objects: Objects) -> None:
+    fill(objects, "file:///store/b2")
+    [pod] = wait(lambda: pods(objects))
+    port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
+    ours = psutil.Process().children(recursive=True)
+    [process] = [one for one in ours if any(c.laddr.port == port for c in one.connections("tcp"))]
+    process.send_signal(signal.SIGKILL)
+    restarted = wait(
+        lambda: [p for p in pods(objects) if p["status"]["containerStatuses"][0]["restartCount"]]
+    )
+    assert restarted[0]["metadata"]["name"] != pod["metadata"]["name"]
