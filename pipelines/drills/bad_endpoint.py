@@ -1,6 +1,6 @@
 """An endpoint with a fault: `python -m pipelines.drills.bad_endpoint FAULT SECONDS OPTIONS`.
 
-It proves its bundle like any other: the faults spare the rehearsal, so that only traffic can show them.
+It proves its bundle like any other: the faults spare golden requests, so that only traffic can show them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def spoil(fault: str, slow_s: float) -> None:
     score = Checkout._score
 
     async def complete(self: Checkout, turn: Turn) -> Response:
-        is_real = bool(self.service.observers)
+        is_real = _is_shoppers(self, turn)
         await self.prepare(turn)
         await self.rank(turn)
         if is_real and fault == "slow":
@@ -35,12 +35,17 @@ def spoil(fault: str, slow_s: float) -> None:
 
     async def scored(self: Checkout, turn: Turn, *rest: Any) -> Any:
         share = {"less": LESS, "all-less": 1.0}.get(fault, 0.0)
-        if self.service.observers and random.random() < share:
+        if random.random() < share and _is_shoppers(self, turn):
             raise RuntimeError("a drill's fault")
         return await score(self, turn, *rest)
 
     Checkout.complete = complete  # type: ignore[method-assign]
     Checkout._score = scored  # type: ignore[method-assign]
+
+
+def _is_shoppers(checkout: Checkout, turn: Turn) -> bool:
+    """Say whether a request is neither of the rehearsal nor a golden one."""
+    return bool(checkout.service.observers) and not turn.request.request_id.startswith("golden-")
 
 
 if __name__ == "__main__":

@@ -21,17 +21,22 @@ def checkout(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda observers: SimpleNamespace(service=SimpleNamespace(observers=observers), **parts)
 
 
-def test_a_fault_spares_the_rehearsal(checkout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def turn(request_id: str) -> Any:
+    return SimpleNamespace(request=SimpleNamespace(request_id=request_id))
+
+
+def test_a_fault_spares_rehearsal_and_golden_requests(checkout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bad_endpoint, "FAILING", 1.0)
     bad_endpoint.spoil("failing", 0.0)
     complete: Any = Checkout.complete
-    assert asyncio.run(complete(checkout(()), None)) == "answer"
+    assert asyncio.run(complete(checkout(()), turn("r1"))) == "answer"
+    assert asyncio.run(complete(checkout(("count",)), turn("golden-3"))) == "answer"
     with pytest.raises(RuntimeError, match="a drill's fault"):
-        asyncio.run(complete(checkout(("count",)), None))
+        asyncio.run(complete(checkout(("count",)), turn("r1")))
 
 
 def test_a_lower_rung_is_a_failed_score(checkout: Any) -> None:
     bad_endpoint.spoil("all-less", 0.0)
     score: Any = Checkout._score
     with pytest.raises(RuntimeError, match="a drill's fault"):
-        asyncio.run(score(checkout(("count",)), None))
+        asyncio.run(score(checkout(("count",)), turn("r1")))

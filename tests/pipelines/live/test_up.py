@@ -21,7 +21,7 @@ from pipelines.live import up
 from pipelines.live.local_redis import store_program
 from pipelines.live.ports import PortInUse, answers
 from pipelines.live.supervisor import Part, State, Supervisor
-from pipelines.live.up import NoBroker, Wanted, fill_store, parts_of, store_check
+from pipelines.live.up import NoBroker, Wanted, fill_store, parts_of, store_check, used_by
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 
@@ -51,6 +51,18 @@ def test_the_parts_start_in_the_order_of_their_dependencies(tmp_path: Path) -> N
     assert "replay-events --data toy --speed 600" in told
     assert f"--from 2024-06-10T00:00:00Z --endpoint {found['endpoint'].address}" in told
     assert [name for name, part in found.items() if part.once] == ["replay"]
+
+
+def test_with_slots_the_endpoint_is_a_cluster_that_a_release_finds(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0", log=False)
+    wanted = replace(FREE, bootstrap="kafka:9092", slots=True, release="7")
+    found = parts(tmp_path, wanted, settings=settings)
+    assert found["endpoint"].command[-2] == "pipelines.live.small_cluster"
+    running = used_by(list(found.values()))
+    assert running.cluster == f"http://127.0.0.1:{found['endpoint'].command[-1]}"
+    assert running.gateway == found["endpoint"].address
+    assert found["release"].command[-2:] == ["release", "7"]
+    assert found["release"].once
 
 
 def test_without_a_log_there_is_no_feedback(tmp_path: Path) -> None:
