@@ -36,6 +36,16 @@ LEAST_MEMORY_BYTES = 4 << 30
 BROKER_SILENT_S = 5.0
 OLD_DAYS = 30  # since the end of the data: a shop's range and seasons change in a month
 DISTRIBUTION = "checkout-recommender"
+# The runbook of docs/runbooks that fits a finding which is not ok.
+RUNBOOKS = {
+    "champion": "ChampionNotServed",
+    "model age": "BundleOld",
+    "online store": "DependencySkipped",
+    "stream": "FeaturesStale",
+    "facts": "FactsStale",
+    "rules": "RulesBroken",
+    "disk": "LogLoses",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Finding:
     status: Literal["ok", "warn", "fail"]
     found: str
     mend: str = ""
+    runbook: str = ""  # page of docs/runbooks
 
 
 def examine(settings: Settings) -> list[Finding]:
@@ -74,7 +85,14 @@ def examine(settings: Settings) -> list[Finding]:
         except Exception as error:  # noqa: BLE001 - whatever is broken, the other checks must run
             findings.append(Finding(look.__name__.strip("_"), "fail", f"{type(error).__name__}: {error}"))
     reco = command(settings.home, "")
-    return [replace(one, mend=re.sub(r"\breco (?=[a-z])", lambda _: reco, one.mend)) for one in findings]
+    return [
+        replace(
+            one,
+            mend=re.sub(r"\breco (?=[a-z])", lambda _: reco, one.mend),
+            runbook="" if one.status == "ok" else RUNBOOKS.get(one.name, ""),
+        )
+        for one in findings
+    ]
 
 
 def _python(settings: Settings) -> Iterator[Finding]:

@@ -51,7 +51,9 @@ def test_the_views_agree_with_serving_and_the_snapshots() -> None:
         described = {feature.name: feature.description for feature in view.features}
         for function in functions:
             assert described[function.__name__] == (function.__doc__ or "").splitlines()[0]
-        assert (view.owner, view.stream_source.name) == ("ml-team@shop.example", f"{view.name}_push")
+        assert view.owner == "ml-team@shop.example"
+        assert view.stream_source is not None
+        assert view.stream_source.name == f"{view.name}_push"
     assert user_history.tags["personal_data"] == "yes"
     assert [projection.name for projection in checkout.feature_view_projections] == [VIEW, "item_statistics"]
 

@@ -18,7 +18,7 @@ import pytest
 from components.home import Running, announced, command, locked
 from components.release.history import Promotion
 from feature_repo.facts import parse_fact
-from pipelines.inspect.doctor import Finding, examine
+from pipelines.inspect.doctor import RUNBOOKS, Finding, examine
 from pipelines.run.runs import new_run
 from serving.release.bundle import read_manifest
 from serving.release.champion import Champion, read_champion, write_champion
@@ -57,6 +57,11 @@ def home(tmp_path: Path, toy_line: Path) -> Path:
 def test_a_finished_run_needs_no_repair(home: Path) -> None:
     for finding in look(home).values():
         assert (finding.status, finding.mend) == ("ok", ""), finding
+
+
+def test_every_runbook_that_is_named_exists() -> None:
+    pages = Path(__file__).parents[3] / "docs" / "runbooks"
+    assert all((pages / f"{name}.md").is_file() for name in RUNBOOKS.values())
 
 
 def test_an_empty_home_has_missing_parts_and_no_broken_one(tmp_path: Path) -> None:
