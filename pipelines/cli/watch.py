@@ -119,10 +119,11 @@ def doctor(context: Context) -> None:
     except SettingInvalid as error:
         raise click.UsageError(str(error)) from error
     marks = {"ok": "ok  ", "warn": "note", "fail": "FAIL"}
-    lines = [
-        f"{marks[f.status]}  {f.name:<13} {f.found}" + (f"\n{'':<20}-> {f.mend}" if f.mend else "")
-        for f in findings
-    ]
+    lines = []
+    for f in findings:
+        lines.append(f"{marks[f.status]}  {f.name:<13} {f.found}")
+        page = f"runbook: docs/runbooks/{f.runbook}.md" if f.runbook else ""
+        lines += [f"{'':<20}-> {text}" for text in (f.mend, page) if text]
     context.answer([asdict(finding) for finding in findings], "\n".join(lines))
     if any(finding.status == "fail" for finding in findings):
         click.get_current_context().exit(1)

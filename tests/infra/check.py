@@ -29,6 +29,8 @@ CHECKS: list[tuple[str, str, list[str]]] = [
     ),
     ("workflows: security", "zizmor", ["zizmor", "--offline", ".github/workflows"]),
     ("workflows: syntax", "actionlint", ["actionlint"]),
+    ("alerts: rules that fire, and only then", "promtool", [*PYTEST, "tests/monitoring/test_alerting.py"]),
+    ("alerts: who is paged", "amtool", ["amtool", "check-config", "infra/monitoring/alertmanager.yml"]),
     ("images: files, users, compiled loops", "sh", [*PYTEST, "tests/infra/test_images.py"]),
 ]
 
