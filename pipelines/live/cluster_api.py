@@ -162,38 +162,48 @@ def _routed(
         if query.get("sendInitialEvents") == "true":
             raise Refused(422, "Invalid", "sendInitialEvents is not known here")
         items = [one for one in objects.list(plural, namespace) if _selected(one, query)]
-        return {
-            "kind": f"{kind}List",
-            "apiVersion": api,
-            "metadata": {"resourceVersion": objects.version},
-            "items": items,
-        }
+        version = {"resourceVersion": objects.version}
+        return {"kind": f"{kind}List", "apiVersion": api, "metadata": version, "items": items}
     given: Document = _parsed(body, content_type) if body else {}
     key = (plural, namespace, name or given.get("metadata", {}).get("name", ""))
-    dry = "dryRun" in query
     if method == "GET":
         return objects.get(key)
     if method == "DELETE":
         return objects.delete(key)
+    head = {"apiVersion": api, "kind": kind}
+    return _written(objects, method, key, head, query, given, content_type.startswith(_APPLY))
+
+
+def _written(
+    objects: Objects,
+    method: str,
+    key: tuple[str, str, str],
+    head: Document,
+    query: dict[str, str],
+    given: Document,
+    is_apply: bool,
+) -> Document:
+    plural, namespace, name = key
     expected = given.get("metadata", {}).get("resourceVersion", "")
-    exists = any(one["metadata"]["name"] == key[2] for one in objects.list(plural, namespace))
+    exists = any(one["metadata"]["name"] == name for one in objects.list(plural, namespace))
+    dry = "dryRun" in query
     if method == "POST":
         if exists:
-            raise Refused(409, "AlreadyExists", f'{plural} "{key[2]}" already exists')
+            raise Refused(409, "AlreadyExists", f'{plural} "{name}" already exists')
         after = given
     elif method == "PUT":
         objects.get(key)
         after = given
     elif method == "PATCH":
-        if content_type.startswith(_APPLY) and "fieldManager" not in query:
+        if is_apply and "fieldManager" not in query:
             raise Refused(400, "BadRequest", "an apply needs a fieldManager")
-        before = objects.get(key) if exists or not content_type.startswith(_APPLY) else {}
+        before = objects.get(key) if exists or not is_apply else {}
         if not dry and exists:  # in one step: no other write comes between
             return objects.merge(key, given, expected)
         after = merged(before, given)
     else:
         raise Refused(405, "MethodNotAllowed", f"{method} is not allowed here")
-    after = {"apiVersion": api, "kind": kind, **after}
+    after = {**head, **after}
     return after if dry else objects.write(key, after, expected)
 
 

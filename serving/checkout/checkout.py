@@ -90,14 +90,8 @@ def count(turn: Turn) -> None:
     call = turn.call
     metrics.QUEUE_SECONDS.observe(turn.began - call.arrived)
     took_s = turn.stages[-1][2] - call.arrived  # a fallback's own time would make deadlines look quick
-    metrics.count_response(
-        response.rung,
-        response.degraded_reason,
-        response.stage_ms,
-        took_s,
-        _ROUTES.get(call.route, "kserve"),
-        call.priority,
-    )
+    route, why = _ROUTES.get(call.route, "kserve"), response.degraded_reason
+    metrics.count_response(response.rung, why, response.stage_ms, took_s, route, call.priority)
 
 
 @dataclass(frozen=True, slots=True)
