@@ -1,4 +1,4 @@
-"""Commands that watch: drift, doctor."""
+"""Commands that watch: drift, kpi, watch, doctor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feature_repo.errors import USAGE
-from pipelines.cli.options import Context, common_options
+from pipelines.cli.options import PORT, Context, common_options
 from serving.release.champion import read_champion
 from serving.settings import SettingInvalid
 
 if TYPE_CHECKING:
     from monitoring.verdict import DriftVerdict
+    from pipelines.inspect.earnings import Earnings
+
+SHOWN_ROWS = 30
 
 
 @click.command()
@@ -109,6 +112,87 @@ def _drift_text(verdict: DriftVerdict, page: Path | None) -> str:
 
 
 @click.command()
+@click.option("--data", default="", help="Where the purchases are.  [default: the archive of `reco stream`]")
+@click.option("--hours", default=24.0, show_default=True, help="Window that is compared with weeks before.")
+@common_options
+def kpi(context: Context, data: str, hours: float) -> None:
+    """Show what recommendations earn, and what degraded answers cost.
+
+    Joins the log of answers with the purchases that followed within 30 minutes. Exit code 1: a figure fell
+    below the same hours of the weeks before.
+    """
+    from pipelines.inspect.earnings import read_earnings
+    from pipelines.run.launch import dataset_of
+
+    dataset = dataset_of(context.home, data) if data else None
+    earnings = read_earnings(context.settings(), dataset, hours)
+    context.answer(earnings.to_dict(), _kpi_text(earnings))
+    if any(drop.dropped for drop in earnings.drops):
+        click.get_current_context().exit(1)
+
+
+def _kpi_text(earnings: Earnings) -> str:
+    from pipelines.tables import table
+
+    rows = [("all", "", earnings.total)]
+    rows += [(cut, name, figures) for cut, group in earnings.cuts.items() for name, figures in group.items()]
+    head = ["by", "value", "sessions", "conversion", "acceptance", "revenue", "margin", "basket", "new", "ms"]
+    cells = []
+    for cut, name, k in rows[:SHOWN_ROWS]:
+        money = (k.revenue_per_session, k.margin_per_session, k.basket_value)
+        figures = (k.conversion, k.acceptance, *money, k.new_ratio, k.wait_ms)
+        cells.append([cut, name, k.sessions, *("" if f is None else round(f, 3) for f in figures)])
+    risk, total = earnings.at_risk, earnings.total
+    text = table(head, cells)
+    if len(rows) > SHOWN_ROWS:
+        text += f"\n({len(rows) - SHOWN_ROWS} more rows with --output json)"
+    text += (
+        f"\nanswers from {earnings.since:%Y-%m-%d %H:%M}, purchases until {earnings.until:%Y-%m-%d %H:%M}; "
+        f"{total.completeness:.1%} of the sessions are complete\n"
+        f"revenue and margin are of accepted items, for each session; they may have been bought anyway\n"
+        f"shown: {earnings.exposure['coverage']:.1%} of the sold items; the most shown tenth takes "
+        f"{earnings.exposure['top_tenth']:.1%} of the places\n"
+        f"at risk: {risk.degraded:.2f} an hour by degraded answers, {risk.waiting:.2f} by waiting"
+    )
+    if risk.at_most:
+        text += f" (at most: too few sessions of {', '.join(risk.at_most)})"
+    for drop in earnings.drops:
+        verdict = "DROPPED" if drop.dropped else "no drop"
+        text += f"\n{drop.figure}: {drop.change:+.1%} ± {drop.margin:.1%} against the weeks before: {verdict}"
+    if not earnings.drops:
+        text += (
+            "\nno comparison with the weeks before: fewer than 200 complete sessions in one of nine windows"
+        )
+    return text
+
+
+@click.command()
+@click.option("--every", "every_s", default=3_600.0, show_default=True, help="Seconds between two looks.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of /metrics.")
+@click.option("--port", type=PORT, default=9_103, show_default=True, help="Port of /metrics.")
+@click.option("--retrain", is_flag=True, help="Start the training pipeline when it drifted.")
+@common_options
+def watch(context: Context, every_s: float, host: str, port: int, retrain: bool) -> None:
+    """Look for drift and at the KPIs again and again, until stopped.
+
+    /metrics has what the last look found. At most one run starts for a window, and one in six hours.
+    """
+    from pipelines.live.streaming import stop_signal
+    from pipelines.live.watching import watch_home
+    from pipelines.run import launch
+
+    if not every_s > 0:
+        raise click.UsageError(f"--every is {every_s}, expected seconds above 0")
+    start = (lambda verdict: launch.retrain(context.home, verdict, sys.stderr)) if retrain else None
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    looks = watch_home(context.settings(), every_s, (host, port), start, stop_signal(), say)
+    context.answer({"looks": looks}, f"{looks} looks")
+
+
+@click.command()
 @common_options
 def doctor(context: Context) -> None:
     """Report missing or broken parts, and how to fix them."""
@@ -129,4 +213,4 @@ def doctor(context: Context) -> None:
         click.get_current_context().exit(1)
 
 
-COMMANDS = (drift, doctor)
+COMMANDS = (drift, kpi, watch, doctor)

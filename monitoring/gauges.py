@@ -1,0 +1,70 @@
+"""Verdicts and KPIs -> gauges for Prometheus, so that alerts and dashboards have them.
+
+Each has the value of the last look. `reco_watch_success_timestamp_seconds` says when that was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from monitoring.kpi import AtRisk, Drop, Kpi
+from monitoring.verdict import DriftVerdict
+
+
+class WatchGauges:
+    """The gauges of one process that watches; `registry` is what it exposes."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        made = self._gauge
+        self.success = made("watch_success_timestamp_seconds", "When a look last succeeded.", "look")
+        self.drifted = made("drift_found", "1 if the last look found drift, else 0.", "look")
+        self.psi = made("drift_psi_ratio", "PSI of a column over its alarm line.", "look", "column")
+        self.retraining = made("retraining_failed", "1 if the last retraining failed, else 0.")
+        self.sessions = made("kpi_sessions", "Complete sessions.", "rung")
+        self.completeness = made("kpi_completeness_ratio", "Share of sessions whose window is over.")
+        self.conversion = made("kpi_conversion_ratio", "Share of sessions with an accepted item.", "rung")
+        self.revenue = made("kpi_revenue_per_session", "Value of accepted items, shop's currency.", "rung")
+        self.loss = made("kpi_loss_per_answer", "Value lost against a full answer.", "rung")
+        self.dropped = made("kpi_dropped", "1 if a figure fell below the weeks before, else 0.", "figure")
+        self.change = made("kpi_change_ratio", "Change of a figure against the weeks before.", "figure")
+        self.coverage = made("kpi_coverage_ratio", "Share of the sold items that were shown.")
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"reco_{name}", text, labels, registry=self.registry)
+
+    def show_drift(self, look: str, verdict: DriftVerdict) -> None:
+        """Set the gauges of one verdict; `look` is answers or purchases."""
+        self.drifted.labels(look).set(float(verdict.failed))
+        for column in verdict.columns:
+            if column.psi is not None and column.alarm_at and column.pages:
+                self.psi.labels(look, column.name).set(column.psi / column.alarm_at)
+        self.success.labels(look).set(time.time())
+
+    def show_kpi(
+        self,
+        total: Kpi,
+        by_rung: Mapping[str, Kpi],
+        at_risk: AtRisk,
+        drops: list[Drop],
+        exposure: Mapping[str, float],
+    ) -> None:
+        """Set the gauges of the KPIs; a figure without data keeps no old value."""
+        for gauge in (self.sessions, self.conversion, self.revenue, self.loss, self.dropped, self.change):
+            gauge.clear()
+        self.completeness.set(total.completeness)
+        self.coverage.set(exposure["coverage"])
+        for rung, kpi in by_rung.items():
+            self.sessions.labels(rung).set(kpi.sessions)
+            if kpi.conversion is not None and kpi.revenue_per_session is not None:
+                self.conversion.labels(rung).set(kpi.conversion)
+                self.revenue.labels(rung).set(kpi.revenue_per_session)
+        for rung, loss in at_risk.loss_per_answer.items():
+            self.loss.labels(rung).set(loss)
+        for drop in drops:
+            self.dropped.labels(drop.figure).set(float(drop.dropped))
+            self.change.labels(drop.figure).set(drop.change)
+        self.success.labels("kpi").set(time.time())

@@ -1,0 +1,207 @@
+"""Sessions -> what the recommendations earn, what degraded answers lose, and whether a figure dropped.
+
+Revenue at risk of an hour is the sum over rungs of (answers an hour at this rung) x (loss of an answer). The
+loss is the accepted value for each answer of the rung `full`, less that of this rung, both from complete
+sessions. It compares shoppers who met the rung with others: a rung that strangers meet more often looks more
+expensive than it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from serving.schemas import RUNGS
+
+CUTS = ("rung", "bundle_id", "store_id", "profile")
+LEAST_SESSIONS = 200  # complete ones; with fewer, a figure is chance
+SALES_LOST_PER_100_MS = 0.01
+WEEKS_BEFORE = 8  # a drop is measured against the same hours of so many weeks
+DROP = 0.05  # a smaller drop needs no action
+T_LIMIT = 4.785  # Student's t, 7 degrees of freedom: a figure seems to drop by chance once in 1,000 windows
+FIGURES = {
+    "conversion": ("accepted_any", "sessions"),
+    "acceptance": ("accepted", "shown"),
+    "revenue_per_session": ("accepted_value", "sessions"),
+    "basket_value": ("basket_value", "paid"),
+}
+
+
+@dataclass(frozen=True)
+class Kpi:
+    """The figures of some sessions; money in the shop's currency.
+
+    `completeness` is the share of sessions whose attribution window is over. All others are of those:
+    `conversion` is the share with an accepted item, `acceptance` the accepted share of the shown items.
+    `revenue_per_session` and `margin_per_session` are of accepted items, `basket_value` of paid baskets.
+    `new_ratio` is the share of accepted items that the shopper never bought before, `wait_ms` the mean time
+    of an answer. A figure is None without data.
+    """
+
+    sessions: int
+    answers: int
+    completeness: float
+    conversion: float | None
+    acceptance: float | None
+    revenue_per_session: float | None
+    revenue_error: float | None  # standard error of revenue_per_session
+    margin_per_session: float | None
+    basket_value: float | None
+    new_ratio: float | None
+    wait_ms: float | None
+
+
+@dataclass(frozen=True)
+class Drop:
+    """One figure of a window against the same hours of the weeks before."""
+
+    figure: str
+    now: float
+    before: float
+    change: float  # relative
+    margin: float  # half of the width of the interval of `change`
+    dropped: bool
+
+
+@dataclass(frozen=True)
+class AtRisk:
+    """What the present degradation costs in an hour; `at_most` names rungs too rare to measure."""
+
+    degraded: float  # an hour, in the shop's currency
+    waiting: float  # an hour: 1 % of the accepted value for each 100 ms
+    loss_per_answer: dict[str, float]
+    at_most: tuple[str, ...]
+
+
+def summarise(sessions: pd.DataFrame) -> Kpi:
+    """Return the figures of sessions, see `monitoring.sessions`."""
+    done = sessions[sessions["complete"]]
+    n, value = len(done), done["accepted_value"].to_numpy()
+    return Kpi(
+        sessions=n,
+        answers=int(done["answers"].sum()),
+        completeness=round(n / len(sessions), 4) if len(sessions) else 0.0,
+        conversion=_ratio(np.count_nonzero(done["accepted"]), n),
+        acceptance=_ratio(done["accepted"].sum(), done["shown"].sum()),
+        revenue_per_session=_ratio(value.sum(), n),
+        revenue_error=float(value.std(ddof=1) / math.sqrt(n)) if n > 1 else None,
+        margin_per_session=_ratio(done["accepted_margin"].sum(min_count=1), n),
+        basket_value=_ratio(done["basket_value"].sum(), np.count_nonzero(done["paid"])),
+        new_ratio=_ratio(done["accepted_new"].sum(), done["accepted"].sum()),
+        wait_ms=_ratio((done["wait_ms"] * done["answers"]).sum(), done["answers"].sum()),
+    )
+
+
+def summarise_by(sessions: pd.DataFrame, cut: str) -> dict[str, Kpi]:
+    """Return the figures of each value of a column, the most frequent first."""
+    groups = {str(name): summarise(rows) for name, rows in sessions.groupby(cut, dropna=False)}
+    return dict(sorted(groups.items(), key=lambda group: -group[1].sessions))
+
+
+def exposure(shown: pd.Series, catalogue: int) -> dict[str, float]:
+    """Return how much of the catalogue is shown, and how evenly.
+
+    Args:
+        shown: the item of each shown place.
+        catalogue: number of items that could be shown.
+
+    Returns:
+        `coverage`, the share of the catalogue shown at least once, and `top_tenth`, the share of all places
+        that the most shown tenth of the catalogue takes.
+    """
+    counts = shown.value_counts()
+    top = counts.iloc[: max(1, catalogue // 10)].sum()
+    places = int(counts.sum())
+    return {"coverage": len(counts) / max(catalogue, 1), "top_tenth": float(top / places) if places else 0.0}
+
+
+def loss_per_answer(sessions: pd.DataFrame) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return what an answer of each rung loses against a full one, and the rungs too rare to measure.
+
+    The loss of a rung with fewer than LEAST_SESSIONS sessions is the whole value of a full answer: at most
+    that. Without enough full sessions nothing is known, and the losses are empty.
+    """
+    by_rung = summarise_by(sessions, "rung")
+    value = {
+        rung: kpi.revenue_per_session * kpi.sessions / kpi.answers
+        for rung, kpi in by_rung.items()
+        if kpi.revenue_per_session is not None and kpi.sessions >= LEAST_SESSIONS
+    }
+    if "full" not in value:
+        return {}, RUNGS
+    full = value["full"]
+    rare = tuple(rung for rung in RUNGS if rung not in value)
+    return {rung: max(0.0, full - value.get(rung, 0.0)) for rung in RUNGS}, rare
+
+
+def revenue_at_risk(
+    sessions: pd.DataFrame, answers_per_hour: Mapping[str, float], wait_ms: float = 0.0
+) -> AtRisk:
+    """Return what the present degradation costs in an hour.
+
+    Args:
+        sessions: of a past long enough to know each rung, some weeks.
+        answers_per_hour: the present answers by rung.
+        wait_ms: how long an answer takes now.
+    """
+    loss, rare = loss_per_answer(sessions)
+    degraded = sum(rate * loss.get(rung, 0.0) for rung, rate in answers_per_hour.items())
+    kpi = summarise(sessions[sessions["rung"] == "full"])
+    full = (kpi.revenue_per_session or 0.0) * kpi.sessions / max(kpi.answers, 1)
+    waiting = SALES_LOST_PER_100_MS * wait_ms / 100 * full * sum(answers_per_hour.values())
+    return AtRisk(degraded, waiting, loss, tuple(r for r in rare if answers_per_hour.get(r, 0) > 0))
+
+
+def find_drops(sessions: pd.DataFrame, until: pd.Timestamp, hours: float) -> list[Drop]:
+    """Compare the last `hours` before `until` with the same hours of the weeks before.
+
+    A figure dropped if its whole interval lies more than DROP below the mean of those weeks. The interval has
+    the chance within the window, by the delta method, and how much the weeks differ from each other. A figure
+    with too few sessions in one of the windows is left out.
+    """
+    done = sessions[sessions["complete"]]
+    length, week = pd.Timedelta(hours=hours), pd.Timedelta(weeks=1)
+    windows = []
+    for weeks in range(WEEKS_BEFORE + 1):
+        end = until - weeks * week
+        windows.append(_sums(done[(done["at"] > end - length) & (done["at"] <= end)]))
+    if min(len(window) for window in windows) < LEAST_SESSIONS:
+        return []
+    return [drop for name in FIGURES if (drop := _drop(name, windows)) is not None]
+
+
+def _sums(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(sessions=1.0, accepted_any=rows["accepted"] > 0).fillna({"basket_value": 0.0})
+
+
+def _drop(name: str, windows: list[pd.DataFrame]) -> Drop | None:
+    above, below = FIGURES[name]
+    values, variances = [], []
+    for window in windows:
+        top, bottom = window[above].to_numpy(float), window[below].to_numpy(float)
+        if bottom.sum() == 0 or top.sum() == 0:
+            return None
+        ratio = float(top.sum() / bottom.sum())
+        values.append(ratio)
+        variances.append(float(((top - ratio * bottom) ** 2).sum() / bottom.sum() ** 2))
+    now, before = values[0], float(np.mean(values[1:]))
+    # Weeks differ by chance and by more: what they were seen to differ by, and at least the chance of now.
+    noise = max(float(np.var(values[1:], ddof=1)), variances[0])
+    spread = math.sqrt(noise * (1 + 1 / WEEKS_BEFORE))
+    change, margin = now / before - 1, T_LIMIT * spread / before
+    return Drop(name, now, before, change, margin, dropped=bool(change + margin < -DROP))
+
+
+def to_document(sessions: pd.DataFrame) -> dict[str, Any]:
+    """Return the figures of all sessions and of each cut, as JSON types."""
+    cuts = {cut: {k: asdict(kpi) for k, kpi in summarise_by(sessions, cut).items()} for cut in CUTS}
+    return {"all": asdict(summarise(sessions)), "by": cuts}
+
+
+def _ratio(top: Any, bottom: Any) -> float | None:
+    return float(top) / float(bottom) if bottom and not pd.isna(top) else None

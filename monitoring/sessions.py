@@ -1,0 +1,129 @@
+"""Logged answers and the purchases that followed -> one row for each visit to the checkout.
+
+A session is what one shopper was answered without paying and without a pause of more than ANSWERED_S. Its
+basket is the next one that the shopper pays for, at most ANSWERED_S after the last answer. A shown item is
+accepted if that basket holds it. Acceptance is no proof of an effect: the shopper may have bought it anyway.
+
+Labels arrive late. A session is complete once its attribution window is over in the purchases that are known;
+figures are made from complete sessions only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+ANSWERED_S = 1_800  # the attribution window: as long as a checkout may neither ask nor pay
+FIELDS = ["user_id", "at", "answered_at", "bundle_id", "rung", "store_id", "profile"]
+_MS = 2**42  # milliseconds in a user's range of keys: 139 years
+
+
+def make_sessions(
+    answers: pa.Table, purchases: pd.DataFrame, until: pd.Timestamp, cost: pd.Series | None = None
+) -> pd.DataFrame:
+    """Return the sessions of known shoppers, in order of shopper and time.
+
+    Args:
+        answers: records of the prediction log; those without a shopper are left out.
+        purchases: columns user_id, basket_id, item_id, at, quantity and price (paid per unit, NaN where
+            unknown), with the history that tells repeat purchases from new ones.
+        until: the time up to which all purchases are known.
+        cost: of one unit of each item, by item id; None if no cost is known.
+
+    Returns:
+        Of each session `at` (its first answer), `bundle_id`, `rung`, `store_id` and `profile` (its last one),
+        `answers`, `wait_ms` (the mean time of its answers), `complete`, `paid`, `basket_value`, `shown` and
+        `accepted` (distinct items), `accepted_value`, `accepted_margin` (NaN without cost), `accepted_new`
+        (items that the shopper never bought before).
+    """
+    asked = answers.select(FIELDS).to_pandas()
+    asked["at"] = asked["at"].fillna(asked.pop("answered_at"))
+    known = np.flatnonzero(asked["user_id"].notna())
+    users = pd.Index(pd.unique(pd.concat([asked["user_id"].iloc[known], purchases["user_id"]])))
+    start = min([at for at in (asked["at"].min(), purchases["at"].min()) if not pd.isna(at)], default=until)
+    key = _keys(users, asked["user_id"].iloc[known], asked["at"].iloc[known], start)
+    order = known[np.argsort(key, kind="stable")]
+    key = np.sort(key, kind="stable")
+
+    lines = purchases.reset_index(drop=True)
+    lines["key"] = _keys(users, lines["user_id"], lines["at"], start)
+    lines["value"] = (lines["price"] * lines["quantity"]).fillna(0.0)
+    baskets = lines.groupby("basket_id", sort=False).agg(key=("key", "min"), value=("value", "sum"))
+    baskets = baskets.sort_values("key")
+    following = np.searchsorted(baskets["key"].to_numpy(), key)
+    # The pause to the answer before; another shopper's answer is always further away.
+    begins = np.ones(len(key), bool)
+    begins[1:] = (np.diff(key) > ANSWERED_S * 1_000) | (np.diff(following) > 0)
+    session = np.cumsum(begins) - 1
+    last = np.flatnonzero(np.append(begins[1:], True)) if len(key) else np.empty(0, np.int64)
+    rows = asked.iloc[order[last]].reset_index(drop=True)
+    rows["at"] = asked["at"].to_numpy()[order[begins]]
+    rows["answers"] = np.bincount(session, minlength=len(rows))
+    wait = _waits(answers)[order]
+    rows["wait_ms"] = np.bincount(session, wait, len(rows)) / rows["answers"]
+    ended = asked["at"].iloc[order[last]]
+    rows["complete"] = (ended + pd.Timedelta(seconds=ANSWERED_S) <= until).to_numpy()
+
+    paid_at = np.append(baskets["key"].to_numpy(), np.iinfo(np.int64).max)
+    rows["paid"] = paid_at[following[last]] - key[last] <= ANSWERED_S * 1_000
+    basket = np.where(rows["paid"], following[last], -1)
+    rows["basket_value"] = np.append(baskets["value"].to_numpy(), np.nan)[basket]
+    return rows.join(_accepted(answers, order, session, basket, lines, baskets.index, cost))
+
+
+def _keys(users: pd.Index, user: pd.Series, at: pd.Series, start: pd.Timestamp) -> np.ndarray:
+    """Return one growing number for each shopper and time."""
+    ms = (at - start).dt.total_seconds().to_numpy() * 1_000
+    return np.asarray(users.get_indexer(user).astype(np.int64) * _MS + ms.astype(np.int64))
+
+
+def _waits(answers: pa.Table) -> np.ndarray:
+    """Return the milliseconds of each answer, the sum of its stages."""
+    stages = answers["stage_ms"].combine_chunks()
+    ends = np.asarray(stages.offsets)
+    total = np.concatenate([[0.0], np.cumsum(np.asarray(stages.items, np.float64))])
+    return np.asarray(total[ends[1:]] - total[ends[:-1]])
+
+
+def _accepted(
+    answers: pa.Table,
+    order: np.ndarray,
+    session: np.ndarray,
+    basket: np.ndarray,
+    lines: pd.DataFrame,
+    basket_ids: pd.Index,
+    cost: pd.Series | None,
+) -> pd.DataFrame:
+    """Return what each session showed, and how much of it its basket holds."""
+    lists = answers["item_ids"].take(pa.array(order))
+    shown = pd.DataFrame(
+        {
+            "session": np.repeat(session, pc.list_value_length(lists).fill_null(0).to_numpy()),
+            "item_id": pc.list_flatten(lists).to_pandas().to_numpy(),
+        }
+    ).drop_duplicates()
+    lines = lines.assign(basket=basket_ids.get_indexer(lines["basket_id"]))
+    first = lines.groupby(["user_id", "item_id"], sort=False)["key"].transform("min")
+    lines["new"] = (first == lines["key"]).astype(float)
+    lines["cost"] = np.nan if cost is None else lines["item_id"].map(cost)
+    lines["margin"] = lines["value"] - lines["cost"] * lines["quantity"]
+    bought = lines.groupby(["basket", "item_id"], sort=False)[["value", "margin", "new"]].agg(
+        {"value": "sum", "margin": lambda margins: margins.sum(min_count=1), "new": "max"}
+        if cost is not None
+        else {"value": "sum", "new": "max"}
+    )
+    taken = shown.assign(basket=basket[shown["session"]]).merge(
+        bought, left_on=["basket", "item_id"], right_index=True
+    )
+    sums = taken.groupby("session").agg(
+        accepted=("item_id", "size"), accepted_value=("value", "sum"), accepted_new=("new", "sum")
+    )
+    if cost is not None:
+        sums["accepted_margin"] = taken.groupby("session")["margin"].sum()
+    figures = sums.reindex(np.arange(len(basket)), fill_value=0.0)
+    if cost is None:
+        figures["accepted_margin"] = np.nan
+    figures["shown"] = np.bincount(shown["session"], minlength=len(basket))
+    return figures

@@ -1,0 +1,118 @@
+"""A home's prediction log and its purchases -> what recommendations earn, and what degraded answers cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from feature_repo.errors import USAGE, RecoError
+from feature_repo.stream.archive import EVENTS, read_archive
+from monitoring.kpi import (
+    CUTS,
+    AtRisk,
+    Drop,
+    Kpi,
+    exposure,
+    find_drops,
+    revenue_at_risk,
+    summarise,
+    summarise_by,
+)
+from monitoring.sessions import make_sessions
+from serving.prediction_log import read_log
+from serving.settings import Settings
+from serving.shop.fact_store import PAGE, open_fact_store
+
+COLUMNS = ["user_id", "basket_id", "item_id", "at", "quantity", "price"]
+HOUR = pd.Timedelta(hours=1)
+
+
+class NothingToJoin(RecoError):
+    """There are no answers, or no purchases, to make figures from."""
+
+    exit_code = USAGE
+
+
+@dataclass(frozen=True)
+class Earnings:
+    """The figures of a window of answers; `until` is the time up to which purchases are known."""
+
+    since: pd.Timestamp
+    until: pd.Timestamp
+    total: Kpi
+    cuts: dict[str, dict[str, Kpi]]
+    exposure: dict[str, float]
+    at_risk: AtRisk
+    drops: list[Drop]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as JSON types."""
+        return {**asdict(self), "since": self.since.isoformat(), "until": self.until.isoformat()}
+
+
+def read_earnings(settings: Settings, dataset: Path | None, hours: float) -> Earnings:
+    """Join the log of a home with the purchases that followed.
+
+    Args:
+        settings: of the endpoint whose log it is.
+        dataset: a checked data set with the purchases; None reads the archive of the home's stream.
+        hours: length of the window that is compared with the weeks before.
+
+    Raises:
+        NothingToJoin: the log or the purchases are empty.
+    """
+    answers = read_log(settings.prediction_log_dir)
+    if not len(answers):
+        raise NothingToJoin(
+            f"{settings.prediction_log_dir} holds no answer: start `reco serve` or `reco up`, and ask it"
+        )
+    purchases = read_purchases(settings.home, dataset)
+    if not len(purchases):
+        raise NothingToJoin("there is no purchase: start `reco stream`, or name a data set with --data")
+    until = purchases["at"].max()
+    sessions = make_sessions(answers, purchases, until, read_costs(settings))
+    asked = pc.coalesce(answers["at"], answers["answered_at"]).to_pandas()
+    recent = answers.filter(pa.array(asked > asked.max() - HOUR))
+    per_hour = {str(r): float(n) for r, n in recent["rung"].to_pandas().value_counts().items()}
+    last = sessions[sessions["at"] > asked.max() - HOUR]
+    return Earnings(
+        since=asked.min(),
+        until=until,
+        total=summarise(sessions),
+        cuts={cut: summarise_by(sessions, cut) for cut in CUTS},
+        exposure=exposure(pc.list_flatten(answers["item_ids"]).to_pandas(), purchases["item_id"].nunique()),
+        at_risk=revenue_at_risk(sessions, per_hour, float(last["wait_ms"].mean()) if len(last) else 0.0),
+        drops=find_drops(sessions, min(until, asked.max()), hours),
+    )
+
+
+def read_purchases(home: Path, dataset: Path | None) -> pd.DataFrame:
+    """Return the purchased lines of a data set, or of the archive of a home's stream."""
+    if dataset is None:
+        events = read_archive(home / "offline_store" / EVENTS)
+    else:
+        events = pq.read_table(dataset / "events.parquet", columns=[*COLUMNS, "event_type"])
+    bought = events.filter(pc.equal(events["event_type"], "purchase"))
+    return bought.select(COLUMNS).to_pandas()
+
+
+def read_costs(settings: Settings) -> pd.Series | None:
+    """Return the cost of one unit by item id, as the shop's facts have it; None if there is none."""
+    if not settings.store_url and not Path(settings.fact_store_url.removeprefix("sqlite:///")).exists():
+        return None
+    costs: dict[str, Any] = {}
+    store, sequence = open_fact_store(settings.fact_store_url), 0
+    try:
+        while True:
+            facts, sequence = store.changed_since(sequence)
+            costs |= {f.item_id: f.value for f in facts if f.fact == "cost" and not f.store_id}
+            if len(facts) < PAGE:
+                return pd.Series(costs, dtype=float) if costs else None
+    finally:
+        store.close()

@@ -1,0 +1,110 @@
+"""A home that serves -> drift and KPIs, looked at again and again, as gauges and as retraining."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import start_http_server
+
+from feature_repo.errors import RecoError
+from feature_repo.stream.archive import EVENTS
+from monitoring.drift import drift_of_events, drift_of_log
+from monitoring.gauges import WatchGauges
+from monitoring.verdict import DriftVerdict
+from monitoring.windows import Window
+from pipelines.inspect.earnings import read_earnings, read_purchases
+from pipelines.run.launch import dataset_of
+from serving.release.champion import read_champion
+from serving.settings import Settings
+
+log = logging.getLogger(__name__)
+
+WEEK = timedelta(days=7)
+KPI_HOURS = 24.0  # the window whose figures are compared with the weeks before
+# Starts a retraining for a verdict, and returns what became of it.
+Retrain = Callable[[DriftVerdict], dict[str, Any]]
+
+
+def watch_home(
+    settings: Settings,
+    every_s: float,
+    address: tuple[str, int],
+    retrain: Retrain | None,
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> int:
+    """Look at once, then each `every_s` seconds until `stop`; return the number of looks.
+
+    Args:
+        settings: of the endpoint whose log it is.
+        every_s: between the beginnings of two looks.
+        address: host and port of `/metrics`.
+        retrain: called with a verdict that found drift; None only reports.
+        stop: ends the watch.
+        say: takes a line for people.
+    """
+    gauges, looks = WatchGauges(), 0
+    server, thread = start_http_server(address[1], address[0], gauges.registry)
+    try:
+        while not stop.is_set():
+            began = time.monotonic()
+            for line in look(settings, gauges, retrain):
+                say(line)
+            looks += 1
+            stop.wait(max(0.0, every_s - (time.monotonic() - began)))
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    return looks
+
+
+def look(settings: Settings, gauges: WatchGauges, retrain: Retrain | None) -> list[str]:
+    """Look at answers, purchases and KPIs once; return a line about each.
+
+    What cannot be looked at now is a line, too, and its gauges keep their age: the alert on
+    `reco_watch_success_timestamp_seconds` says so.
+    """
+    lines = []
+    for name, measure in (("answers", _answers), ("purchases", _purchases)):
+        try:
+            verdict = measure(settings)
+        except (RecoError, OSError, ValueError) as error:
+            lines.append(f"{name}: not looked at: {error}")
+            continue
+        gauges.show_drift(name, verdict)
+        lines.append(f"{name}: {verdict.status}: {verdict.reason}")
+        if retrain is not None and verdict.status == "drifted":
+            outcome = retrain(verdict)
+            gauges.retraining.set(float(bool(outcome["started"] and not outcome["promoted"])))
+            lines.append(f"retraining: {outcome['said']}")
+    try:
+        earnings = read_earnings(settings, None, KPI_HOURS)
+    except (RecoError, OSError, ValueError) as error:
+        return [*lines, f"kpi: not looked at: {error}"]
+    by_rung = earnings.cuts["rung"]
+    gauges.show_kpi(earnings.total, by_rung, earnings.at_risk, earnings.drops, earnings.exposure)
+    dropped = [drop.figure for drop in earnings.drops if drop.dropped]
+    return [*lines, f"kpi: {earnings.total.sessions:,} sessions; dropped: {', '.join(dropped) or 'none'}"]
+
+
+def _answers(settings: Settings) -> DriftVerdict:
+    bundle = read_champion(settings.home).bundle(settings.home)
+    window = Window(datetime.now(UTC) - WEEK, None)
+    return drift_of_log(bundle, settings.prediction_log_dir, window, quick=True)
+
+
+def _purchases(settings: Settings) -> DriftVerdict:
+    bundle = read_champion(settings.home).bundle(settings.home)
+    archive = settings.home / "offline_store"
+    if not (archive / EVENTS).is_dir():
+        raise FileNotFoundError(f"{archive / EVENTS} is not there yet: start `reco stream`")
+    until = read_purchases(settings.home, None)["at"].max().to_pydatetime()
+    dataset = Path(dataset_of(settings.home, str(archive)))
+    return drift_of_events(dataset, Window(until - WEEK, until), bundle, quick=True)

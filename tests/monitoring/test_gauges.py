@@ -1,0 +1,50 @@
+"""What the last look found, as Prometheus reads it."""
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import generate_latest
+
+from monitoring.gauges import WatchGauges
+from monitoring.kpi import AtRisk, Drop, summarise, summarise_by
+from monitoring.sessions import make_sessions
+from monitoring.verdict import ColumnDrift, DriftVerdict
+from monitoring.windows import Window
+from tests.monitoring.shop_visits import START, shop_visits
+
+PRICE = ColumnDrift("item_price", "alarm", True, "", 300, 900, 0.0, 0.0, 0.3, 0.01, 0.06, 0.1)
+HOUR = replace(PRICE, name="hour", pages=False)
+VERDICT = DriftVerdict("drifted", "item_price", "purchases", Window(), Window(), (PRICE, HOUR))
+
+
+@pytest.fixture
+def gauges() -> WatchGauges:
+    return WatchGauges()
+
+
+def _value(gauges: WatchGauges, name: str, **labels: str) -> float | None:
+    return gauges.registry.get_sample_value(f"reco_{name}", labels)
+
+
+def test_a_drifted_column_is_shown_in_units_of_its_alarm_line(gauges: WatchGauges) -> None:
+    gauges.show_drift("purchases", VERDICT)
+    assert _value(gauges, "drift_found", look="purchases") == 1
+    assert _value(gauges, "drift_psi_ratio", look="purchases", column="item_price") == pytest.approx(3)
+    assert _value(gauges, "drift_psi_ratio", look="purchases", column="hour") is None, "it never pages"
+    gauges.show_drift("purchases", replace(VERDICT, status="ok"))
+    assert _value(gauges, "drift_found", look="purchases") == 0
+
+
+def test_kpis_are_shown_by_rung_and_a_figure_without_data_goes(gauges: WatchGauges) -> None:
+    sessions = make_sessions(*shop_visits(2_000), START.replace(year=2025))
+    shown = summarise(sessions), summarise_by(sessions, "rung")
+    risk = AtRisk(1.0, 2.0, {"popular": 0.5}, ())
+    drop = Drop("conversion", 0.1, 0.2, -0.5, 0.1, dropped=True)
+    gauges.show_kpi(*shown, risk, [drop], {"coverage": 0.25})
+    assert _value(gauges, "kpi_loss_per_answer", rung="popular") == 0.5
+    assert _value(gauges, "kpi_dropped", figure="conversion") == 1
+    assert _value(gauges, "kpi_conversion_ratio", rung="full") == shown[1]["full"].conversion
+    assert _value(gauges, "kpi_coverage_ratio") == 0.25
+    gauges.show_kpi(shown[0], {}, risk, [], {"coverage": 0.25})
+    assert _value(gauges, "kpi_dropped", figure="conversion") is None
+    assert b"reco_watch_success_timestamp_seconds" in generate_latest(gauges.registry)

@@ -1,0 +1,69 @@
+"""A log on disk, the archive of a stream, the shop's costs -> the figures of a home."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feature_repo.events import EVENT_SCHEMA
+from feature_repo.facts import parse_fact
+from feature_repo.stream.archive import EVENTS, write_segment
+from pipelines.inspect.earnings import NothingToJoin, read_earnings
+from serving.settings import Settings
+from serving.shop.fact_store import open_fact_store
+from tests.monitoring.shop_visits import PRICE, TAKES, shop_visits
+
+
+def write_visits(settings: Settings, visits: int, weeks: float = 4.0) -> pd.DataFrame:
+    """Write the log and the archive of a shop whose truth is known; return the purchases."""
+    answers, purchases = shop_visits(visits, weeks)
+    settings.prediction_log_dir.mkdir(parents=True)
+    pq.write_table(answers, settings.prediction_log_dir / "1-000000.parquet")
+    lines = purchases.assign(event_type="purchase", discount=0.0, store_id="store-0")
+    lines["event_id"] = [f"event-{n}" for n in range(len(lines))]
+    events = pa.Table.from_pandas(lines, preserve_index=False).select(EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
+    write_segment(settings.home / "offline_store" / EVENTS, events, "base.parquet")
+    return purchases
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home")
+
+
+@pytest.mark.slow
+def test_the_figures_of_a_home_are_those_of_its_shop(settings: Settings) -> None:
+    write_visits(settings, 20_000)
+    earnings = read_earnings(settings, None, 24)
+    by_rung = earnings.cuts["rung"]
+    assert {rung: kpi.conversion for rung, kpi in by_rung.items()} == pytest.approx(TAKES, rel=0.1)
+    assert earnings.total.completeness > 0.99
+    assert earnings.exposure == {"coverage": 1.0, "top_tenth": 0.5}  # two items in every answer, two sold
+    assert earnings.at_risk.degraded > 0
+    assert earnings.total.margin_per_session is None
+    assert earnings.drops == [], "four weeks are too few"
+    assert json.loads(json.dumps(earnings.to_dict()))["total"]["sessions"] > 19_000
+
+
+@pytest.mark.slow
+def test_costs_of_the_shops_facts_give_the_margin(settings: Settings) -> None:
+    write_visits(settings, 2_000)
+    store = open_fact_store(settings.fact_store_url)
+    line = '{"fact_id": "f1", "fact": "cost", "item_id": "shown", "value": 1.0, "at": "2024-01-01T00:00:00Z"}'
+    store.write([parse_fact(line.encode())])
+    store.close()
+    total = read_earnings(settings, None, 24).total
+    assert total.margin_per_session == pytest.approx((total.revenue_per_session or 0) * (PRICE - 1) / PRICE)
+
+
+def test_without_answers_or_purchases_it_says_what_to_start(settings: Settings) -> None:
+    with pytest.raises(NothingToJoin, match="holds no answer: start"):
+        read_earnings(settings, None, 24)
+    answers, _ = shop_visits(10)
+    settings.prediction_log_dir.mkdir(parents=True)
+    pq.write_table(answers, settings.prediction_log_dir / "1-000000.parquet")
+    with pytest.raises(NothingToJoin, match="there is no purchase"):
+        read_earnings(settings, None, 24)
