@@ -144,9 +144,8 @@ def distill_ranker(
     from components.ranker.distill_ranker import distill_ranker
     from components.release.step_runs import recorded
 
-    teachers = [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)]
-
     def work() -> dict[str, Any]:
+        teachers = [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)]
         return distill_ranker(Path(examples.path), Path(statistics.path), teachers, Path(ranker.path), params)
 
     report = recorded(tracking_uri, model_name, "distill_ranker", params, work)

@@ -20,6 +20,8 @@ STEPS = [path for path in MODULES if path.name == "steps.py"]
 TOUCHES_ENVIRONMENT = {
     "feature_repo/stream/configuration.py": "reads settings, once, when a process starts",
     "serving/stages/onnx_runtime.py": "switches ONNX Runtime's telemetry off before it imports it",
+    "serving/metrics.py": "reads where prometheus_client keeps the counters of several processes",
+    "components/steps.py": "hands the folder of trusted keys to the gate; a step has no settings",
     "serving/settings.py": "reads the home before anything else, and finds misspelt variables",
     "pipelines/cli/shell.py": "reads RECO_HOME",
     "pipelines/run/step_process.py": "sets the threads of a step, where the environment does not",
@@ -221,11 +223,13 @@ def test_a_step_only_calls_its_function(path: Path) -> None:
             s
             for s in body(step)
             if isinstance(s, ast.ImportFrom) and (s.module or "").split(".")[0] in PACKAGES
-            if s.module != "components.pages"  # the page of the result
+            # The page of the result, and its record in MLflow.
+            if s.module not in ("components.pages", "components.release.step_runs")
         ]
         assert len(owners) == 1, f"{name(path)}: {step.name} imports {len(owners)} modules of ours, not one"
-        assert len(statements) <= 2, (
-            f"{name(path)}: {step.name} has {len(statements)} statements, at most two"
+        # Its call, its record in MLflow, its page.
+        assert len(statements) <= 3, (
+            f"{name(path)}: {step.name} has {len(statements)} statements, at most three"
         )
 
 
@@ -252,6 +256,7 @@ def test_each_library_is_declared() -> None:
     for path in MODULES:
         allowed = declared("cpu", "trace") if is_served(path) else declared("cpu", "train", "stream")
         allowed |= {"httpx"} if "client" in path.parts else set()
+        allowed |= declared("dev") if "bench" in path.parts else set()  # peers of a clone, not of a user
         for library in imported(path) - ours:
             if not {canonical(owner) for owner in owners.get(library, [library])} & allowed:
                 missing.append(f"{name(path)}: {library}")
