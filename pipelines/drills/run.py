@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 LONGEST_S = 1_800.0  # of a drill: it is stopped earlier
 HEALTHY = 10  # whole answers, one after the other: the system is healthy
 SETTLING_S = 30.0  # for a system to be healthy after the previous drill
-# With alerts: healthy time before the first fault fills the windows of two minutes, else a page came too soon.
-HISTORY_S, WATCHED_S, OVER_S = 130.0, 75.0, 330.0
 Generators = Mapping[str, LoadGenerator]
 
 
@@ -88,7 +86,7 @@ def run_drills(
     """
     effort, before = effort or DrillEffort(), machine_state()
     if programs:
-        effort = replace(effort, during_s=WATCHED_S)
+        effort = replace(effort, during_s=effort.watched_s)
     found: dict[str, dict[str, Any]] = {}
     seen: dict[str, Sequence[Answer]] = {}
     broken_off: dict[str, str] = {}
@@ -178,7 +176,7 @@ def run_drill(
     with _asked(drill, system, generators) as streams:
         time.sleep(effort.before_s)
         if monitors:
-            time.sleep(max(monitors.began + HISTORY_S - time.monotonic(), 0.0))
+            time.sleep(max(monitors.began + effort.history_s - time.monotonic(), 0.0))
         if drill.note:
             drill.note(system, notes)
         for name, break_it in drill.breaks.items():
@@ -189,7 +187,7 @@ def run_drill(
             faults.append(Fault(name, began, mending, time.monotonic()))
             time.sleep(effort.after_s)
             if monitors:
-                _await_quiet(monitors)
+                _await_quiet(monitors, effort.over_s)
         if drill.note:
             drill.note(system, notes)
         ended = time.monotonic()
@@ -209,9 +207,9 @@ def run_drill(
     return outcome, streams[CLIENT]
 
 
-def _await_quiet(monitors: Monitors) -> None:
+def _await_quiet(monitors: Monitors, over_s: float) -> None:
     """Wait until every page is resolved, or was to be."""
-    until = time.monotonic() + OVER_S
+    until = time.monotonic() + over_s
     while monitors.open_pages() and time.monotonic() < until:
         time.sleep(0.5)
 
