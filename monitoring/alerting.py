@@ -19,6 +19,9 @@ SLO = ROOT / "infra" / "monitoring" / "slo.yaml"
 HEAD = "# Written by `python -m monitoring.alerting` from slo.yaml: change that file, not this one.\n"
 PAGE_HEAD = "<!-- Written by `python -m monitoring.alerting` from infra/monitoring/slo.yaml. -->\n\n"
 PANELS_A_ROW, PANEL_HEIGHT, GRID = 2, 8, 24
+SHORT_S = 300  # a longer window need not be computed every few seconds
+FAST, SLOW = "5s", "1m"  # between two evaluations
+KEEP = "2m"  # an alert that pages fires so long after its last reason: no page twice for one fault
 
 
 def read_slo() -> dict[str, Any]:
@@ -41,34 +44,45 @@ def written(slo: dict[str, Any]) -> dict[Path, str]:
 
 def rules(slo: dict[str, Any]) -> dict[str, Any]:
     """Return recording rules and alerts in Prometheus' form."""
-    windows = sorted({burn[name] for burn in slo["burn"] for name in ("long", "short")}, key=seconds)
-    recorded: list[dict[str, Any]] = [
-        {
-            "record": f"reco:{one['name']}:bad{window}",
-            "expr": f"({one['bad']}) / ({one['all']})".replace("[W]", f"[{window}]"),
-        }
-        for one in slo["objectives"]
-        for window in windows
-    ]
+    windows = {burn[name] for burn in slo["burn"] for name in ("long", "short")} | {slo["gate"]}
+    fast: list[dict[str, Any]] = []
+    slow: list[dict[str, Any]] = []
+    for one in slo["objectives"]:
+        for window in sorted(windows, key=seconds):
+            share = f"({one['bad']}) / ({one['all']})".replace("[W]", f"[{window}]")
+            group = fast if seconds(window) <= SHORT_S else slow
+            group.append({"record": f"reco:{one['name']}:bad{window}", "expr": share})
     waited = "sum(rate(reco_answer_seconds_sum[5m])) / sum(rate(reco_answer_seconds_count[5m]))"
-    recorded.append({"record": "reco:sales_lost_to_waiting:ratio5m", "expr": f"0.1 * {waited}"})
-    alerts = []
+    fast.append({"record": "reco:sales_lost_to_waiting:ratio5m", "expr": f"0.1 * {waited}"})
     for one in slo["objectives"]:
         for severity in dict.fromkeys(burn["severity"] for burn in slo["burn"]):
             burns = [burn for burn in slo["burn"] if burn["severity"] == severity]
-            fast = " or ".join(f"{burn['factor']:g} x over {burn['long']}" for burn in burns)
+            speed = " or ".join(_speed(burn) for burn in burns)
             expr = " or ".join(f"({_burns(one, burn)})" for burn in burns)
-            alerts.append(_alert(one, slo, expr, severity, fast))
+            if severity == "page":
+                expr = f"({expr}) and reco:{one['name']}:bad{slo['gate']} > {1 - one['goal']:.6g}"
+            fast.append(_alert(one, slo, expr, severity, speed))
     for one in slo["alerts"]:
         expr = one["expr"].replace("SELECTOR", slo["selector"])
-        alerts.append(_alert(one, slo, expr, one["severity"], "") | {"for": one["for"]})
-    groups = [("checkout-slo", "15s", recorded), ("checkout-alerts", "15s", alerts)]
+        fast.append(_alert(one, slo, expr, one["severity"], "") | {"for": one["for"]})
+    # Rules of a group are evaluated in turn: an alert sees the shares of the same moment.
+    groups = [("checkout-slow", SLOW, slow), ("checkout", FAST, fast)]
     return {"groups": [{"name": name, "interval": each, "rules": made} for name, each, made in groups]}
 
 
+def _speed(burn: dict[str, Any]) -> str:
+    if "share" in burn:
+        return f"with {burn['share']:.0%} of the requests over {burn['long']}"
+    return f"{burn['factor']:g} x over {burn['long']}"
+
+
 def _burns(one: dict[str, Any], burn: dict[str, Any]) -> str:
-    limit = f"{burn['factor'] * (1 - one['goal']):.6g}"
-    return " and ".join(f"reco:{one['name']}:bad{burn[name]} > {limit}" for name in ("long", "short"))
+    limit = burn["share"] if "share" in burn else burn["factor"] * (1 - one["goal"])
+    arms = [f"reco:{one['name']}:bad{burn[name]} > {limit:.6g}" for name in ("long", "short")]
+    if "least" in burn:
+        rate = burn["least"] / seconds(burn["long"])
+        arms.append(f"{one['all']} > {rate:.6g}".replace("[W]", f"[{burn['long']}]"))
+    return " and ".join(arms)
 
 
 def _alert(one: dict[str, Any], slo: dict[str, Any], expr: str, severity: str, burn: str) -> dict[str, Any]:
@@ -76,7 +90,8 @@ def _alert(one: dict[str, Any], slo: dict[str, Any], expr: str, severity: str, b
     if burn:
         notes["description"] = f"The error budget of {1 - one['goal']:.1%} burns {burn}: {one['says']}."
     labels = {"severity": severity, "owner": one["owner"]}
-    return {"alert": one["name"], "expr": expr, "labels": labels, "annotations": notes}
+    keep = {"keep_firing_for": one.get("keep", KEEP)} if severity == "page" else {}
+    return {"alert": one["name"], "expr": expr, **keep, "labels": labels, "annotations": notes}
 
 
 def seconds(window: str) -> int:

@@ -81,8 +81,13 @@ REQUEST_LOG_DROPPED = Counter(
 # Of several processes, a counter is the sum and a gauge the worst of those that live.
 FEATURES_AGE = Gauge(
     "reco_features_age_seconds",
-    "Time since the stream's last heartbeat in the online store; without one, since its newest event",
+    "Time since the stream's last heartbeat in the online store; 0 in a store without a stream",
     multiprocess_mode="livemax",
+)
+FEATURES_PUBLISHED_AT = Gauge(
+    "reco_features_published_timestamp_seconds",
+    "Unix time of the newest event in an online store without a stream",
+    multiprocess_mode="livemin",
 )
 STORE_READS = Counter(
     "reco_store_reads", "Reads of a user's row in the online store, by outcome", ["outcome"]

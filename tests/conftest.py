@@ -80,8 +80,6 @@ SKIPS_IN_CI = (
     "this build of onnxruntime has",
     "this machine is too busy",
     "no strace on this machine",
-    "promtool is not installed",
-    "amtool is not installed",
 )
 
 

@@ -285,10 +285,19 @@ def figures(context: Context, names: tuple[str, ...], listed: bool, short: bool,
     type=click.Choice(["toy"]),
     help="Drill a toy shop, trained when first needed, not the champion.",
 )
+@click.option(
+    "--with-alerts", is_flag=True, help="Watch with Prometheus and Alertmanager, and judge the pages, too."
+)
 @results_folder("drills")
 @common_options
 def drill(
-    context: Context, names: tuple[str, ...], listed: bool, short: bool, data: str | None, out: Path
+    context: Context,
+    names: tuple[str, ...],
+    listed: bool,
+    short: bool,
+    data: str | None,
+    with_alerts: bool,
+    out: Path,
 ) -> None:
     """Break parts of the running system under load, and judge.
 
@@ -303,6 +312,7 @@ def drill(
     from pipelines.drills.report import list_table
     from pipelines.drills.run import run_drills
     from pipelines.drills.system import SHORT
+    from pipelines.live.monitors import INSTALL, monitor_programs
 
     if listed:
         drills = choose_drills(names) if names else DRILLS
@@ -314,11 +324,14 @@ def drill(
     if not names:
         raise click.UsageError("no drill named: give one or more of `reco drill --list`, or all")
     drills = choose_drills(names)
+    programs = monitor_programs() if with_alerts else None
+    if with_alerts and programs is None:
+        raise click.UsageError(f"prometheus or alertmanager is not on the PATH, expected both: {INSTALL}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the processes of the drill end too
     home = train_toy_shop(context.home, sys.stderr) if data else context.home
     bundle = _bundle(Context(home, context.output))
     offline_store, effort = home / "offline_store", SHORT if short else None
-    result = run_drills(drills, bundle, offline_store, _requests(bundle), out, effort)
+    result = run_drills(drills, bundle, offline_store, _requests(bundle), out, effort, programs=programs)
     context.answer(result, (out / "drills.md").read_text(encoding="utf-8"))
     if not result["passed"]:
         click.get_current_context().exit(1)

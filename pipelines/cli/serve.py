@@ -73,6 +73,7 @@ def up(
     """Start store, broker, stream and endpoint, until Ctrl-C."""
     from components.home import announced, locked
     from feature_repo.stream.kafka import KafkaSettings, create_topics
+    from pipelines.live.monitors import monitor_programs
     from pipelines.live.screen import Screen
     from pipelines.live.supervisor import Supervisor
     from pipelines.live.up import Wanted, parts_of, used_by
@@ -89,6 +90,7 @@ def up(
         *(port, grpc_port, store_port, broker_port, bootstrap, data, speed, since),
         slots=slots or bool(release),
         release=release,
+        programs=monitor_programs(),
     )
     settings, kafka = replace(Settings.from_env(), home=context.home), KafkaSettings.from_env()
     screen = Screen(context.home, context.output == "json")

@@ -8,7 +8,7 @@ Kafka, Prometheus and a collector of spans are away during every one of them: an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from feature_repo.ids import closest
@@ -29,6 +29,7 @@ from pipelines.drills.system import (
 )
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
+DEGRADED, STALE, GONE = "CheckoutDegraded", "FeaturesStale", "CheckoutGone"  # alerts that page
 ALL = "all"
 
 
@@ -48,11 +49,14 @@ class Drill:
     recovery_s: float = goals.RECOVERY_S
     prepare: Callable[[System, Notes], None] | None = None  # called before the first request
     note: Callable[[System, Notes], None] | None = None  # called before the first fault and at the end
+    pages: Mapping[str, str] = field(default_factory=dict)  # the alert by fault; another one pages nobody
 
-    def goals(self) -> Iterator[Goal]:
+    def goals(self, with_alerts: bool = False) -> Iterator[Goal]:
         """Yield everything that must hold."""
         yield from goals.common_goals(self.raw_suffers, self.late_ms, self.recovery_s)
         yield from self.own_goals
+        if with_alerts:
+            yield from goals.alert_goals(bool(self.pages))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON types."""
@@ -75,6 +79,7 @@ DRILLS = (
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
         recovery_s=2.0,
+        pages={"killed": DEGRADED},
     ),
     Drill(
         "store-frozen",
@@ -84,6 +89,7 @@ DRILLS = (
             *goals.store_goals("frozen"),
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
+        pages={"frozen": DEGRADED},
     ),
     Drill(
         "store-slow",
@@ -104,6 +110,7 @@ DRILLS = (
             ),
             *goals.store_goals("each after 20 ms", "each after 5 s"),
         ),
+        pages={"each after 20 ms": DEGRADED, "each after 5 s": DEGRADED},
     ),
     Drill(
         "half-answers",
@@ -118,6 +125,7 @@ DRILLS = (
             Goal("open files more than at the beginning", "<=", 3, "", goals.more_files),
         ),
         note=faults.note_files,
+        pages={"cut": DEGRADED, "dripping": DEGRADED},
     ),
     Drill(
         "ranker-killed",
@@ -130,6 +138,7 @@ DRILLS = (
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
         REMOTE_RANKER,
+        pages={"killed": DEGRADED},
     ),
     Drill(
         "worker-killed",
@@ -179,6 +188,7 @@ DRILLS = (
         ),
         CLOCKED,
         during_s=6.0,
+        pages={"stream silent": STALE, "rows too old": STALE},
     ),
     Drill(
         "cold-herd",
@@ -310,6 +320,7 @@ DRILLS = (
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
         CLOCKED,
+        pages={"an hour on": STALE, "400 days on": STALE},
     ),
     Drill(
         "service-gone",
@@ -327,6 +338,7 @@ DRILLS = (
             Goal("until every answer says so, silent", "<=", 1, " s", goals.of_fault("silent", "told_s")),
         ),
         in_front=True,
+        pages={"refused": GONE, "silent": GONE},
     ),
 )
 

@@ -11,6 +11,7 @@ from pipelines.drills.outcome import CLIENT, RAW
 RECOVERY_S = 3.0
 STORE_WAIT_MS, STORE_MS = 15.0, 6.0  # of one request, and of the p99 over the healthy one
 TOLD_S = 1.0
+PAGE_S, RESOLVED_S = 60.0, 300.0  # from a fault to its page, from the repair to its end
 
 Outcome = Mapping[str, Any]
 
@@ -38,6 +39,26 @@ def store_goals(*names: str) -> Iterator[Goal]:
     for name in names:
         yield Goal(f"p99 over the healthy one, {name}", "<=", STORE_MS, " ms", over_healthy(name))
         yield Goal(f"until every answer says so, {name}", "<=", TOLD_S, " s", of_fault(name, "told_s"))
+
+
+def alert_goals(pages: bool) -> Iterator[Goal]:
+    """Yield the goals of a drill that Prometheus watches; `pages`: a fault of it must page."""
+    if pages:
+        yield Goal("until the right page", "<=", PAGE_S, " s", slowest_page("paged_s"))
+        yield Goal("until the page is resolved", "<=", RESOLVED_S, " s", slowest_page("resolved_s"))
+    yield Goal(
+        "wrong pages", "<=", 0, "", lambda found: float(sum(len(one["wrong"]) for one in found["pages"]))
+    )
+
+
+def slowest_page(name: str) -> Read:
+    """Return a reader of the longest of a time of the expected pages; infinite if one is missing."""
+
+    def read(outcome: Outcome) -> float:
+        times = [page[name] for page in outcome["pages"] if page["expected"]]
+        return max(float("inf") if seconds is None else float(seconds) for seconds in times)
+
+    return read
 
 
 def recovery(outcome: Outcome) -> float:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from monitoring.alerting import read_slo
 from pipelines.bench.load.report import goal_table
 from pipelines.bench.report import MISSING, busy_line, fixed, picture, table
 from pipelines.drills.catalogue import Drill
 from pipelines.drills.outcome import CLIENT, RAW, Answer
+from pipelines.live.monitors import Monitors
 from pipelines.tables import table as text_table
 
 PHASES = ("before", "during", "after")
@@ -37,6 +39,8 @@ def drill_table(result: Mapping[str, Any]) -> str:
     for name, drill in result["drills"].items():
         lines += [f"## {name}", "", f"Proves: {drill['proves']}.", ""]
         lines += [*goal_table(drill["goals"], "{:.4g}".format), "", *_faults(drill), ""]
+        if "pages" in drill:
+            lines += [*page_rows({name: drill}), ""]
         if drill["notes"]:
             lines += [f"Noted beside: `{json.dumps(drill['notes'])}`", ""]
     return "\n".join(lines)
@@ -59,6 +63,25 @@ def drill_rows(result: Mapping[str, Any]) -> list[str]:
             ]
         )
     return table(HEAD, rows)
+
+
+def page_rows(drills: Mapping[str, Any]) -> list[str]:
+    """Return the table of pages, a row for each fault."""
+    rows = [
+        [
+            f"`{name}`",
+            page["fault"],
+            page["expected"] or "none",
+            fixed(page["paged_s"], 0) if page["expected"] else MISSING,
+            fixed(page["resolved_s"], 0) if page["expected"] else MISSING,
+            ", ".join(page["wrong"]) or "none",
+            ", ".join(page["tickets"]) or "none",
+        ]
+        for name, drill in drills.items()
+        for page in drill["pages"]
+    ]
+    head = ["drill", "fault", "must page", "s to the page", "s to resolved", "wrong pages", "tickets"]
+    return table(head, rows)
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
@@ -143,6 +166,28 @@ def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer
         handles, labels = grid[0][0].get_legend_handles_labels()
         place = {"loc": "outside lower center", "ncols": len(labels), "frameon": False}
         figure.legend(handles, labels, fontsize=8, markerscale=3, **place)
+
+
+def draw_dashboards(monitors: Monitors, out_dir: Path) -> None:
+    """Draw the queries of each dashboard over the time that Prometheus has watched, a picture a page."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for board in read_slo()["dashboards"]:
+        panels, columns = board["panels"], 2
+        rows = -(-len(panels) // columns)
+        file = out_dir / f"dashboard-{board['name']}.png"
+        with picture(file, (11.0, 2.6 * rows), nrows=rows, ncols=columns) as (figure, grid):
+            for axes in grid.flat[len(panels) :]:
+                axes.set_visible(False)
+            for axes, panel in zip(grid.flat, panels, strict=False):
+                series = monitors.series(panel["expr"])
+                for labels, values in series.items():
+                    axes.plot(*zip(*values, strict=True), label=labels[:30], linewidth=1)
+                if any(series):
+                    axes.legend(fontsize=6, frameon=False)
+                axes.set_title(f"{panel['title']}{'' if series else ': no data'}", fontsize=9)
+                axes.grid(alpha=0.3)
+            figure.suptitle(board["title"], fontsize=11)
+            figure.supxlabel("seconds since Prometheus began", fontsize=8)
 
 
 def list_table(drills: Sequence[Drill]) -> str:

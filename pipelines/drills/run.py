@@ -28,7 +28,7 @@ from pipelines.drills.catalogue import Drill
 from pipelines.drills.crowds import WARM_UP
 from pipelines.drills.faults import Notes
 from pipelines.drills.outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
-from pipelines.drills.report import draw_drills, drill_table
+from pipelines.drills.report import draw_dashboards, draw_drills, drill_table
 from pipelines.drills.system import (
     SERVER,
     DrillEffort,
@@ -39,12 +39,13 @@ from pipelines.drills.system import (
     open_testbed,
     running_system,
 )
+from pipelines.live.monitors import Monitors, Programs, pages_of, watched
 from serving.client.client import DEADLINE_MS
 from serving.release.bundle import read_manifest
 
 log = logging.getLogger(__name__)
 
-LONGEST_S = 900.0  # of a drill: it is stopped earlier
+LONGEST_S = 1_800.0  # of a drill: it is stopped earlier
 HEALTHY = 10  # whole answers, one after the other: the system is healthy
 SETTLING_S = 30.0  # for a system to be healthy after the previous drill
 Generators = Mapping[str, LoadGenerator]
@@ -59,6 +60,7 @@ def run_drills(
     effort: DrillEffort | None = None,
     deadline_ms: float = DEADLINE_MS,
     launch: Sequence[str] = SERVER,
+    programs: Programs | None = None,
 ) -> dict[str, Any]:
     """Carry drills out and write `drills.json`, `drills.md` and `drills.png`; return the content of the JSON.
 
@@ -71,6 +73,7 @@ def run_drills(
         effort: how long.
         deadline_ms: of a call of the client, and of the endpoint.
         launch: starts an endpoint; a test may start a worse one.
+        programs: watch it, and the pages are judged, too.
 
     Returns:
         The content of the JSON; `broken_off` says why a drill has no outcome: a part did not start, or an
@@ -82,6 +85,8 @@ def run_drills(
         ValueError: the requests are of too few shoppers.
     """
     effort, before = effort or DrillEffort(), machine_state()
+    if programs:
+        effort = replace(effort, during_s=effort.watched_s)
     found: dict[str, dict[str, Any]] = {}
     seen: dict[str, Sequence[Answer]] = {}
     broken_off: dict[str, str] = {}
@@ -96,13 +101,17 @@ def run_drills(
             setup, group = groups.pop(0)
             drill, number = group[0], number + 1
             try:
-                with running_system(
-                    testbed, setup, effort, generators["flood"], f"system-{number}"
-                ) as system:
+                with (
+                    running_system(testbed, setup, effort, generators["flood"], f"system-{number}") as system,
+                    _watched(programs, system) as monitors,
+                ):
                     for drill in group:
                         log.info("%s: %s", drill.name, drill.proves)
-                        found[drill.name], seen[drill.name] = run_drill(drill, system, generators)
+                        outcome = run_drill(drill, system, generators, monitors)
+                        found[drill.name], seen[drill.name] = outcome
                         log.info("%s", missed_line(found[drill.name]))
+                    if monitors and number == 1:  # the first system has the most drills
+                        draw_dashboards(monitors, out_dir)
             except (NotReached, OSError, redis.RedisError) as error:  # the endpoint may have died
                 log.error("  BROKEN OFF: %s", error)
                 broken_off[drill.name] = str(error) or type(error).__name__
@@ -120,6 +129,16 @@ def run_drills(
     if seen:
         draw_drills(result, {name: seen[name] for name in result["drills"]}, out_dir / "drills.png")
     return result
+
+
+@contextlib.contextmanager
+def _watched(programs: Programs | None, system: System) -> Iterator[Monitors | None]:
+    """Watch the endpoint as its callers reach it; without programs, do nothing."""
+    if programs is None:
+        yield None
+        return
+    with watched(programs, system.home / "monitors", system.front.address) as monitors:
+        yield monitors
 
 
 def missed_line(outcome: Mapping[str, Any]) -> str:
@@ -141,7 +160,9 @@ def _by_setup(drills: Iterable[Drill]) -> list[tuple[Setup, list[Drill]]]:
     return groups
 
 
-def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dict[str, Any], list[Answer]]:
+def run_drill(
+    drill: Drill, system: System, generators: Generators, monitors: Monitors | None = None
+) -> tuple[dict[str, Any], list[Answer]]:
     """Carry one drill out; return its outcome, judged, and the client's answers.
 
     Raises:
@@ -149,10 +170,13 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
     """
     effort, testbed, notes = system.effort, system.testbed, Notes()
     faults: list[Fault] = []
+    started_at = time.monotonic()
     if drill.prepare:
         drill.prepare(system, notes)
     with _asked(drill, system, generators) as streams:
         time.sleep(effort.before_s)
+        if monitors:
+            time.sleep(max(monitors.began + effort.history_s - time.monotonic(), 0.0))
         if drill.note:
             drill.note(system, notes)
         for name, break_it in drill.breaks.items():
@@ -162,6 +186,8 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
                 mending = time.monotonic()
             faults.append(Fault(name, began, mending, time.monotonic()))
             time.sleep(effort.after_s)
+            if monitors:
+                _await_quiet(monitors, effort.over_s)
         if drill.note:
             drill.note(system, notes)
         ended = time.monotonic()
@@ -173,9 +199,19 @@ def run_drill(drill: Drill, system: System, generators: Generators) -> tuple[dic
         "notes": notes,
         "marks_s": [[fault.began - first, fault.ended - first] for fault in faults],
     }
-    outcome["goals"] = [goal.judge(outcome) for goal in drill.goals()]
+    if monitors:
+        times = [(fault.name, fault.began, fault.ended) for fault in faults]
+        outcome["pages"] = pages_of(monitors.since(started_at), times, dict(drill.pages))
+    outcome["goals"] = [goal.judge(outcome) for goal in drill.goals(monitors is not None)]
     outcome["passed"] = all(goal["reached"] for goal in outcome["goals"])
     return outcome, streams[CLIENT]
+
+
+def _await_quiet(monitors: Monitors, over_s: float) -> None:
+    """Wait until every page is resolved, or was to be."""
+    until = time.monotonic() + over_s
+    while monitors.open_pages() and time.monotonic() < until:
+        time.sleep(0.5)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,7 @@ RUNBOOKS = {
     "facts": "FactsStale",
     "rules": "RulesBroken",
     "disk": "LogLoses",
+    "endpoint": "CheckoutGone",
 }
 
 
@@ -89,7 +90,7 @@ def examine(settings: Settings) -> list[Finding]:
         replace(
             one,
             mend=re.sub(r"\breco (?=[a-z])", lambda _: reco, one.mend),
-            runbook="" if one.status == "ok" else RUNBOOKS.get(one.name, ""),
+            runbook="" if one.status == "ok" else one.runbook or RUNBOOKS.get(one.name, ""),
         )
         for one in findings
     ]
@@ -169,7 +170,7 @@ def _champion(settings: Settings) -> Iterator[Finding]:
     except NoChampion as error:
         found, _, mend = str(error).partition(":")
         if (settings.home / "champion.json").exists():
-            yield Finding("champion", "fail", found, mend.strip())
+            yield Finding("champion", "fail", found, mend.strip(), "ChampionUnread")
         else:
             yield Finding("champion", "warn", found, "reco run")
         return
@@ -366,6 +367,8 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         found = ", ".join(alive or faults.values()) or "`reco up` runs, but its endpoint does not"
         mend = "" if alive else f"look into {settings.home / 'up' / 'endpoint.log'}, or reco serve"
         yield Finding("endpoint", "ok" if alive else "fail", found, mend)
+        for url in alive:
+            yield from _signals(f"http://{settings.metrics_address}" if settings.metrics_address else url)
         return
     for field, port in (("http_port", settings.http_port), ("grpc_port", settings.grpc_port)):
         with socket.socket() as probe:
@@ -375,6 +378,17 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             f"port {port}", "warn" if taken else "ok", "something listens" if taken else "free", mend
         )
+
+
+def _signals(url: str) -> Iterator[Finding]:
+    """Yield what the metrics of a running endpoint show within two seconds, as its alerts would."""
+    from pipelines.inspect.signals import watch
+
+    try:
+        for alert, figure in watch(f"{url}/metrics"):
+            yield Finding("answers", "warn", f"{url}: {figure}", "see the runbook", alert)
+    except OSError as error:
+        yield Finding("metrics", "warn", f"{url}/metrics: {error}", "correct RECO_METRICS_ADDRESS")
 
 
 def _runs(settings: Settings) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from components.home import Running, write_json
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
 from pipelines.live.local_redis import store_program
+from pipelines.live.monitors import Programs, configure, monitor_commands
 from pipelines.live.ports import ANSWER_S, answers, claim_port
 from pipelines.live.supervisor import Part
 from serving.release.champion import Champion
@@ -49,6 +50,7 @@ class Wanted:
     since: str = ""  # where its replay begins; empty is the champion's cut
     slots: bool = False  # two slots behind a gateway instead of one endpoint
     release: str = ""  # a version that is released when all parts are ready
+    programs: Programs | None = None  # that watch the endpoint
 
 
 def parts_of(
@@ -111,6 +113,9 @@ def parts_of(
             grace_s=settings.drain_s + settings.grace_s + 2,
         )
     )
+    # A gateway shows the counters of either slot in turn, which are no series.
+    if wanted.programs and not wanted.slots:
+        parts += _monitors(wanted.programs, settings, env)
     if settings.log:
         shown = str(settings.prediction_log_dir)
         parts.append(Part("feedback", reco("--home", home, "feedback"), env, shown, lambda started: ""))
@@ -125,6 +130,24 @@ def parts_of(
         api = f"version {wanted.release}"
         parts.append(Part("release", command, env, api, lambda started: "", once=True))
     return parts
+
+
+def _monitors(programs: Programs, settings: Settings, env: dict[str, str]) -> list[Part]:
+    """Return Alertmanager and Prometheus with the shipped rules; pages stay on Alertmanager's own page."""
+    alertmanager, prometheus = (f"127.0.0.1:{claim_port(0, '')}" for _ in range(2))
+    folder = settings.home / "up" / "monitors"
+    target = settings.metrics_address or f"{settings.host}:{settings.http_port}"
+    configure(folder, target, alertmanager)
+    commands = monitor_commands(programs, folder, prometheus, alertmanager)
+    urls = {"alertmanager": f"http://{alertmanager}", "prometheus": f"http://{prometheus}"}
+    return [
+        Part(name, command, env, url, _ready(url))
+        for (name, url), command in zip(urls.items(), commands, strict=True)
+    ]
+
+
+def _ready(url: str) -> Callable[[float], str]:
+    return lambda started: answers(f"{url}/-/ready")
 
 
 def used_by(parts: list[Part]) -> Running:

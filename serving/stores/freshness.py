@@ -17,7 +17,7 @@ from pathlib import Path
 
 from feature_repo.snapshots import HEARTBEAT
 from serving.errors import FeaturesUnavailable
-from serving.metrics import FEATURES_AGE
+from serving.metrics import FEATURES_AGE, FEATURES_PUBLISHED_AT
 from serving.stores.online_features import OnlineStore
 
 POLL_S = 1.0
@@ -81,4 +81,4 @@ class Freshness:
         # No note: rows of an unknown age. `reco doctor` reports a damaged one.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             note = json.loads(self._note.read_bytes()) if self._note else {}
-            FEATURES_AGE.set(time.time() - datetime.fromisoformat(note["until"]).timestamp())
+            FEATURES_PUBLISHED_AT.set(datetime.fromisoformat(note["until"]).timestamp())

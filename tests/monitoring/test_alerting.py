@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from scipy.stats import binom
 
 from monitoring.alerting import ROOT, main, metrics_in, read_slo, rules, seconds
 
@@ -16,8 +17,7 @@ FOLDER = ROOT / "infra" / "monitoring"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text())
 ALERTS = [rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule]
 DASHBOARDS = [json.loads(file.read_text()) for file in sorted((FOLDER / "dashboards").glob("*.json"))]
-FOREIGN = {"up"}  # Prometheus' own
-GOOD, FAULTY = "0+600x500", "0+60x500"  # a minute
+GOOD = "0+150x300"  # each 15 s, for 75 minutes
 
 
 def known_metrics() -> set[str]:
@@ -68,12 +68,17 @@ def test_every_alert_has_a_page_and_every_page_an_alert() -> None:
         assert alert["annotations"]["runbook_url"].endswith(f"/{alert['alert']}/")
 
 
-def test_a_burn_needs_the_long_and_the_short_window() -> None:
+def test_a_burn_needs_the_long_and_the_short_window_and_a_page_the_last_minute_too() -> None:
     slo = {
         "window": "30d",
         "selector": "",
         "runbooks": "https://x/",
-        "burn": [{"long": "1h", "short": "5m", "factor": 10, "severity": "page"}],
+        "gate": "1m",
+        "burn": [
+            {"long": "2m", "short": "30s", "share": 0.2, "least": 60, "severity": "page"},
+            {"long": "1h", "short": "5m", "factor": 10, "severity": "page"},
+            {"long": "3d", "short": "6h", "factor": 1, "severity": "ticket"},
+        ],
         "objectives": [
             {
                 "name": "A",
@@ -87,13 +92,20 @@ def test_a_burn_needs_the_long_and_the_short_window() -> None:
         ],
         "alerts": [],
     }
-    recording, alerting = rules(slo)["groups"]
-    assert [rule["record"] for rule in recording["rules"]][:2] == ["reco:A:bad5m", "reco:A:bad1h"]
-    assert recording["rules"][1]["expr"] == "(b[1h]) / (a[1h])"
-    assert alerting["rules"][0]["expr"] == "(reco:A:bad1h > 0.1 and reco:A:bad5m > 0.1)"
-    assert alerting["rules"][0]["annotations"]["description"].startswith(
-        "The error budget of 1.0% burns 10 x"
+    slow, fast = rules(slo)["groups"]
+    names = [rule["record"] for rule in slow["rules"]]
+    assert names == ["reco:A:bad1h", "reco:A:bad6h", "reco:A:bad3d"]
+    assert slow["rules"][0]["expr"] == "(b[1h]) / (a[1h])"
+    names = [rule.get("record", "") for rule in fast["rules"]][:4]
+    assert names == ["reco:A:bad30s", "reco:A:bad1m", "reco:A:bad2m", "reco:A:bad5m"]
+    page, ticket = fast["rules"][-2:]
+    assert page["expr"] == (
+        "((reco:A:bad2m > 0.2 and reco:A:bad30s > 0.2 and a[2m] > 0.5) "
+        "or (reco:A:bad1h > 0.1 and reco:A:bad5m > 0.1)) and reco:A:bad1m > 0.01"
     )
+    assert ticket["expr"] == "(reco:A:bad3d > 0.01 and reco:A:bad6h > 0.01)"
+    assert (page["keep_firing_for"], "keep_firing_for" in ticket) == ("2m", False)
+    assert "burns with 20% of the requests over 2m or 10 x" in page["annotations"]["description"]
     assert [seconds(window) for window in ("30s", "5m", "2h", "1d")] == [30, 300, 7_200, 86_400]
 
 
@@ -126,90 +138,188 @@ def test_a_changed_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 # ------------------------------------------------------------------------- with the tools of Prometheus
 
+JOB = 'job="checkout"'
+RESPONSES = f"reco_responses_total{{{JOB},rung="
+FULL = f'{RESPONSES}"full",degraded_reason="none"}}'
+STALE = f'{RESPONSES}"full",degraded_reason="stale_features"}}'
+WITHOUT_STORE = f'{RESPONSES}"full",degraded_reason="features_unavailable"}}'
+FAULTS_OF_OURS = f'reco_faults_total{{{JOB},protocol="http"}}'
+IN_TIME = f'reco_answer_seconds_bucket{{{JOB},le="0.05"}}'
+AGE = f"reco_features_age_seconds{{{JOB}}}"
+BREAKER = f'reco_breaker_open{{{JOB},dependency="online_store"}}'
+REJECTED = f'reco_rejected_total{{{JOB},reason="caller"}}'
 QUIET = {
-    'up{job="checkout"}': "1x500",
-    'reco_responses_total{job="checkout",rung="full",degraded_reason=""}': GOOD,
-    'reco_faults_total{job="checkout",protocol="http"}': "0x500",
-    'reco_answer_seconds_count{job="checkout"}': GOOD,
-    'reco_answer_seconds_bucket{job="checkout",le="0.05"}': GOOD,
-    'reco_features_age_seconds{job="checkout"}': "5x500",
-    'reco_champion_served{job="checkout"}': "1x500",
-    'reco_rules_broken{job="checkout"}': "0x500",
-    'reco_breaker_open{job="checkout",dependency="online_store"}': "0x500",
-    'reco_process_deaths_total{job="checkout"}': "0x500",
-    'reco_log_records_total{job="checkout",outcome="dropped"}': "0x500",
-    'reco_rejected_total{job="checkout",reason="caller"}': "0x500",
+    f"up{{{JOB}}}": "1x300",
+    FULL: GOOD,
+    # A shop where little is left, one greedy shopper and prefetches in a rush: as it must be.
+    f'{RESPONSES}"empty",degraded_reason="nothing_left"}}': GOOD,
+    f'{RESPONSES}"popular",degraded_reason="user_over_limit"}}': GOOD,
+    f'reco_rejected_total{{{JOB},reason="overloaded"}}': GOOD,
+    f'reco_rejected_total{{{JOB},reason="client_gone"}}': GOOD,
+    FAULTS_OF_OURS: "0x300",
+    f"reco_answer_seconds_count{{{JOB}}}": GOOD,
+    IN_TIME: GOOD,
+    AGE: "5x300",
+    f"reco_features_published_timestamp_seconds{{{JOB}}}": "-99999999x300",
+    f"reco_facts_read_timestamp_seconds{{{JOB}}}": "0+15x300",
+    f'reco_champion_served{{{JOB},slot=""}}': "1x300",
+    f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "0+15x300",
+    # A slot answers from its bundle and follows no champion.
+    f'reco_champion_served{{{JOB},slot="blue"}}': "0x300",
+    f'reco_champion_read_timestamp_seconds{{{JOB},slot="blue"}}': "0x300",
+    f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": "0x300",
+    f"reco_rules_broken{{{JOB}}}": "0x300",
+    BREAKER: "0x300",
+    f"reco_process_deaths_total{{{JOB}}}": "0x300",
+    f'reco_log_records_total{{{JOB},outcome="dropped"}}': "0x300",
+    REJECTED: "0x300",
 }
-FAULTS: dict[str, tuple[dict[str, str], str]] = {
-    "quiet": ({}, ""),
-    "faults": ({'reco_faults_total{job="checkout",protocol="http"}': FAULTY}, "CheckoutUnavailable"),
-    "slow": ({'reco_answer_seconds_bucket{job="checkout",le="0.05"}': "0+400x500"}, "CheckoutSlow"),
-    "degraded": (
-        {'reco_responses_total{job="checkout",rung="popular",degraded_reason="x"}': "0+6000x500"},
-        "CheckoutDegraded",
+LAG = f"reco_loop_lag_seconds_bucket{{{JOB},le="
+# Judged after 70 minutes, at the 280th value.
+UNDER_EVERY_LINE = {
+    f"up{{{JOB}}}": "1x279 0x20",
+    FULL: GOOD,
+    WITHOUT_STORE: "0+22x300",  # 4.7 % of 472
+    FAULTS_OF_OURS: "0+0.45x300",
+    IN_TIME: "0+148.6x300",
+    AGE: "119x300",
+    f"reco_facts_read_timestamp_seconds{{{JOB}}}": "-59+15x300",
+    f'reco_champion_served{{{JOB},slot=""}}': "1x264 0x30",
+    f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "-119+15x300",
+    f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": f"-{34 * 86_400}x300",
+    f"reco_rules_broken{{{JOB}}}": "0x277 1x20",
+    BREAKER: "0x273 1x20",
+    f"reco_process_deaths_total{{{JOB}}}": "0x250 1x10 2x40",
+    f'reco_log_records_total{{{JOB},outcome="dropped"}}': "0x264 9+9x30",
+    f'{LAG}"0.02"}}': "0+992x300",
+    f'{LAG}"0.1"}}': "0+1000x300",
+    f'{LAG}"+Inf"}}': "0+1000x300",
+    REJECTED: "0+37x300",  # 4.9 % of 450 answers and 300 + 37 refusals
+}
+# A request each 30 s, and a minute without the store: two answers are no cliff.
+A_BAD_MINUTE_AT_NIGHT = {
+    **{name: "0x300" for name in QUIET if name.startswith("reco_responses")},
+    FULL: "0+0.5x276 138x20",
+    WITHOUT_STORE: "0x276 0.5+0.5x20",
+}
+FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
+    "quiet": ({}, set()),
+    "under every line": (UNDER_EVERY_LINE, set()),
+    "a bad minute at night": (A_BAD_MINUTE_AT_NIGHT, set()),
+    "faults": ({FAULTS_OF_OURS: "0+15x300"}, {"CheckoutUnavailable"}),
+    "slow": ({IN_TIME: "0+100x300"}, {"CheckoutSlow"}),
+    "less": ({f'{RESPONSES}"popular",degraded_reason="x"}}': "0+1500x300"}, {"CheckoutDegraded"}),
+    "without a store": (
+        {WITHOUT_STORE: "0+1500x300", BREAKER: "1x300", AGE: "9999x300"},
+        {"CheckoutDegraded", "DependencySkipped"},
     ),
-    "gone": ({'up{job="checkout"}': "1x2 0x500"}, "CheckoutGone"),
-    "stale": ({'reco_features_age_seconds{job="checkout"}': "200x500"}, "FeaturesStale"),
-    "facts": ({'reco_facts_read_timestamp_seconds{job="checkout"}': "1x500"}, "FactsStale"),
-    "champion": ({'reco_champion_served{job="checkout"}': "0x500"}, "ChampionNotServed"),
-    "pointer": ({'reco_champion_read_timestamp_seconds{job="checkout"}': "1x500"}, "ChampionUnread"),
-    "old": ({'reco_bundle_cut_timestamp_seconds{job="checkout"}': "-3999999x500"}, "BundleOld"),
-    "rules": ({'reco_rules_broken{job="checkout"}': "1x500"}, "RulesBroken"),
-    "breaker": (
-        {'reco_breaker_open{job="checkout",dependency="online_store"}': "1x500"},
-        "DependencySkipped",
-    ),
-    "deaths": ({'reco_process_deaths_total{job="checkout"}': "0+1x500"}, "ProcessesDie"),
-    "log": ({'reco_log_records_total{job="checkout",outcome="dropped"}': "0+9x500"}, "LogLoses"),
+    "gone": ({f"up{{{JOB}}}": "1x2 0x300"}, {"CheckoutGone"}),
+    "silent stream": ({AGE: "200x300"}, {"FeaturesStale"}),
+    # The first of the two holds the other back.
+    "old rows": ({STALE: "0+1500x300"}, {"FeaturesStale", "CheckoutDegraded"}),
+    "facts": ({f"reco_facts_read_timestamp_seconds{{{JOB}}}": "1x300"}, {"FactsStale"}),
+    "champion": ({f'reco_champion_served{{{JOB},slot=""}}': "0x300"}, {"ChampionNotServed"}),
+    "pointer": ({f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "1x300"}, {"ChampionUnread"}),
+    "old": ({f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": "-3999999x300"}, {"BundleOld"}),
+    "rules": ({f"reco_rules_broken{{{JOB}}}": "1x300"}, {"RulesBroken"}),
+    "breaker": ({BREAKER: "1x300"}, {"DependencySkipped"}),
+    "deaths": ({f"reco_process_deaths_total{{{JOB}}}": "0x250 1x10 2x10 3x30"}, {"ProcessesDie"}),
+    "log": ({f'reco_log_records_total{{{JOB},outcome="dropped"}}': "0+9x300"}, {"LogLoses"}),
     "lag": (
         {
-            'reco_loop_lag_seconds_bucket{job="checkout",le="0.02"}': "0+1x500",
-            'reco_loop_lag_seconds_bucket{job="checkout",le="0.1"}': "0+600x500",
-            'reco_loop_lag_seconds_bucket{job="checkout",le="+Inf"}': "0+600x500",
+            f'{LAG}"0.02"}}': "0+1x300",
+            f'{LAG}"0.1"}}': "0+600x300",
+            f'{LAG}"+Inf"}}': "0+600x300",
         },
-        "CheckoutSaturated",
+        {"CheckoutSaturated"},
     ),
-    "rejected": ({'reco_rejected_total{job="checkout",reason="caller"}': "0+100x500"}, "RequestsRejected"),
+    "rejected": ({REJECTED: "0+100x300"}, {"RequestsRejected"}),
 }
+MORE_LABELS = {"DependencySkipped": {"dependency": "online_store"}, "ProcessesDie": {"job": "checkout"}}
 
 
-def test_every_alert_is_fired_once() -> None:
-    assert {alert for _, alert in FAULTS.values()} - {""} == {alert["alert"] for alert in ALERTS}
+def test_every_alert_is_fired() -> None:
+    assert set().union(*(alerts for _, alerts in FAULTS.values())) == {alert["alert"] for alert in ALERTS}
+
+
+def expected(name: str, severity: str = "") -> list[dict[str, Any]]:
+    """What pages burns fast enough for the ticket, too: Alertmanager holds that one back."""
+    return [
+        {
+            "exp_labels": one["labels"] | MORE_LABELS.get(name, {}),
+            "exp_annotations": one["annotations"],
+        }
+        for one in ALERTS
+        if one["alert"] == name and severity in ("", one["labels"]["severity"])
+    ]
+
+
+def promtool(step: str, values: dict[str, str], tests: list[dict[str, Any]], folder: Path) -> None:
+    document = {
+        "rule_files": [str(FOLDER / "rules.yml")],
+        "evaluation_interval": step,
+        "tests": [
+            {
+                "interval": step,
+                "input_series": [{"series": name, "values": value} for name, value in values.items()],
+                "alert_rule_test": tests,
+            }
+        ],
+    }
+    file = folder / "test.yml"
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+    done = subprocess.run([tool("promtool"), "test", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_right_alert_fires_and_no_other(fault: str, tmp_path: Path) -> None:
-    changed, alert = FAULTS[fault]
-    severity = {one["alert"]: one["labels"]["severity"] for one in reversed(ALERTS)}
-    names = sorted({one["alert"] for one in ALERTS})
-    at = "2h"
-    tests = []
-    for name in names:
-        firing = [one for one in ALERTS if one["alert"] == name]
-        expected: list[dict[str, Any]] = []
-        if name == alert:
-            extra = {"dependency": "online_store"} if name == "DependencySkipped" else {}
-            extra |= {"job": "checkout"} if name == "ProcessesDie" else {}
-            one = next(one for one in firing if one["labels"]["severity"] == severity[name])
-            expected = [{"exp_labels": one["labels"] | extra, "exp_annotations": one["annotations"]}]
-            # What pages burns fast enough for the ticket, too: Alertmanager holds it back.
-            expected += [
-                {"exp_labels": other["labels"], "exp_annotations": other["annotations"]}
-                for other in firing
-                if other is not one
-            ]
-        tests.append({"eval_time": at, "alertname": name, "exp_alerts": expected})
-    series = [{"series": name, "values": values} for name, values in (QUIET | changed).items()]
-    document = {
-        "rule_files": [str(FOLDER / "rules.yml")],
-        "evaluation_interval": "1m",
-        "tests": [{"interval": "1m", "input_series": series, "alert_rule_test": tests}],
+    changed, alerts = FAULTS[fault]
+    tests = [
+        {"eval_time": "70m", "alertname": name, "exp_alerts": expected(name) if name in alerts else []}
+        for name in sorted({one["alert"] for one in ALERTS})
+    ]
+    promtool("15s", QUIET | changed, tests, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reason", "alert"),
+    [("features_unavailable", "CheckoutDegraded"), ("stale_features", "FeaturesStale")],
+)
+def test_an_outage_of_a_minute_pages_soon_and_ends_soon(reason: str, alert: str, tmp_path: Path) -> None:
+    """Alertmanager adds at most 10 s to the page and a minute to its end: `alertmanager.yml`."""
+    values = {
+        FULL: "0+50x240 12000x12 12050+50x300",  # each 5 s: 20 minutes, an outage of one, 25 minutes
+        f'{RESPONSES}"full",degraded_reason="{reason}"}}': "0x240 50+50x11 600x300",
+        f"up{{{JOB}}}": "1x600",
     }
-    file = tmp_path / "test.yml"
-    file.write_text(yaml.safe_dump(document, sort_keys=False))
-    done = subprocess.run([tool("promtool"), "test", "rules", str(file)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    began, mended = 1_200, 1_260
+    tests = [
+        {"eval_time": f"{at}s", "alertname": alert, "exp_alerts": expected(alert, "page") if fires else []}
+        for at, fires in ((began, False), (began + 40, True), (mended + 120, True), (mended + 235, False))
+    ]
+    promtool("5s", values, tests, tmp_path)
+
+
+def test_a_cliff_by_chance_costs_no_page() -> None:
+    """The promise of docs/how-to/on-call.md: at most 1 page in 10 years where the budget burns all the time."""
+    cliff = next(burn for burn in read_slo()["burn"] if "share" in burn)
+    windows = 30 * 86_400 / seconds(cliff["long"]) * 4  # overlapping ones are alike
+    least, bad = cliff["least"], int(cliff["share"] * cliff["least"])
+    a_month = [windows * binom.sf(bad, least, 1 - one["goal"]) for one in read_slo()["objectives"]]
+    assert max(a_month) == pytest.approx(0.0018, rel=0.05)
+    assert max(a_month) * 120 < 0.25
+
+
+def test_the_host_of_the_runbooks_is_a_placeholder_to_be_replaced() -> None:
+    slo = read_slo()
+    assert slo["runbooks"].split("/")[2].endswith(".example")  # a name that never exists (RFC 2606)
+    assert "docs.shop.example" in (ROOT / "docs" / "how-to" / "on-call.md").read_text()
+    ours = json.dumps(rules(slo | {"runbooks": "https://ours/"}))
+    assert "shop.example" not in ours
+    assert ours.count('"runbook_url": "https://ours/') == len(ALERTS)
 
 
 @pytest.mark.slow

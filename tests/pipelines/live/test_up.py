@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
 from pipelines.live import up
 from pipelines.live.local_redis import store_program
+from pipelines.live.monitors import Programs
 from pipelines.live.ports import PortInUse, answers
 from pipelines.live.supervisor import Part, State, Supervisor
 from pipelines.live.up import NoBroker, Wanted, fill_store, parts_of, store_check, used_by
@@ -63,6 +65,17 @@ def test_with_slots_the_endpoint_is_a_cluster_that_a_release_finds(tmp_path: Pat
     assert running.gateway == found["endpoint"].address
     assert found["release"].command[-2:] == ["release", "7"]
     assert found["release"].once
+
+
+def test_prometheus_and_alertmanager_watch_one_endpoint_where_they_are_installed(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0")
+    wanted = replace(FREE, bootstrap="kafka:9092", programs=Programs("/bin/prometheus", "/bin/alertmanager"))
+    found = parts(tmp_path, wanted, settings=settings)
+    assert list(found) == ["stream", "endpoint", "alertmanager", "prometheus", "feedback"]
+    written = yaml.safe_load((tmp_path / "up" / "monitors" / "prometheus.yml").read_text())
+    target = written["scrape_configs"][0]["static_configs"][0]["targets"][0]
+    assert found["endpoint"].address == f"http://{target}"
+    assert "prometheus" not in parts(tmp_path, replace(wanted, slots=True), settings=settings)
 
 
 def test_without_a_log_there_is_no_feedback(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""The pages of a fault; and with Alertmanager itself, which alert holds back which."""
+
+import json
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from monitoring.alerting import read_slo
+from pipelines.live.monitors import (
+    EXEMPT,
+    Monitors,
+    Notice,
+    Programs,
+    _receiver,
+    _running,
+    configure,
+    monitor_commands,
+    monitor_programs,
+    pages_of,
+    watched,
+)
+from pipelines.live.ports import free_port
+
+
+def installed() -> Programs:
+    programs = monitor_programs()
+    if programs is None:
+        pytest.skip("prometheus is not installed")
+    return programs
+
+
+def notice(alert: str, at: float, is_firing: bool = True, severity: str = "page") -> Notice:
+    return Notice(alert, severity, is_firing, at)
+
+
+def test_a_page_counts_from_its_fault_and_its_end_from_the_repair() -> None:
+    notices = [
+        notice("CheckoutDegraded", 140.0),
+        notice("DependencySkipped", 150.0, severity="ticket"),
+        notice("CheckoutDegraded", 350.0, is_firing=False),
+    ]
+    (row,) = pages_of(notices, [("killed", 100.0, 175.0)], {"killed": "CheckoutDegraded"})
+    assert row == {
+        "fault": "killed",
+        "expected": "CheckoutDegraded",
+        "paged_s": 40.0,
+        "resolved_s": 175.0,
+        "wrong": [],
+        "tickets": ["DependencySkipped"],
+    }
+
+
+def test_a_page_of_another_alert_before_the_fault_or_where_none_is_due_is_wrong() -> None:
+    faults = [("first", 100.0, 110.0), ("second", 200.0, 210.0)]
+    notices = [
+        notice("CheckoutSlow", 50.0),  # nothing is broken yet
+        notice("CheckoutSlow", 90.0, is_firing=False),
+        notice("CheckoutDegraded", 120.0),
+        notice("CheckoutDegraded", 205.0),  # the second must page nobody
+    ]
+    first, second = pages_of(notices, faults, {"first": "CheckoutDegraded"})
+    assert (first["paged_s"], first["resolved_s"], first["wrong"]) == (20.0, None, ["CheckoutSlow"])
+    assert (second["paged_s"], second["wrong"]) == (None, ["CheckoutDegraded"])
+
+
+def test_an_expected_page_before_its_fault_is_no_page_for_it() -> None:
+    (row,) = pages_of([notice("A", 50.0)], [("f", 100.0, 110.0)], {"f": "A"})
+    assert row["paged_s"] is None
+
+
+def test_pages_are_open_until_they_are_resolved() -> None:
+    monitors = Monitors("", 0.0, [notice("A", 1.0), notice("B", 2.0), notice("T", 3.0, severity="ticket")])
+    assert monitors.open_pages() == {"A", "B"}
+    monitors.notices.append(notice("A", 4.0, is_firing=False))
+    assert monitors.open_pages() == {"B"}
+    assert [one.alert for one in monitors.since(3.0)] == ["T", "A"]
+
+
+def test_the_shipped_rules_and_routes_are_used_without_the_alert_that_demo_data_always_fire(
+    tmp_path: Path,
+) -> None:
+    configure(tmp_path, "127.0.0.1:1", "127.0.0.1:2", "http://127.0.0.1:3/")
+    written = yaml.safe_load((tmp_path / "rules.yml").read_text())
+    alerts = {rule["alert"] for group in written["groups"] for rule in group["rules"] if "alert" in rule}
+    slo = read_slo()
+    assert alerts == {one["name"] for one in [*slo["objectives"], *slo["alerts"]]} - {EXEMPT}
+    routes = yaml.safe_load((tmp_path / "alertmanager.yml").read_text())
+    shipped = yaml.safe_load(Path("infra/monitoring/alertmanager.yml").read_text())
+    assert (routes["route"], routes["inhibit_rules"]) == (shipped["route"], shipped["inhibit_rules"])
+    assert all(one["webhook_configs"][0]["url"] == "http://127.0.0.1:3/" for one in routes["receivers"])
+
+
+def post(address: str, *names: str) -> None:
+    slo = read_slo()
+    known = {one["name"]: one for one in [*slo["objectives"], *slo["alerts"]]}
+    alerts = [
+        {
+            "labels": {
+                "alertname": name,
+                "severity": known[name].get("severity", "page"),
+                "owner": known[name]["owner"],
+            }
+        }
+        for name in names
+    ]
+    request = urllib.request.Request(
+        f"http://{address}/api/v2/alerts",
+        json.dumps(alerts).encode(),
+        {"content-type": "application/json"},
+    )
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fired", "reaches"),
+    [
+        (["FeaturesStale", "CheckoutDegraded"], {"FeaturesStale"}),
+        (["CheckoutDegraded", "DependencySkipped", "FactsStale"], {"CheckoutDegraded"}),
+        (["CheckoutGone", "CheckoutSlow", "CheckoutDegraded"], {"CheckoutGone"}),
+        (["CheckoutSlow", "CheckoutDegraded", "CheckoutSaturated"], {"CheckoutSlow"}),
+    ],
+)
+def test_one_fault_reaches_a_person_once(fired: list[str], reaches: set[str], tmp_path: Path) -> None:
+    programs, address, notices = installed(), f"127.0.0.1:{free_port()}", list[Notice]()
+    with _receiver(notices) as hook:
+        configure(tmp_path, "127.0.0.1:9", address, hook)
+        command, _ = monitor_commands(programs, tmp_path, "127.0.0.1:9", address)
+        with _running(command, address, tmp_path):
+            post(address, *fired)
+            time.sleep(1)
+            post(address, "RulesBroken")  # of another owner: held back by none; its group is the last to wait
+            until = time.monotonic() + 120
+            while "RulesBroken" not in {one.alert for one in notices} and time.monotonic() < until:
+                time.sleep(0.1)
+    assert {one.alert for one in notices} == reaches | {"RulesBroken"}
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_is_gone_pages(tmp_path: Path) -> None:
+    target = f"127.0.0.1:{free_port()}"  # nothing listens there
+    with watched(installed(), tmp_path, target) as monitors:
+        until = time.monotonic() + 240
+        while not monitors.open_pages() and time.monotonic() < until:
+            time.sleep(0.2)
+        assert monitors.open_pages() == {"CheckoutGone"}
+        assert {value for row in monitors.series("up").values() for _, value in row} == {0.0}
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(TimeoutError, match="false does not answer"),
+        _running(["false"], "127.0.0.1:9", tmp_path),
+    ):
+        pass
