@@ -54,6 +54,10 @@ def rules(slo: dict[str, Any]) -> dict[str, Any]:
             group.append({"record": f"reco:{one['name']}:bad{window}", "expr": share})
     waited = "sum(rate(reco_answer_seconds_sum[5m])) / sum(rate(reco_answer_seconds_count[5m]))"
     fast.append({"record": "reco:sales_lost_to_waiting:ratio5m", "expr": f"0.1 * {waited}"})
+    lost = (
+        "sum by (rung) (rate(reco_responses_total[5m])) * on (rung) max by (rung) (reco_kpi_loss_per_answer)"
+    )
+    fast.append({"record": "reco:revenue_at_risk:hourly", "expr": f"3600 * sum({lost})"})
     for one in slo["objectives"]:
         for severity in dict.fromkeys(burn["severity"] for burn in slo["burn"]):
             burns = [burn for burn in slo["burn"] if burn["severity"] == severity]

@@ -261,19 +261,21 @@ def metrics_page() -> str:
             rows.append((code(name), family.type, labels, family.documentation))
     return HEAD + (
         "# Metrics\n\n"
-        "`GET /metrics` shows them in Prometheus' text format or as OpenMetrics. With several "
-        "processes a counter is the sum of all.\n"
+        "`GET /metrics` of the endpoint shows them in Prometheus' text format or as OpenMetrics. With "
+        "several processes a counter is the sum of all.\n"
         "A gauge shows the worst living process. `RECO_METRICS_ADDRESS` moves the page to its own port.\n"
-        "No metric carries an item or a shopper.\n\n"
+        "No metric carries an item or a shopper. `reco watch` has a page of its own: `reco_drift_*`,\n"
+        "`reco_kpi_*`, `reco_watch_*` and `reco_retraining_failed`.\n\n"
         + table(("metric", "type", "labels", "meaning"), sorted(rows))
     )
 
 
 def exposed_metrics() -> list[Any]:
-    """Return the collectors that the endpoint registers."""
+    """Return the collectors of the endpoint and of `reco watch`."""
     values = vars(import_module("serving.metrics")).values()
     ours = {id(value) for value in values}
-    return [collector for collector in REGISTRY._collector_to_names if id(collector) in ours]
+    served = [collector for collector in REGISTRY._collector_to_names if id(collector) in ours]
+    return served + list(import_module("monitoring.gauges").WatchGauges().registry._collector_to_names)
 
 
 # -------------------------------------------------------------------------------------------- errors

@@ -170,6 +170,10 @@ QUIET = {
     f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": "0x300",
     f"reco_rules_broken{{{JOB}}}": "0x300",
     BREAKER: "0x300",
+    'reco_drift_found{look="answers"}': "0x300",
+    'reco_kpi_dropped{figure="basket_value"}': "0x300",
+    'reco_kpi_loss_per_answer{rung="popular"}': "0.5x300",
+    'reco_watch_success_timestamp_seconds{look="answers"}': "0+15x300",
     f"reco_process_deaths_total{{{JOB}}}": "0x300",
     f'reco_log_records_total{{{JOB},outcome="dropped"}}': "0x300",
     REJECTED: "0x300",
@@ -234,8 +238,18 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {"CheckoutSaturated"},
     ),
     "rejected": ({REJECTED: "0+100x300"}, {"RequestsRejected"}),
+    "drift": ({'reco_drift_found{look="purchases"}': "1x300"}, {"DriftFound"}),
+    "kpi": ({'reco_kpi_dropped{figure="conversion"}': "1x300"}, {"KpiDropped"}),
+    "retraining": ({"reco_retraining_failed": "1x300"}, {"RetrainingFailed"}),
+    "watch": ({'reco_watch_success_timestamp_seconds{look="kpi"}': "-9999x300"}, {"WatchSilent"}),
 }
-MORE_LABELS = {"DependencySkipped": {"dependency": "online_store"}, "ProcessesDie": {"job": "checkout"}}
+MORE_LABELS = {
+    "DependencySkipped": {"dependency": "online_store"},
+    "ProcessesDie": {"job": "checkout"},
+    "DriftFound": {"look": "purchases"},
+    "KpiDropped": {"figure": "conversion"},
+    "WatchSilent": {"look": "kpi"},
+}
 
 
 def test_every_alert_is_fired() -> None:
