@@ -65,7 +65,7 @@ class DrillEffort:
     questions: int = 40  # different ones of each of the two streams, sent in turn
     crowd: int = 1_000  # connections of callers that are slow
     herd: int = 500  # requests for the same list at once
-    # With alerts. Healthy time before the first fault fills the windows of two minutes: else pages come too soon.
+    # With alerts. Healthy time before the first fault fills windows of two minutes: else pages come too soon.
     history_s: float = 130.0
     watched_s: float = 75.0  # of each fault
     over_s: float = 330.0  # at most, until its page is resolved

@@ -1,4 +1,4 @@
-"""The metrics of a running endpoint, read twice -> the alerts whose lines they cross now, with the figures."""
+"""An endpoint's metrics, read twice -> the alerts whose lines they cross now, with the figures."""
 
 from __future__ import annotations
 

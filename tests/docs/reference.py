@@ -331,8 +331,16 @@ def command_errors() -> str:
 def drill_proofs() -> str:
     """Return what each drill proves, and its faults."""
     drills = import_module("pipelines.drills.catalogue").DRILLS
-    rows = [(code(drill.name), drill.proves, ", ".join(drill.breaks)) for drill in drills]
-    return table(("drill", "proves", "faults"), rows)
+    rows = [
+        (
+            code(drill.name),
+            drill.proves,
+            ", ".join(drill.breaks),
+            ", ".join(map(code, sorted(set(drill.pages.values())))) or "nobody",
+        )
+        for drill in drills
+    ]
+    return table(("drill", "proves", "faults", "pages"), rows)
 
 
 def drill_results() -> str:

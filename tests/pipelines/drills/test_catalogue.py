@@ -2,6 +2,7 @@
 
 import pytest
 
+from monitoring.alerting import read_slo, rules
 from pipelines.drills.catalogue import DRILLS, Drill, choose_drills
 
 WANTED = {
@@ -26,6 +27,19 @@ def test_each_drill_has_a_fault_and_goals_of_its_own(drill: Drill) -> None:
     told = drill.to_dict()
     assert [figure["name"] for figure in told["figures"]] == goals
     assert told["faults"] == list(drill.breaks)
+
+
+def test_each_page_of_a_drill_is_of_its_faults_and_of_an_alert_that_pages() -> None:
+    pages = {
+        alert["alert"]
+        for group in rules(read_slo())["groups"]
+        for alert in group["rules"]
+        if "alert" in alert
+    }
+    assert {alert for drill in DRILLS for alert in drill.pages.values()} <= pages
+    for drill in DRILLS:
+        assert drill.pages.keys() <= drill.breaks.keys()
+        assert ("wrong pages" in {goal.name for goal in drill.goals(with_alerts=True)}) is True
 
 
 def test_drills_are_chosen_by_name_in_their_own_order() -> None:

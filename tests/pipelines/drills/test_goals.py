@@ -145,6 +145,25 @@ def test_degraded_answers_are_a_share_of_the_requests_during_the_fault() -> None
     assert goals.degraded(outcome(during=phases(degraded=3))) == pytest.approx(1.5)
 
 
+def test_a_page_that_is_missing_late_or_wrong_misses_its_goal() -> None:
+    def judged(*pages: dict[str, Any]) -> dict[str, Any]:
+        found = outcome(pages=pages)
+        return {goal.name: goal.judge(found)["reached"] for goal in goals.alert_goals(True)}
+
+    good = {"expected": "A", "paged_s": 44.0, "resolved_s": 200.0, "wrong": []}
+    quiet = {"expected": "", "paged_s": None, "resolved_s": None, "wrong": []}
+    assert set(judged(good, quiet).values()) == {True}
+    missing = judged(good, good | {"paged_s": None, "resolved_s": None})
+    assert missing == {
+        "until the right page": False,
+        "until the page is resolved": False,
+        "wrong pages": True,
+    }
+    assert judged(good | {"paged_s": 61.0})["until the right page"] is False
+    assert judged(good, quiet | {"wrong": ["B"]})["wrong pages"] is False
+    assert [goal.name for goal in goals.alert_goals(False)] == ["wrong pages"]
+
+
 def test_the_answers_of_one_shopper_are_a_share_of_its_requests() -> None:
     assert goals.computed_for_one(outcome(notes={"whole": 30, "asked": 120})) == pytest.approx(25.0)
     assert goals.computed_for_one(outcome(notes={"whole": 0, "asked": 0})) is None

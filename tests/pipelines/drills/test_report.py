@@ -3,9 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+from monitoring.alerting import read_slo
 from pipelines.drills.catalogue import choose_drills
 from pipelines.drills.outcome import CLIENT, RAW, Answer
-from pipelines.drills.report import draw_drills, drill_rows, drill_table, list_table
+from pipelines.drills.report import (
+    alerts_table,
+    draw_dashboards,
+    draw_drills,
+    drill_rows,
+    drill_table,
+    list_table,
+)
+from pipelines.live.monitors import Monitors
 
 
 def tally(**changed: Any) -> dict[str, Any]:
@@ -74,6 +83,44 @@ def test_each_drill_is_drawn(tmp_path: Path) -> None:
     answers = [Answer(0, 5.0 + n / 10, 4.0, 4.0, n != 3, whole if n != 3 else {}) for n in range(9)]
     draw_drills(result(), {"store-killed": answers, "overload": answers}, tmp_path / "drills.png")
     assert (tmp_path / "drills.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pages_are_counted_and_shown_with_the_misses() -> None:
+    pages = [
+        {
+            "fault": "killed",
+            "expected": "A",
+            "paged_s": 44.4,
+            "resolved_s": 250.2,
+            "wrong": [],
+            "tickets": ["T"],
+        },
+        {
+            "fault": "slow",
+            "expected": "A",
+            "paged_s": 61.0,
+            "resolved_s": None,
+            "wrong": ["B"],
+            "tickets": [],
+        },
+        {"fault": "full", "expected": "", "paged_s": None, "resolved_s": None, "wrong": [], "tickets": []},
+    ]
+    found = result() | {"broken_off": {}, "effort": {"during_s": 75.0, "history_s": 130.0}}
+    found["drills"] = {"one": {"pages": pages}}
+    text = alerts_table([found])
+    assert "3 faults, 2 of which must page: 2 right pages came, 1 of them within 60 s" in text
+    assert "1 ended within 300 s of the repair. Wrong pages: 1." in text
+    assert "| `one` | killed | A | 44 | 250 | none | T |" in text
+
+
+def test_the_pages_of_the_docs_are_drawn_from_a_prometheus(tmp_path: Path) -> None:
+    class Recorded(Monitors):
+        def series(self, query: str, points: int = 400) -> dict[str, list[tuple[float, float]]]:
+            return {"full": [(0.0, 1.0), (5.0, 2.0)]} if "responses" in query else {}
+
+    draw_dashboards(Recorded("", 0.0), tmp_path)
+    names = {f"dashboard-{board['name']}.png" for board in read_slo()["dashboards"]}
+    assert {file.name for file in tmp_path.iterdir()} == names
 
 
 def test_the_list_has_the_proof_and_the_goals_of_each_drill() -> None:

