@@ -155,6 +155,17 @@ run "small" {
   }
 }
 
+run "from_outside" {
+  command = plan
+  variables {
+    api_cidrs = ["203.0.113.7/32"]
+  }
+  assert {
+    condition     = aws_eks_cluster.main.vpc_config[0].endpoint_public_access && aws_eks_cluster.main.vpc_config[0].public_access_cidrs == toset(["203.0.113.7/32"])
+    error_message = "kubectl reaches the API from other networks than api_cidrs, or from none."
+  }
+}
+
 run "refused" {
   command = plan
   variables {
