@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.infra.policies import Document, Documents, findings, of_kind
+from tests.infra.sizes import unplaced
 
 pytestmark = pytest.mark.slow  # kubectl is a process
 
@@ -44,14 +45,32 @@ def test_an_overlay_has_no_finding(rendered: Callable[[str], Documents], overlay
     assert findings(documents) == []
 
 
-def test_the_overlays_differ_in_size_and_place_alone(rendered: Callable[[str], Documents]) -> None:
-    staging, production = (
+@pytest.mark.parametrize(
+    ("overlay", "expected"), [("staging", set()), ("small", {"InferenceService"})], ids=["staging", "small"]
+)
+def test_the_overlays_differ_in_size_and_place_alone(
+    rendered: Callable[[str], Documents], overlay: str, expected: set[str]
+) -> None:
+    other, production = (
         {(one["kind"], one["metadata"]["name"]): one for one in rendered(name)}
-        for name in ("staging", "production")
+        for name in (overlay, "production")
     )
-    assert staging.keys() == production.keys()
-    differ = {kind for kind, name in staging if staging[kind, name] != production[kind, name]}
-    assert differ == {"ConfigMap", "HTTPRoute", "ScaledObject"}
+    assert other.keys() == production.keys()
+    differ = {kind for kind, name in other if other[kind, name] != production[kind, name]}
+    assert differ == {"ConfigMap", "HTTPRoute", "ScaledObject"} | expected
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_pods_of_an_overlay_fit_the_nodes_of_its_profile(
+    rendered: Callable[[str], Documents], overlay: str
+) -> None:
+    profile = KSERVE.parent / "terraform" / "environments" / f"{overlay}.tfvars"
+    assert unplaced(rendered(overlay), profile.read_text(encoding="utf-8")) == []
+
+
+def test_a_pod_larger_than_a_node_is_found(rendered: Callable[[str], Documents]) -> None:
+    small = (KSERVE.parent / "terraform/environments/small.tfvars").read_text(encoding="utf-8")
+    assert "a pod fits no node" in " ".join(unplaced(rendered("production"), small))
 
 
 def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documents]) -> None:
