@@ -10,6 +10,7 @@ import jsonschema
 import kubernetes_validate
 from prometheus_client import REGISTRY
 
+from monitoring.alerting import read_slo
 from serving.metrics import RESPONSES  # its module registers the metrics that a query may name
 from serving.settings import Settings, variable
 from tests.infra.schemas import schema_of
@@ -254,6 +255,19 @@ def autoscaling(documents: Documents) -> Iterator[str]:
             yield f"{target}: without metrics it would have too few pods or too many"
 
 
+def alerts(documents: Documents) -> Iterator[str]:
+    selector = re.fullmatch(r'job="(.+)"', read_slo()["selector"])
+    assert selector
+    for monitor in of_kind(documents, "PodMonitor"):
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            jobs = [one.get("replacement") for one in endpoint["relabelings"] if one["targetLabel"] == "job"]
+            if jobs != [selector[1]]:
+                yield f"{name_of(monitor)}: the job is {jobs}, and the alerts select {selector[1]}"
+    named = [group["name"] for one in of_kind(documents, "PrometheusRule") for group in one["spec"]["groups"]]
+    if not named:
+        yield "no PrometheusRule: no alert fires on the cluster"
+
+
 def route(documents: Documents) -> Iterator[str]:
     services = {
         f"{one['metadata']['name']}-predictor": service_ports(one)
@@ -352,6 +366,7 @@ RULES: tuple[Callable[[Documents], Iterator[str]], ...] = (
     files,
     selectors,
     autoscaling,
+    alerts,
     route,
     outliers,
     access,

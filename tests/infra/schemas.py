@@ -167,7 +167,25 @@ SPECS: dict[str, dict[str, Any]] = {
             {
                 "port!": STRING,
                 "interval": DURATION,
-                "relabelings": [{"sourceLabels!": [STRING], "targetLabel!": STRING}],
+                "relabelings": [{"sourceLabels": [STRING], "targetLabel!": STRING, "replacement": STRING}],
+            }
+        ],
+    },
+    "monitoring.coreos.com/v1 PrometheusRule": {
+        "groups!": [
+            {
+                "name!": STRING,
+                "interval": DURATION,
+                "rules!": [
+                    {
+                        "record": r"[a-zA-Z0-9_:]+",
+                        "alert": r"\w+",
+                        "expr!": STRING,
+                        "for": DURATION,
+                        "labels": LABELS,
+                        "annotations": LABELS,
+                    }
+                ],
             }
         ],
     },

@@ -201,6 +201,15 @@ PLANTED: dict[str, tuple[Callable[[Documents], Any], str]] = {
         ),
         "no metric",
     ),
+    "a job that no alert selects": (
+        lambda d: first(d, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["relabelings"].pop(0),
+        "the job is []",
+    ),
+    "alerts left out": (lambda d: d.remove(first(d, "PrometheusRule")), "no alert fires"),
+    "a misspelt field of an alert": (
+        lambda d: first(d, "PrometheusRule")["spec"]["groups"][1]["rules"][0].update(labells={}),
+        "labells",
+    ),
     "no fallback": (lambda d: first(d, "ScaledObject")["spec"].pop("fallback"), "fallback"),
     "everything allowed out": (
         lambda d: of_kind(d, "NetworkPolicy")[2]["spec"]["egress"].append({}),
