@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,6 +18,8 @@ from tests.infra.schemas import schema_of
 
 KUBERNETES = "1.33"
 NAMESPACE = "checkout"
+WORKLOADS = Path(__file__).parents[2] / "infra" / "terraform" / "workloads.tf"
+AGENT = ("169.254.170.23/32", 80)  # of EKS Pod Identity
 Document = dict[str, Any]
 Documents = list[Document]
 
@@ -344,6 +347,32 @@ def access(documents: Documents) -> Iterator[str]:
                 yield f"{name_of(slot)}: port {port['name']} is not for {wanted} alone: {ports}"
 
 
+def credentials(documents: Documents) -> Iterator[str]:
+    """Pods that have a role in Terraform and cannot ask EKS Pod Identity for its credentials."""
+    roles = re.findall(rf'namespace += "{NAMESPACE}"\s+service_account += "(.+)"', WORKLOADS.read_text())
+    assert roles
+    for name, account, labels in pods(documents):
+        targets = [
+            (peer.get("ipBlock", {}).get("cidr"), port["port"])
+            for policy in of_kind(documents, "NetworkPolicy")
+            if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= labels.items()
+            for rule in policy["spec"].get("egress", [])
+            for peer in rule["to"]
+            for port in rule["ports"]
+        ]
+        if account in roles and AGENT not in targets:
+            yield f"{name}: has a role of {account}, and may not ask {AGENT[0]} for its credentials"
+
+
+def pods(documents: Documents) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """The name of what makes a pod, the pod's service account, and its labels."""
+    for slot in of_kind(documents, "InferenceService"):
+        yield name_of(slot), predictor(slot)["serviceAccountName"], pod_labels(slot)
+    for job in of_kind(documents, "CronJob"):
+        template = job["spec"]["jobTemplate"]["spec"]["template"]
+        yield name_of(job), template["spec"]["serviceAccountName"], template["metadata"]["labels"]
+
+
 def places(documents: Documents) -> Iterator[str]:
     for document in documents:
         if (
@@ -370,5 +399,6 @@ RULES: tuple[Callable[[Documents], Iterator[str]], ...] = (
     route,
     outliers,
     access,
+    credentials,
     places,
 )

@@ -215,6 +215,10 @@ PLANTED: dict[str, tuple[Callable[[Documents], Any], str]] = {
         lambda d: of_kind(d, "NetworkPolicy")[2]["spec"]["egress"].append({}),
         "is open",
     ),
+    "a pod without its role's credentials": (
+        lambda d: of_kind(d, "NetworkPolicy")[2]["spec"]["egress"].pop(2),
+        "169.254.170.23",
+    ),
     "no denial by default": (lambda d: d.remove(of_kind(d, "NetworkPolicy")[0]), "denies"),
     "a scraper that may ask": (
         lambda d: next(one for one in of_kind(d, "AuthorizationPolicy") if "ask" in one["metadata"]["name"])[
