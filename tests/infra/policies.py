@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from monitoring.alerting import read_slo
 from serving.metrics import RESPONSES  # its module registers the metrics that a query may name
 from serving.settings import Settings, variable
-from tests.infra.schemas import schema_of
+from tests.infra.schemas import as_deployment, schema_of, wrong_values
 
 KUBERNETES = "1.33"
 NAMESPACE = "checkout"
@@ -74,9 +74,13 @@ def schemas(documents: Documents) -> Iterator[str]:
         if schema is not None:
             for error in jsonschema.Draft202012Validator(schema).iter_errors(document):
                 yield f"{name_of(document)}: {error.json_path}: {error.message[:200]}"
+        for error in wrong_values(document):
+            yield f"{name_of(document)}: {error}"
+        if schema is not None and document["kind"] != "InferenceService":
             continue
+        built_in = document if schema is None else as_deployment(document)
         try:
-            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+            kubernetes_validate.validate(built_in, KUBERNETES, strict=True)
         except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
             yield f"{name_of(document)}: {str(error)[:300]}"
 
@@ -357,8 +361,8 @@ def credentials(documents: Documents) -> Iterator[str]:
             for policy in of_kind(documents, "NetworkPolicy")
             if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= labels.items()
             for rule in policy["spec"].get("egress", [])
-            for peer in rule["to"]
-            for port in rule["ports"]
+            for peer in rule.get("to", [])
+            for port in rule.get("ports", [])
         ]
         if account in roles and AGENT not in targets:
             yield f"{name}: has a role of {account}, and may not ask {AGENT[0]} for its credentials"

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.infra.policies import Document, Documents, findings, of_kind
+from tests.infra.schemas import kserve_schema
 from tests.infra.sizes import unplaced
 
 pytestmark = pytest.mark.slow  # kubectl is a process
@@ -95,6 +96,15 @@ def test_the_estimate_of_the_small_profile_is_the_sum_of_its_rows() -> None:
     assert float(total) == pytest.approx(sum(months), abs=0.01)
 
 
+def test_no_reachable_type_of_the_schema_is_open() -> None:
+    definitions, seen, names = kserve_schema()["$defs"], set(), ["V1beta1InferenceService"]
+    while names:
+        seen.add(name := names.pop())
+        assert definitions[name] != {}, name
+        names += set(re.findall(r"#/\$defs/(\w+)", json.dumps(definitions[name]))) - seen
+    assert len(seen) > 100
+
+
 def first(documents: Documents, kind: str) -> Document:
     return of_kind(documents, kind)[0]
 
@@ -115,6 +125,20 @@ PLANTED: dict[str, tuple[Callable[[Documents], Any], str]] = {
         "readynessProbe",
     ),
     "a field that KServe's SDK lacks": (lambda d: pod(d).update(replicas=3), "replicas"),
+    "a misspelt deployment strategy": (lambda d: pod(d).update(deploymentStrategy={"typo": 1}), "typo"),
+    "a container without a name": (lambda d: box(d).pop("name"), "'name' is a required property"),
+    "a spread over nothing": (
+        lambda d: pod(d)["topologySpreadConstraints"][0].pop("topologyKey"),
+        "'topologyKey' is a required property",
+    ),
+    "a spread that is neither hard nor soft": (
+        lambda d: pod(d)["topologySpreadConstraints"][0].update(whenUnsatisfiable="Maybe"),
+        "whenUnsatisfiable is Maybe",
+    ),
+    "a protocol that does not exist": (
+        lambda d: box(d)["ports"][0].update(protocol="XYZ"),
+        "protocol is XYZ",
+    ),
     "a number where text belongs": (lambda d: box(d).update(image=7), "not of type 'string'"),
     "a misspelt field of a budget": (
         lambda d: first(d, "PodDisruptionBudget")["spec"].update(maxUnavailible=1),
