@@ -34,7 +34,8 @@ def of_kind(documents: Documents, kind: str) -> Documents:
 
 
 def name_of(document: Document) -> str:
-    return f"{document['kind']} {document['metadata']['name']}"
+    metadata = document["metadata"]
+    return f"{document['kind']} {metadata.get('name') or metadata.get('generateName')}"
 
 
 def predictor(slot: Document) -> dict[str, Any]:

@@ -211,6 +211,16 @@ SPECS: dict[str, dict[str, Any]] = {
             }
         ],
     },
+    "trainer.kubeflow.org/v1alpha1 TrainJob": {
+        "runtimeRef!": {"name!": STRING, "apiGroup": STRING, "kind": STRING},
+        "trainer!": {
+            "image!": r"[\w.:/-]+@sha256:[0-9a-f]{64}",
+            "numNodes!": COUNT,
+            "command!": [STRING],
+            "args!": [STRING],
+            "resourcesPerNode!": {"requests!": LABELS, "limits!": LABELS},
+        },
+    },
     "monitoring.coreos.com/v1 PodMonitor": {
         "selector!": {"matchLabels!": LABELS},
         "podMetricsEndpoints!": [
@@ -266,7 +276,8 @@ def schema_of(document_kind: str) -> dict[str, Any] | None:
         return kserve_schema()
     if document_kind not in SPECS:
         return None
-    metadata = {"name!": r"[a-z0-9-]+", "namespace": STRING, "labels": LABELS, "annotations": LABELS}
+    name = "generateName!" if document_kind.endswith(" TrainJob") else "name!"  # made by `kubectl create`
+    metadata = {name: r"[a-z0-9-]+", "namespace": STRING, "labels": LABELS, "annotations": LABELS}
     return _strict(
         {"apiVersion!": STRING, "kind!": STRING, "metadata!": metadata, "spec!": SPECS[document_kind]}
     )
