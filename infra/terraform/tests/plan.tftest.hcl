@@ -94,6 +94,13 @@ run "everything" {
     error_message = "A role can be taken by another service account."
   }
   assert {
+    condition = length(flatten(data.aws_iam_policy_document.autoscaler.statement[*].actions)) <= 15 && alltrue([
+      for statement in data.aws_iam_policy_document.autoscaler.statement :
+      length(statement.condition) == 1 || alltrue([for action in statement.actions : strcontains(action, ":Describe") || strcontains(action, ":Get")])
+    ])
+    error_message = "The autoscaler may change groups of other clusters."
+  }
+  assert {
     condition     = length(distinct(flatten(data.aws_iam_policy_document.github.statement[*].actions))) <= 15
     error_message = "The workflows' role has more than 15 actions."
   }
@@ -125,7 +132,7 @@ run "everything" {
   }
   assert {
     condition     = aws_eks_node_group.gpu[0].scaling_config[0].min_size == 0 && one(aws_eks_node_group.gpu[0].taint[*].key) == "nvidia.com/gpu"
-    error_message = "GPUs are paid for while no step needs one."
+    error_message = "GPUs are paid for while no pod asks for one."
   }
 }
 
@@ -135,7 +142,7 @@ run "auto_mode" {
     auto_mode = true
   }
   assert {
-    condition     = length(aws_eks_node_group.general) == 0 && length(aws_eks_addon.main) == 0 && aws_eks_cluster.main.compute_config[0].enabled
+    condition     = length(aws_eks_node_group.general) == 0 && length(aws_iam_role.autoscaler) == 0 && length(aws_eks_addon.main) == 0 && aws_eks_cluster.main.compute_config[0].enabled
     error_message = "Auto Mode beside node groups."
   }
 }
