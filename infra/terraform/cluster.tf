@@ -118,6 +118,8 @@ resource "aws_eks_addon" "main" {
   for_each     = var.auto_mode ? toset([]) : toset(["vpc-cni", "coredns", "kube-proxy", "eks-pod-identity-agent"])
   cluster_name = aws_eks_cluster.main.name
   addon_name   = each.key
+  # A new cluster has these already, self-managed: take them over.
+  resolve_conflicts_on_create = "OVERWRITE"
   # The CNI enforces infra/kserve/base/network.yaml only if it is told to.
   configuration_values = each.key == "vpc-cni" ? jsonencode({ enableNetworkPolicy = "true" }) : null
 }

@@ -123,6 +123,10 @@ run "everything" {
     error_message = "The cluster's API is open, or has other ways in than access entries."
   }
   assert {
+    condition     = alltrue([for addon in aws_eks_addon.main : addon.resolve_conflicts_on_create == "OVERWRITE"])
+    error_message = "A new cluster's own add-ons stop the first apply."
+  }
+  assert {
     condition     = alltrue([for repository in aws_ecr_repository.main : repository.image_tag_mutability == "IMMUTABLE"])
     error_message = "A tag of an image can be moved."
   }
