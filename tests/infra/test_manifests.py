@@ -94,6 +94,8 @@ def test_the_estimate_of_the_small_profile_is_the_sum_of_its_rows() -> None:
     )
     [total] = re.findall(r"\*\*sum\*\* \| \| \| \*\*([\d.]+)\*\*", guide)
     assert float(total) == pytest.approx(sum(months), abs=0.01)
+    readme = (KSERVE.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"about {float(total):.0f} US dollars a month" in readme
 
 
 def test_no_reachable_type_of_the_schema_is_open() -> None:
