@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from kfp import dsl
 from kfp.dsl import Artifact, Dataset, Input, Markdown, Metrics, Model, Output
 
-# `reco compile --image` puts another name into the IR. kfp.local warns about images not called python.
-IMAGE = "checkout-recommender-python:0.1.0"
+# What `make image IMAGE=pipeline` builds. `reco compile --image` puts its place in your registry into the IR.
+IMAGE = "checkout-pipeline"
 # The image holds the project and kfp: nothing is installed when a step starts.
 step = partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
 

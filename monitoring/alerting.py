@@ -16,6 +16,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 SLO = ROOT / "infra" / "monitoring" / "slo.yaml"
+RESOURCE = ROOT / "infra" / "kserve" / "base" / "alerts.yaml"  # the same rules for the Prometheus Operator
 HEAD = "# Written by `python -m monitoring.alerting` from slo.yaml: change that file, not this one.\n"
 PAGE_HEAD = "<!-- Written by `python -m monitoring.alerting` from infra/monitoring/slo.yaml. -->\n\n"
 PANELS_A_ROW, PANEL_HEIGHT, GRID = 2, 8, 24
@@ -33,8 +34,15 @@ def written(slo: dict[str, Any]) -> dict[Path, str]:
     """Return every generated file with its content."""
     every = [*slo["objectives"], *slo["alerts"]]
     files = {SLO.with_name("rules.yml"): HEAD + yaml.safe_dump(rules(slo), sort_keys=False, width=1_000)}
+    resource = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "checkout"},
+        "spec": rules(slo),
+    }
+    files[RESOURCE] = HEAD + yaml.safe_dump(resource, sort_keys=False, width=1_000)
     pages = ROOT / "docs" / "runbooks"
-    files |= {pages / f"{one['name']}.md": runbook(one) for one in every}
+    files |= {pages / f"{one['name']}.md": runbook(one).replace("SELECTOR", slo["selector"]) for one in every}
     files[pages / "index.md"] = index(every)
     for place, one in enumerate(slo["dashboards"]):
         text = json.dumps(dashboard(one, slo, place), indent=1) + "\n"

@@ -11,7 +11,7 @@ from kfp import dsl
 from kfp.dsl import Artifact, Dataset, Input, Output
 
 # The image of the training steps; `reco compile --image` puts another name into the IR.
-IMAGE = "checkout-recommender-python:0.1.0"
+IMAGE = "checkout-pipeline"
 step = partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
 
 

@@ -118,6 +118,8 @@ resource "aws_eks_addon" "main" {
   for_each     = var.auto_mode ? toset([]) : toset(["vpc-cni", "coredns", "kube-proxy", "eks-pod-identity-agent"])
   cluster_name = aws_eks_cluster.main.name
   addon_name   = each.key
+  # A new cluster has these already, self-managed: take them over.
+  resolve_conflicts_on_create = "OVERWRITE"
   # The CNI enforces infra/kserve/base/network.yaml only if it is told to.
   configuration_values = each.key == "vpc-cni" ? jsonencode({ enableNetworkPolicy = "true" }) : null
 }
@@ -151,6 +153,53 @@ resource "aws_eks_addon" "files" {
     service_account = "efs-csi-controller-sa"
   }
   depends_on = [aws_eks_addon.main]
+}
+
+# Cluster Autoscaler sets the size of the node groups; Auto Mode needs none. It may change the groups of this cluster
+# alone: EKS gives them this tag.
+data "aws_iam_policy_document" "autoscaler" {
+  statement {
+    actions = [
+      "autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeAutoScalingInstances",
+      "autoscaling:DescribeLaunchConfigurations", "autoscaling:DescribeScalingActivities", "autoscaling:DescribeTags",
+      "ec2:DescribeImages", "ec2:DescribeInstanceTypes", "ec2:DescribeLaunchTemplateVersions",
+      "ec2:GetInstanceTypesFromInstanceRequirements",
+    ]
+    resources = ["*"] # these actions know no resource
+  }
+  statement {
+    actions   = ["eks:DescribeNodegroup"]
+    resources = ["arn:${data.aws_partition.current.partition}:eks:${var.region}:${data.aws_caller_identity.current.account_id}:nodegroup/${local.name}/*"]
+  }
+  statement {
+    actions   = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
+    resources = ["arn:${data.aws_partition.current.partition}:autoscaling:${var.region}:${data.aws_caller_identity.current.account_id}:autoScalingGroup:*"]
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/k8s.io/cluster-autoscaler/${local.name}"
+      values   = ["owned"]
+    }
+  }
+}
+
+resource "aws_iam_role" "autoscaler" {
+  count              = var.auto_mode ? 0 : 1
+  name               = "${local.name}-autoscaler"
+  assume_role_policy = data.aws_iam_policy_document.pod_identity["autoscaler"].json
+}
+
+resource "aws_iam_role_policy" "autoscaler" {
+  count  = var.auto_mode ? 0 : 1
+  role   = aws_iam_role.autoscaler[0].id
+  policy = data.aws_iam_policy_document.autoscaler.json
+}
+
+resource "aws_eks_pod_identity_association" "autoscaler" {
+  count           = var.auto_mode ? 0 : 1
+  cluster_name    = aws_eks_cluster.main.name
+  namespace       = local.autoscaler.namespace
+  service_account = local.autoscaler.service_account
+  role_arn        = aws_iam_role.autoscaler[0].arn
 }
 
 # Pods may not ask the metadata service for the node's role: one hop.
@@ -187,7 +236,7 @@ resource "aws_eks_node_group" "general" {
     version = aws_launch_template.node.latest_version
   }
   lifecycle {
-    ignore_changes = [scaling_config[0].desired_size] # the autoscaler's
+    ignore_changes = [scaling_config[0].desired_size] # Cluster Autoscaler's
   }
   depends_on = [aws_iam_role_policy_attachment.node]
 }

@@ -1,14 +1,18 @@
 # Everything that the recommender needs in one AWS account and region, for one environment.
 terraform {
-  required_version = ">= 1.9"
+  required_version = ">= 1.10" # use_lockfile
   required_providers {
     aws = {
       source  = "hashicorp/aws"
       version = "~> 5.100"
     }
   }
-  # The state holds the store's password: keep it in an encrypted bucket of its own, see environments/.
-  backend "s3" {}
+  # The state holds the store's password: keep it in a private, versioned bucket of its own, one key a profile.
+  # docs/how-to/cluster.md has the command that names both.
+  backend "s3" {
+    use_lockfile = true
+    encrypt      = true
+  }
 }
 
 provider "aws" {

@@ -57,7 +57,7 @@ variable "nodes" {
 }
 
 variable "gpu_nodes" {
-  description = "Nodes for training, tainted; none run while no step needs one."
+  description = "Nodes with a GPU, tainted; the group has size 0 until a pod asks for a GPU, which no step does."
   type        = object({ type = string, max = number })
   default     = { type = "g6.xlarge", max = 0 }
 }

@@ -5,6 +5,8 @@ locals {
   write  = ["s3:PutObject", "s3:GetObject", "s3:ListBucket", "s3:AbortMultipartUpload"]
   key    = { actions = ["kms:Decrypt", "kms:GenerateDataKey"], resources = [aws_kms_key.data.arn] }
 
+  autoscaler = { namespace = "kube-system", service_account = "cluster-autoscaler" }
+
   workloads = {
     endpoint = {
       namespace       = "checkout"
@@ -51,7 +53,7 @@ locals {
 }
 
 data "aws_iam_policy_document" "pod_identity" {
-  for_each = local.workloads
+  for_each = merge(local.workloads, { autoscaler = local.autoscaler })
   statement {
     actions = ["sts:AssumeRole", "sts:TagSession"]
     principals {

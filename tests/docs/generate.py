@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.docs import figures, reference
+from tests.docs import figures, licences, reference
 from tests.docs.source import ROOT
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -16,6 +16,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/settings.md": reference.settings_page,
     "docs/reference/metrics.md": reference.metrics_page,
     "docs/reference/parameters.md": reference.parameters_page,
+    "docs/reference/licences.md": licences.licences_page,
     "docs/figures/index.md": figures.figures_page,
 }
 SECTIONS: dict[str, dict[str, Callable[[], str]]] = {

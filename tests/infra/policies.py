@@ -4,18 +4,22 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
 from prometheus_client import REGISTRY
 
+from monitoring.alerting import read_slo
 from serving.metrics import RESPONSES  # its module registers the metrics that a query may name
 from serving.settings import Settings, variable
-from tests.infra.schemas import schema_of
+from tests.infra.schemas import as_deployment, schema_of, wrong_values
 
 KUBERNETES = "1.33"
 NAMESPACE = "checkout"
+WORKLOADS = Path(__file__).parents[2] / "infra" / "terraform" / "workloads.tf"
+AGENT = ("169.254.170.23/32", 80)  # of EKS Pod Identity
 Document = dict[str, Any]
 Documents = list[Document]
 
@@ -30,7 +34,8 @@ def of_kind(documents: Documents, kind: str) -> Documents:
 
 
 def name_of(document: Document) -> str:
-    return f"{document['kind']} {document['metadata']['name']}"
+    metadata = document["metadata"]
+    return f"{document['kind']} {metadata.get('name') or metadata.get('generateName')}"
 
 
 def predictor(slot: Document) -> dict[str, Any]:
@@ -70,9 +75,13 @@ def schemas(documents: Documents) -> Iterator[str]:
         if schema is not None:
             for error in jsonschema.Draft202012Validator(schema).iter_errors(document):
                 yield f"{name_of(document)}: {error.json_path}: {error.message[:200]}"
+        for error in wrong_values(document):
+            yield f"{name_of(document)}: {error}"
+        if schema is not None and document["kind"] != "InferenceService":
             continue
+        built_in = document if schema is None else as_deployment(document)
         try:
-            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+            kubernetes_validate.validate(built_in, KUBERNETES, strict=True)
         except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
             yield f"{name_of(document)}: {str(error)[:300]}"
 
@@ -254,6 +263,19 @@ def autoscaling(documents: Documents) -> Iterator[str]:
             yield f"{target}: without metrics it would have too few pods or too many"
 
 
+def alerts(documents: Documents) -> Iterator[str]:
+    selector = re.fullmatch(r'job="(.+)"', read_slo()["selector"])
+    assert selector
+    for monitor in of_kind(documents, "PodMonitor"):
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            jobs = [one.get("replacement") for one in endpoint["relabelings"] if one["targetLabel"] == "job"]
+            if jobs != [selector[1]]:
+                yield f"{name_of(monitor)}: the job is {jobs}, and the alerts select {selector[1]}"
+    named = [group["name"] for one in of_kind(documents, "PrometheusRule") for group in one["spec"]["groups"]]
+    if not named:
+        yield "no PrometheusRule: no alert fires on the cluster"
+
+
 def route(documents: Documents) -> Iterator[str]:
     services = {
         f"{one['metadata']['name']}-predictor": service_ports(one)
@@ -330,6 +352,32 @@ def access(documents: Documents) -> Iterator[str]:
                 yield f"{name_of(slot)}: port {port['name']} is not for {wanted} alone: {ports}"
 
 
+def credentials(documents: Documents) -> Iterator[str]:
+    """Pods that have a role in Terraform and cannot ask EKS Pod Identity for its credentials."""
+    roles = re.findall(rf'namespace += "{NAMESPACE}"\s+service_account += "(.+)"', WORKLOADS.read_text())
+    assert roles
+    for name, account, labels in pods(documents):
+        targets = [
+            (peer.get("ipBlock", {}).get("cidr"), port["port"])
+            for policy in of_kind(documents, "NetworkPolicy")
+            if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= labels.items()
+            for rule in policy["spec"].get("egress", [])
+            for peer in rule.get("to", [])
+            for port in rule.get("ports", [])
+        ]
+        if account in roles and AGENT not in targets:
+            yield f"{name}: has a role of {account}, and may not ask {AGENT[0]} for its credentials"
+
+
+def pods(documents: Documents) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """The name of what makes a pod, the pod's service account, and its labels."""
+    for slot in of_kind(documents, "InferenceService"):
+        yield name_of(slot), predictor(slot)["serviceAccountName"], pod_labels(slot)
+    for job in of_kind(documents, "CronJob"):
+        template = job["spec"]["jobTemplate"]["spec"]["template"]
+        yield name_of(job), template["spec"]["serviceAccountName"], template["metadata"]["labels"]
+
+
 def places(documents: Documents) -> Iterator[str]:
     for document in documents:
         if (
@@ -352,8 +400,10 @@ RULES: tuple[Callable[[Documents], Iterator[str]], ...] = (
     files,
     selectors,
     autoscaling,
+    alerts,
     route,
     outliers,
     access,
+    credentials,
     places,
 )

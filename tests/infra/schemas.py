@@ -6,6 +6,7 @@ short: they hold the fields that these manifests use, as their projects document
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,36 @@ from typing import Any
 # ------------------------------------------------------------------------------- KServe and Kubernetes models
 _PLAIN = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 # Types whose JSON is not an object of their model: a quantity, or an integer or percentage.
-_OPEN: dict[str, dict[str, Any]] = {"object": {}, "datetime": {"type": "string"}}
+_OPEN: dict[str, dict[str, Any]] = {
+    "object": {},
+    "datetime": {"type": "string"},
+    "ResourceQuantity": {"type": ["string", "number"]},
+}
+# Text fields with a closed list of values, which the schemas of Kubernetes describe in prose alone.
+VALUES = {
+    "accessModes": {"ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"},
+    "concurrencyPolicy": {"Allow", "Forbid", "Replace"},
+    "imagePullPolicy": {"Always", "IfNotPresent", "Never"},
+    "policyTypes": {"Ingress", "Egress"},
+    "protocol": {"TCP", "UDP", "SCTP"},
+    "reclaimPolicy": {"Delete", "Retain"},
+    "restartPolicy": {"Always", "OnFailure", "Never"},
+    "unhealthyPodEvictionPolicy": {"AlwaysAllow", "IfHealthyBudget"},
+    "whenUnsatisfiable": {"DoNotSchedule", "ScheduleAnyway"},
+}
+
+
+def wrong_values(node: Any) -> Iterator[str]:
+    """Yield each field of a document whose value is not in its closed list."""
+    if isinstance(node, list):
+        for one in node:
+            yield from wrong_values(one)
+    if isinstance(node, dict):
+        for name, value in node.items():
+            given = value if isinstance(value, list) else [value]
+            if name in VALUES and not all(isinstance(one, str) and one in VALUES[name] for one in given):
+                yield f"{name} is {value}, expected {', '.join(sorted(VALUES[name]))}"
+            yield from wrong_values(value)
 
 
 def _files() -> list[Path]:
@@ -61,9 +91,29 @@ def kserve_schema() -> dict[str, Any]:
                     "additionalProperties": False,
                     "properties": {names[field]: _schema_of(kind) for field, kind in types.items()},
                 }
-    # The SDK of KServe calls Kubernetes' types by their old names, V1Container for example: the same here.
-    known = {**{name: {} for name in _references(definitions) - definitions.keys()}, **definitions}
+    # A type with the long name of its API group is that of the short name. No manifest may use a type without
+    # a model.
+    missing = _references(definitions) - definitions.keys()
+    short = {name: re.sub(r"K8sIoApi[A-Z][a-z]+(?=V\d)", "", name) for name in missing}
+    known = {**{name: definitions.get(short[name], False) for name in missing}, **definitions}
     return {"$ref": "#/$defs/V1beta1InferenceService", "$defs": known}
+
+
+def as_deployment(service: dict[str, Any]) -> dict[str, Any]:
+    """Return the Deployment that KServe makes of an InferenceService: its predictor is a PodSpec and more."""
+    predictor = service["spec"]["predictor"]
+    names = kserve_schema()["$defs"]["V1PodSpec"]["properties"]
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": predictor.get("labels", {})},
+        "strategy": predictor.get("deploymentStrategy", {}),
+        "template": {
+            "metadata": {"labels": predictor.get("labels", {})},
+            "spec": {name: value for name, value in predictor.items() if name in names},
+        },
+    }
+    metadata = {"name": f"{service['metadata']['name']}-predictor"}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
 
 
 def _references(node: Any) -> set[str]:
@@ -161,13 +211,41 @@ SPECS: dict[str, dict[str, Any]] = {
             }
         ],
     },
+    "trainer.kubeflow.org/v1alpha1 TrainJob": {
+        "runtimeRef!": {"name!": STRING, "apiGroup": STRING, "kind": STRING},
+        "trainer!": {
+            "image!": r"[\w.:/-]+@sha256:[0-9a-f]{64}",
+            "numNodes!": COUNT,
+            "command!": [STRING],
+            "args!": [STRING],
+            "resourcesPerNode!": {"requests!": LABELS, "limits!": LABELS},
+        },
+    },
     "monitoring.coreos.com/v1 PodMonitor": {
         "selector!": {"matchLabels!": LABELS},
         "podMetricsEndpoints!": [
             {
                 "port!": STRING,
                 "interval": DURATION,
-                "relabelings": [{"sourceLabels!": [STRING], "targetLabel!": STRING}],
+                "relabelings": [{"sourceLabels": [STRING], "targetLabel!": STRING, "replacement": STRING}],
+            }
+        ],
+    },
+    "monitoring.coreos.com/v1 PrometheusRule": {
+        "groups!": [
+            {
+                "name!": STRING,
+                "interval": DURATION,
+                "rules!": [
+                    {
+                        "record": r"[a-zA-Z0-9_:]+",
+                        "alert": r"\w+",
+                        "expr!": STRING,
+                        "for": DURATION,
+                        "labels": LABELS,
+                        "annotations": LABELS,
+                    }
+                ],
             }
         ],
     },
@@ -198,7 +276,8 @@ def schema_of(document_kind: str) -> dict[str, Any] | None:
         return kserve_schema()
     if document_kind not in SPECS:
         return None
-    metadata = {"name!": r"[a-z0-9-]+", "namespace": STRING, "labels": LABELS, "annotations": LABELS}
+    name = "generateName!" if document_kind.endswith(" TrainJob") else "name!"  # made by `kubectl create`
+    metadata = {name: r"[a-z0-9-]+", "namespace": STRING, "labels": LABELS, "annotations": LABELS}
     return _strict(
         {"apiVersion!": STRING, "kind!": STRING, "metadata!": metadata, "spec!": SPECS[document_kind]}
     )

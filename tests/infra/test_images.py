@@ -63,6 +63,20 @@ def test_its_settings_exist_and_its_ports_are_the_manifests() -> None:
     assert container["args"] == yaml.safe_load(re.findall(r"^CMD (.+)$", ENDPOINT, re.MULTILINE)[0])
 
 
+def test_the_workflow_gives_each_argument_of_the_images() -> None:
+    """Without them the bases are tags that move, and pip takes the CUDA build of torch."""
+    workflow = (ROOT / ".github/workflows/images.yml").read_text(encoding="utf-8")
+    [steps] = [job["steps"] for job in yaml.safe_load(workflow)["jobs"].values()]
+    [given] = [step["with"]["build-args"] for step in steps if "build-args" in step.get("with", {})]
+    arguments = {
+        name
+        for file in DOCKERFILES
+        for name in re.findall(r"^ARG (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert {line.split("=")[0] for line in given.splitlines()} == arguments - {"CPU"}
+    assert [step for step in steps if "sha256" in step.get("run", "")], "refuses a base without a digest"
+
+
 @pytest.mark.slow
 def test_a_container_starts_with_the_compiled_loops_of_its_image(tmp_path: Path) -> None:
     """The image is read-only and numba wants to write: the start copies the loops, numba must accept them."""

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from tests.infra.policies import Document, Documents, findings, of_kind
+from tests.infra.schemas import kserve_schema
+from tests.infra.sizes import unplaced
 
 pytestmark = pytest.mark.slow  # kubectl is a process
 
@@ -44,14 +46,32 @@ def test_an_overlay_has_no_finding(rendered: Callable[[str], Documents], overlay
     assert findings(documents) == []
 
 
-def test_the_overlays_differ_in_size_and_place_alone(rendered: Callable[[str], Documents]) -> None:
-    staging, production = (
+@pytest.mark.parametrize(
+    ("overlay", "expected"), [("staging", set()), ("small", {"InferenceService"})], ids=["staging", "small"]
+)
+def test_the_overlays_differ_in_size_and_place_alone(
+    rendered: Callable[[str], Documents], overlay: str, expected: set[str]
+) -> None:
+    other, production = (
         {(one["kind"], one["metadata"]["name"]): one for one in rendered(name)}
-        for name in ("staging", "production")
+        for name in (overlay, "production")
     )
-    assert staging.keys() == production.keys()
-    differ = {kind for kind, name in staging if staging[kind, name] != production[kind, name]}
-    assert differ == {"ConfigMap", "HTTPRoute", "ScaledObject"}
+    assert other.keys() == production.keys()
+    differ = {kind for kind, name in other if other[kind, name] != production[kind, name]}
+    assert differ == {"ConfigMap", "HTTPRoute", "ScaledObject"} | expected
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_pods_of_an_overlay_fit_the_nodes_of_its_profile(
+    rendered: Callable[[str], Documents], overlay: str
+) -> None:
+    profile = KSERVE.parent / "terraform" / "environments" / f"{overlay}.tfvars"
+    assert unplaced(rendered(overlay), profile.read_text(encoding="utf-8")) == []
+
+
+def test_a_pod_larger_than_a_node_is_found(rendered: Callable[[str], Documents]) -> None:
+    small = (KSERVE.parent / "terraform/environments/small.tfvars").read_text(encoding="utf-8")
+    assert "a pod fits no node" in " ".join(unplaced(rendered("production"), small))
 
 
 def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documents]) -> None:
@@ -74,6 +94,17 @@ def test_the_estimate_of_the_small_profile_is_the_sum_of_its_rows() -> None:
     )
     [total] = re.findall(r"\*\*sum\*\* \| \| \| \*\*([\d.]+)\*\*", guide)
     assert float(total) == pytest.approx(sum(months), abs=0.01)
+    readme = (KSERVE.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"about {float(total):.0f} US dollars a month" in readme
+
+
+def test_no_reachable_type_of_the_schema_is_open() -> None:
+    definitions, seen, names = kserve_schema()["$defs"], set(), ["V1beta1InferenceService"]
+    while names:
+        seen.add(name := names.pop())
+        assert definitions[name] != {}, name
+        names += set(re.findall(r"#/\$defs/(\w+)", json.dumps(definitions[name]))) - seen
+    assert len(seen) > 100
 
 
 def first(documents: Documents, kind: str) -> Document:
@@ -96,6 +127,20 @@ PLANTED: dict[str, tuple[Callable[[Documents], Any], str]] = {
         "readynessProbe",
     ),
     "a field that KServe's SDK lacks": (lambda d: pod(d).update(replicas=3), "replicas"),
+    "a misspelt deployment strategy": (lambda d: pod(d).update(deploymentStrategy={"typo": 1}), "typo"),
+    "a container without a name": (lambda d: box(d).pop("name"), "'name' is a required property"),
+    "a spread over nothing": (
+        lambda d: pod(d)["topologySpreadConstraints"][0].pop("topologyKey"),
+        "'topologyKey' is a required property",
+    ),
+    "a spread that is neither hard nor soft": (
+        lambda d: pod(d)["topologySpreadConstraints"][0].update(whenUnsatisfiable="Maybe"),
+        "whenUnsatisfiable is Maybe",
+    ),
+    "a protocol that does not exist": (
+        lambda d: box(d)["ports"][0].update(protocol="XYZ"),
+        "protocol is XYZ",
+    ),
     "a number where text belongs": (lambda d: box(d).update(image=7), "not of type 'string'"),
     "a misspelt field of a budget": (
         lambda d: first(d, "PodDisruptionBudget")["spec"].update(maxUnavailible=1),
@@ -182,10 +227,23 @@ PLANTED: dict[str, tuple[Callable[[Documents], Any], str]] = {
         ),
         "no metric",
     ),
+    "a job that no alert selects": (
+        lambda d: first(d, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["relabelings"].pop(0),
+        "the job is []",
+    ),
+    "alerts left out": (lambda d: d.remove(first(d, "PrometheusRule")), "no alert fires"),
+    "a misspelt field of an alert": (
+        lambda d: first(d, "PrometheusRule")["spec"]["groups"][1]["rules"][0].update(labells={}),
+        "labells",
+    ),
     "no fallback": (lambda d: first(d, "ScaledObject")["spec"].pop("fallback"), "fallback"),
     "everything allowed out": (
         lambda d: of_kind(d, "NetworkPolicy")[2]["spec"]["egress"].append({}),
         "is open",
+    ),
+    "a pod without its role's credentials": (
+        lambda d: of_kind(d, "NetworkPolicy")[2]["spec"]["egress"].pop(2),
+        "169.254.170.23",
     ),
     "no denial by default": (lambda d: d.remove(of_kind(d, "NetworkPolicy")[0]), "denies"),
     "a scraper that may ask": (

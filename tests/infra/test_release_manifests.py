@@ -10,23 +10,36 @@ import yaml
 
 from components.rollout.cluster import KINDS
 from pipelines.cli.rollout import release
-from tests.infra.policies import of_kind, schemas
+from tests.infra.policies import credentials, of_kind, schemas
 
 pytestmark = pytest.mark.slow  # kubectl is a process
 FOLDER = Path(__file__).parents[2] / "infra" / "kserve" / "release"
 
 
+@pytest.fixture
+def documents(rendered: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(rendered))
+
+
 @pytest.fixture(scope="module")
-def documents() -> list[dict[str, Any]]:
+def rendered() -> str:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     command = ["kubectl", "kustomize", str(FOLDER)]
-    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    return list(yaml.safe_load_all(text))
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def test_every_document_is_valid(documents: list[dict[str, Any]]) -> None:
     assert list(schemas(documents)) == []
+
+
+def test_a_release_reaches_the_credentials_of_its_role(documents: list[dict[str, Any]]) -> None:
+    assert list(credentials(documents)) == []
+    [policy] = [
+        one for one in of_kind(documents, "NetworkPolicy") if one["metadata"]["name"] == "release-out"
+    ]
+    policy["spec"]["egress"] = [rule for rule in policy["spec"]["egress"] if rule["ports"][0]["port"] != 80]
+    assert len(list(credentials(documents))) == len(of_kind(documents, "CronJob"))
 
 
 def test_a_release_has_the_rights_that_it_uses_and_no_others(documents: list[dict[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 """infra/terraform as its own tool sees it: valid, and its tests pass, with the provider mocked."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -51,7 +52,26 @@ def test_its_own_tests_pass(initialised: Path) -> None:
     assert terraform(initialised, "validate", "-no-color").returncode == 0
     done = terraform(initialised, "test", "-no-color")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed, 0 failed" in done.stdout
+    runs = (TERRAFORM / "tests" / "plan.tftest.hcl").read_text(encoding="utf-8").count('\nrun "')
+    assert f"{runs} passed, 0 failed" in done.stdout
+
+
+def test_each_profile_has_a_state_of_its_own_that_is_locked() -> None:
+    """With one key for all, an apply of production would replace the small cluster."""
+    backend = (TERRAFORM / "main.tf").read_text(encoding="utf-8").split('backend "s3" {')[1].split("}")[0]
+    assert re.findall(r"(\w+) += true", backend) == ["use_lockfile", "encrypt"]
+    root = TERRAFORM.parents[1]
+    for name in ("docs/how-to/cluster.md", ".github/workflows/infra.yml"):
+        text = (root / name).read_text(encoding="utf-8")
+        [key] = re.findall(r"-backend-config=key=(\w+)", text)
+        assert set(re.findall(r"-var-file=environments/(\w+)\.tfvars", text)) == {key}, name
+
+
+@pytest.mark.parametrize("profile", ["production", "small", "staging"])
+def test_a_profile_lets_its_administrators_reach_the_cluster(profile: str) -> None:
+    """With an empty list the API is private, and every command of the guide after the third fails."""
+    text = (TERRAFORM / "environments" / f"{profile}.tfvars").read_text(encoding="utf-8")
+    assert re.search(r'^api_cidrs += \["[0-9./]+"\]', text, re.MULTILINE)
 
 
 def test_a_wildcard_in_a_role_is_found(initialised: Path) -> None:

@@ -43,6 +43,13 @@ def test_the_files_are_as_the_objectives_say() -> None:
     assert main(["--check"]) == 0
 
 
+def test_the_cluster_gets_the_same_rules() -> None:
+    resource = yaml.safe_load((ROOT / "infra" / "kserve" / "base" / "alerts.yaml").read_text())
+    assert resource["spec"] == RULES
+    page = (ROOT / "docs" / "runbooks" / "CheckoutGone.md").read_text()
+    assert f"absent(up{{{read_slo()['selector']}}} == 1)" in page
+
+
 def test_every_metric_of_a_rule_or_a_panel_exists() -> None:
     expressions = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
     expressions += [

@@ -94,6 +94,13 @@ run "everything" {
     error_message = "A role can be taken by another service account."
   }
   assert {
+    condition = length(flatten(data.aws_iam_policy_document.autoscaler.statement[*].actions)) <= 15 && alltrue([
+      for statement in data.aws_iam_policy_document.autoscaler.statement :
+      length(statement.condition) == 1 || alltrue([for action in statement.actions : strcontains(action, ":Describe") || strcontains(action, ":Get")])
+    ])
+    error_message = "The autoscaler may change groups of other clusters."
+  }
+  assert {
     condition     = length(distinct(flatten(data.aws_iam_policy_document.github.statement[*].actions))) <= 15
     error_message = "The workflows' role has more than 15 actions."
   }
@@ -116,6 +123,10 @@ run "everything" {
     error_message = "The cluster's API is open, or has other ways in than access entries."
   }
   assert {
+    condition     = alltrue([for addon in aws_eks_addon.main : addon.resolve_conflicts_on_create == "OVERWRITE"])
+    error_message = "A new cluster's own add-ons stop the first apply."
+  }
+  assert {
     condition     = alltrue([for repository in aws_ecr_repository.main : repository.image_tag_mutability == "IMMUTABLE"])
     error_message = "A tag of an image can be moved."
   }
@@ -125,7 +136,7 @@ run "everything" {
   }
   assert {
     condition     = aws_eks_node_group.gpu[0].scaling_config[0].min_size == 0 && one(aws_eks_node_group.gpu[0].taint[*].key) == "nvidia.com/gpu"
-    error_message = "GPUs are paid for while no step needs one."
+    error_message = "GPUs are paid for while no pod asks for one."
   }
 }
 
@@ -135,7 +146,7 @@ run "auto_mode" {
     auto_mode = true
   }
   assert {
-    condition     = length(aws_eks_node_group.general) == 0 && length(aws_eks_addon.main) == 0 && aws_eks_cluster.main.compute_config[0].enabled
+    condition     = length(aws_eks_node_group.general) == 0 && length(aws_iam_role.autoscaler) == 0 && length(aws_eks_addon.main) == 0 && aws_eks_cluster.main.compute_config[0].enabled
     error_message = "Auto Mode beside node groups."
   }
 }
@@ -152,6 +163,17 @@ run "small" {
   assert {
     condition     = length(aws_nat_gateway.main) == 1 && length(aws_msk_cluster.events) == 0 && length(aws_eks_node_group.gpu) == 0 && length(aws_iam_role.github) == 0
     error_message = "The small profile pays for more than it names."
+  }
+}
+
+run "from_outside" {
+  command = plan
+  variables {
+    api_cidrs = ["203.0.113.7/32"]
+  }
+  assert {
+    condition     = aws_eks_cluster.main.vpc_config[0].endpoint_public_access && aws_eks_cluster.main.vpc_config[0].public_access_cidrs == toset(["203.0.113.7/32"])
+    error_message = "kubectl reaches the API from other networks than api_cidrs, or from none."
   }
 }
 
