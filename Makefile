@@ -12,7 +12,7 @@ FIGURES := .reco/figures
 # Workers of the test run: one more than the cores, because many tests wait. Each needs up to 2 GiB of memory.
 WORKERS ?= 3
 
-.PHONY: help setup run test check lint docs figures fuzz serve demo lock infra image clean
+.PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,9 @@ figures: $(READY) ## measure every published figure on this commit and champion,
 fuzz: $(READY) ## 4,000 spoilt bundles against the loader, 2,000 made-up requests against the endpoint
 	$(BIN)/python -m tests.fuzz.artefacts --cases 4000
 	$(BIN)/python -m tests.fuzz.requests --cases 2000
+
+storm: $(READY) ## 50 promotions killed at any point, 200 rounds of eight promotions and a rollback at once: an hour or more
+	STORM_KILLS=50 STORM_ROUNDS=200 $(BIN)/pytest -q -s -m slow tests/components/release/test_promotion_storm.py
 
 serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
 	$(BIN)/reco serve
