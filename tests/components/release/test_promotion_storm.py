@@ -1,4 +1,4 @@
-"""Real processes that promote: killed at any point, and several at once; `make storm` asks for more rounds."""
+"""Real processes that promote: killed at any point, and several at once; `make storm` has more rounds."""
 
 import json
 import os
