@@ -12,7 +12,7 @@ FIGURES := .reco/figures
 # Workers of the test run: one more than the cores, because many tests wait. Each needs up to 2 GiB of memory.
 WORKERS ?= 3
 
-.PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image clean
+.PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -88,6 +88,11 @@ BUILDER ?= docker build
 image: $(READY) ## build the container image checkout-$(IMAGE) with $(BUILDER)
 	$(BIN)/python -m tests.infra.kernel_bundle build/kernel-bundle
 	$(BUILDER) -f infra/images/$(IMAGE).Dockerfile -t checkout-$(IMAGE) .
+
+sbom: $(READY) ## write build/sbom-$(IMAGE).json: the packages of the image, with versions and hashes, as CycloneDX
+	mkdir -p build
+	$(BIN)/cyclonedx-py requirements requirements/$(IMAGE).lock --pyproject pyproject.toml --output-reproducible \
+	    -o build/sbom-$(IMAGE).json
 
 clean: ## remove .venv and caches; models and data in .reco stay (delete that folder yourself)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
