@@ -12,7 +12,7 @@ FIGURES := .reco/figures
 # Workers of the test run: one more than the cores, because many tests wait. Each needs up to 2 GiB of memory.
 WORKERS ?= 3
 
-.PHONY: help setup run test check lint docs figures fuzz serve demo lock infra image clean
+.PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,9 @@ fuzz: $(READY) ## 4,000 spoilt bundles against the loader, 2,000 made-up request
 	$(BIN)/python -m tests.fuzz.artefacts --cases 4000
 	$(BIN)/python -m tests.fuzz.requests --cases 2000
 
+storm: $(READY) ## 50 promotions killed at any point, 200 rounds of eight promotions and a rollback at once: an hour or more
+	STORM_KILLS=50 STORM_ROUNDS=200 $(BIN)/pytest -q -s -m slow tests/components/release/test_promotion_storm.py
+
 serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
 	$(BIN)/reco serve
 
@@ -85,6 +88,11 @@ BUILDER ?= docker build
 image: $(READY) ## build the container image checkout-$(IMAGE) with $(BUILDER)
 	$(BIN)/python -m tests.infra.kernel_bundle build/kernel-bundle
 	$(BUILDER) -f infra/images/$(IMAGE).Dockerfile -t checkout-$(IMAGE) .
+
+sbom: $(READY) ## write build/sbom-$(IMAGE).json: the packages of the image, with versions and hashes, as CycloneDX
+	mkdir -p build
+	$(BIN)/cyclonedx-py requirements requirements/$(IMAGE).lock --pyproject pyproject.toml --output-reproducible \
+	    -o build/sbom-$(IMAGE).json
 
 clean: ## remove .venv and caches; models and data in .reco stay (delete that folder yourself)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,10 +1,12 @@
 """Locks and wheels: the packages that a clone, an endpoint's image and a checkout client install."""
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -49,6 +51,20 @@ def test_the_endpoints_lock_is_the_part_without_training_and_tests() -> None:
     endpoint, everything = pins("endpoint.lock"), pins("dev.lock")
     assert endpoint.items() <= everything.items()
     assert not TRAINING & endpoint.keys()
+
+
+def test_the_bill_of_materials_names_each_pin_with_its_hashes(tmp_path: Path) -> None:
+    run = pytest.importorskip("cyclonedx_py._internal.cli").run
+    file = tmp_path / "sbom.json"
+    lock, checked = str(ROOT / "requirements" / "endpoint.lock"), "--validate"  # against the schema
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tool warns of itself, and that a lock has no graph
+        assert run(argv=["requirements", lock, checked, "--output-reproducible", "-o", str(file)]) == 0
+    sbom = json.loads(file.read_text())
+    assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
+    named = {one["name"].lower().replace("_", "-"): one["version"] for one in sbom["components"]}
+    assert named == pins("endpoint.lock")
+    assert all(one["externalReferences"][0]["hashes"] for one in sbom["components"])
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """A challenger, the champion and a data set -> the gate's own measurements, made in a limited child process.
 
 Nothing that the bundle says about itself counts: its evaluation is only compared with these figures. The
-child opens files that strangers may have written. So it has no credentials, bounded memory and time, and ends
-with its parent.
+child opens files that strangers may have written. So it has no credentials in its environment, an empty home,
+bounded memory and time, and ends with its parent. It runs as the same user: it is no sandbox.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TIMED_REQUESTS = 200
 INDEX_QUERIES = 200
 ROWS_A_CALL = 4_096
 LEAST_SPREAD = 1e-6  # standard deviation of the scanned scores
-KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS")
+KEPT_ENVIRONMENT = ("PATH", "LANG", "TMPDIR", "PYTHONPATH", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS")
 
 # Measures a challenger (bundle, champion's bundle or None, data set, baskets) for `components.release.gate`.
 Examine = Callable[[Path, Path | None, Path, int], dict[str, Any]]
@@ -76,11 +76,15 @@ def examine_apart(
     program = [sys.executable, "-W", "ignore", "-m", __name__, str(limits.memory_bytes), str(os.getpid())]
     paths = [str(path) for path in (challenger, dataset, *([champion] if champion else []))]
     environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
-    with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as said:
+    with (
+        tempfile.TemporaryFile() as result,
+        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryDirectory() as empty,
+    ):
         try:
             done = subprocess.run(
                 [*program, str(sample), *paths],
-                env=environment,
+                env=environment | {"HOME": empty},
                 stdin=subprocess.DEVNULL,
                 stdout=result,
                 stderr=said,

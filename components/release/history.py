@@ -116,10 +116,9 @@ def check_head(home: Path, model_name: str, history: Sequence[Promotion]) -> Non
     Raises:
         HistoryBroken: that line was changed or dropped.
     """
-    try:
-        number, expected = json.loads((home / HEAD_FILE).read_bytes())[model_name]
-    except (FileNotFoundError, KeyError):
+    if (head := _read_heads(home).get(model_name)) is None:
         return  # this home wrote no line
+    number, expected = head
     if number > len(history):
         raise _broken(number, "is missing")
     if history[number - 1].hash != expected:
@@ -127,15 +126,38 @@ def check_head(home: Path, model_name: str, history: Sequence[Promotion]) -> Non
 
 
 def write_head(home: Path, model_name: str, line: Promotion) -> None:
-    """Remember the last line that this home wrote."""
-    write_json(home / HEAD_FILE, {model_name: [line.number, line.hash]})
+    """Remember the last line that this home wrote for a model; the caller holds the lock of promotions."""
+    write_json(home / HEAD_FILE, _read_heads(home) | {model_name: (line.number, line.hash)})
+
+
+def _read_heads(home: Path) -> dict[str, tuple[int, str]]:
+    """Return number and hash of the last line of each model."""
+    file = home / HEAD_FILE
+    try:
+        heads = {
+            name: (int(number), str(held)) for name, (number, held) in json.loads(file.read_bytes()).items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise HistoryBroken(
+            f"{file} holds no last lines ({error}); nothing was changed: restore it from a backup, or remove "
+            "it if `reco history` then shows the promotions that you expect"
+        ) from error
+    return heads
 
 
 def stack(history: Sequence[Promotion]) -> list[str]:
-    """Return the versions that one can go back through, the champion last."""
+    """Return the versions that one can go back through, the champion last.
+
+    Raises:
+        HistoryBroken: a line goes back before the first.
+    """
     versions: list[str] = []
     for line in history:
         if line.action == "rollback":
+            if not versions:
+                raise _broken(line.number, "goes back before the first promotion")
             versions.pop()
         elif line.action == "promote":
             versions.append(line.version)

@@ -6,13 +6,16 @@ again completes it:
     lock under home -> bundle copied under home -> gate -> intent -> alias -> line of the history -> pointer
 
 The history says which version was promoted. An alias that names another one was moved by hand: that is a
-conflict, and never followed. The gate believes nothing that a bundle says of itself, see `examination`.
+conflict, and never followed. The gate measures what a bundle says of itself again, see `examination`. One
+figure it must take from the bundle: the quality of the teachers, which are not in it. Only a signature
+protects that one.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -35,7 +38,6 @@ from components.release.registry import (
     CHAMPION,
     Registry,
     RegistryRefused,
-    RegistryUnreachable,
     Version,
 )
 from components.release.signing import sign
@@ -104,12 +106,15 @@ def promote_bundle(
         if before and challenger.version == before.version:
             if not dry_run:
                 registry.complete()
+                write_head(root, model_name, before)
                 _install(registry, root, challenger)  # its pointer or its copy under home may be gone
             return {**result, "changed": False, "checks": [], "measured": {}}
-        checks, measured = _judge(registry, root, challenger, before, datasets, gate, examine)
-        if trusted_keys:
-            checks.insert(0, _signature(registry, root, challenger, before, trusted_keys))
-        result["measured"] = measured
+        checks, result["measured"] = [], {}
+        if trusted_keys:  # first: nothing of an unsigned bundle is opened
+            checks.append(_signature(registry, root, challenger, before, trusted_keys))
+        if all(check.passed for check in checks):
+            judged, result["measured"] = _judge(registry, root, challenger, before, datasets, gate, examine)
+            checks += judged
         rows = [{**asdict(check), "passed": check.passed} for check in checks]
         if dry_run:
             return {**result, "changed": False, "checks": rows}
@@ -184,14 +189,21 @@ def _sign_way_back(
     """Sign a fetched version again, and check that it may follow the last one.
 
     Raises:
-        SignatureInvalid: it may not.
+        SignatureInvalid: it may not; its signatures stay as they were.
     """
-    place = _place(home, target.bundle_id)
-    if key:
-        sign(place, key, back_from=last.bundle_id if last else "")
-        registry.attach(target, [place / name for name in SIGNATURE_FILES])
-    if trusted_keys:
-        check_signed(place, trusted_keys, _place(home, last.bundle_id) if last else None)
+    place, after = _place(home, target.bundle_id), _place(home, last.bundle_id) if last else None
+    if key is None:
+        if trusted_keys:
+            check_signed(place, trusted_keys, after)
+        return
+    with TemporaryDirectory(dir=home) as scratch:
+        copy = Path(shutil.copytree(place, Path(scratch) / place.name, copy_function=os.link))
+        sign(copy, key, back_from=last.bundle_id if last else "")
+        if trusted_keys:
+            check_signed(copy, trusted_keys, after)
+        registry.attach(target, [copy / name for name in SIGNATURE_FILES])
+        for name in SIGNATURE_FILES:
+            (copy / name).replace(place / name)
 
 
 def verified_history(registry: Registry, home: Path) -> list[Promotion]:
@@ -315,16 +327,20 @@ def _place(home: Path, bundle_id: str) -> Path:
 def _signature(
     registry: Registry, home: Path, version: Version, before: Promotion | None, trusted: Path
 ) -> Check:
-    """Return the check of a version's signatures, which the registry may have got after its files."""
+    """Return the check of a version's signatures, which the registry may have got after its files.
+
+    Raises:
+        RegistryUnreachable: the registry does not give them.
+    """
     try:
         place = _fetch(registry, home, version)
+        if missing := set(SIGNATURE_FILES) - registry.names(version):
+            fault = f"{min(missing)} is missing: reco sign {version.version} --key KEY"
+            return verdict("signature", f"no trusted key signed it, {fault}")
         with TemporaryDirectory(dir=home) as scratch:
             for name in SIGNATURE_FILES:
                 registry.download(version, Path(scratch), name).replace(place / name)
         check_signed(place, trusted, _place(home, before.bundle_id) if before else None)
-    except RegistryUnreachable as error:
-        fault = f"no trusted key signed it: reco sign {version.version} --key KEY ({error})"
-        return verdict("signature", fault)
     except BundleInvalid as error:
         return verdict("signature", str(error))
     return verdict("signature")
@@ -375,7 +391,10 @@ def _judge(
 
 
 def chain_quality(certificates: Sequence[Mapping[str, Any]]) -> float:
-    """Return the NDCG@10 of the last link over that of the teachers; `check_chain` passed the chain."""
+    """Return the NDCG@10 of the last link over that of the teachers; `check_chain` passed the chain.
+
+    Both are the bundle's own figures: a forger can write others.
+    """
     made = [link for link in certificates if link["step"] in EXPORTS]
     first = (made or certificates)[0][HEADLINE]["parent"]
     return float(certificates[-1][HEADLINE]["child"] / first) if first else 0.0

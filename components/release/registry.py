@@ -7,6 +7,7 @@ the registered model. `promote_bundle` says how the two are kept in step.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -172,28 +173,25 @@ class Registry:
             RegistryUnreachable: the artifact store does not give it.
         """
         from mlflow.artifacts import download_artifacts
-        from mlflow.exceptions import MlflowException
 
-        with _reached(self.tracking_uri):
-            place = str(self._client.get_run(version.run_id).info.artifact_uri)
-        if not is_own_place(place, self._artifacts):
-            raise RegistryRefused(
-                f"the files of version {version.version} are said to lie outside the registry's own store: "
-                "nothing was fetched; register the bundle again"
-            )
-        try:
+        with self._files_of(version):
             found = download_artifacts(
                 run_id=version.run_id,
                 artifact_path=f"{ARTIFACT}/{file}".rstrip("/"),
                 dst_path=str(destination),
                 tracking_uri=_mlflow_uri(self.tracking_uri),
             )
-        except (MlflowException, OSError) as error:
-            raise RegistryUnreachable(
-                f"the files of version {version.version} cannot be fetched from the artifact store of "
-                f"{_shown(self.tracking_uri)} ({str(error).splitlines()[0]}); nothing was changed"
-            ) from error
         return Path(found)
+
+    def names(self, version: Version) -> set[str]:
+        """Return the names of the files and folders of a version's bundle.
+
+        Raises:
+            RegistryRefused: as of `download`.
+            RegistryUnreachable: as of `download`.
+        """
+        with self._files_of(version):
+            return {Path(one.path).name for one in self._client.list_artifacts(version.run_id, ARTIFACT)}
 
     def attach(self, version: Version, files: Iterable[Path]) -> None:
         """Put files beside those of a version's bundle; one of the same name is replaced."""
@@ -273,6 +271,25 @@ class Registry:
             self._client.delete_registered_model_tag(self.model_name, INTENT_TAG)
 
     # --------------------------------------------------------------------------------------- inside
+
+    @contextmanager
+    def _files_of(self, version: Version) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+
+        with _reached(self.tracking_uri):
+            place = str(self._client.get_run(version.run_id).info.artifact_uri)
+        if not is_own_place(place, self._artifacts):
+            raise RegistryRefused(
+                f"the files of version {version.version} are said to lie outside the registry's own store: "
+                "nothing was fetched; register the bundle again"
+            )
+        try:
+            yield
+        except (MlflowException, OSError) as error:
+            raise RegistryUnreachable(
+                f"the files of version {version.version} cannot be fetched from the artifact store of "
+                f"{_shown(self.tracking_uri)} ({str(error).splitlines()[0]}); nothing was changed"
+            ) from error
 
     def _aliases(self) -> dict[str, str]:
         if not self._exists():
@@ -407,7 +424,7 @@ def _ask_health(tracking_uri: str) -> None:
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; "
                 "403 also means that it does not know the host name in the URI"
             ) from error
-    except OSError as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # the last two: it is no URL
         raise _unreachable(tracking_uri, error) from error
 
 
@@ -435,8 +452,8 @@ def _unreachable(tracking_uri: str, error: Exception) -> RegistryUnreachable:
 
 
 def _shown(tracking_uri: str) -> str:
-    """Return a text without the user and password that a URI in it may hold."""
-    return re.sub(r"//[^/@\s]*@", "//", tracking_uri)
+    """Return a text without the user and password that a URI in it may hold, even with an @ or / in them."""
+    return re.sub(r"//\S*@", "//", tracking_uri)
 
 
 def _version(entry: Any, aliases: Mapping[str, str]) -> Version:

@@ -1,13 +1,20 @@
-"""A verified bundle -> the place that pods load it from; each file is written once, the manifest last."""
+"""A verified bundle -> the place that pods load it from; each file is written once, the manifest last.
+
+Signatures alone are written again: a bundle may be signed after its first publication.
+"""
 
 from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.home import Conflict
 from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 from serving.release.bundle import SIGNATURE_FILES, read_manifest
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 MANIFEST = "manifest.json"
 
@@ -56,7 +63,7 @@ def publish_bundle(bundle: Path, place: str) -> int:
                 raise Conflict(
                     f"another bundle lies at {place}: bundles are never overwritten; remove neither"
                 )
-            return 0
+            names = [name for name in signatures if not _holds(store, f"{root}/{name}", bundle / name)]
         for name in names:
             target = f"{root}/{name}"
             store.create_dir(target.rpartition("/")[0], recursive=True)
@@ -69,3 +76,12 @@ def publish_bundle(bundle: Path, place: str) -> int:
     except OSError as error:
         raise PlaceUnreachable(f"{place} cannot be written ({str(error)[:200]})") from error
     return written
+
+
+def _holds(store: FileSystem, target: str, file: Path) -> bool:
+    """Say whether a file of the store has the bytes of ours."""
+    try:
+        with store.open_input_file(target) as stream:
+            return bool(stream.read() == file.read_bytes())
+    except FileNotFoundError:
+        return False

@@ -1,4 +1,4 @@
-"""Bundles that lie or are broken -> each is refused by the name of the check, and the honest one is promoted.
+"""Bundles that lie or are broken -> each is refused as promotion, moved alias and load; an honest one passes.
 
 The toy bundle is made once. A forger knows our code: certificates, golden answers and hashes are made to fit.
 The files get into the registry without the checks of `register_bundle`.
@@ -8,6 +8,8 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +27,19 @@ from components.release.examination import ChildLimits, examine, examine_apart
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import Registry, default_tracking_uri
+from components.release.signing import sign
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_statistics
-from serving.release.bundle import load_bundle, read_manifest
+from serving.answer.recommender import open_recommender
+from serving.errors import BundleInvalid
+from serving.release.bundle import SIGNATURE_FILES, load_bundle, read_manifest
 from serving.release.champion import read_champion
 from serving.release.golden import GoldenRequest, read_golden, write_golden
+from serving.release.signatures import SignatureInvalid
+from serving.settings import Settings
+from serving.stores.online_features import MemoryStore
+from serving.wiring import Wiring
+from tests.serving.signed import write_keys
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +57,7 @@ def reseal(bundle: Path, settings: dict[str, Any] | None = None, **fields: str) 
     body |= {"made_from": {**body["made_from"], "by": "a forger"}, **fields}
     body["settings"] |= settings or {}
     del body["bundle_id"]
-    files = sorted(path for path in bundle.rglob("*") if path.is_file())
+    files = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name not in SIGNATURE_FILES)
     body["files"] = {
         file.relative_to(bundle).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
     }
@@ -125,6 +135,18 @@ def nan_for_one_item(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
 
 def above_one(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
     return [helper.make_node("Mul", [own, constant(graph, "many", np.float32(1e6))], ["score"])]
+
+
+def random_weights(bundle: Path) -> None:
+    """Keep the ranker's graph and draw its weights: a training that never happened."""
+    file, rng = bundle / "ranker.onnx", np.random.default_rng(0)
+    model = onnx.load(file)
+    for weights in model.graph.initializer:
+        if weights.data_type == TensorProto.FLOAT and len(weights.dims) == 2:
+            drawn = rng.normal(0, 0.3, tuple(weights.dims)).astype(np.float32)
+            weights.CopyFrom(numpy_helper.from_array(drawn, weights.name))
+    onnx.save(model, file)
+    record(bundle)
 
 
 def slower(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
@@ -206,6 +228,17 @@ def one_item_less(bundle: Path) -> None:
     reseal(bundle)
 
 
+def unsigned(bundle: Path) -> None:
+    for name in SIGNATURE_FILES:
+        (bundle / name).unlink()
+
+
+def downgraded(bundle: Path) -> None:
+    """An older honest bundle with a true signature of its time."""
+    reseal(bundle)
+    sign(bundle, ORIGINAL["key"], at=SIGNED_AT - timedelta(days=1))
+
+
 def flatter(evaluation: dict[str, Any]) -> None:
     evaluation["served"]["ndcg_at_10"] = 0.99
 
@@ -222,6 +255,7 @@ def poor_student(chain: list[dict[str, Any]]) -> None:
 
 LAST_CODE = 80  # of the toy shop's items, shifted by one
 RARE_SIZE = 6
+SIGNED_AT = datetime(2026, 11, 1, tzinfo=UTC)
 ORIGINAL: dict[str, Path] = {}
 
 BAD: dict[str, tuple[Forge, str]] = {
@@ -268,23 +302,41 @@ BAD: dict[str, tuple[Forge, str]] = {
     "one item is NaN": (partial(edit_ranker, nan_for_one_item), "finite scores"),
     "scores above one": (partial(edit_ranker, above_one), "finite scores"),
     "constant score": (partial(edit_ranker, same_for_all), "scores that differ"),
+    "random weights": (random_weights, "ndcg_at_10 against champion"),
     "worse": (partial(edit_ranker, worse), "ndcg_at_10 against champion"),
     "slower": (partial(edit_ranker, slower), "p99_ms against champion"),
     "an index that finds little": (coarse_index, "index_recall"),
+    "unsigned": (unsigned, "signature"),
+    "downgraded": (downgraded, "signature"),
 }
+# An endpoint opens what passes these checks; it reads no evaluation.
+OPENED = ("files", "readable", "golden requests")
+UNREAD = ("evaluation without its data", "truncated evaluation")
 
 
 @pytest.fixture(scope="module")
 def shop(toy_line: Path, migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home whose champion is the toy bundle; made once, copied for each test."""
+    """A home whose champion is the toy bundle, signed; made once, copied for each test.
+
+    Version 2 is honest and signed, too; `ORIGINAL["measured"]` holds its measurements.
+    """
     home = tmp_path_factory.mktemp("shop")
     shutil.copyfile(migrated, home / "mlflow.db")
     registry = Registry(default_tracking_uri(home), NAME)
-    honest = home / "honest"
-    shutil.copytree(toy_line / "evaluated", honest)
+    honest, again = home / "honest", home / "again"
     ORIGINAL["golden"] = honest / "golden.jsonl"
+    ORIGINAL["key"], _ = write_keys(home, "ours")
+    shutil.copytree(toy_line / "evaluated", honest)
+    sign(honest, ORIGINAL["key"], at=SIGNED_AT)
+    shutil.copytree(toy_line / "evaluated", again)
+    reseal(again, {"novelty": 0.0})  # another id
+    record(again)
+    sign(again, ORIGINAL["key"], at=SIGNED_AT + timedelta(days=1))
     add(registry, honest)
     promote(home, toy_line, "1")
+    add(registry, again)
+    ORIGINAL["measured"] = home / "measured.json"
+    ORIGINAL["measured"].write_text(json.dumps(examine(again, honest, toy_line / "dataset", SAMPLE)))
     return home
 
 
@@ -302,10 +354,13 @@ def add(registry: Registry, bundle: Path) -> str:
     return version
 
 
-def promote(home: Path, toy_line: Path, version: str, **options: Any) -> dict[str, Any]:
-    options = {"examine": examine, **options}
-    datasets = [toy_line / "dataset"]
-    return promote_bundle(version, datasets, default_tracking_uri(home), NAME, str(home), GATE, **options)
+def promote(
+    home: Path, toy_line: Path, version: str, gate: dict[str, float] | None = None, **options: Any
+) -> dict[str, Any]:
+    options = {"examine": examine, "params": GATE | (gate or {}), **options}
+    return promote_bundle(
+        version, [toy_line / "dataset"], default_tracking_uri(home), NAME, str(home), **options
+    )
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -313,15 +368,24 @@ def test_a_bad_bundle_is_refused_by_the_name_of_its_check(
     kind: str, home: Path, toy_line: Path, tmp_path: Path
 ) -> None:
     forge, named = BAD[kind]
-    bad = tmp_path / "bad"
-    shutil.copytree(home / "honest", bad)
+    bad, trusted = tmp_path / "bad", home / "trusted"
+    shutil.copytree(home / "honest", bad)  # with its signatures
     reseal(bad)
     forge(bad)
     registry, before = Registry(default_tracking_uri(home), NAME), read_champion(home)
     version = add(registry, bad)
-    refused = promote(home, toy_line, version, dry_run=True)
+    keys = trusted if named == "signature" else None
+    refused = promote(home, toy_line, version, dry_run=True, trusted_keys=keys)
     assert named in [check["metric"] for check in refused["checks"] if not check["passed"]]
     assert (registry.alias("champion"), read_champion(home), len(registry.history())) == ("1", before, 1)
+
+    settings = Settings(home=home)
+    if named in OPENED and kind not in UNREAD:
+        with pytest.raises(BundleInvalid):
+            open_recommender(bad, MemoryStore())
+    wiring = Wiring(replace(settings, trusted_keys=trusted), MemoryStore(), observers=())
+    with pytest.raises(SignatureInvalid):
+        wiring.load(bad, rest=lambda took_s: None, after=home / "honest")
 
     registry.point("champion", version)  # as a moved alias
     for asked in ("champion", version):
@@ -329,24 +393,26 @@ def test_a_bad_bundle_is_refused_by_the_name_of_its_check(
             promote(home, toy_line, asked)
     assert read_champion(home) == before
 
+    uri = default_tracking_uri(home)
+    assert rollback(uri, NAME, str(home))["version"] == "1"
+    measured = json.loads(ORIGINAL["measured"].read_text())
+    gate = {"p99_over_champion": 100.0, "sales_lost_per_100_ms": 0.0}  # no assertion on time
+    honest = promote(home, toy_line, "2", examine=lambda *_: measured, gate=gate, trusted_keys=trusted)
+    assert honest["changed"]
+    assert registry.alias("champion") == read_champion(home).version == "2"
 
-def test_a_refused_forgery_does_not_stand_in_the_way_of_an_honest_bundle(
+
+def test_a_refused_forgery_is_named_and_a_promotion_after_it_is_rolled_back(
     home: Path, toy_line: Path, tmp_path: Path
 ) -> None:
-    registry = Registry(default_tracking_uri(home), NAME)
-    forged, honest = tmp_path / "forged", tmp_path / "honest"
-    for bundle in (forged, honest):
-        shutil.copytree(home / "honest", bundle)
+    registry, uri = Registry(default_tracking_uri(home), NAME), default_tracking_uri(home)
+    forged = tmp_path / "forged"
+    shutil.copytree(home / "honest", forged)
     edit_json("evaluation.json", flatter, forged)
-    reseal(honest, {"novelty": 0.0})  # another id
-    record(honest)
     with pytest.raises(GateFailed, match=r"^ndcg_at_10 beside evaluation\.json is 0\.\d+, allowed"):
         promote(home, toy_line, add(registry, forged))
-    gate = {**GATE, "p99_over_champion": 100.0}  # no assertion on time
-    uri = default_tracking_uri(home)
-    assert promote_bundle(
-        add(registry, honest), [toy_line / "dataset"], uri, NAME, str(home), gate, examine=examine
-    )["changed"]
+    gate = {"p99_over_champion": 100.0}  # no assertion on time
+    assert promote(home, toy_line, "2", gate=gate)["changed"]
     assert rollback(uri, NAME, str(home))["version"] == "1"
 
 

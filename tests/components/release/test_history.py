@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,18 @@ def test_the_last_line_is_held_by_the_home_that_wrote_it(tmp_path: Path) -> None
         check_head(tmp_path, "shop", lines[:-1])
     with pytest.raises(HistoryBroken, match="line 5 of the history was changed"):
         check_head(tmp_path, "shop", [*lines[:-1], replace(lines[-1], at="later")])
+    write_head(tmp_path, "another", lines[0])
+    with pytest.raises(HistoryBroken, match="line 5 of the history is missing"):
+        check_head(tmp_path, "shop", lines[:-1])
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"shop": 5}', '{"shop": ["x", "y"]}', '{"shop": [1]}'])
+def test_a_torn_file_of_last_lines_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "history.json").write_text(content)
+    for act in (partial(check_head, history=chain()), partial(write_head, line=chain()[0])):
+        with pytest.raises(HistoryBroken, match=r"history\.json holds no last lines .*restore it"):
+            act(tmp_path, "shop")
+    assert (tmp_path / "history.json").read_text() == content
 
 
 def test_an_intent_counts_when_its_alias_moved() -> None:
@@ -119,3 +132,8 @@ def test_the_history_is_a_stack() -> None:
     for action, version in acts:
         lines.append(next_line(lines, action, version, "b", "", ""))
     assert stack(lines) == ["1", "3"]
+
+
+def test_a_forged_rollback_before_any_promotion_is_named() -> None:
+    with pytest.raises(HistoryBroken, match="line 1 of the history goes back before the first promotion"):
+        stack([next_line([], "rollback", "1", "b1", "", "")])

@@ -15,11 +15,12 @@ from components.release.gate import GateFailed, compare
 from components.release.history import HistoryBroken
 from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback
 from components.release.register_bundle import register_bundle
-from components.release.registry import Registry, RegistryRefused
+from components.release.registry import Registry, RegistryRefused, RegistryUnreachable
 from components.release.signing import sign
 from serving.errors import NoChampion
+from serving.release.bundle import SIGNATURE_FILES
 from serving.release.champion import read_champion
-from serving.release.signatures import SignatureInvalid
+from serving.release.signatures import SignatureInvalid, check_signed
 from tests.components.conftest import as_planned
 from tests.serving.signed import write_keys
 
@@ -347,6 +348,7 @@ def test_a_stop_anywhere_leaves_old_or_new_and_the_next_try_completes(
     assert read_champion(home).version == ("2" if done and name == "write_champion" else "1")
     assert registry.alias("champion") in {"1", "2"}
     promote("2")
+    assert json.loads((home / "history.json").read_text())["recommender"][0] == 2
     assert read_champion(home).version == registry.alias("champion") == "2"
     assert actions(registry) == [("promote", "", "1"), ("promote", "1", "2")]
     assert rollback(uri, "recommender", str(home))["version"] == "1"
@@ -361,6 +363,17 @@ def test_a_damaged_copy_under_home_is_fetched_again(
     (bundle / "index.faiss").write_text("flipped")
     promote("1")
     assert (bundle / "index.faiss").read_text() == "one"
+
+
+def test_a_torn_pointer_is_written_again(evaluated: Make, promote: Promote, home: Path, uri: str) -> None:
+    register(evaluated("one"), uri)
+    promote()
+    before = read_champion(home)
+    (home / "champion.json").write_text('{"bundle_id": ')
+    with pytest.raises(NoChampion, match="`reco promote champion`"):
+        read_champion(home)
+    assert not promote("champion")["changed"]
+    assert read_champion(home).bundle_id == before.bundle_id
 
 
 def test_a_bundle_changed_in_the_registry_is_refused(
@@ -440,9 +453,13 @@ def test_only_what_a_trusted_key_signed_is_promoted(
         sign(path, key, at=at)
         registry.attach(version, path.glob("*.sig"))
 
+    def never(*_: object) -> dict[str, Any]:
+        raise AssertionError("an unsigned bundle is opened")
+
     register(evaluated("one"), uri)
-    with pytest.raises(GateFailed, match="signature: no trusted key signed it: reco sign 1"):
-        promote(trusted_keys=trusted)
+    with pytest.raises(GateFailed, match=r"signature: .* signed it, bundle\.sig is missing: reco sign 1"):
+        promote(trusted_keys=trusted, examine=never)
+    assert len(promote(trusted_keys=trusted, examine=never, dry_run=True)["checks"]) == 1
     sign_version("1", datetime(2026, 11, 2, tzinfo=UTC))  # after its files were fetched
     assert promote(trusted_keys=trusted)["checks"][0]["metric"] == "signature"
 
@@ -461,3 +478,40 @@ def test_only_what_a_trusted_key_signed_is_promoted(
     (trusted / "revoked.txt").write_text(f"{registry.version('2').bundle_id}\n")
     with pytest.raises(GateFailed, match="is revoked by"):
         promote("2", trusted_keys=trusted)
+
+
+def test_a_revoked_bundle_gets_no_signature_on_the_way_back(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str, tmp_path: Path
+) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    for number in range(2):
+        register(evaluated(f"b{number}", 0.16 + number / 100), uri)
+        promote()
+    first = registry.version("1")
+    (public.parent / "revoked.txt").write_text(f"{first.bundle_id}\n")
+    with pytest.raises(SignatureInvalid, match="is revoked by"):
+        rollback(uri, "recommender", str(home), key=key, trusted_keys=public.parent)
+    assert not registry.names(first) & set(SIGNATURE_FILES)
+    assert not list((home / "bundles" / first.bundle_id).glob("*.sig"))
+    (public.parent / "revoked.txt").unlink()
+    rollback(uri, "recommender", str(home), key=key, trusted_keys=public.parent)
+    assert registry.names(first) >= set(SIGNATURE_FILES)
+    assert check_signed(home / "bundles" / first.bundle_id, public.parent).key == public
+
+
+def test_a_registry_that_keeps_signatures_back_is_unreachable_and_no_verdict(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str, tmp_path: Path
+) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    register(evaluated("one"), uri)
+    promote(dry_run=True)  # its files are under home by now
+    version = registry.version("1")
+    path = registry.download(version, tmp_path / "signed")
+    sign(path, key)
+    registry.attach(version, path.glob("*.sig"))
+    [stored] = (home / "mlflow").rglob("bundle.sig")
+    stored.unlink()
+    stored.symlink_to(stored)  # it is listed and cannot be read
+    with pytest.raises(RegistryUnreachable, match="nothing was changed") as caught:
+        promote("1", trusted_keys=public.parent, dry_run=True)
+    assert caught.value.exit_code == 3

@@ -46,6 +46,23 @@ def test_a_dead_server_is_reported_in_seconds_without_its_password() -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://user:secret@127.0.0.1:abc",
+        "http://user:se@secret@127.0.0.1:abc",
+        "http://user:secret/secret@127.0.0.1:abc",
+        "http://[::1",
+        "http://a b",
+    ],
+)
+def test_what_is_no_url_is_named_without_its_password(uri: str) -> None:
+    with pytest.raises(RegistryUnreachable, match="correct the tracking URI") as caught:
+        Registry(uri, "recommender")
+    assert "se@" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
 class Refusing(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(401)

@@ -27,6 +27,28 @@ def bundle(tmp_path: Path, keys: tuple[Path, Path]) -> Path:
     return bundle
 
 
+def test_the_openssf_command_verifies_ours(bundle: Path, keys: tuple[Path, Path]) -> None:
+    verifying = pytest.importorskip("model_signing.verifying")
+    verifier = verifying.Config().use_elliptic_key_verifier(public_key=keys[1])
+    verifier.verify(bundle, bundle / "bundle.sig")
+    (bundle / "ranker.onnx").write_text("changed")
+    with pytest.raises(ValueError, match=r"ranker\.onnx"):
+        verifier.verify(bundle, bundle / "bundle.sig")
+
+
+def test_what_the_openssf_command_signed_is_accepted(bundle: Path, keys: tuple[Path, Path]) -> None:
+    signing = pytest.importorskip("model_signing.signing")
+    hashing = pytest.importorskip("model_signing.hashing")
+    (bundle / "bundle.sig").unlink()
+    ignored = hashing.Config().set_ignored_paths(paths=[bundle / "bundle.sig", bundle / "provenance.sig"])
+    signer = signing.Config().use_elliptic_key_signer(private_key=keys[0]).set_hashing_config(ignored)
+    signer.sign(bundle, bundle / "bundle.sig")
+    assert check_signed(bundle, keys[1].parent).key == keys[1]
+    (bundle / "ranker.onnx").write_text("changed")
+    with pytest.raises(SignatureInvalid, match=r"ranker\.onnx differ"):
+        check_signed(bundle, keys[1].parent)
+
+
 @pytest.fixture
 def trusted(keys: tuple[Path, Path]) -> Path:
     return keys[1].parent
