@@ -19,15 +19,25 @@ import httpx
 import pytest
 
 from serving.prediction_log import read_log
-from serving.processes import LONGEST_PAUSE_S, METRICS, Processes, hold, memory_mb, metrics_folder, pause_s
+from serving.processes import (
+    LONGEST_PAUSE_S,
+    LONGEST_READY_PAUSE_S,
+    METRICS,
+    Processes,
+    hold,
+    memory_mb,
+    metrics_folder,
+    pause_s,
+)
 from serving.settings import Settings
 from tests.chaos.callers import V1, calling
 from tests.chaos.procs import eventually
 
 
 def test_the_first_restart_is_immediate_and_later_ones_back_off() -> None:
-    assert [pause_s(deaths) for deaths in (0, 1, 2, 3, 4)] == [0, 0, 0.5, 1, 2]
-    assert pause_s(1_000) == LONGEST_PAUSE_S
+    assert [pause_s(deaths, was_ready=False) for deaths in (0, 1, 2, 3, 4)] == [0, 0, 0.5, 1, 2]
+    assert pause_s(1_000, was_ready=False) == LONGEST_PAUSE_S
+    assert pause_s(1_000, was_ready=True) == LONGEST_READY_PAUSE_S
 
 
 def bound(port: int = 0, **options: int) -> socket.socket:
@@ -129,19 +139,28 @@ def test_a_child_that_could_not_start_is_retried(
     assert "could not be started, which is tried again: [Errno 11]" in caplog.text
 
 
-def small_endpoint(tmp_path: Path, child: str, on_start: Callable[[int, list[int]], None]) -> list[int]:
-    """Run two children of a small program; return the ids of all that were started.
+def small_endpoint(
+    tmp_path: Path, child: str, on_start: Callable[[int, list[int]], None], processes: int = 2
+) -> tuple[list[int], list[float]]:
+    """Run children of a small program; return the ids of all that were started, and the pauses between.
+
+    The pauses are not made.
 
     Args:
         tmp_path: the home.
         child: the program; `say` in it reports to the parent that it is ready.
         on_start: called after each start with its number and all ids so far.
+        processes: how many at once.
     """
     ready = json.dumps({"event": "ready"}).encode() + b"\n"
     program = f"import os, signal, sys; say = lambda: os.write(int(sys.argv[1]), {ready!r}); {child}"
     pids: list[int] = []
+    pauses: list[float] = []
 
     class Children(Processes):
+        async def _pause(self, seconds: float) -> None:
+            pauses.append(seconds)
+
         def _command(self, *files: int) -> list[str]:
             return [sys.executable, "-c", program, str(files[0]), str(len(pids))]
 
@@ -158,17 +177,14 @@ def small_endpoint(tmp_path: Path, child: str, on_start: Callable[[int, list[int
                 on_start(len(pids), pids)
             return await living
 
-    settings = Settings(home=tmp_path, processes=2, drain_s=0.0, grace_s=0.0)
+    settings = Settings(home=tmp_path, processes=processes, drain_s=0.0, grace_s=0.0)
     with bound() as http, bound(SO_REUSEADDR=1) as grpc_socket:
         Children(settings, http, grpc_socket, tmp_path, None).run()
-    return pids
+    return pids, pauses
 
 
 @pytest.mark.slow
-def test_children_that_die_while_they_start_do_not_end_an_endpoint_that_was_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serving.processes.FIRST_PAUSE_S", 0.01)
+def test_children_that_die_while_they_start_do_not_end_an_endpoint_that_was_ready(tmp_path: Path) -> None:
     # Two start well and die, six die at once, the last two live.
     child = (
         "number = int(sys.argv[2]); number in (0, 1) and say(); "
@@ -179,7 +195,25 @@ def test_children_that_die_while_they_start_do_not_end_an_endpoint_that_was_read
         if started == 10:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    assert len(small_endpoint(tmp_path, child, end_after_ten)) == 10
+    pids, pauses = small_endpoint(tmp_path, child, end_after_ten)
+    assert len(pids) == 10
+    assert max(pauses) == LONGEST_READY_PAUSE_S
+
+
+@pytest.mark.slow
+def test_a_child_that_was_ready_is_started_again_without_a_pause(tmp_path: Path) -> None:
+    # Eight are ready and killed, three die while they start, then one is ready and killed, and one lives.
+    child = (
+        "number = int(sys.argv[2]); number in (8, 9, 10) or say(); "
+        "number < 12 and os.kill(os.getpid(), signal.SIGKILL); signal.pause()"
+    )
+
+    def end_after_thirteen(started: int, pids: list[int]) -> None:
+        if started == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    _, pauses = small_endpoint(tmp_path, child, end_after_thirteen, processes=1)
+    assert pauses == [*[0.0] * 8, 0.5, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.slow
@@ -190,7 +224,7 @@ def test_a_stopped_child_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFi
         if started == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    pids = small_endpoint(tmp_path, "say(); signal.pause()", stop_the_first)
+    pids, _ = small_endpoint(tmp_path, "say(); signal.pause()", stop_the_first)
     assert len(pids) == 3
     assert f"process {pids[0]} is stopped" in caplog.text
 
