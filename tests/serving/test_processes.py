@@ -5,10 +5,12 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ import grpc
 import httpx
 import pytest
 
-from serving.prediction_log import read_log
+from serving.prediction_log import _whole_batches, read_log
 from serving.processes import (
     LONGEST_PAUSE_S,
     LONGEST_READY_PAUSE_S,
@@ -319,6 +321,56 @@ def test_two_processes_share_requests_and_counts_and_end_without_a_failure(
     log = read_log(settings.prediction_log_dir)
     assert set(log["request_id"].to_pylist()) >= {answer["request_id"] for answer in seen.answers}
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def records(client: httpx.Client) -> dict[str, float]:
+    """Return the counts of the prediction log's records, and how many were lost."""
+    lines = client.get("/metrics").text.splitlines()
+    found = re.findall(r'^reco_log_records_total{outcome="(.+)"} (.+)$', "\n".join(lines), re.MULTILINE)
+    counts = {outcome: float(count) for outcome, count in found}
+    [counts["open"]] = [float(line.split()[1]) for line in lines if line.startswith("reco_log_records_open ")]
+    accounted = sum(counts.get(outcome, 0.0) for outcome in ("written", "dropped", "recovered", "open"))
+    return counts | {"lost": counts["taken"] - accounted}
+
+
+@pytest.mark.slow
+def test_the_records_that_a_killed_process_loses_are_counted(
+    toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
+) -> None:
+    running = start_endpoint(toy_bundle, replace(settings, log_segment_s=3_600.0))
+
+    def kill_one() -> None:
+        [first, *_] = before = children(running.process.pid)
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: len(children(running.process.pid) - {first}) == 2, 60)
+        assert before - children(running.process.pid) == {first}
+
+    with httpx.Client(base_url=running.http, timeout=60) as client:
+        with calling(running.http, 4) as seen:
+            eventually(lambda: len(seen.answers) > 60, 60)
+        eventually(lambda: records(client)["open"] == len(seen.answers), 60)  # a second later, at most
+        kill_one()
+        eventually(lambda: records(client)["lost"] == 0, 60)
+        assert records(client)["recovered"] > 0
+    with calling(running.http, 4) as again:
+        eventually(lambda: len(again.answers) > 60, 60)
+        kill_one()
+    with httpx.Client(base_url=running.http, timeout=60) as client:
+        log = settings.prediction_log_dir
+        eventually(lambda: records(client)["lost"] == records(client)["taken"] - on_disk(log), 60)
+        counts = records(client)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(60) == 0
+    logged = Counter(read_log(log)["request_id"].to_pylist())
+    assert counts["lost"] == counts["taken"] - logged.total()
+    missing = Counter(answer["request_id"] for answer in (*seen.answers, *again.answers)) - logged
+    assert missing.total() <= counts["lost"]
+
+
+def on_disk(log: Path) -> int:
+    """Return the number of records in a prediction log, those of open segments included."""
+    open_ones = [batch for file in log.glob(".*.tmp") for batch in _whole_batches(file.read_bytes())]
+    return len(read_log(log)) + sum(len(batch) for batch in open_ones)
 
 
 @pytest.mark.slow
