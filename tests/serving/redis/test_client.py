@@ -414,7 +414,10 @@ def test_a_default_client_refuses_what_a_reply_announces(scheme: str, reply: byt
             server.sendall(reply)
 
     errors = (redis.InvalidResponse, redis.RedisClusterException)
-    with listening(serve) as (host, port), pytest.raises(errors, match="announces too much|line of the reply"):
+    with (
+        listening(serve) as (host, port),
+        pytest.raises(errors, match=r"announces too much|line of the reply"),
+    ):
         open_client(parse_redis_url(f"{scheme}://{host}:{port}"), 60).ping()
 
 
