@@ -74,7 +74,17 @@ STAGE_BUDGET_SECONDS = Gauge(
 )
 RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["rung", "degraded_reason"])
 REJECTED = Counter("reco_rejected", "Requests refused because of their content", ["reason"])
-LOG_RECORDS = Counter("reco_log_records", "Prediction-log records, by outcome", ["outcome"])
+LOG_RECORDS = Counter(
+    "reco_log_records",
+    "Prediction-log records: taken, and by outcome (written, dropped, recovered)",
+    ["outcome"],
+)
+# With it, killed processes are counted too: lost = taken - written - dropped - recovered - open.
+LOG_OPEN = Gauge(
+    "reco_log_records_open",
+    "Prediction-log records that living processes have not published yet",
+    multiprocess_mode="livesum",
+)
 REQUEST_LOG_DROPPED = Counter(
     "reco_request_log_dropped", "Lines of the request and process logs that could not be written to stderr"
 )

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from feature_repo.atomic_files import replaced
-from serving.metrics import LOG_RECORDS
+from serving.metrics import LOG_OPEN, LOG_RECORDS
 from serving.schemas import Request, Response
 
 _TIME = pa.timestamp("us", "UTC")
@@ -67,6 +67,7 @@ _REPEATING = [
 ]
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _CHUNK = 64  # records turned into columns at a time; each turn holds the interpreter for ~0.5 ms
+_TAKEN = LOG_RECORDS.labels("taken")
 _log = logging.getLogger(__name__)
 
 
@@ -204,6 +205,7 @@ class PredictionLog:
 
     def append(self, record: Record) -> None:
         """Queue one record and return at once; it is dropped when the queue is full or closed."""
+        _TAKEN.inc()  # at once: this count outlives a killed process
         if len(self._queue) >= self._queue_records or self._closing.is_set():
             self._drop(1)
         else:
@@ -236,6 +238,7 @@ class PredictionLog:
             time.sleep(0)
         if self._segment and time.monotonic() - self._segment.opened_at >= self._segment_s:
             self._finish_segment()
+        LOG_OPEN.set(self._segment.rows if self._segment else 0)
 
     def _write(self, chunk: list[Record]) -> None:
         try:

@@ -35,9 +35,10 @@ from serving.metrics import REQUEST_LOG_DROPPED, shown
 from serving.observe.stderr_log import head
 from serving.settings import Settings
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before a child that died again and again is started
+FIRST_PAUSE_S = 0.5  # before a child is started that died twice without an answer between
+# Until a child was ready, a start is unlikely to help; afterwards a long pause would be a hole for callers.
+LONGEST_PAUSE_S, LONGEST_READY_PAUSE_S = 30.0, 1.0
 LOOK_S = 0.5  # between two looks whether a child is stopped
-WELL_S = 60.0  # one that lived this long is started at once
 METRICS = "reco-metrics-"  # then the process id of the parent
 SAY_S = 1.0  # a line to stderr is waited for no longer
 _log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Slot:
     process: asyncio.subprocess.Process | None = None
     ready: dict[str, Any] | None = None  # its ready line
     failed: NoneStarts | None = None  # why the last one could not start
-    deaths: int = 0  # in a row, each soon after its start
+    deaths: int = 0  # since it was last ready
 
 
 class Processes:
@@ -128,7 +129,6 @@ class Processes:
 
     async def _keep(self, slot: Slot) -> None:
         while not self._stopping.is_set():
-            began = time.monotonic()
             try:
                 ended = _ended(await self._live(slot))
             except OSError as error:  # processes, files or memory are short now: no fault of the bundle's
@@ -136,9 +136,9 @@ class Processes:
                 _log.error("a process could not be started, which is tried again: %s", error)
             if self._stopping.is_set():
                 return
-            slot.deaths = 0 if time.monotonic() - began > WELL_S else slot.deaths + 1
+            slot.deaths += 1
             if slot.ready is not None:
-                slot.ready = None
+                slot.ready, slot.deaths = None, 1
                 _log.error("a process died (%s); another one is started", ended)
             elif ended:
                 slot.failed = slot.failed or NoneStarts(f"a process ended at its start ({ended})", 1)
@@ -146,8 +146,11 @@ class Processes:
                     self._stop()
                     return
                 _log.error("a process could not start, which is tried again: %s", slot.failed)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause_s(slot.deaths))
+            await self._pause(pause_s(slot.deaths, self._was_ready))
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _live(self, slot: Slot) -> int:
         """Start a child and read its events until it ends; return its exit status.
@@ -260,9 +263,15 @@ def hold(bound: socket.socket) -> None:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
-def pause_s(deaths: int) -> float:
-    """Return how long to wait after so many deaths in a row: the first is made good at once."""
-    return 0.0 if deaths < 2 else min(FIRST_PAUSE_S * 2.0 ** (deaths - 2), LONGEST_PAUSE_S)
+def pause_s(deaths: int, was_ready: bool) -> float:
+    """Return how long to wait before a child is started again: the first time not at all.
+
+    Args:
+        deaths: of its place, since a child there was last ready.
+        was_ready: whether any child of the endpoint has ever been ready.
+    """
+    longest_s = LONGEST_READY_PAUSE_S if was_ready else LONGEST_PAUSE_S
+    return 0.0 if deaths < 2 else min(FIRST_PAUSE_S * 2.0 ** (deaths - 2), longest_s)
 
 
 def memory_mb(*pids: int) -> float | None:

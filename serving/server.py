@@ -73,6 +73,12 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
         _bind(settings.host, settings.http_port, "http_port") as http_socket,
         _bind(settings.host, settings.grpc_port, "grpc_port") as grpc_socket,
     ):
+        if not settings.caller_tokens and not settings.is_local:
+            _log.warning(
+                "any caller of %s may ask about any shopper: set %s, or let a gateway check callers",
+                settings.host,
+                variable("caller_tokens"),
+            )
         if settings.processes > 1:
             Processes(settings, http_socket, grpc_socket, bundle_path, home).run()
         else:

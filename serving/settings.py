@@ -6,10 +6,12 @@ it, time-dependent features may be up to an hour old. A process reads its settin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -214,6 +216,13 @@ class Settings:
         # Importing Feast sets these: with them, all children would count into one set of metric files.
         others = {name: value for name, value in os.environ.items() if name not in FEASTS_OWN}
         return {**others, CONFIG: NO_FILE, **values}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the ports."""
+        with contextlib.suppress(ValueError):
+            return ip_address(self.host).is_loopback
+        return self.host == "localhost"
 
     @property
     def online_store_url(self) -> str:

@@ -154,6 +154,19 @@ DRILLS = (
         note=faults.note_answers,
     ),
     Drill(
+        "workers-killed",
+        "a process dies every 2 s at 60 % of the capacity: the endpoint lives, no call fails at the client",
+        {"every 2 s": crowds.at_share_of_capacity(0.6, faults.workers_killed)},
+        (
+            Goal("processes that were killed", ">=", 1, "", goals.note("kills")),
+            Goal("longest time without any process", "<=", 2, " s", goals.longest("empty_s")),
+        ),
+        TWO_PROCESSES,
+        during_s=60.0,
+        recovery_s=2.0,
+        prepare=crowds.note_capacity,
+    ),
+    Drill(
         "corrupt-bundle",
         "a champion with a changed byte or half a file is refused; the one before answers as if nothing were",
         {

@@ -129,6 +129,22 @@ def overload(system: System, notes: Notes) -> Iterator[None]:
     }
 
 
+def at_share_of_capacity(share: float, break_it: Break) -> Break:
+    """Return a fault in an endpoint under load: a share of its capacity, the two streams included."""
+
+    @contextlib.contextmanager
+    def loaded(system: System, notes: Notes) -> Iterator[None]:
+        streams = system.effort.client_rate + system.effort.raw_rate
+        notes["rate"] = max(share * notes["capacity"], streams)
+        plan = replace(_flood(system), rate=max(notes["rate"] - streams, 1.0))
+        with _asking(system, plan) as asked, break_it(system, notes):
+            yield
+        [load] = asked
+        notes |= {"beside": len(load.status), "beside_lost": int((~load.answered).sum())}
+
+    return loaded
+
+
 def _flood(system: System) -> LoadPlan:
     bodies = system.flood.bodies(bodies_of(system.testbed.raw, wrapped=True))
     patience_s = PATIENCE_S + system.testbed.deadline_ms / 1e3

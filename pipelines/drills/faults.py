@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -51,6 +52,7 @@ ONE_IN = 50  # answers of the store that is slow now and then
 HALF_A_REPLY = 7  # bytes
 DRIP = (1, 0.01)  # a byte each 10 ms
 RESET_EVERY_S = 0.2
+KILL_EVERY_S, LOOK_EVERY_S = 2.0, 0.1
 SPINS_PER_CORE = 2  # processes that take the processors away
 
 
@@ -223,19 +225,50 @@ def ranker_killed(system: System, notes: Notes) -> Iterator[None]:
 @contextlib.contextmanager
 def worker_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill one of the endpoint's processes; it is over when all of them answer again."""
-    _, port = address_of(str(system.server.ready["grpc"]))
-
-    def ready() -> int:
-        # Each process opens gRPC's port for itself when it is ready.
-        return sockets_of(system.server.process.pid, port, psutil.CONN_LISTEN)
-
-    all_of_them = ready()
+    all_of_them = _ready(system)
     processes_of(system.server.process.pid)[1].kill()
-    gone_s = wait_for(lambda: ready() < all_of_them, "a killed process is gone")
+    gone_s = wait_for(lambda: _ready(system) < all_of_them, "a killed process is gone")
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(wait_for, lambda: ready() == all_of_them, "a killed process is back")
+        coming = thread.submit(wait_for, lambda: _ready(system) == all_of_them, "a killed process is back")
         yield
         notes.setdefault("back_s", []).append(gone_s + coming.result())
+
+
+def _ready(system: System) -> int:
+    """Return how many processes of the endpoint are ready: each opens gRPC's port for itself then."""
+    _, port = address_of(str(system.server.ready["grpc"]))
+    return sockets_of(system.server.process.pid, port, psutil.CONN_LISTEN)
+
+
+@contextlib.contextmanager
+def workers_killed(system: System, notes: Notes) -> Iterator[None]:
+    """Kill one of the endpoint's processes again and again, whether it is ready or starts.
+
+    It is over when all of them answer again. `empty_s` are the times without any process, in turn.
+    """
+    chosen, all_of_them = random.Random(0), _ready(system)
+    kills, looks = itertools.count(), list[tuple[float, int]]()
+
+    def kill() -> None:
+        children = processes_of(system.server.process.pid)[1:]
+        if children:
+            chosen.choice(children).kill()
+            notes["kills"] = next(kills) + 1
+
+    def look() -> None:
+        looks.append((time.monotonic(), _ready(system)))
+
+    with _repeating(look, LOOK_EVERY_S):
+        with _repeating(kill, KILL_EVERY_S):
+            yield
+        wait_for(lambda: _ready(system) == all_of_them, "the killed processes are back")
+    notes["empty_s"] = empty_times(looks)
+
+
+def empty_times(looks: Sequence[tuple[float, int]]) -> list[float]:
+    """Return the seconds of each time without any ready process, of pairs of a time and their number."""
+    runs = itertools.groupby(itertools.pairwise(looks), lambda pair: pair[0][1] == 0)
+    return [sum(end[0] - start[0] for start, end in run) for is_empty, run in runs if is_empty]
 
 
 def note_answers(system: System, notes: Notes) -> None:

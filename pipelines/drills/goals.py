@@ -132,6 +132,11 @@ def most(name: str) -> Read:
     return lambda outcome: max(outcome["notes"].get(name, ()), default=None)
 
 
+def longest(name: str) -> Read:
+    """Return a reader of the longest of the times that a fault noted; 0 if there was none."""
+    return lambda outcome: max(outcome["notes"][name], default=0.0)
+
+
 def count(name: str) -> Read:
     """Return a reader of how often a fault noted a value."""
     return lambda outcome: float(len(outcome["notes"].get(name, ())))

@@ -105,6 +105,8 @@ class Limits:
         self._routes = {} if routes is None else routes
         self._limit = settings.body_limit_bytes
         self._timeout_s = settings.body_timeout_ms / 1e3
+        # On loopback a browser is the one way in from outside: any web page can let it post here.
+        self._refuses_pages = settings.is_local
         self.draining = False  # then each answer closes its connection, so that its client connects elsewhere
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,6 +127,8 @@ class Limits:
 
     async def _post(self, route: Route | None, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if self._refuses_pages and any(name == b"origin" for name, _ in scope["headers"]):
+                raise _Refused(403, "web_page", "web pages may not ask: no Origin header is expected here")
             body = await self._read(scope, receive)
             _refuse_binary(scope, body)
             if route is not None:
@@ -139,8 +143,8 @@ class Limits:
         except _Refused as refused:
             count_rejected(refused.reason)
             # The rest of a body must not be read as the next request; that of a long one is discarded.
-            scope[UNREAD] = refused.status == 413
-            last = refused.status in (408, 413) and not self.draining
+            scope[UNREAD] = refused.status in (403, 413)
+            last = refused.status in (403, 408, 413) and not self.draining
             await refuse(_last(send) if last else send, refused.status, str(refused))
         except NotJson as error:
             count_rejected("not_json")

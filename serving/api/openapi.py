@@ -158,6 +158,11 @@ def _operation(
             ),
             "400": _refusal(400, "The body is not JSON", "the body is not JSON"),
             **({"401": _refusal(401, "No valid token", "no valid token")} if settings.caller_tokens else {}),
+            **(
+                {"403": _refusal(403, "A web page asks", "web pages may not ask")}
+                if settings.is_local
+                else {}
+            ),
             "408": _refusal(408, "The request took too long", f"the body did not arrive within {wait_s:g} s"),
             "413": _refusal(413, "The body is too long", f"the body is longer than {body_bytes} bytes"),
             "422": _refusal(422, "The body or a header is not as described here", "k must be 0 or more"),

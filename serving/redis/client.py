@@ -37,7 +37,7 @@ from redis.exceptions import RedisClusterException, ResponseError
 from redis.retry import Retry
 
 from serving.redis.address import RedisAddress
-from serving.redis.parser import BoundedParser
+from serving.redis.parser import BoundedParser, BoundedReplies
 
 CONNECT_S = 0.5  # for a call that opens its connection first
 MAX_CONNECTIONS = 16  # to one server; further calls wait for one
@@ -432,8 +432,22 @@ def _code(error: Exception) -> str:
 # --------------------------------------------------------------------------------------- the plain client
 
 
+class _BoundedCluster(redis.RedisCluster):
+    def on_connect(self, connection: Any) -> None:
+        """Log in to a node."""
+        connection.set_parser(BoundedReplies)
+        super().on_connect(connection)
+
+
+def _log_in(connection: Any) -> None:
+    connection.set_parser(BoundedReplies)
+    connection.on_connect()
+
+
 def open_client(address: RedisAddress, timeout_s: float) -> redis.Redis | redis.RedisCluster:
     """Return a client with a timeout for each wait and without retries, for work outside requests.
+
+    Replies are bounded as those of `RedisClient`.
 
     Raises:
         redis.RedisClusterException: no node of the cluster answers; others connect when they are first used.
@@ -443,7 +457,8 @@ def open_client(address: RedisAddress, timeout_s: float) -> redis.Redis | redis.
     once: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
     if address.kind == "cluster":
         nodes = [redis.cluster.ClusterNode(host, port) for host, port in address.nodes]
-        return redis.RedisCluster(startup_nodes=nodes, **once, **options)
+        return _BoundedCluster(startup_nodes=nodes, **once, **options)
+    once["redis_connect_func"] = _log_in
     options |= {"db": address.db} | once
     if address.kind == "sentinel":
         entry = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl"))}

@@ -1,11 +1,12 @@
-"""Bytes of a Redis server -> replies: the parser of redis-py, with limits on the size of a reply."""
+"""Bytes of a Redis server -> replies: the two parsers of redis-py, with limits on the size of a reply."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from redis._parsers import _AsyncRESP2Parser
+from redis._parsers import _AsyncRESP2Parser, _RESP2Parser
+from redis._parsers.socket import SocketBuffer
 from redis.exceptions import ConnectionError, InvalidResponse
 
 MAX_ITEMS = 1 << 16  # of an array; a page of facts has 4,000
@@ -39,16 +40,13 @@ class BoundedParser(_AsyncRESP2Parser):
     async def _readline(self) -> bytes:
         while (end := self._buffer.find(b"\r\n", self._pos)) < 0:
             if len(self._buffer) - self._pos > MAX_LINE:
-                raise InvalidResponse("a line of the reply is too long")
+                raise _too_long()
             if not (data := await self._stream.read(self._read_size)):
                 raise ConnectionError(_CLOSED)
             self._append(data)
         line: bytes = self._buffer[self._pos : end]
         self._pos = end + 2
-        if line[:1] in (b"*", b"$") and not -1 <= int(line[1:]) <= (
-            MAX_ITEMS if line[:1] == b"*" else MAX_BYTES
-        ):
-            raise InvalidResponse("the reply announces too much")
+        _check_announced(line)
         self._lines += 1
         if not self._lines % LINES_AT_ONCE:
             await asyncio.sleep(0)
@@ -70,3 +68,34 @@ class BoundedParser(_AsyncRESP2Parser):
 
     def _clear(self) -> None:
         self._buffer, self._pos = b"", 0
+
+
+class BoundedReplies(_RESP2Parser):
+    """The same for the plain client, whose calls block: hiredis would reserve what a reply announces."""
+
+    def on_connect(self, connection: Any) -> None:
+        """Read from a new connection."""
+        super().on_connect(connection)
+        self._buffer = _BoundedLines(self._sock, self.socket_read_size, connection.socket_timeout)
+
+
+class _BoundedLines(SocketBuffer):
+    def readline(self) -> bytes:
+        line: bytes = self._buffer.readline()
+        while not line.endswith(b"\r\n"):
+            if len(line) > MAX_LINE:
+                raise _too_long()
+            self._read_from_socket()
+            line += self._buffer.readline()
+        _check_announced(line[:-2])
+        return line[:-2]
+
+
+def _too_long() -> InvalidResponse:
+    return InvalidResponse("a line of the reply is too long")
+
+
+def _check_announced(line: bytes) -> None:
+    kind = line[:1]
+    if kind in (b"*", b"$") and not -1 <= int(line[1:]) <= (MAX_ITEMS if kind == b"*" else MAX_BYTES):
+        raise InvalidResponse("the reply announces too much")

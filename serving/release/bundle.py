@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from feature_repo.atomic_files import write_file
+from feature_repo.atomic_files import read_regular, write_file
 from feature_repo.ids import is_id, is_path
 from feature_repo.schema import (
     BASKET_LENGTH,
@@ -49,6 +49,7 @@ from serving.stages.reranking import NO_RARITY, exposure_weights, item_rarity
 from serving.stages.retrieval import Quotas
 
 INDEX_REPORT = "index.json"
+MAX_MANIFEST_BYTES = 16 << 20  # one takes 6 KB
 SIGNATURE_FILES = SIGNATURE_FILE, PROVENANCE_FILE = "bundle.sig", "provenance.sig"
 NEW_VECTORS, REMOVED_ITEMS = "new_items.npy", "removed_items.npy"
 REQUIRED = (
@@ -181,7 +182,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} has no manifest.json: it is no bundle, or a half-written one; build it again"
         )
     try:
-        manifest: dict[str, Any] = json.loads(file.read_bytes())
+        manifest: dict[str, Any] = json.loads(read_regular(file, MAX_MANIFEST_BYTES))
         body = {
             name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")
         }

@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from feature_repo.atomic_files import read_regular
 from serving.errors import BundleInvalid
 from serving.schemas import Request, parse_request
 from serving.stores.online_features import MemoryStore, UserRow
 
 FILE = "golden.jsonl"
+MAX_BYTES = 64 << 20  # a bundle's take 130 KB
 TOLERANCE = 1e-4  # of a probability: other processors round differently
 Scores = list[tuple[str, float]]  # item id and score, best first
 
@@ -55,7 +57,7 @@ def read_golden(bundle: Path) -> list[GoldenRequest]:
     """
     file = bundle / FILE
     try:
-        records = [GoldenRequest(**json.loads(line)) for line in file.read_text().splitlines()]
+        records = [GoldenRequest(**json.loads(line)) for line in read_regular(file, MAX_BYTES).splitlines()]
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise BundleInvalid(
             f"the golden requests of {bundle} can't be read "

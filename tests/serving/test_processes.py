@@ -5,10 +5,12 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +20,26 @@ import grpc
 import httpx
 import pytest
 
-from serving.prediction_log import read_log
-from serving.processes import LONGEST_PAUSE_S, METRICS, Processes, hold, memory_mb, metrics_folder, pause_s
+from serving.prediction_log import _whole_batches, read_log
+from serving.processes import (
+    LONGEST_PAUSE_S,
+    LONGEST_READY_PAUSE_S,
+    METRICS,
+    Processes,
+    hold,
+    memory_mb,
+    metrics_folder,
+    pause_s,
+)
 from serving.settings import Settings
 from tests.chaos.callers import V1, calling
 from tests.chaos.procs import eventually
 
 
 def test_the_first_restart_is_immediate_and_later_ones_back_off() -> None:
-    assert [pause_s(deaths) for deaths in (0, 1, 2, 3, 4)] == [0, 0, 0.5, 1, 2]
-    assert pause_s(1_000) == LONGEST_PAUSE_S
+    assert [pause_s(deaths, was_ready=False) for deaths in (0, 1, 2, 3, 4)] == [0, 0, 0.5, 1, 2]
+    assert pause_s(1_000, was_ready=False) == LONGEST_PAUSE_S
+    assert pause_s(1_000, was_ready=True) == LONGEST_READY_PAUSE_S
 
 
 def bound(port: int = 0, **options: int) -> socket.socket:
@@ -129,19 +141,28 @@ def test_a_child_that_could_not_start_is_retried(
     assert "could not be started, which is tried again: [Errno 11]" in caplog.text
 
 
-def small_endpoint(tmp_path: Path, child: str, on_start: Callable[[int, list[int]], None]) -> list[int]:
-    """Run two children of a small program; return the ids of all that were started.
+def small_endpoint(
+    tmp_path: Path, child: str, on_start: Callable[[int, list[int]], None], processes: int = 2
+) -> tuple[list[int], list[float]]:
+    """Run children of a small program; return the ids of all that were started, and the pauses between.
+
+    The pauses are not made.
 
     Args:
         tmp_path: the home.
         child: the program; `say` in it reports to the parent that it is ready.
         on_start: called after each start with its number and all ids so far.
+        processes: how many at once.
     """
     ready = json.dumps({"event": "ready"}).encode() + b"\n"
     program = f"import os, signal, sys; say = lambda: os.write(int(sys.argv[1]), {ready!r}); {child}"
     pids: list[int] = []
+    pauses: list[float] = []
 
     class Children(Processes):
+        async def _pause(self, seconds: float) -> None:
+            pauses.append(seconds)
+
         def _command(self, *files: int) -> list[str]:
             return [sys.executable, "-c", program, str(files[0]), str(len(pids))]
 
@@ -158,17 +179,14 @@ def small_endpoint(tmp_path: Path, child: str, on_start: Callable[[int, list[int
                 on_start(len(pids), pids)
             return await living
 
-    settings = Settings(home=tmp_path, processes=2, drain_s=0.0, grace_s=0.0)
+    settings = Settings(home=tmp_path, processes=processes, drain_s=0.0, grace_s=0.0)
     with bound() as http, bound(SO_REUSEADDR=1) as grpc_socket:
         Children(settings, http, grpc_socket, tmp_path, None).run()
-    return pids
+    return pids, pauses
 
 
 @pytest.mark.slow
-def test_children_that_die_while_they_start_do_not_end_an_endpoint_that_was_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serving.processes.FIRST_PAUSE_S", 0.01)
+def test_children_that_die_while_they_start_do_not_end_an_endpoint_that_was_ready(tmp_path: Path) -> None:
     # Two start well and die, six die at once, the last two live.
     child = (
         "number = int(sys.argv[2]); number in (0, 1) and say(); "
@@ -179,7 +197,25 @@ def test_children_that_die_while_they_start_do_not_end_an_endpoint_that_was_read
         if started == 10:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    assert len(small_endpoint(tmp_path, child, end_after_ten)) == 10
+    pids, pauses = small_endpoint(tmp_path, child, end_after_ten)
+    assert len(pids) == 10
+    assert max(pauses) == LONGEST_READY_PAUSE_S
+
+
+@pytest.mark.slow
+def test_a_child_that_was_ready_is_started_again_without_a_pause(tmp_path: Path) -> None:
+    # Eight are ready and killed, three die while they start, then one is ready and killed, and one lives.
+    child = (
+        "number = int(sys.argv[2]); number in (8, 9, 10) or say(); "
+        "number < 12 and os.kill(os.getpid(), signal.SIGKILL); signal.pause()"
+    )
+
+    def end_after_thirteen(started: int, pids: list[int]) -> None:
+        if started == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    _, pauses = small_endpoint(tmp_path, child, end_after_thirteen, processes=1)
+    assert pauses == [*[0.0] * 8, 0.5, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.slow
@@ -190,7 +226,7 @@ def test_a_stopped_child_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFi
         if started == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    pids = small_endpoint(tmp_path, "say(); signal.pause()", stop_the_first)
+    pids, _ = small_endpoint(tmp_path, "say(); signal.pause()", stop_the_first)
     assert len(pids) == 3
     assert f"process {pids[0]} is stopped" in caplog.text
 
@@ -285,6 +321,56 @@ def test_two_processes_share_requests_and_counts_and_end_without_a_failure(
     log = read_log(settings.prediction_log_dir)
     assert set(log["request_id"].to_pylist()) >= {answer["request_id"] for answer in seen.answers}
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def records(client: httpx.Client) -> dict[str, float]:
+    """Return the counts of the prediction log's records, and how many were lost."""
+    lines = client.get("/metrics").text.splitlines()
+    found = re.findall(r'^reco_log_records_total{outcome="(.+)"} (.+)$', "\n".join(lines), re.MULTILINE)
+    counts = {outcome: float(count) for outcome, count in found}
+    [counts["open"]] = [float(line.split()[1]) for line in lines if line.startswith("reco_log_records_open ")]
+    accounted = sum(counts.get(outcome, 0.0) for outcome in ("written", "dropped", "recovered", "open"))
+    return counts | {"lost": counts["taken"] - accounted}
+
+
+@pytest.mark.slow
+def test_the_records_that_a_killed_process_loses_are_counted(
+    toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
+) -> None:
+    running = start_endpoint(toy_bundle, replace(settings, log_segment_s=3_600.0))
+
+    def kill_one() -> None:
+        [first, *_] = before = children(running.process.pid)
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: len(children(running.process.pid) - {first}) == 2, 60)
+        assert before - children(running.process.pid) == {first}
+
+    with httpx.Client(base_url=running.http, timeout=60) as client:
+        with calling(running.http, 4) as seen:
+            eventually(lambda: len(seen.answers) > 60, 60)
+        eventually(lambda: records(client)["open"] == len(seen.answers), 60)  # a second later, at most
+        kill_one()
+        eventually(lambda: records(client)["lost"] == 0, 60)
+        assert records(client)["recovered"] > 0
+    with calling(running.http, 4) as again:
+        eventually(lambda: len(again.answers) > 60, 60)
+        kill_one()
+    with httpx.Client(base_url=running.http, timeout=60) as client:
+        log = settings.prediction_log_dir
+        eventually(lambda: records(client)["lost"] == records(client)["taken"] - on_disk(log), 60)
+        counts = records(client)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(60) == 0
+    logged = Counter(read_log(log)["request_id"].to_pylist())
+    assert counts["lost"] == counts["taken"] - logged.total()
+    missing = Counter(answer["request_id"] for answer in (*seen.answers, *again.answers)) - logged
+    assert missing.total() <= counts["lost"]
+
+
+def on_disk(log: Path) -> int:
+    """Return the number of records in a prediction log, those of open segments included."""
+    open_ones = [batch for file in log.glob(".*.tmp") for batch in _whole_batches(file.read_bytes())]
+    return len(read_log(log)) + sum(len(batch) for batch in open_ones)
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ from feature_repo.schema import DENSE_NAMES
 from serving.prediction_log import feature_names, feature_rows, read_log
 from serving.release.bundle import read_manifest
 from serving.release.champion import Champion, write_champion
-from serving.server import end_with
-from serving.settings import Settings
+from serving.server import end_with, serve
+from serving.settings import SettingInvalid, Settings
 from tests.chaos.listening import listening
 from tests.chaos.procs import eventually
 
@@ -307,6 +307,21 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     code, said = refused_start(toy_bundle, replace(settings, http_port=9_123, grpc_port=9_123))
     assert code == 2
     assert "RECO_HTTP_PORT and RECO_GRPC_PORT are both 9123" in said
+
+
+def test_an_endpoint_that_others_reach_and_any_may_ask_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(settings: Settings) -> Any:
+        raise SettingInvalid("enough")
+
+    tokens = "0123456789abcdef"
+    for host, known in (("127.0.0.1", ""), ("0.0.0.0", tokens), ("0.0.0.0", "")):
+        assert "may ask about any shopper" not in caplog.text
+        settings = Settings(home=tmp_path, host=host, http_port=0, grpc_port=0, caller_tokens=known)
+        with pytest.raises(SettingInvalid, match="enough"):
+            serve(tmp_path, settings, wire=stop)
+    assert "any caller of 0.0.0.0 may ask about any shopper: set RECO_CALLER_TOKENS" in caplog.text
 
 
 @pytest.mark.parametrize("said", [b"", b"a line that nobody reads"])

@@ -245,3 +245,18 @@ def test_each_setting_is_listed_with_its_default_and_description() -> None:
     assert list(rows) == [variable(field.name) for field in fields(Settings)]
     assert (rows["RECO_HTTP_PORT"].key, rows["RECO_HTTP_PORT"].default) == ("http_port", 8080)
     assert all(row.description for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("shop", False),
+    ],
+)
+def test_loopback_addresses_are_local(host: str, is_local: bool) -> None:
+    assert Settings(host=host).is_local is is_local

@@ -9,6 +9,7 @@ WANTED = {
     *("store-killed", "store-frozen", "store-slow", "half-answers", "ranker-killed", "worker-killed"),
     *("corrupt-bundle", "stale-features", "cold-herd", "overload", "poisoned-row", "slow-clients"),
     *("bundle-swap", "disk-full", "clock-jump", "service-gone", "greedy-shopper", "processors-taken"),
+    "workers-killed",
 }
 
 

@@ -167,3 +167,8 @@ def test_a_page_that_is_missing_late_or_wrong_misses_its_goal() -> None:
 def test_the_answers_of_one_shopper_are_a_share_of_its_requests() -> None:
     assert goals.computed_for_one(outcome(notes={"whole": 30, "asked": 120})) == pytest.approx(25.0)
     assert goals.computed_for_one(outcome(notes={"whole": 0, "asked": 0})) is None
+
+
+def test_the_longest_of_no_times_is_zero() -> None:
+    assert goals.longest("empty_s")(outcome(notes={"empty_s": []})) == 0.0
+    assert goals.longest("empty_s")(outcome(notes={"empty_s": [1.5, 2.5]})) == 2.5

@@ -60,6 +60,7 @@ COUNTS = {  # all other figures are times, or shares of what this machine can
     "calls of the ranker that failed",
     "of the herd without an answer",
     "of the herd for many without an answer",
+    "processes that were killed",
 }
 
 

@@ -159,7 +159,12 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 def send(
-    chunks: Iterable[bytes], *, headers: dict[str, str] | None = None, method: str = "POST", ends: bool = True
+    chunks: Iterable[bytes],
+    *,
+    headers: dict[str, str] | None = None,
+    method: str = "POST",
+    ends: bool = True,
+    settings: Settings = SETTINGS,
 ) -> tuple[int, dict[str, Any]]:
     """Send the chunks; `ends=False` leaves the body open for ever. Status 0 means no answer was given."""
     waiting = list(chunks)
@@ -177,7 +182,7 @@ def send(
 
     raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
     scope = {"type": "http", "method": method, "path": "/", "headers": raw}
-    asyncio.run(Limits(echo, SETTINGS)(scope, receive, take))
+    asyncio.run(Limits(echo, settings)(scope, receive, take))
     if not sent:
         return 0, {}
     return sent[0]["status"], orjson.loads(sent[1]["body"])
@@ -223,6 +228,13 @@ def test_a_long_body_is_refused(announced: bool) -> None:
     status, answer = send(chunks, headers={"content-length": "1200"} if announced else {}, ends=False)
     assert status == 413
     assert answer == problem(413, "the body is longer than 1024 bytes")
+
+
+def test_a_web_page_is_refused_on_loopback_only() -> None:
+    page = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
+    assert send([b"{}"], headers=page)[0] == 403
+    assert send([b"{}"], headers=page, settings=replace(SETTINGS, host="0.0.0.0"))[0] == 200
+    assert send([b"{}"], headers={"Content-Type": "text/plain"})[0] == 200
 
 
 def test_an_endless_body_is_refused() -> None:

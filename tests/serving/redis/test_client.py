@@ -404,6 +404,23 @@ def test_a_default_client_has_a_timeout_and_no_retries() -> None:
     assert options["retry"].get_retries() == 0
 
 
+@pytest.mark.parametrize(
+    "reply", [b"*2000000000\r\n", b"$2000000000\r\n", b"*1\r\n*70000\r\n", b"x" * 100_000]
+)
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+def test_a_default_client_refuses_what_a_reply_announces(scheme: str, reply: bytes) -> None:
+    def serve(server: socket.socket) -> None:
+        while server.recv(4_096):
+            server.sendall(reply)
+
+    errors = (redis.InvalidResponse, redis.RedisClusterException)
+    with (
+        listening(serve) as (host, port),
+        pytest.raises(errors, match=r"announces too much|line of the reply"),
+    ):
+        open_client(parse_redis_url(f"{scheme}://{host}:{port}"), 60).ping()
+
+
 def test_tls_and_its_files() -> None:
     options = client_options(
         parse_redis_url("rediss://cache?ssl_ca_certs=/ca.pem&ssl_check_hostname=false"), 1

@@ -1,6 +1,7 @@
 """A bundle matches its manifest, or it is refused with the reason."""
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -92,6 +93,12 @@ def test_a_manifest_with_paths_outside_the_bundle_is_refused(bundle: Path, tmp_p
     body = {name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")}
     (bundle / "manifest.json").write_text(json.dumps({**body, "bundle_id": _bundle_id(body)}))
     with pytest.raises(BundleInvalid, match="outside"):
+        load_bundle(bundle)
+
+
+def test_a_manifest_too_long_is_refused_unread(bundle: Path) -> None:
+    os.truncate(bundle / "manifest.json", 400 << 20)  # takes no space
+    with pytest.raises(BundleInvalid, match="expected a regular file of at most"):
         load_bundle(bundle)
 
 
