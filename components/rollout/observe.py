@@ -47,7 +47,7 @@ class Observer:
         """Take the cluster, a connection to pods and gateway, and the bearer token of a caller."""
         self._cluster, self._http, self._gateway, self._token = cluster, http, gateway, token
         self._pace, self._now = pace, now
-        self._state: tuple[str, int] = ("", 0)
+        self._state: tuple[str, str, int] = ("", "", 0)  # of which release
         self._first: dict[str, SlotCounts] = {}  # by pod
         self._last: dict[str, SlotCounts] = {}
         self._slot: dict[str, str] = {}  # pod -> slot
@@ -78,8 +78,8 @@ class Observer:
     def comparison(self, record: Release, enough: int, logs: Path | None) -> Observed:
         """Compare the slots since the state's first look."""
         now, missing, fault = self._now(), "", ""
-        if self._state != (record.state, record.weight):
-            self._state, self._seen_at = (record.state, record.weight), now
+        if self._state != (state := (record.id, record.state, record.weight)):
+            self._state, self._seen_at = state, now
             self._first, self._last, self._slot, self._died = {}, {}, {}, {}
         first_look = not self._slot
         for slot in (record.stable, record.canary):

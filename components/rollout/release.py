@@ -89,7 +89,7 @@ class Rollout:
         self._cluster, self._observer, self._catalogue, self._pace = cluster, observer, catalogue, pace
         self._holder, self._now, self._sleep, self._say, self._logs = holder, now, sleep, say, logs
         self._written: str | None = None  # the record as this deployer last read or wrote it
-        self._bundle: Path | None = None
+        self._bundle = ("", Path())  # id of the release that it was fetched for, and its folder
 
     # -------------------------------------------------------------------------------------- commands
 
@@ -295,9 +295,9 @@ class Rollout:
 
     def _look(self, record: Release) -> Observed:
         if record.state in ("stage", "restage"):
-            if self._bundle is None:
-                self._bundle = self._catalogue.bundle(record)
-            return self._observer.slot(record, self._bundle, golden=record.state == "stage")
+            if self._bundle[0] != record.id:
+                self._bundle = (record.id, self._catalogue.bundle(record))
+            return self._observer.slot(record, self._bundle[1], golden=record.state == "stage")
         if is_compared(record):
             return self._observer.comparison(record, enough_answers(record, self._pace), self._logs)
         return Observed(done=True)

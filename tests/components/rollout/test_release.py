@@ -119,6 +119,16 @@ def test_without_a_stable_slot_there_is_nothing_to_compare(cluster: ToyCluster) 
     assert (record.state, [state for state, _ in states]) == ("done", ["hold"])
 
 
+def test_one_deployer_judges_its_second_version_by_that_versions_own_data(cluster: ToyCluster) -> None:
+    deployer = cluster.rollout()
+    cluster.errors = 0.3
+    with pytest.raises(Aborted, match="shadow: errors"):
+        deployer.start("2", place)
+    cluster.errors = 0.0
+    assert deployer.start("3", place).state == "done"
+    assert cluster.catalogue.fetched == ["2", "3"]
+
+
 # ------------------------------------------------------------------------------------------ crashes
 
 

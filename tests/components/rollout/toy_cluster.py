@@ -43,6 +43,7 @@ class ToyCatalogue:
         self.champions, self.published, self._bundle, self._wrote = ["1"], set[str](), bundle, wrote
         self.away_at: set[str] = set()
         self.refused: list[str] = []
+        self.fetched: list[str] = []
 
     def find(self, version: str) -> tuple[str, str]:
         return version, f"b{version}"
@@ -51,6 +52,7 @@ class ToyCatalogue:
         return self.find(self.champions[-2])
 
     def bundle(self, record: Release) -> Path:
+        self.fetched.append(record.version)
         return self._bundle
 
     def check(self, record: Release) -> None:
