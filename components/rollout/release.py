@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from components.home import Conflict
+from components.release.registry import RegistryRefused
 from components.rollout.catalogue import Versions
 from components.rollout.cluster import Cluster, ClusterUnreachable, Document, Stale
 from components.rollout.comparison import GO, GateVerdict
@@ -113,16 +114,24 @@ class Rollout:
         number, bundle_id = self._catalogue.find(version)
         return self._run(self._claim(RELEASE, number, bundle_id, place(bundle_id)))
 
-    def resume(self) -> Release:
+    def resume(self, version: str = "") -> Release:
         """Go on with a release whose deployer is gone.
+
+        Args:
+            version: the number or alias that must be the unfinished one; empty: any.
 
         Raises:
             NoRelease: none is unfinished.
-            Conflict: its deployer lives.
+            Conflict: its deployer lives, or it releases another version.
         """
         record = self._read()
         if record is None or not record.active:
             raise NoRelease("no release is unfinished: `reco release VERSION` starts one")
+        if version and not self._is_of(record, version):
+            raise Conflict(
+                f"version {record.version} is unfinished ({name_of(record)}), not {version}: `reco release "
+                "--resume` ends that one first, and so does the guard; nothing was changed"
+            )
         silent = self._now() - record.beat
         if record.holder != self._holder and silent < TAKEOVER_S:
             raise Conflict(
@@ -154,7 +163,10 @@ class Rollout:
             self._say(f"weights back to {record.stable}")
             return self._run(self._save(abort(record, "rolled back by hand", self._now())), asked=True)
         if record is not None and record.active:
+            was_abort = record.state == "abort"
             record = self._run(record, asked=True)
+            if was_abort:
+                return record
         number, bundle_id = self._catalogue.previous()
         return self._run(self._claim(ROLLBACK, number, bundle_id, place(bundle_id)))
 
@@ -177,6 +189,15 @@ class Rollout:
             record = advance(record, ideal, record.since + self._pace.hold_s, self._pace)
 
     # ---------------------------------------------------------------------------------------- inside
+
+    def _is_of(self, record: Release, version: str) -> bool:
+        """Say whether a number or an alias names the version of a record."""
+        if version == record.version:
+            return True
+        try:
+            return self._catalogue.find(version)[0] == record.version
+        except RegistryRefused:  # the seal, or the abort, has taken the alias from it
+            return record.state not in UNDONE and not version.isdecimal()
 
     def _first(self, kind: str, version: str, bundle_id: str, source: str) -> tuple[Release, Document]:
         route = self._cluster.get("HTTPRoute", ROUTE)

@@ -217,6 +217,26 @@ def die_at(cluster: ToyCluster, weight: int) -> None:
         cluster.release()
 
 
+def test_a_job_goes_on_with_its_own_version_alone(cluster: ToyCluster) -> None:
+    die_at(cluster, 25)
+    cluster.now += 61.0
+    cluster.catalogue.challenger = "3"
+    for version in ("3", "challenger"):
+        with pytest.raises(Conflict, match=f"version 2 is unfinished .step 25 %., not {version}"):
+            cluster.rollout("job-3").resume(version)
+    assert weights(cluster.route())["green"] == 25
+    cluster.catalogue.challenger = "2"
+    assert cluster.rollout("job-2").resume("challenger").state == "done"
+
+
+def test_after_the_seal_the_lost_alias_still_means_the_sealed_version(cluster: ToyCluster) -> None:
+    die_at(cluster, 100)
+    cluster.now += 61.0
+    with pytest.raises(Conflict, match="not 3"):
+        cluster.rollout("job-3").resume("3")
+    assert cluster.rollout("job-2").resume("challenger").state == "done"
+
+
 def test_the_guard_aborts_an_orphan_and_leaves_a_live_release_alone(cluster: ToyCluster) -> None:
     die_at(cluster, 25)
     assert cluster.rollout("guard").guard().weight == 25  # type: ignore[union-attr]
@@ -272,6 +292,24 @@ def test_a_rollback_in_the_hold_is_one_patch_of_weights_before_anything_else(clu
     finish(cluster)
     assert cluster.catalogue.champions == ["1"]
     assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+
+
+def test_a_rollback_during_an_abort_ends_the_abort_and_nothing_else(cluster: ToyCluster) -> None:
+    cluster.release()  # 2 is champion
+
+    def die_in_the_abort() -> None:
+        if weights(cluster.route())["blue"] == 5:
+            cluster.stops, cluster.kill_after = lambda: None, cluster.writes + 1
+            cluster.rollout("a person").rollback(place)
+
+    cluster.stops = die_in_the_abort
+    with pytest.raises(Killed):
+        cluster.release("3")
+    assert cluster.state()["record"]["state"] == "abort"
+    ended = cluster.rollout().rollback(place)
+    assert (ended.version, ended.state) == ("3", "aborted")
+    assert cluster.catalogue.champions == ["1", "2"]
+    assert weights(cluster.route()) == {"blue": 0, "green": 100}
 
 
 def test_a_rollback_after_the_hold_fills_the_parked_slot_first(cluster: ToyCluster) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
+from components.release.registry import RegistryRefused
 from components.rollout.cluster import Cluster
 from components.rollout.manifests import SLOTS, backend, service, source_of, weights
 from components.rollout.observe import Observer
@@ -44,8 +45,13 @@ class ToyCatalogue:
         self.away_at: set[str] = set()
         self.refused: list[str] = []
         self.fetched: list[str] = []
+        self.challenger: str | None = None
 
     def find(self, version: str) -> tuple[str, str]:
+        if version == "challenger":
+            if self.challenger is None:
+                raise RegistryRefused("no version 'challenger'")
+            version = self.challenger
         return version, f"b{version}"
 
     def previous(self) -> tuple[str, str]:
