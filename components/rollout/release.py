@@ -264,10 +264,9 @@ class Rollout:
             try:
                 self._act(record)
                 following = advance(record, self._look(record), self._now(), self._pace)
-            except (Conflict, ClusterUnreachable):
-                raise
             except RecoError as error:
-                if record.state not in UNDONE:
+                is_of_cluster = isinstance(error, (Conflict, ClusterUnreachable))
+                if record.state not in UNDONE or (is_of_cluster and not _asks_registry(record)):
                     raise  # the record stays: it is resumed when the registry is back
                 failure, following = error, abort(record, str(error), self._now())
             is_new = (following.state, following.weight) != (record.state, record.weight)
@@ -298,7 +297,16 @@ class Rollout:
             for slot in SLOTS:
                 self._shape(record, slot)
         if record.state == "abort":
+            self._undo(record)
+
+    def _undo(self, record: Release) -> None:
+        """Take the aliases from a version; an alias champion that may have moved cannot wait."""
+        try:
             self._catalogue.undo(record)
+        except RecoError as error:
+            if record.sealed:
+                raise  # the record stays in `abort`, and the guard does it later
+            self._say(f"version {record.version} keeps its alias challenger: {error}")
 
     def _shape(self, record: Release, slot: str) -> None:
         """Make a slot as the record wants it."""
@@ -322,6 +330,11 @@ class Rollout:
         if is_compared(record):
             return self._observer.comparison(record, enough_answers(record, self._pace), self._logs)
         return Observed(done=True)
+
+
+def _asks_registry(record: Release) -> bool:
+    """Say whether a state asks registry and store of bundles, and not the cluster."""
+    return record.state in ("verify", "publish")
 
 
 def _annotation(route: Document) -> str | None:

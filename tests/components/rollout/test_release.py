@@ -271,12 +271,49 @@ def test_a_registry_away_at_the_seal_leaves_all_traffic_and_is_resumed(cluster: 
 
 
 def test_a_registry_away_at_the_start_changes_nothing(cluster: ToyCluster) -> None:
-    cluster.catalogue.away_at.add("verify")
+    cluster.catalogue.away_at |= {"verify", "undo"}
     with pytest.raises(RegistryAway):
         cluster.release()
     assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
     cluster.catalogue.away_at.clear()
     assert cluster.release().state == "done"
+
+
+@pytest.mark.parametrize("act", ["verify", "publish"])
+def test_a_conflict_of_the_registry_before_any_pod_ends_the_release(cluster: ToyCluster, act: str) -> None:
+    cluster.catalogue.conflict_at = act
+    with pytest.raises(Conflict, match="moved by hand"):
+        cluster.release()
+    assert cluster.state()["record"]["state"] == "aborted"
+    cluster.catalogue.conflict_at = ""
+    assert cluster.release("3").state == "done"
+
+
+def test_a_conflict_at_the_seal_leaves_all_traffic_and_a_rollback_ends_it(cluster: ToyCluster) -> None:
+    cluster.catalogue.conflict_at = "seal"
+    with pytest.raises(Conflict, match="moved by hand"):
+        cluster.release()
+    assert weights(cluster.route())["green"] == 100
+    assert cluster.rollout().rollback(place).state == "aborted"
+    assert weights(cluster.route())["blue"] == 100
+
+
+def test_a_registry_away_in_an_abort_delays_it_only_if_the_alias_may_have_moved(cluster: ToyCluster) -> None:
+    cluster.catalogue.away_at.add("undo")
+    cluster.less = 0.2
+    with pytest.raises(Aborted):
+        cluster.release()
+    cluster.less = 0.0
+    die_at(cluster, 100)
+    with pytest.raises(RegistryAway):
+        cluster.rollout("a person").rollback(place)
+    assert cluster.state()["record"]["state"] == "abort"
+    assert (weights(cluster.route())["blue"], cluster.catalogue.champions) == (100, ["1", "2"])
+    cluster.catalogue.away_at.clear()
+    cluster.now += 301.0
+    with pytest.raises(Aborted, match="rolled back by hand"):
+        cluster.rollout("guard").guard()
+    assert cluster.catalogue.champions == ["1"]
 
 
 # ----------------------------------------------------------------------------------------- rollback
