@@ -141,7 +141,7 @@ class Cluster:
             raise ClusterUnreachable(f"the Kubernetes API answers {answer.status_code}: {message}")
         raise ClusterRefused(
             f"the cluster refuses {method} {path} with {answer.status_code} ({message}): apply infra/kserve, "
-            "and see that this account has the rights of infra/kserve/base/release.yaml"
+            "and see that this account has the rights of infra/kserve/release/rights.yaml"
         )
 
 

@@ -20,6 +20,7 @@ CHECKS: list[tuple[str, str, list[str]]] = [
         ["hadolint", *map(str, sorted((ROOT / "infra/images").glob("*.Dockerfile")))],
     ),
     ("manifests: schemas and rules", "kubectl", [*PYTEST, "tests/infra/test_manifests.py"]),
+    ("release: schemas and rights", "kubectl", [*PYTEST, "tests/infra/test_release_manifests.py"]),
     ("format of Terraform", "terraform", ["terraform", "fmt", "-check", "-recursive", "infra/terraform"]),
     ("Terraform: validate and test", "terraform", [*PYTEST, "tests/infra/test_terraform.py"]),
     (
