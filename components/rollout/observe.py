@@ -183,10 +183,14 @@ def is_compared(record: Release) -> bool:
 def _wrong(record: Release, answer: httpx.Response, expected: Any) -> str:
     if answer.status_code != httpx.codes.OK:
         return f"status {answer.status_code} {answer.text[:120]}"
-    document = answer.json()
-    if document["bundle_id"] != record.bundle_id:
-        return f"answered by bundle {document['bundle_id']}, not {record.bundle_id}"
-    scores = {item["item_id"]: item["score"] for item in document["items"]}
+    try:
+        document = answer.json()
+        bundle_id = document["bundle_id"]
+        scores = {item["item_id"]: float(item["score"]) for item in document["items"]}
+    except (ValueError, KeyError, TypeError) as error:
+        return f"no answer of an endpoint ({type(error).__name__}): {answer.text[:120]}"
+    if bundle_id != record.bundle_id:
+        return f"answered by bundle {bundle_id}, not {record.bundle_id}"
     moved = [item for item, score in expected if item in scores and abs(scores[item] - score) > TOLERANCE]
     if moved:
         return f"the score of item {moved[0]} is {scores[moved[0]]}, not the recorded one"
