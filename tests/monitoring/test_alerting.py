@@ -169,6 +169,14 @@ FAULTS: dict[str, tuple[dict[str, str], str]] = {
         },
         "CheckoutSaturated",
     ),
+    "release": (
+        {'kube_job_failed{condition="true",job_name="release-42-1"}': "1x500"},
+        "ReleaseFailed",
+    ),
+    "guard": (
+        {'kube_job_failed{condition="true",job_name="release-guard-1"}': "1x500"},
+        "ReleaseStuck",
+    ),
     "rejected": ({'reco_rejected_total{job="checkout",reason="caller"}': "0+100x500"}, "RequestsRejected"),
 }
 
