@@ -87,9 +87,8 @@ def release(
     if status:
         show_release(context, *rollout.status())
     elif dry_run:
-        patches = [
-            {"object": name, "patch": patch} for name, patch in rollout.patches(version or CHALLENGER, catalogue.place)
-        ]
+        planned = rollout.patches(version or CHALLENGER, catalogue.place)
+        patches = [{"object": name, "patch": patch} for name, patch in planned]
         text = "\n".join(f"# {one['object']}\n{json.dumps(one['patch'])}" for one in patches)
         context.answer(patches, text)
     elif guard:
