@@ -38,6 +38,7 @@ lint: $(READY) ## the part of check without tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/actionlint
+	$(BIN)/zizmor --offline --quiet .github/workflows
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,idea}.yml
 	$(BIN)/python -m tests.prose.prose

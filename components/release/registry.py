@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 CHALLENGER, CHAMPION = "challenger", "champion"
+REFUSED_TAG = "refused"
 ARTIFACT = "bundle"  # where a bundle lies among its run's artifacts
 HEALTH_TIMEOUT_S = 5.0
 STORES = (
@@ -244,6 +245,11 @@ class Registry:
         """Remove an alias."""
         with _reached(self.tracking_uri):
             self._client.delete_registered_model_alias(self.model_name, alias)
+
+    def refuse(self, version: str, reason: str) -> None:
+        """Note on a version why it was refused."""
+        with _reached(self.tracking_uri):
+            self._client.set_model_version_tag(self.model_name, version, REFUSED_TAG, reason)
 
     def history(self) -> list[Promotion]:
         """Return all promotions and rollbacks, oldest first.

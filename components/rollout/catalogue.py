@@ -131,13 +131,15 @@ class ModelCatalogue:
         self._promote(record, self._examine if measured is None else lambda *_: measured)
 
     def undo(self, record: Release) -> None:
-        """Move the alias back if it names this version; take the alias challenger from it."""
+        """Move the alias back if it names this version; take challenger from it, and tag it as refused."""
         registry = self._registry()
         is_champion = registry.alias(CHAMPION) == record.version
         if record.kind != ROLLBACK and is_champion and len(registry.history()) > 1:
             self._go_back()
         if registry.alias(CHALLENGER) == record.version:
             registry.unpoint(CHALLENGER)
+        if record.kind != ROLLBACK:
+            registry.refuse(record.version, record.reason)
 
     def _promote(self, record: Release, examine: Examine, dry_run: bool = False) -> dict[str, Any]:
         return promote_bundle(

@@ -17,6 +17,7 @@ Document = dict[str, Any]
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod, mounted by Kubernetes
 IN_POD = "pod"
 TIMEOUT_S = 10.0
+READS = 3  # attempts: a release must not end because one connection broke
 KINDS = {  # kind -> API and plural
     "HTTPRoute": ("apis/gateway.networking.k8s.io/v1", "httproutes"),
     "InferenceService": ("apis/serving.kserve.io/v1beta1", "inferenceservices"),
@@ -125,13 +126,16 @@ class Cluster:
         return f"/{api}/namespaces/{self._namespace}/{plural}" + (f"/{name}" if name else "")
 
     def _call(self, method: str, path: str, **options: Any) -> Document:
-        try:
-            answer = self._client.request(method, path, **options)
-        except httpx.TransportError as error:
-            raise ClusterUnreachable(
-                f"the Kubernetes API at {self._client.base_url} does not answer ({error}): the route keeps "
-                "its weights; `reco release --resume` goes on when it is back"
-            ) from error
+        for left in reversed(range(READS if method == "GET" else 1)):
+            try:
+                answer = self._client.request(method, path, **options)
+                break
+            except httpx.TransportError as error:
+                if not left:
+                    raise ClusterUnreachable(
+                        f"the Kubernetes API at {self._client.base_url} does not answer ({error}): the route "
+                        "keeps its weights; `reco release --resume` goes on when it is back"
+                    ) from error
         if answer.is_success:
             return dict(answer.json())
         message = _message(answer)
@@ -141,7 +145,7 @@ class Cluster:
             raise ClusterUnreachable(f"the Kubernetes API answers {answer.status_code}: {message}")
         raise ClusterRefused(
             f"the cluster refuses {method} {path} with {answer.status_code} ({message}): apply infra/kserve, "
-            "and see that this account has the rights of infra/kserve/base/release.yaml"
+            "and see that this account has the rights of infra/kserve/release/rights.yaml"
         )
 
 

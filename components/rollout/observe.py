@@ -47,7 +47,7 @@ class Observer:
         """Take the cluster, a connection to pods and gateway, and the bearer token of a caller."""
         self._cluster, self._http, self._gateway, self._token = cluster, http, gateway, token
         self._pace, self._now = pace, now
-        self._state: tuple[str, int] = ("", 0)
+        self._state: tuple[str, str, int] = ("", "", 0)  # of which release
         self._first: dict[str, SlotCounts] = {}  # by pod
         self._last: dict[str, SlotCounts] = {}
         self._slot: dict[str, str] = {}  # pod -> slot
@@ -78,8 +78,8 @@ class Observer:
     def comparison(self, record: Release, enough: int, logs: Path | None) -> Observed:
         """Compare the slots since the state's first look."""
         now, missing, fault = self._now(), "", ""
-        if self._state != (record.state, record.weight):
-            self._state, self._seen_at = (record.state, record.weight), now
+        if self._state != (state := (record.id, record.state, record.weight)):
+            self._state, self._seen_at = state, now
             self._first, self._last, self._slot, self._died = {}, {}, {}, {}
         first_look = not self._slot
         for slot in (record.stable, record.canary):
@@ -183,10 +183,14 @@ def is_compared(record: Release) -> bool:
 def _wrong(record: Release, answer: httpx.Response, expected: Any) -> str:
     if answer.status_code != httpx.codes.OK:
         return f"status {answer.status_code} {answer.text[:120]}"
-    document = answer.json()
-    if document["bundle_id"] != record.bundle_id:
-        return f"answered by bundle {document['bundle_id']}, not {record.bundle_id}"
-    scores = {item["item_id"]: item["score"] for item in document["items"]}
+    try:
+        document = answer.json()
+        bundle_id = document["bundle_id"]
+        scores = {item["item_id"]: float(item["score"]) for item in document["items"]}
+    except (ValueError, KeyError, TypeError) as error:
+        return f"no answer of an endpoint ({type(error).__name__}): {answer.text[:120]}"
+    if bundle_id != record.bundle_id:
+        return f"answered by bundle {bundle_id}, not {record.bundle_id}"
     moved = [item for item, score in expected if item in scores and abs(scores[item] - score) > TOLERANCE]
     if moved:
         return f"the score of item {moved[0]} is {scores[moved[0]]}, not the recorded one"

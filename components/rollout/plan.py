@@ -63,6 +63,7 @@ class Release:
     reason: str = ""
     overlap: float | None = None  # of the top lists of both slots, in the shadow
     gate: tuple[dict[str, Any], ...] = ()  # the last look of each compared state
+    sealed: bool = False  # the alias champion may have moved to it
 
     @property
     def mirrored(self) -> bool:
@@ -134,7 +135,7 @@ def _next(record: Release, now: float, pace: Pace) -> Release:
 
 
 def _enter(record: Release, state: str, now: float) -> Release:
-    return replace(record, state=state, since=now)
+    return replace(record, state=state, since=now, sealed=record.sealed or state == "seal")
 
 
 def abort(record: Release, reason: str, now: float) -> Release:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from components.home import Conflict
+from components.release.registry import RegistryRefused
 from components.rollout.catalogue import Versions
 from components.rollout.cluster import Cluster, ClusterUnreachable, Document, Stale
 from components.rollout.comparison import GO, GateVerdict
@@ -89,7 +90,7 @@ class Rollout:
         self._cluster, self._observer, self._catalogue, self._pace = cluster, observer, catalogue, pace
         self._holder, self._now, self._sleep, self._say, self._logs = holder, now, sleep, say, logs
         self._written: str | None = None  # the record as this deployer last read or wrote it
-        self._bundle: Path | None = None
+        self._bundle = ("", Path())  # id of the release that it was fetched for, and its folder
 
     # -------------------------------------------------------------------------------------- commands
 
@@ -113,16 +114,24 @@ class Rollout:
         number, bundle_id = self._catalogue.find(version)
         return self._run(self._claim(RELEASE, number, bundle_id, place(bundle_id)))
 
-    def resume(self) -> Release:
+    def resume(self, version: str = "") -> Release:
         """Go on with a release whose deployer is gone.
+
+        Args:
+            version: the number or alias that must be the unfinished one; empty: any.
 
         Raises:
             NoRelease: none is unfinished.
-            Conflict: its deployer lives.
+            Conflict: its deployer lives, or it releases another version.
         """
         record = self._read()
         if record is None or not record.active:
             raise NoRelease("no release is unfinished: `reco release VERSION` starts one")
+        if version and not self._is_of(record, version):
+            raise Conflict(
+                f"version {record.version} is unfinished ({name_of(record)}), not {version}: `reco release "
+                "--resume` ends that one first, and so does the guard; nothing was changed"
+            )
         silent = self._now() - record.beat
         if record.holder != self._holder and silent < TAKEOVER_S:
             raise Conflict(
@@ -154,7 +163,10 @@ class Rollout:
             self._say(f"weights back to {record.stable}")
             return self._run(self._save(abort(record, "rolled back by hand", self._now())), asked=True)
         if record is not None and record.active:
+            was_abort = record.state == "abort"
             record = self._run(record, asked=True)
+            if was_abort:
+                return record
         number, bundle_id = self._catalogue.previous()
         return self._run(self._claim(ROLLBACK, number, bundle_id, place(bundle_id)))
 
@@ -177,6 +189,15 @@ class Rollout:
             record = advance(record, ideal, record.since + self._pace.hold_s, self._pace)
 
     # ---------------------------------------------------------------------------------------- inside
+
+    def _is_of(self, record: Release, version: str) -> bool:
+        """Say whether a number or an alias names the version of a record."""
+        if version == record.version:
+            return True
+        try:
+            return self._catalogue.find(version)[0] == record.version
+        except RegistryRefused:  # the seal, or the abort, has taken the alias from it
+            return record.state not in UNDONE and not version.isdecimal()
 
     def _first(self, kind: str, version: str, bundle_id: str, source: str) -> tuple[Release, Document]:
         route = self._cluster.get("HTTPRoute", ROUTE)
@@ -243,10 +264,9 @@ class Rollout:
             try:
                 self._act(record)
                 following = advance(record, self._look(record), self._now(), self._pace)
-            except (Conflict, ClusterUnreachable):
-                raise
             except RecoError as error:
-                if record.state not in UNDONE:
+                is_of_cluster = isinstance(error, (Conflict, ClusterUnreachable))
+                if record.state not in UNDONE or (is_of_cluster and not _asks_registry(record)):
                     raise  # the record stays: it is resumed when the registry is back
                 failure, following = error, abort(record, str(error), self._now())
             is_new = (following.state, following.weight) != (record.state, record.weight)
@@ -277,7 +297,16 @@ class Rollout:
             for slot in SLOTS:
                 self._shape(record, slot)
         if record.state == "abort":
+            self._undo(record)
+
+    def _undo(self, record: Release) -> None:
+        """Take the aliases from a version; an alias champion that may have moved cannot wait."""
+        try:
             self._catalogue.undo(record)
+        except RecoError as error:
+            if record.sealed:
+                raise  # the record stays in `abort`, and the guard does it later
+            self._say(f"version {record.version} keeps its alias challenger: {error}")
 
     def _shape(self, record: Release, slot: str) -> None:
         """Make a slot as the record wants it."""
@@ -295,12 +324,17 @@ class Rollout:
 
     def _look(self, record: Release) -> Observed:
         if record.state in ("stage", "restage"):
-            if self._bundle is None:
-                self._bundle = self._catalogue.bundle(record)
-            return self._observer.slot(record, self._bundle, golden=record.state == "stage")
+            if self._bundle[0] != record.id:
+                self._bundle = (record.id, self._catalogue.bundle(record))
+            return self._observer.slot(record, self._bundle[1], golden=record.state == "stage")
         if is_compared(record):
             return self._observer.comparison(record, enough_answers(record, self._pace), self._logs)
         return Observed(done=True)
+
+
+def _asks_registry(record: Release) -> bool:
+    """Say whether a state asks registry and store of bundles, and not the cluster."""
+    return record.state in ("verify", "publish")
 
 
 def _annotation(route: Document) -> str | None:

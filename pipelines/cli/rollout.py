@@ -26,7 +26,7 @@ WATCH_S = 30.0
 
 
 @click.command()
-@click.argument("version", default="challenger", metavar="[VERSION]")
+@click.argument("version", default="", metavar="[VERSION]")
 @click.option(
     "--cluster", default="", metavar="URL", help="Kubernetes API.  [default: of `reco up`, or the pod]"
 )
@@ -46,7 +46,7 @@ WATCH_S = 30.0
 @common_options
 def release(
     context: Context,
-    version: str,
+    version: str,  # empty: the challenger, or with --resume the unfinished one
     cluster: str,
     gateway: str,
     namespace: str,
@@ -65,9 +65,10 @@ def release(
 ) -> None:
     """Give a version the traffic in steps, or take it back.
 
-    The gate, then shadow traffic, then 1, 5, 25, 50 and 100 %. A worse canary is aborted: exit code 1.
-    Another release runs: 4.
+    Without VERSION, the challenger. The gate, then shadow traffic, then 1, 5, 25, 50 and 100 %. A worse
+    canary is aborted: exit code 1. Another release runs, or --resume finds another version: 4.
     """
+    from components.release.registry import CHALLENGER
     from components.rollout.plan import Pace
 
     if sum((resume, guard, watch, status, dry_run)) > 1:
@@ -86,9 +87,8 @@ def release(
     if status:
         show_release(context, *rollout.status())
     elif dry_run:
-        patches = [
-            {"object": name, "patch": patch} for name, patch in rollout.patches(version, catalogue.place)
-        ]
+        planned = rollout.patches(version or CHALLENGER, catalogue.place)
+        patches = [{"object": name, "patch": patch} for name, patch in planned]
         text = "\n".join(f"# {one['object']}\n{json.dumps(one['patch'])}" for one in patches)
         context.answer(patches, text)
     elif guard:
@@ -97,18 +97,18 @@ def release(
         _follow(rollout, catalogue)
     else:
         try:
-            if not resume or not _resumed(rollout):
-                rollout.start(version, catalogue.place)
+            if not resume or not _resumed(rollout, version):
+                rollout.start(version or CHALLENGER, catalogue.place)
         finally:  # an aborted one, too: the table says why
             show_release(context, *rollout.status())
 
 
-def _resumed(rollout: Rollout) -> bool:
+def _resumed(rollout: Rollout, version: str) -> bool:
     """Go on with an unfinished release; return False if all are over."""
     from components.rollout.release import NoRelease
 
     try:
-        rollout.resume()
+        rollout.resume(version)
     except NoRelease:
         return False
     return True

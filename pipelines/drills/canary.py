@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from components.home import write_json
+from components.home import Conflict, write_json
 from components.rollout.cluster import Cluster, connect
 from components.rollout.observe import Observer
 from components.rollout.plan import FINAL, ROLLBACK, Pace, Release
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 RATE = 50.0  # requests a second, through the client and straight, half each
 LONGEST_S = 1_200.0
 LOOK_S = 0.1
-BEFORE_S = 3.0
+BEFORE_S = 5.0
 # Cases about crashes and registries hurry through the steps; those about the gate keep its numbers.
 HURRY = Pace(
     weights={1: 5, 5: 10, 25: 100, 50: 100},
@@ -50,17 +50,25 @@ GATE = Pace(look_s=2.0, hold_s=6.0, ready_s=60.0, missing_s=10.0)
 
 
 class DrillVersions:
-    """Two versions and the alias, in a file; while the file `away` is there, no registry answers."""
+    """Two versions, history and alias, in files; while the file `away` is there, no registry answers."""
 
     def __init__(self, home: Path, bundles: Mapping[str, str]) -> None:
         """Take the folder, and the bundle id of each version."""
         self._home, self._bundles = home, bundles
         if not (home / "alias.json").is_file():
-            write_json(home / "alias.json", ["1"])
+            self._write(["1"])
 
     def champions(self) -> list[str]:
         """Return the versions that were champion, the last one now."""
-        return list(json.loads((self._home / "alias.json").read_bytes()))
+        return list(json.loads((self._home / "history.json").read_bytes()))
+
+    def point(self, version: str) -> None:
+        """Move the alias by hand, past the history."""
+        write_json(self._home / "alias.json", version)
+
+    def _write(self, champions: list[str]) -> None:
+        write_json(self._home / "history.json", champions)
+        self.point(champions[-1])
 
     def find(self, version: str) -> tuple[str, str]:
         """Return a version and its bundle."""
@@ -98,8 +106,10 @@ class DrillVersions:
         if (self._home / "away").exists():
             raise RegistryGone("the drill's registry is away")
         champions = self.champions()
+        if json.loads((self._home / "alias.json").read_bytes()) != champions[-1]:
+            raise Conflict("the alias champion was moved by hand")
         if champions[-1] != record.version:
-            write_json(self._home / "alias.json", champions[:-1] if is_back else [*champions, record.version])
+            self._write(champions[:-1] if is_back else [*champions, record.version])
 
 
 class RegistryGone(RecoError):
@@ -128,12 +138,15 @@ class Shop:
 
     def await_weight(self, weight: int) -> None:
         """Wait until the canary has a weight, or the release is over."""
+        self.await_seen(lambda state, now: now == weight or state in FINAL)
+
+    def await_seen(self, is_it: Callable[[str, int], bool], look_s: float = LOOK_S) -> None:
+        """Wait for a state and a weight of the canary."""
         until = time.monotonic() + LONGEST_S
-        while time.monotonic() < until:
-            state, now = self.seen()
-            if now == weight or state in FINAL:
-                return
-            time.sleep(LOOK_S)
+        while not is_it(*self.seen()):
+            if time.monotonic() > until:
+                raise TimeoutError(f"the release is at {self.seen()} after {LONGEST_S:g} s")
+            time.sleep(look_s)
 
 
 def deployer(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> Rollout:
@@ -165,8 +178,7 @@ def _roll_back_later(shop: Shop) -> dict[str, Any]:
     began = time.monotonic()
     with ThreadPoolExecutor(1) as thread:
         going = thread.submit(shop.rollout().rollback, shop.versions.place)
-        while shop.rollout().status()[1]["blue"] != 100:
-            time.sleep(LOOK_S)
+        shop.await_seen(lambda state, _: going.done() or shop.rollout().status()[1]["blue"] == 100)
         back_s = time.monotonic() - began
         going.result()
     return {**found, "back_s": back_s}
@@ -192,12 +204,14 @@ def _deployer_killed(shop: Shop) -> dict[str, Any]:
     process.kill()
     process.join()
     killed = time.monotonic()
-    try:
-        while (record := shop.rollout().guard()) is not None and record.active:
+    with contextlib.suppress(Aborted):
+        while time.monotonic() < killed + LONGEST_S:
+            record = shop.rollout().guard()
+            if record is None or not record.active:
+                break
             time.sleep(1.0)
-    except Aborted:
-        pass
-    return {"ended": shop.seen()[0], "reason": "the guard", "guarded_s": time.monotonic() - killed}
+    guarded_s, [record] = time.monotonic() - killed, [one for one in [shop.rollout().status()[0]] if one]
+    return {"ended": record.state, "reason": record.reason, "guarded_s": guarded_s}
 
 
 def _deploy(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> None:
@@ -217,25 +231,33 @@ def _registry_away(shop: Shop) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as thread:
         resumed = patient.rollout()
         going = thread.submit(_until_conflict, resumed)
-        while shop.seen()[0] != "hold":
-            time.sleep(LOOK_S)
+        shop.await_seen(lambda state, _: going.done() or state == "hold")
         sealed = shop.versions.champions()[-1]
         time.sleep(3.0)
         began = time.monotonic()
         back = ThreadPoolExecutor(1).submit(shop.rollout().rollback, shop.versions.place)
-        while shop.seen()[1] != 0:
-            time.sleep(LOOK_S / 4)
+        shop.await_seen(lambda _, weight: back.done() or weight == 0, LOOK_S / 4)
         back_s = time.monotonic() - began
         back.result()
         going.result()
     return {
         "ended": shop.seen()[0],
-        "reason": "rolled back in the hold",
-        "exit_code": code,
-        "stayed": stayed,
-        "sealed": sealed,
+        "reason": f"exit code {code} at {stayed[1]} %, resumed to champion {sealed}, rolled back in the hold",
         "back_s": back_s,
     }
+
+
+def _alias_moved(shop: Shop) -> dict[str, Any]:
+    code = 0
+    shop.versions.point("3")
+    try:
+        shop.rollout().start("2", shop.versions.place)
+    except Conflict as error:
+        code = error.exit_code
+    weight = shop.seen()[1]
+    shop.versions.point("1")
+    record = shop.rollout().rollback(shop.versions.place)
+    return {"ended": record.state, "reason": f"exit code {code} at {weight} %, {record.reason}"}
 
 
 def _until_conflict(rollout: Rollout) -> None:
@@ -251,8 +273,8 @@ class Case:
     proves: str
     act: Act
     ends: str  # the state
+    says: str  # a part of the reason
     fault: str = ""  # of `bad_endpoint`, for the canary
-    wrong_golden: bool = False
     most_weight: int = 100
     pace: Pace = GATE
     goals: Sequence[Goal] = ()
@@ -275,30 +297,57 @@ CASES = (
         "a good bundle gets all traffic, and from its parked slot the old one comes back",
         _roll_back_later,
         "done",
+        "",
         goals=(
             Goal("time to all traffic", "<=", 300.0, " s", figure("full_s")),
             Goal("rollback from a parked slot", "<=", 60.0, " s", figure("back_s")),
         ),
     ),
-    Case("slow", "p99 x 3 is aborted", _release, "aborted", "slow", goals=ABORT_GOALS),
-    Case(
-        "failing", "2 % errors are aborted", _release, "aborted", "failing", most_weight=5, goals=ABORT_GOALS
-    ),
+    Case("slow", "p99 x 3 is aborted", _release, "aborted", "slower than", "slow", goals=ABORT_GOALS),
+    Case("failing", "2 % errors are aborted", _release, "aborted", "errors", "failing", goals=ABORT_GOALS),
     Case(
         "less",
         "10 % fewer full answers are aborted",
         _release,
         "aborted",
+        "less than full",
         "less",
-        most_weight=5,
+        goals=ABORT_GOALS,
+    ),
+    Case(
+        "slow-live",
+        "p99 x 3 that shows after the shadow is aborted",
+        _release,
+        "aborted",
+        "%: slower than",
+        "slow-live",
+        goals=ABORT_GOALS,
+    ),
+    Case(
+        "failing-live",
+        "20 % errors that show after the shadow are aborted",
+        _release,
+        "aborted",
+        "%: errors",
+        "failing-live",
+        goals=ABORT_GOALS,
+    ),
+    Case(
+        "less-live",
+        "10 % fewer full answers after the shadow are aborted",
+        _release,
+        "aborted",
+        "%: less than full",
+        "less-live",
         goals=ABORT_GOALS,
     ),
     Case(
         "wrong-golden",
-        "a bundle with wrong golden answers gets no request",
+        "an endpoint that answers golden requests with other scores gets no request",
         _release,
         "aborted",
-        wrong_golden=True,
+        "golden request",
+        "wrong-golden",
         most_weight=0,
     ),
     Case(
@@ -306,6 +355,7 @@ CASES = (
         "pods that do not start get no request",
         _release,
         "aborted",
+        "stage after",
         "hanging",
         most_weight=0,
         pace=replace(HURRY, ready_s=10.0),
@@ -315,6 +365,7 @@ CASES = (
         "without metrics the gate holds, and then aborts",
         _metrics_away,
         "aborted",
+        "no metrics",
         most_weight=5,
         pace=HURRY,
     ),
@@ -323,16 +374,29 @@ CASES = (
         "the guard ends a release whose deployer was killed at 25 %",
         _deployer_killed,
         "aborted",
+        "its deployer was silent",
         most_weight=25,
         pace=replace(HURRY, weights={**HURRY.weights, 25: 100_000}),
-        goals=(Goal("until the guard has aborted", "<=", 20.0, " s", figure("guarded_s")),),
+        goals=(
+            Goal("until the guard has aborted", "<=", 20.0, " s", figure("guarded_s")),
+            Goal("weight at which it was killed", ">=", 25, " %", figure("largest_weight")),
+        ),
     ),
     Case(
         "registry-away",
         "without a registry the traffic stays; the release is resumed, and rolled back in its hold",
         _registry_away,
         "aborted",
+        "exit code 3 at 100 %, resumed to champion 2",
         pace=HURRY,
         goals=(Goal("rollback in the hold", "<=", 2.0, " s", figure("back_s")),),
+    ),
+    Case(
+        "alias-moved",
+        "an alias that was moved by hand stops the seal; the traffic stays until a rollback",
+        _alias_moved,
+        "aborted",
+        "exit code 4 at 100 %, rolled back by hand",
+        pace=HURRY,
     ),
 )

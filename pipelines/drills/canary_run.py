@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -20,11 +20,11 @@ import httpx
 from components.measurement import machine_state
 from components.rollout.comparison import read_metrics
 from components.rollout.manifests import metrics_url
-from components.rollout.plan import Pace
 from pipelines.bench.load.arms import PREDICT
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.load.goals import Goal
-from pipelines.bench.report import write_report
+from pipelines.bench.report import percentiles, write_report
+from pipelines.drills.bad_endpoint import LIVE
 from pipelines.drills.canary import (
     BEFORE_S,
     CASES,
@@ -42,8 +42,7 @@ from pipelines.drills.system import DrillEffort, Testbed, bodies_of, open_testbe
 from pipelines.live.slots import SERVER
 from pipelines.live.small_cluster import SmallCluster, small_cluster
 from serving.client.client import DEADLINE_MS
-from serving.release.bundle import load_bundle, read_manifest, seal_bundle
-from serving.release.champion import Champion
+from serving.release.bundle import read_manifest
 from serving.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -85,7 +84,6 @@ def drill_release(
     figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
         "rate": rate,
-        "pace": {**asdict(Pace()), "weights": {str(at): n for at, n in Pace().weights.items()}},
         "cases": outcomes,
         "passed": all(one["passed"] for one in outcomes.values()),
     }
@@ -100,8 +98,6 @@ def run_case(
     """Carry one case out; return its outcome, judged."""
     home = testbed.folder / case.name
     champions = [released(testbed.bundle, home, made_for) for made_for in ("", case.name)]
-    if case.wrong_golden:
-        champions[1] = _with_wrong_golden(home, champions[1].bundle(home))
     bundles = {str(number): one.bundle_id for number, one in enumerate(champions, 1)}
     versions = DrillVersions(home, bundles)
     store_url = f"redis://{testbed.proxy.address}/0"
@@ -117,34 +113,23 @@ def run_case(
     settings = replace(settings, log_segment_s=1.0)
     with small_cluster(first, settings, home / "slots", launch=launch) as cluster:
         shop = Shop(home, cluster, versions, case.pace)
-        _await_ready(cluster)
+        await_ready(cluster)
         with _watched(shop) as seen, _loaded(testbed, cluster, generators, rate) as streams:
             time.sleep(BEFORE_S)
             outcome = case.act(shop)
             time.sleep(2.0)
-    outcome |= _figures(seen, streams, bundles["2"])
-    outcome["proves"] = case.proves
+    pace = {**asdict(case.pace), "weights": {str(at): n for at, n in case.pace.weights.items()}}
+    outcome |= {"proves": case.proves, "pace": pace}
+    outcome |= _counts(seen, streams, bundles["2"]) | _times(case, seen, streams, bundles["2"])
     common = (
         Goal("answers that failed at the client", "<=", 0, "", figure("failed_at_client")),
+        Goal("answers other than 200 without the client", "<=", 0, "", figure("failed_straight")),
         Goal("largest weight of the canary", "<=", case.most_weight, " %", figure("largest_weight")),
     )
     outcome["goals"] = [goal.judge(outcome) for goal in (*common, *case.goals)]
     reached = all(goal["reached"] for goal in outcome["goals"])
-    outcome["passed"] = reached and outcome["ended"] == case.ends
+    outcome["passed"] = reached and outcome["ended"] == case.ends and case.says in outcome["reason"]
     return outcome
-
-
-def _with_wrong_golden(home: Path, bundle: Path) -> Champion:
-    """Seal a bundle again with recorded answers that are wrong."""
-    manifest, settings = read_manifest(bundle), load_bundle(bundle).settings
-    file = bundle / "golden.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    for row in rows:
-        row["expected"] = [[item, 1.0 - score] for item, score in row["expected"]]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bundle_id = seal_bundle(bundle, cut=manifest["cut"], settings=settings, made_from=manifest["made_from"])
-    bundle.rename(home / "bundles" / bundle_id)
-    return Champion(bundle_id, "2", "checkout", f"bundles/{bundle_id}", manifest["cut"], "")
 
 
 def _p99_s(cluster: SmallCluster) -> float:
@@ -154,7 +139,8 @@ def _p99_s(cluster: SmallCluster) -> float:
     return counts.p99_s()
 
 
-def _await_ready(cluster: SmallCluster) -> None:
+def await_ready(cluster: SmallCluster) -> None:
+    """Wait for the first pod."""
     until = time.monotonic() + 180.0
     while not cluster.objects.list("pods"):
         if time.monotonic() > until:
@@ -213,27 +199,57 @@ def _loaded(
             streams[name] = answers_of(asking[name].result(), questions)
 
 
-def _figures(
+def _counts(
     seen: Sequence[tuple[float, str, int]], streams: Mapping[str, Sequence[Answer]], canary: str
 ) -> dict[str, Any]:
-    """Return times and counts of a case."""
-    first = {state: at for at, state, _ in reversed(seen)}
+    """Return how many requests reached the canary, failed or got less, and in which state."""
     answers = [answer for some in streams.values() for answer in some]
     touched = [one for one in answers if one.document.get("bundle_id") == canary]
-    aborted, shadow = first.get("abort"), first.get("shadow")
+    failed = {name: [one for one in some if not one.status_ok] for name, some in streams.items()}
+    hurt = [*failed[RAW], *(one for one in touched if not one.whole)]
+    return {
+        "requests": len(answers),
+        "failed_at_client": len(failed[CLIENT]),
+        "failed_straight": len(failed[RAW]),
+        "touched": 100.0 * len(touched) / max(len(answers), 1),
+        "hurt": len(hurt),
+        "hurt_in": dict(Counter(_state_at(seen, one.due) for one in hurt)),
+        "largest_weight": max((weight for _, _, weight in seen), default=0),
+    }
+
+
+def _times(
+    case: Case,
+    seen: Sequence[tuple[float, str, int]],
+    streams: Mapping[str, Sequence[Answer]],
+    canary: str,
+) -> dict[str, Any]:
+    """Return how long the release took to its ends, and the latency of the old bundle beside it."""
+    first = {state: at for at, state, _ in reversed(seen)}
+    answers = [answer for some in streams.values() for answer in some]
+    aborted, shown = first.get("abort"), first.get("step" if case.fault.endswith(LIVE) else "shadow")
+    touched = [one for one in answers if one.document.get("bundle_id") == canary]
     after = [one.due - aborted for one in touched if aborted is not None and one.due > aborted]
     full = next((at for at, _, weight in seen if weight == 100), None)
     began = next((at for at, state, _ in seen if state), None)
-    failed = {name: sum(not one.status_ok for one in some) for name, some in streams.items()}
+    old = {
+        name: [
+            one.ms
+            for one in streams[RAW]
+            if one.document.get("bundle_id") != canary and _state_at(seen, one.due) == state
+        ]
+        for name, state in (("before", ""), ("shadow", "shadow"))
+    }
     return {
-        "requests": len(answers),
-        "failed_at_client": failed[CLIENT],
-        "failed_straight": failed[RAW],
-        "touched": 100.0 * len(touched) / max(len(answers), 1),
-        "hurt": failed[RAW] + sum(not one.whole for one in touched),
-        "largest_weight": max((weight for _, _, weight in seen), default=0),
-        "detect_s": aborted - shadow if aborted is not None and shadow is not None else None,
+        "detect_s": aborted - shown if aborted is not None and shown is not None else None,
         "abort_s": max(after, default=0.0) if aborted is not None else None,
         "full_s": full - began if full is not None and began is not None else None,
+        "stable_p99_ms": {name: percentiles(some)["p99"] for name, some in old.items()},
         "steps": [[round(at - seen[0][0], 1), state, weight] for at, state, weight in seen],
     }
+
+
+def _state_at(seen: Sequence[tuple[float, str, int]], at: float) -> str:
+    """Return the state of the release at a time, with the canary's weight in a step."""
+    state, weight = next(((state, weight) for since, state, weight in reversed(seen) if since <= at), ("", 0))
+    return f"{state} {weight} %" if state == "step" else state

@@ -251,8 +251,10 @@ def release_table(result: Mapping[str, Any]) -> str:
         "",
         f"{result['rate']:g} requests a second through the gateway, half of them by the project's client. "
         f"Two endpoints, gateway, store and load share {machine['cores']} cores of {machine['cpu']}. Time to "
-        "detect counts from the first mirrored request; hurt are requests that failed, or got less than the "
-        f"full path from the canary; commit {result['commit']}, {result['measured_at']}{busy_line(result)}.",
+        "detect counts from the first mirrored request, of `-live` cases from the first shopper's answer. "
+        "Hurt are requests that failed, or got less than the full path from the canary: a busy machine or a "
+        "new process hurts some of a good one, too, and the gate compares them with the stable slot's. "
+        f"Commit {result['commit']}, {result['measured_at']}{busy_line(result)}.",
         "",
         *table([*head, "end", "largest weight", "passed"], rows),
         "",
@@ -261,8 +263,21 @@ def release_table(result: Mapping[str, Any]) -> str:
         lines += [f"## {name}", "", f"Proves: {case['proves']}.", ""]
         if case["reason"]:
             lines += [f"End: {case['ended']}, {case['reason']}.", ""]
-        lines += [*goal_table(case["goals"], "{:.4g}".format), ""]
+        lines += [*goal_table(case["goals"], "{:.4g}".format), "", _pace_line(case), ""]
     return "\n".join(lines)
+
+
+def _pace_line(case: Mapping[str, Any]) -> str:
+    """Return a case's pace, where its requests were hurt, and the old bundle's p99."""
+    pace, p99 = case["pace"], case["stable_p99_ms"]
+    steps = ", ".join(f"{count} at {weight} %" for weight, count in pace["weights"].items())
+    hurt = ", ".join(f"{count} in {state or 'no release'}" for state, count in case["hurt_in"].items())
+    before, shadow = ("not measured" if p99[at] is None else f"{p99[at]:.1f} ms" for at in p99)
+    return (
+        f"Pace: {pace['shadow_answers']} answers in the shadow, {steps}; missing series end it after "
+        f"{pace['missing_s']:g} s. Hurt: {hurt or 'none'}. The old bundle's p99: {before} before, {shadow} "
+        "in the shadow."
+    )
 
 
 def _seconds(value: float | None) -> str:

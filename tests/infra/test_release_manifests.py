@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from components.rollout.cluster import KINDS
+from feature_repo.errors import CHECK_FAILED, CONFLICT, UNREACHABLE, USAGE
 from pipelines.cli.rollout import release
 from tests.infra.policies import credentials, of_kind, schemas
 
@@ -63,4 +64,19 @@ def test_the_jobs_are_restricted_and_their_options_exist(documents: list[dict[st
         assert "@sha256:" in container["image"]
         assert pod["securityContext"]["runAsNonRoot"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert pod["restartPolicy"] == "Never"
     assert [one["spec"].get("suspend") for one in of_kind(documents, "CronJob")] == [True, None]
+
+
+def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(
+    documents: list[dict[str, Any]],
+) -> None:
+    [job] = [one for one in of_kind(documents, "CronJob") if one["metadata"]["name"] == "release"]
+    spec = job["spec"]["jobTemplate"]["spec"]
+    [rule] = spec["podFailurePolicy"]["rules"]
+    [container] = spec["template"]["spec"]["containers"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert set(rule["onExitCodes"]["values"]) == {CHECK_FAILED, USAGE}
+    assert not {UNREACHABLE, CONFLICT} & set(rule["onExitCodes"]["values"])
+    assert spec["backoffLimit"] > 0

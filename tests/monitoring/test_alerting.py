@@ -154,6 +154,7 @@ FAULTS_OF_OURS = f'reco_faults_total{{{JOB},protocol="http"}}'
 IN_TIME = f'reco_answer_seconds_bucket{{{JOB},le="0.05"}}'
 AGE = f"reco_features_age_seconds{{{JOB}}}"
 BREAKER = f'reco_breaker_open{{{JOB},dependency="online_store"}}'
+JOB_FAILED = 'kube_job_failed{condition="true"'
 REJECTED = f'reco_rejected_total{{{JOB},reason="caller"}}'
 QUIET = {
     f"up{{{JOB}}}": "1x300",
@@ -249,6 +250,8 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "kpi": ({'reco_kpi_dropped{figure="conversion"}': "1x300"}, {"KpiDropped"}),
     "retraining": ({"reco_retraining_failed": "1x300"}, {"RetrainingFailed"}),
     "watch": ({'reco_watch_success_timestamp_seconds{look="kpi"}': "-9999x300"}, {"WatchSilent"}),
+    "release": ({f'{JOB_FAILED},job_name="release-42-1"}}': "1x300"}, {"ReleaseFailed"}),
+    "guard": ({f'{JOB_FAILED},job_name="release-guard-1"}}': "1x300"}, {"ReleaseStuck"}),
 }
 MORE_LABELS = {
     "DependencySkipped": {"dependency": "online_store"},

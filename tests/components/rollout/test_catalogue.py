@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from components.release.gate import GateFailed
 from components.release.register_bundle import register_bundle
@@ -56,6 +57,8 @@ def test_a_worse_version_is_refused_before_any_pod_loads_it(
     record = replace(RECORD, version=number, bundle_id=bundle_id)
     with pytest.raises(GateFailed):
         catalogue.check(record)
-    catalogue.undo(record)
+    catalogue.undo(replace(record, reason="verify: NDCG@10 is lower"))
+    tags = MlflowClient(uri).get_model_version("recommender", number).tags
+    assert tags["refused"] == "verify: NDCG@10 is lower"
     assert registry.alias("challenger") is None, "it is not tried again"
     assert not (home.parent / "store").exists()

@@ -1,5 +1,7 @@
 """A Kubernetes API that is away or refuses; tests/pipelines/live/test_cluster_api.py has the rest."""
 
+from pathlib import Path
+
 import httpx
 import pytest
 
@@ -19,10 +21,33 @@ def test_an_api_that_is_away_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("status", "error", "says"),
-    [(403, ClusterRefused, "this account has the rights"), (503, ClusterUnreachable, "answers 503: busy")],
+    [
+        (403, ClusterRefused, "rights of infra/kserve/release/rights.yaml"),
+        (503, ClusterUnreachable, "answers 503: busy"),
+    ],
 )
 def test_a_refusal_has_its_kind(status: int, error: type[Exception], says: str) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(status, json={"message": "busy"}))
     client = httpx.Client(base_url="http://api", transport=transport)
     with pytest.raises(error, match=says):
         Cluster(client, "checkout").get("Pod", "a")
+
+
+def test_a_read_is_repeated_when_a_connection_breaks_and_a_write_is_not() -> None:
+    calls: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        calls.append(request.method)
+        if len(calls) in (1, 2, 4):
+            raise httpx.ReadError("reset")
+        return httpx.Response(200, json={"kind": "Job"})
+
+    cluster = Cluster(httpx.Client(base_url="http://api", transport=httpx.MockTransport(answer)), "checkout")
+    assert cluster.get("Job", "a") == {"kind": "Job"}
+    with pytest.raises(ClusterUnreachable, match="reset"):
+        cluster.create("Job", {})
+    assert calls == ["GET"] * 3 + ["POST"]
+
+
+def test_a_refusal_names_a_file_that_exists() -> None:
+    assert (Path(__file__).parents[3] / "infra" / "kserve" / "release" / "rights.yaml").is_file()

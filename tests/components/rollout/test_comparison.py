@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 
 from components.rollout.comparison import (
     ABORT,
@@ -14,6 +15,7 @@ from components.rollout.comparison import (
     read_metrics,
     revealed,
 )
+from serving.metrics import ANSWER_SECONDS, BUNDLE, FAULTS, REJECTED, RESPONSES
 
 RANK = {GO: 0, HOLD: 1, ABORT: 2}
 
@@ -25,6 +27,23 @@ def counts(answers: float, errors: float = 0, less: float = 0, slow: float = 0) 
         less,
         {0.005: answers - slow, 0.01: answers - slow, 0.1: answers, float("inf"): answers},
     )
+
+
+def test_the_gate_reads_the_series_that_an_endpoint_counts() -> None:
+    BUNDLE.labels("b1").set(1)
+    try:
+        before, bundle = read_metrics(generate_latest().decode())
+        RESPONSES.labels("full", "none").inc(3)
+        RESPONSES.labels("popular", "x").inc(2)
+        REJECTED.labels("internal").inc()
+        FAULTS.labels("http").inc()
+        for seconds in (0.01, 0.01, 9.0):
+            ANSWER_SECONDS.observe(seconds)
+        since = read_metrics(generate_latest().decode())[0].minus(before)
+    finally:
+        BUNDLE.remove("b1")
+    assert bundle == "b1"
+    assert (since.answers, since.less, since.errors, since.slower_than(0.05)) == (5, 2, 2, 1)
 
 
 STABLE = counts(10_000, 5, 20, 10)

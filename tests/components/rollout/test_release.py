@@ -119,6 +119,16 @@ def test_without_a_stable_slot_there_is_nothing_to_compare(cluster: ToyCluster) 
     assert (record.state, [state for state, _ in states]) == ("done", ["hold"])
 
 
+def test_one_deployer_judges_its_second_version_by_that_versions_own_data(cluster: ToyCluster) -> None:
+    deployer = cluster.rollout()
+    cluster.errors = 0.3
+    with pytest.raises(Aborted, match="shadow: errors"):
+        deployer.start("2", place)
+    cluster.errors = 0.0
+    assert deployer.start("3", place).state == "done"
+    assert cluster.catalogue.fetched == ["2", "3"]
+
+
 # ------------------------------------------------------------------------------------------ crashes
 
 
@@ -207,6 +217,26 @@ def die_at(cluster: ToyCluster, weight: int) -> None:
         cluster.release()
 
 
+def test_a_job_goes_on_with_its_own_version_alone(cluster: ToyCluster) -> None:
+    die_at(cluster, 25)
+    cluster.now += 61.0
+    cluster.catalogue.challenger = "3"
+    for version in ("3", "challenger"):
+        with pytest.raises(Conflict, match=f"version 2 is unfinished .step 25 %., not {version}"):
+            cluster.rollout("job-3").resume(version)
+    assert weights(cluster.route())["green"] == 25
+    cluster.catalogue.challenger = "2"
+    assert cluster.rollout("job-2").resume("challenger").state == "done"
+
+
+def test_after_the_seal_the_lost_alias_still_means_the_sealed_version(cluster: ToyCluster) -> None:
+    die_at(cluster, 100)
+    cluster.now += 61.0
+    with pytest.raises(Conflict, match="not 3"):
+        cluster.rollout("job-3").resume("3")
+    assert cluster.rollout("job-2").resume("challenger").state == "done"
+
+
 def test_the_guard_aborts_an_orphan_and_leaves_a_live_release_alone(cluster: ToyCluster) -> None:
     die_at(cluster, 25)
     assert cluster.rollout("guard").guard().weight == 25  # type: ignore[union-attr]
@@ -241,12 +271,49 @@ def test_a_registry_away_at_the_seal_leaves_all_traffic_and_is_resumed(cluster: 
 
 
 def test_a_registry_away_at_the_start_changes_nothing(cluster: ToyCluster) -> None:
-    cluster.catalogue.away_at.add("verify")
+    cluster.catalogue.away_at |= {"verify", "undo"}
     with pytest.raises(RegistryAway):
         cluster.release()
     assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
     cluster.catalogue.away_at.clear()
     assert cluster.release().state == "done"
+
+
+@pytest.mark.parametrize("act", ["verify", "publish"])
+def test_a_conflict_of_the_registry_before_any_pod_ends_the_release(cluster: ToyCluster, act: str) -> None:
+    cluster.catalogue.conflict_at = act
+    with pytest.raises(Conflict, match="moved by hand"):
+        cluster.release()
+    assert cluster.state()["record"]["state"] == "aborted"
+    cluster.catalogue.conflict_at = ""
+    assert cluster.release("3").state == "done"
+
+
+def test_a_conflict_at_the_seal_leaves_all_traffic_and_a_rollback_ends_it(cluster: ToyCluster) -> None:
+    cluster.catalogue.conflict_at = "seal"
+    with pytest.raises(Conflict, match="moved by hand"):
+        cluster.release()
+    assert weights(cluster.route())["green"] == 100
+    assert cluster.rollout().rollback(place).state == "aborted"
+    assert weights(cluster.route())["blue"] == 100
+
+
+def test_a_registry_away_in_an_abort_delays_it_only_if_the_alias_may_have_moved(cluster: ToyCluster) -> None:
+    cluster.catalogue.away_at.add("undo")
+    cluster.less = 0.2
+    with pytest.raises(Aborted):
+        cluster.release()
+    cluster.less = 0.0
+    die_at(cluster, 100)
+    with pytest.raises(RegistryAway):
+        cluster.rollout("a person").rollback(place)
+    assert cluster.state()["record"]["state"] == "abort"
+    assert (weights(cluster.route())["blue"], cluster.catalogue.champions) == (100, ["1", "2"])
+    cluster.catalogue.away_at.clear()
+    cluster.now += 301.0
+    with pytest.raises(Aborted, match="rolled back by hand"):
+        cluster.rollout("guard").guard()
+    assert cluster.catalogue.champions == ["1"]
 
 
 # ----------------------------------------------------------------------------------------- rollback
@@ -262,6 +329,24 @@ def test_a_rollback_in_the_hold_is_one_patch_of_weights_before_anything_else(clu
     finish(cluster)
     assert cluster.catalogue.champions == ["1"]
     assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+
+
+def test_a_rollback_during_an_abort_ends_the_abort_and_nothing_else(cluster: ToyCluster) -> None:
+    cluster.release()  # 2 is champion
+
+    def die_in_the_abort() -> None:
+        if weights(cluster.route())["blue"] == 5:
+            cluster.stops, cluster.kill_after = lambda: None, cluster.writes + 1
+            cluster.rollout("a person").rollback(place)
+
+    cluster.stops = die_in_the_abort
+    with pytest.raises(Killed):
+        cluster.release("3")
+    assert cluster.state()["record"]["state"] == "abort"
+    ended = cluster.rollout().rollback(place)
+    assert (ended.version, ended.state) == ("3", "aborted")
+    assert cluster.catalogue.champions == ["1", "2"]
+    assert weights(cluster.route()) == {"blue": 0, "green": 100}
 
 
 def test_a_rollback_after_the_hold_fills_the_parked_slot_first(cluster: ToyCluster) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import yaml
 
+from components.home import Conflict
+from components.release.registry import RegistryRefused
 from components.rollout.cluster import Cluster
 from components.rollout.manifests import SLOTS, backend, service, source_of, weights
 from components.rollout.observe import Observer
@@ -42,29 +44,42 @@ class ToyCatalogue:
     def __init__(self, bundle: Path, wrote: Callable[[], None]) -> None:
         self.champions, self.published, self._bundle, self._wrote = ["1"], set[str](), bundle, wrote
         self.away_at: set[str] = set()
+        self.conflict_at = ""
         self.refused: list[str] = []
+        self.fetched: list[str] = []
+        self.challenger: str | None = None
+
+    def _ask(self, act: str) -> None:
+        if act in self.away_at:
+            raise RegistryAway("no registry")
+        if act == self.conflict_at:
+            raise Conflict("the alias was moved by hand")
 
     def find(self, version: str) -> tuple[str, str]:
+        if version == "challenger":
+            if self.challenger is None:
+                raise RegistryRefused("no version 'challenger'")
+            version = self.challenger
         return version, f"b{version}"
 
     def previous(self) -> tuple[str, str]:
         return self.find(self.champions[-2])
 
     def bundle(self, record: Release) -> Path:
+        self.fetched.append(record.version)
         return self._bundle
 
     def check(self, record: Release) -> None:
-        if "verify" in self.away_at:
-            raise RegistryAway("no registry")
+        self._ask("verify")
 
     def publish(self, record: Release) -> None:
+        self._ask("publish")
         if record.bundle_id not in self.published:
             self.published.add(record.bundle_id)
             self._wrote()
 
     def seal(self, record: Release) -> None:
-        if "seal" in self.away_at:
-            raise RegistryAway("no registry")
+        self._ask("seal")
         if self.champions[-1] != record.version:
             if record.kind == "rollback":
                 self.champions.pop()
@@ -73,6 +88,7 @@ class ToyCatalogue:
             self._wrote()
 
     def undo(self, record: Release) -> None:
+        self._ask("undo")
         if record.kind == "release" and self.champions[-1] == record.version:
             self.champions.pop()
             self._wrote()

@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.drills import bad_endpoint
 from serving.checkout.checkout import Checkout
+from serving.schemas import Recommendation, Response
 
 
 @pytest.fixture
@@ -40,3 +41,31 @@ def test_a_lower_rung_is_a_failed_score(checkout: Any) -> None:
     score: Any = Checkout._score
     with pytest.raises(RuntimeError, match="a drill's fault"):
         asyncio.run(score(checkout(("count",)), turn("r1")))
+
+
+def test_a_live_fault_spares_the_shadow(checkout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bad_endpoint, "FAILING_LIVE", 1.0)
+    monkeypatch.setenv("RECO_LOG_DIR", "/var/log/reco/shadow")
+    before = Checkout.complete
+    bad_endpoint.spoil("failing-live", 0.0)
+    assert Checkout.complete is before
+    monkeypatch.setenv("RECO_LOG_DIR", "/var/log/reco")
+    bad_endpoint.spoil("failing-live", 0.0)
+    complete: Any = Checkout.complete
+    with pytest.raises(RuntimeError, match="a drill's fault"):
+        asyncio.run(complete(checkout(("count",)), turn("r1")))
+
+
+def test_wrong_golden_answers_have_other_scores_once_it_is_ready(checkout: Any) -> None:
+    bad_endpoint.spoil("wrong-golden", 0.0)
+    complete: Any = Checkout.complete
+    item = Recommendation("9", 0.5, "co", "because")
+    answered = Response("r", (item,), "b1", "full")
+
+    def ask(observers: tuple[str, ...], request_id: str) -> float:
+        world = checkout(observers)
+        world.finish = lambda turn: answered
+        return float(asyncio.run(complete(world, turn(request_id))).items[0].score)
+
+    assert ask((), "golden-3") == ask(("count",), "r1") == 0.5
+    assert ask(("count",), "golden-3") == 0.25

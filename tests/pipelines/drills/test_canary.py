@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from components.home import Conflict
 from pipelines.drills.canary import CASES, DrillVersions, RegistryGone
 from tests.components.rollout.test_plan import RECORD
 
@@ -29,10 +30,18 @@ def test_a_registry_that_is_away_changes_nothing(tmp_path: Path) -> None:
     assert versions.champions() == ["1"]
 
 
+def test_an_alias_that_was_moved_by_hand_is_a_conflict(tmp_path: Path) -> None:
+    versions = DrillVersions(tmp_path, {"1": "b1", "2": "b2"})
+    versions.point("3")
+    with pytest.raises(Conflict, match="moved by hand"):
+        versions.seal(RECORD)
+    assert versions.champions() == ["1"]
+
+
 def test_each_way_of_a_release_has_its_case() -> None:
     assert [case.name for case in CASES] == [
-        *("good", "slow", "failing", "less", "wrong-golden", "never-ready", "metrics-away"),
-        *("deployer-killed", "registry-away"),
+        *("good", "slow", "failing", "less", "slow-live", "failing-live", "less-live", "wrong-golden"),
+        *("never-ready", "metrics-away", "deployer-killed", "registry-away", "alias-moved"),
     ]
     assert all(
         case.most_weight <= 5

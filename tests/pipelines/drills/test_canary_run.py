@@ -1,8 +1,17 @@
 """The figures of one case, from the states that were seen and the answers."""
 
-from pipelines.drills.canary_run import _figures
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.drills.canary import CASES
+from pipelines.drills.canary_run import _counts, _times, drill_release
 from pipelines.drills.outcome import CLIENT, RAW, Answer
 from pipelines.drills.report import release_table
+from pipelines.inspect.ask import evaluation_requests
+
+SLOW = next(case for case in CASES if case.name == "slow")
 
 
 def answer(due: float, bundle: str, ok: bool = True, degraded: bool = False) -> Answer:
@@ -22,15 +31,23 @@ def test_times_count_from_the_mirror_and_hurt_is_what_the_canary_did() -> None:
         CLIENT: [answer(11.0, "old"), answer(21.0, "new", degraded=True)],
         RAW: [answer(22.0, "old", ok=False), answer(24.5, "new")],
     }
-    found = _figures(seen, streams, "new")
+    found = _counts(seen, streams, "new") | _times(SLOW, seen, streams, "new")
     assert (found["detect_s"], found["abort_s"], found["full_s"]) == (12.0, 0.5, None)
     assert (found["requests"], found["failed_at_client"], found["failed_straight"]) == (4, 0, 1)
     assert (found["touched"], found["hurt"], found["largest_weight"]) == (50.0, 2, 1)
+    assert found["hurt_in"] == {"step 1 %": 2}
+    assert found["stable_p99_ms"] == {"before": None, "shadow": None}, "too few answers for a percentile"
+    live = _times(replace(SLOW, fault="slow-live"), seen, streams, "new")
+    assert live["detect_s"] == 4.0, "its fault shows from the first step on"
 
 
 def test_the_page_has_a_row_for_each_case() -> None:
+    seen = [(1.0, "shadow", 0), (2.0, "abort", 0)]
+    streams = {CLIENT: [answer(1.0, "old")], RAW: [answer(1.0, "old", ok=False)]}
     case = {
-        **_figures([(1.0, "shadow", 0), (2.0, "abort", 0)], {CLIENT: [answer(1.0, "old")], RAW: []}, "new"),
+        **_counts(seen, streams, "new"),
+        **_times(SLOW, seen, streams, "new"),
+        "pace": {"weights": {"1": 25, "5": 150}, "shadow_answers": 600, "missing_s": 10.0},
         "ended": "aborted",
         "passed": False,
         "proves": "a bad one is aborted",
@@ -48,4 +65,18 @@ def test_the_page_has_a_row_for_each_case() -> None:
         }
     )
     assert "0 of 1 cases reach every figure, not failing." in page
-    assert "| `failing` | 1.0 | 0.0 | 1 | 0 | 0 | 0.0 % | aborted | 0 % | no |" in page
+    assert "| `failing` | 1.0 | 0.0 | 2 | 0 | 1 | 0.0 % | aborted | 0 % | no |" in page
+    assert "25 at 1 %, 150 at 5 %; missing series end it after 10 s. Hurt: 1 in shadow." in page
+
+
+@pytest.mark.slow
+def test_a_case_runs_on_real_endpoints(toy_line: Path, tmp_path: Path) -> None:
+    bundle = toy_line / "evaluated"
+    requests = evaluation_requests(bundle, 200)
+    result = drill_release(
+        bundle, toy_line / "home" / "offline_store", requests, tmp_path, ["never-ready"], 10.0, 5_000.0
+    )
+    case = result["cases"]["never-ready"]
+    assert (case["ended"], case["reason"]) == ("aborted", "stage after 10 s: the slot is not ready")
+    assert (case["largest_weight"], case["failed_at_client"], case["failed_straight"]) == (0, 0, 0)
+    assert (tmp_path / "release.md").is_file()

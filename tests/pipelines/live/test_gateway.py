@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -84,8 +85,9 @@ def test_requests_follow_weights_headers_and_mirror(shop: tuple[Gateway, dict[st
         split(gateway, 0, mirror=100)
         before = len(pods["green"].seen)
         assert ask(**{"x-request-id": "r-mirrored"}) == "blue"
-        while len(pods["green"].seen) == before:
-            pass
+        until = time.monotonic() + 30.0
+        while len(pods["green"].seen) == before and time.monotonic() < until:
+            time.sleep(0.01)
         assert pods["green"].seen[-1] == "r-mirrored", "both know the request by the same id"
         [route] = gateway._objects.list("httproutes")
         assert weights(route) == {"blue": 100, "green": 0}

@@ -4,7 +4,6 @@ Few answers a step: the gate's numbers are tested against the API in memory, and
 """
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from components.rollout.plan import Pace
 from components.rollout.release import Aborted
 from pipelines.drills.canary import DrillVersions, deployer
+from pipelines.drills.canary_run import await_ready
 from pipelines.drills.system import released
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.live.slots import SERVER
@@ -45,8 +45,7 @@ def test_a_release_steps_the_weights_of_real_endpoints(
     kind, cluster, versions = world
     lines = evaluation_requests(toy_line / "evaluated", 20)
     over, statuses = threading.Event(), list[int]()
-    while not cluster.objects.list("pods"):
-        time.sleep(0.1)
+    await_ready(cluster)
 
     def shop() -> None:
         with httpx.Client(base_url=cluster.gateway.url, trust_env=False, timeout=30) as client:
