@@ -23,6 +23,7 @@ TOUCHES_ENVIRONMENT = {
     "serving/settings.py": "reads the home before anything else, and finds misspelt variables",
     "pipelines/cli/shell.py": "reads RECO_HOME",
     "pipelines/run/step_process.py": "sets the threads of a step, where the environment does not",
+    "components/steps.py": "tells the gate which folder holds the trusted keys",
     "components/release/examination.py": "passes a few variables on to its child process",
     "components/release/registry.py": "sets MLflow's own switches before it imports MLflow",
 }
@@ -221,7 +222,7 @@ def test_a_step_only_calls_its_function(path: Path) -> None:
             s
             for s in body(step)
             if isinstance(s, ast.ImportFrom) and (s.module or "").split(".")[0] in PACKAGES
-            if s.module != "components.pages"  # the page of the result
+            if s.module not in {"components.pages", "components.release.step_runs"}  # they show the result
         ]
         assert len(owners) == 1, f"{name(path)}: {step.name} imports {len(owners)} modules of ours, not one"
         assert len(statements) <= 2, (
