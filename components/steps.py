@@ -86,10 +86,13 @@ def train_retriever(
     from components.release.step_runs import recorded
     from components.retriever.train_retriever import train_retriever
 
-    def work() -> dict[str, Any]:
-        return train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
-
-    report = recorded(tracking_uri, model_name, "train_retriever", params, work)
+    report = recorded(
+        tracking_uri,
+        model_name,
+        "train_retriever",
+        params,
+        lambda: train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params),
+    )
     return show(report, numbers, page)
 
 
@@ -112,11 +115,12 @@ def train_ranker(
     from components.ranker.train_ranker import train_ranker
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        return train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params)
-
     report = recorded(
-        tracking_uri, model_name, "train_ranker", {"model": model, **params.get(model, {})}, work
+        tracking_uri,
+        model_name,
+        "train_ranker",
+        {"model": model, **params.get(model, {})},
+        lambda: train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params),
     )
     return show(report, numbers, page)
 
@@ -144,11 +148,19 @@ def distill_ranker(
     from components.ranker.distill_ranker import distill_ranker
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        teachers = [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)]
-        return distill_ranker(Path(examples.path), Path(statistics.path), teachers, Path(ranker.path), params)
-
-    report = recorded(tracking_uri, model_name, "distill_ranker", params, work)
+    report = recorded(
+        tracking_uri,
+        model_name,
+        "distill_ranker",
+        params,
+        lambda: distill_ranker(
+            Path(examples.path),
+            Path(statistics.path),
+            [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)],
+            Path(ranker.path),
+            params,
+        ),
+    )
     return show(report, numbers, page)
 
 
@@ -170,10 +182,13 @@ def prune_ranker(
     from components.pages import show
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        return prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params)
-
-    report = recorded(tracking_uri, model_name, "prune_ranker", params, work)
+    report = recorded(
+        tracking_uri,
+        model_name,
+        "prune_ranker",
+        params,
+        lambda: prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params),
+    )
     return show(report, numbers, page)
 
 
@@ -195,10 +210,13 @@ def quantize_ranker(
     from components.pages import show
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        return quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params)
-
-    report = recorded(tracking_uri, model_name, "quantize_ranker", params, work)
+    report = recorded(
+        tracking_uri,
+        model_name,
+        "quantize_ranker",
+        params,
+        lambda: quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params),
+    )
     return show(report, numbers, page)
 
 
@@ -221,12 +239,15 @@ def compile_ranker(
     from components.pages import show
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        return compile_ranker(
+    report = recorded(
+        tracking_uri,
+        model_name,
+        "compile_ranker",
+        params,
+        lambda: compile_ranker(
             Path(examples.path), Path(pruned.path), Path(variants.path), Path(ranker.path), params
-        )
-
-    report = recorded(tracking_uri, model_name, "compile_ranker", params, work)
+        ),
+    )
     return show(report, numbers, page)
 
 
@@ -333,23 +354,26 @@ def promote_bundle(
     model_name: str,
     home: str,
     params: dict[str, Any],
+    numbers: Output[Metrics],
+    page: Output[Markdown],
 ) -> dict[str, Any]:
     """Let the version through the gate to champion, or raise naming metric, got and needed."""
     import os
     from pathlib import Path
 
+    from components.pages import show
     from components.release.promote_bundle import promote_bundle
 
-    keys = os.environ.get("RECO_TRUSTED_KEYS")
-    return promote_bundle(
+    report = promote_bundle(
         version,
         [Path(dataset.path)],
         tracking_uri,
         model_name,
         home,
         params,
-        trusted_keys=Path(keys) if keys else None,
+        trusted_keys=Path(keys) if (keys := os.environ.get("RECO_TRUSTED_KEYS")) else None,
     )
+    return show(report, numbers, page)
 
 
 @step

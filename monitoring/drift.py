@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from serving.release.bundle import read_manifest
 
 log = logging.getLogger(__name__)
 
+VERDICT, REPORT = "verdict.json", "report.html"
 LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
 LEAST_DAYS = 6  # with baskets or requests: a whole week, less a closed day; weekdays differ by themselves
 
@@ -119,7 +121,7 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
         dataset: the data set that holds the window.
         since: where the window begins; a date is local midnight.
         until: where it ends; "" is the end of the data.
-        drift: the directory to write: verdict.json and report.html.
+        drift: the directory to write: VERDICT and REPORT.
 
     Returns:
         The verdict's status and reason.
@@ -127,9 +129,27 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
     data = read_dataset(dataset)
     window = Window.parse(since, until, str(data.manifest["timezone"]))
     drift.mkdir(parents=True, exist_ok=True)
-    verdict = _drift_of_purchases(data, window, bundle, drift / "report.html", quick=False)
-    (drift / "verdict.json").write_text(json.dumps(verdict.to_dict(), indent=1))
+    verdict = _drift_of_purchases(data, window, bundle, drift / REPORT, quick=False)
+    (drift / VERDICT).write_text(json.dumps(verdict.to_dict(), indent=1))
     return {"status": verdict.status, "reason": verdict.reason}
+
+
+def show(report: dict[str, Any], drift: Path, numbers: Any, page: Any) -> dict[str, Any]:
+    """Show the PSI of each column and the page in Kubeflow; return the report.
+
+    Args:
+        report: result of `measure_drift`.
+        drift: the directory that it wrote.
+        numbers: KFP's artifact `Metrics`.
+        page: KFP's artifact `HTML`.
+    """
+    columns = json.loads((drift / VERDICT).read_bytes())["columns"]
+    measured = {f"psi.{one['name']}": one["psi"] for one in columns if one["psi"] is not None}
+    for name, value in measured.items():
+        numbers.log_metric(name, value)
+    Path(numbers.path).write_text(json.dumps(measured, indent=1), encoding="utf-8")
+    shutil.copyfile(drift / REPORT, page.path)
+    return report
 
 
 def raise_alert(verdict: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kfp import dsl
-from kfp.dsl import Artifact, Dataset, Input, Output
+from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Output
 
 # The image of the training steps; `reco compile --image` puts another name into the IR.
 IMAGE = "checkout-pipeline"
@@ -17,14 +17,21 @@ step = partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
 
 @step
 def measure_drift(
-    bundle: str, dataset: Input[Dataset], since: str, until: str, drift: Output[Artifact]
+    bundle: str,
+    dataset: Input[Dataset],
+    since: str,
+    until: str,
+    drift: Output[Artifact],
+    numbers: Output[Metrics],
+    page: Output[HTML],
 ) -> dict[str, Any]:
     """Compare a window of purchases with the bundle's training data."""
     from pathlib import Path
 
-    from monitoring.drift import measure_drift
+    from monitoring.drift import measure_drift, show
 
-    return measure_drift(Path(bundle), Path(dataset.path), since, until, Path(drift.path))
+    report = measure_drift(Path(bundle), Path(dataset.path), since, until, Path(drift.path))
+    return show(report, Path(drift.path), numbers, page)
 
 
 @step

@@ -5,6 +5,7 @@ module imports its own needs.
 """
 
 import fcntl
+import json
 import os
 import socket
 import subprocess
@@ -246,7 +247,10 @@ TOY_EXAMPLES = {"windows": 2, "masks": 2}
 
 
 def build_toy_line(line: Path) -> None:
-    """Run every step from the toy shop's events to the evaluated bundle, as plain functions."""
+    """Run every step from the toy shop's events to the evaluated bundle, as plain functions.
+
+    `reports.json` has the reports of those that show a page.
+    """
     from components.compression.compile_ranker import compile_ranker
     from components.compression.prune_ranker import prune_ranker
     from components.compression.quantize_ranker import quantize_ranker
@@ -264,19 +268,26 @@ def build_toy_line(line: Path) -> None:
     from components.retriever.train_retriever import train_retriever
 
     line.mkdir(parents=True)
+    reports = dict[str, Any]()
     cut = ingest_events("toy", line / "dataset")
     fit_statistics(line / "dataset", line / "statistics", cut)
     materialize_features(line / "dataset", line / "statistics", line / "features", cut)
     build_examples(line / "dataset", line / "statistics", line / "examples", cut, TOY_EXAMPLES)
-    train_retriever(line / "examples", line / "statistics", line / "retriever", {"epochs": 3})
+    reports["train_retriever"] = train_retriever(
+        line / "examples", line / "statistics", line / "retriever", {"epochs": 3}
+    )
     examples, statistics = line / "examples", line / "statistics"
-    train_ranker(examples, statistics, line / "teacher", "dlrm", {"dlrm": {"epochs": 3}})
-    distill_ranker(examples, statistics, [line / "teacher"], line / "student", {})
-    prune_ranker(examples, line / "student", line / "pruned", {"ratios": [0.5]})
-    quantize_ranker(examples, line / "pruned", line / "variants", {})
-    compile_ranker(examples, line / "pruned", line / "variants", line / "ranker", {})
-    export_retriever(line / "retriever", examples, line / "graphs")
-    build_index(line / "retriever", examples, line / "index", {})
+    reports["train_ranker"] = train_ranker(
+        examples, statistics, line / "teacher", "dlrm", {"dlrm": {"epochs": 3}}
+    )
+    reports["distill_ranker"] = distill_ranker(examples, statistics, [line / "teacher"], line / "student", {})
+    reports["prune_ranker"] = prune_ranker(examples, line / "student", line / "pruned", {"ratios": [0.5]})
+    reports["quantize_ranker"] = quantize_ranker(examples, line / "pruned", line / "variants", {})
+    reports["compile_ranker"] = compile_ranker(
+        examples, line / "pruned", line / "variants", line / "ranker", {}
+    )
+    reports["export_retriever"] = export_retriever(line / "retriever", examples, line / "graphs")
+    reports["build_index"] = build_index(line / "retriever", examples, line / "index", {})
     assemble_bundle(
         line / "statistics",
         line / "graphs",
@@ -288,6 +299,7 @@ def build_toy_line(line: Path) -> None:
         "toy",
         {},
     )
-    evaluate_bundle(line / "bundle", line / "dataset", line / "evaluated")
+    reports["evaluate_bundle"] = evaluate_bundle(line / "bundle", line / "dataset", line / "evaluated")
     publish_features(line / "features", cut, {"bundle_id": "toy"}, str(line / "home"))
+    (line / "reports.json").write_text(json.dumps(reports))
     (line / "cut.txt").write_text(cut)

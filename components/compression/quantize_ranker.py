@@ -30,7 +30,7 @@ from components.ranker.fitting import Schedule, Soft, fit
 from components.ranker.lineage import Parent
 from components.ranker.onnx_export import check_operators, replace_nodes
 from components.ranker.ranker_artefact import GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
-from components.ranker.scoring import OnnxRanker, batches
+from components.ranker.scoring import SIZES, OnnxRanker, batches
 from components.ranker.train_ranker import calibrate, load_ranker
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
         params: fields of `QuantizeParams`.
 
     Returns:
-        NDCG@10 on the held-out lists of each variant as a share of the parent's.
+        NDCG@10 on the held-out lists of each variant as a share of the parent's; and a table with its size,
+        its milliseconds for the longest list, and the reasons why it is outside its tolerance.
     """
     settings = read_params(QuantizeParams, params)
     logging.getLogger("onnxruntime.quantization").setLevel(logging.ERROR)  # a line for every node
@@ -102,7 +103,21 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
         table[name] = {**certificate, "outside_tolerance": failed}
         log.info("%s: %.4f of NDCG@10 %s", name, certificate["ndcg_at_10"]["ratio"], "; ".join(failed))
     write_json(variants / "table.json", table)
-    return {name: row["ndcg_at_10"]["ratio"] for name, row in table.items()}
+    ratios = {name: row["ndcg_at_10"]["ratio"] for name, row in table.items()}
+    return {**ratios, "table": [_row(name, row) for name, row in table.items()]}
+
+
+def _row(name: str, certificate: dict[str, Any]) -> dict[str, Any]:
+    """Return the measurements by which variants are compared."""
+    return {
+        "variant": name,
+        "ndcg_at_10": certificate["ndcg_at_10"]["child"],
+        "of_parent": certificate["ndcg_at_10"]["ratio"],
+        "bytes": certificate["bytes"],
+        "p99_ms": certificate["latency_ms"][str(max(SIZES))]["p99"],
+        "tuned": certificate["tuned"],
+        "outside_tolerance": "; ".join(certificate["outside_tolerance"]),
+    }
 
 
 def _write(

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 REFERENCE_WINDOW = pd.Timedelta(weeks=9)
 COLD_RATIO = 0.2
+HEADLINE = ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
 
 
 def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, Any]:
@@ -58,7 +59,8 @@ def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, A
         evaluated: the directory to write.
 
     Returns:
-        The headline metrics of the served path, and the id of the sealed copy.
+        The id of the sealed copy; the headline metrics of the served path with their intervals; those of the
+        baselines, with the ratio to each.
 
     Raises:
         ValueError: no basket of the test window can be asked.
@@ -80,8 +82,25 @@ def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, A
         settings=loaded.settings,
         made_from={**loaded.manifest["made_from"], "parent": loaded.bundle_id},
     )
-    headline = ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
-    return {"bundle_id": bundle_id, **{name: results["served"][name] for name in headline}}
+    return {"bundle_id": bundle_id, **headline(results)}
+
+
+def headline(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the means by which evaluations are compared, of the served path and of the baselines."""
+    served, baselines = results["served"], results["baselines"]
+    return {
+        **{name: served[name] for name in HEADLINE},
+        "interval": {name: _ends(served["interval"][name]) for name in HEADLINE},
+        "baselines": {
+            name: {metric: row[metric] for metric in HEADLINE}
+            | {"served_is_times": ratio["ndcg_at_10"], "interval": _ends(ratio["ndcg_at_10_interval"])}
+            for (name, row), ratio in zip(baselines.items(), results["ratios"].values(), strict=True)
+        },
+    }
+
+
+def _ends(interval: list[float]) -> dict[str, float]:
+    return {"low": interval[0], "high": interval[1]}
 
 
 def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record]]:

@@ -73,7 +73,7 @@ class Ensemble:
 
 def distill_ranker(
     examples: Path, statistics: Path, teachers: Sequence[Path], student: Path, params: dict[str, Any]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train a student on purchases and on the ensemble's scores of each list.
 
     The soft loss is the cross-entropy between the ensemble's and the student's softmax over each list
@@ -87,21 +87,22 @@ def distill_ranker(
         params: fields of `StudentParams`.
 
     Returns:
-        NDCG@10 on the held-out lists of the student and of the ensemble, and the seconds used.
+        NDCG@10 on the held-out lists of the student and of the ensemble, the seconds used, and the loss of
+        each epoch.
 
     Raises:
         ParityFailed: the student is too far from the ensemble.
     """
-    certificate, cost = train_student(examples, statistics, teachers, student, params)
+    certificate, spent = train_student(examples, statistics, teachers, student, params)
     enforce(certificate)
     own = certificate["ndcg_at_10"]
-    return {"student_ndcg_at_10": own["child"], "ensemble_ndcg_at_10": own["parent"], **cost}
+    return {"student_ndcg_at_10": own["child"], "ensemble_ndcg_at_10": own["parent"], **spent}
 
 
 def train_student(
     examples: Path, statistics: Path, teachers: Sequence[Path], student: Path, params: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Do what `distill_ranker` does, however good the student gets; return its certificate and cost."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Do what `distill_ranker` does, however good the student gets; return certificate, cost and curve."""
     settings = read_params(StudentParams, params)
     if not teachers:
         raise ValueError("no teachers are named: a student needs one or more of what train_ranker wrote")
@@ -115,7 +116,7 @@ def train_student(
     shape = read_shape(examples, statistics)
     model = Dlrm(shape, **size)  # type: ignore[arg-type]
     model.fit_scale(sample_rows(data))
-    fit(
+    curve = fit(
         model,
         data,
         Schedule(
@@ -147,7 +148,7 @@ def train_student(
         params={"student": asdict(settings), "examples": read_manifest(examples)["params"]},
         cost=spent,
     )
-    return certificate, spent
+    return certificate, {**spent, "curve": curve}
 
 
 def read_taught(student: Path, data: RankerExamples) -> np.ndarray:

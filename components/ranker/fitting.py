@@ -48,8 +48,8 @@ def fit(
     data: RankerExamples,
     schedule: Schedule,
     soft: Soft | None = None,
-) -> float:
-    """Train in place with Adam and one learning-rate cycle; return the mean loss of the last epoch.
+) -> list[dict[str, float]]:
+    """Train in place with Adam and one learning-rate cycle; return each epoch's number and mean loss.
 
     Under `torchrun` each process takes its share of every batch, and DistributedDataParallel averages the
     gradients: the batches and steps of one process, in less time.
@@ -84,7 +84,8 @@ def fit(
     )
     model.train()
     label = np.asarray(data.label)
-    began, said, mean_loss = time.perf_counter(), time.perf_counter(), math.nan
+    began, said = time.perf_counter(), time.perf_counter()
+    curve: list[dict[str, float]] = []
     for epoch in range(epochs):
         losses = []
         for done, together in enumerate(np.array_split(rng.permutation(lists), batches)):
@@ -108,9 +109,9 @@ def fit(
                 share = (epoch + (done + 1) / batches) / epochs
                 left = (said - began) * (1 / share - 1)
                 log.info("%3.0f %%: loss %.4f, about %.0f s to go", 100 * share, np.mean(losses[-200:]), left)
-        mean_loss = float(np.mean(losses))
-        log.info("epoch %d of %d: loss %.4f", epoch + 1, epochs, mean_loss)
-    return mean_loss
+        curve.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
+        log.info("epoch %d of %d: loss %.4f", epoch + 1, epochs, curve[-1]["loss"])
+    return curve
 
 
 class _Logits(nn.Module):

@@ -51,8 +51,8 @@ def train_ranker(
         params: fields of `RankerParams` for each model, by its name; others' are passed over.
 
     Returns:
-        Calibration slope and intercept, the mean probability against the purchase rate on the calibration
-        lists, and the seconds used.
+        Calibration slope and intercept, NDCG@10 on the calibration lists, the seconds used, and the loss of
+        each epoch; trees have none.
 
     Raises:
         ContractViolation: the examples are missing or of another schema.
@@ -75,13 +75,14 @@ def train_ranker(
     cost = Cost()
     torch.manual_seed(settings.seed)
     ranker = kind(shape, **settings.size)
+    curve: list[dict[str, float]] = []
     if isinstance(ranker, GradientBoosting):
         ranker.fit(data, settings.seed, os.cpu_count() or 1)
     else:
         if isinstance(ranker, GraphRanker):
             ranker.set_graph(*read_graph(examples))
         ranker.fit_scale(sample_rows(data))
-        fit(ranker, data, schedule_of(settings))
+        curve = fit(ranker, data, schedule_of(settings))
         ranker.eval()
     if not leads:  # all processes hold the same weights: one writes them
         return {"model": model}
@@ -103,7 +104,8 @@ def train_ranker(
         },
         cost=spent,
     )
-    return {"model": model, **scores, **spent, "ndcg_at_10": certificate["ndcg_at_10"]["child"]}
+    report = {"model": model, **scores, **spent, "ndcg_at_10": certificate["ndcg_at_10"]["child"]}
+    return report | {"curve": curve} if curve else report
 
 
 def join_workers() -> bool:

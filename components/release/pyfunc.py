@@ -10,6 +10,7 @@ import json
 import math
 import platform
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,34 +43,63 @@ class BundleModel:
         return answers
 
 
-def write_flavour(folder: Path, run_id: str, bundle: str) -> None:
+def write_flavour(folder: Path, run_id: str, bundle: str, example: Mapping[str, Any]) -> None:
     """Write the files that make a run a model of MLflow: MLmodel, and an example of its input.
 
     Args:
         folder: of the files, which belong to the root of the run's artifacts.
         run_id: of the run.
         bundle: name of the bundle's folder among these artifacts.
+        example: a request that the bundle can answer.
     """
-    columns: list[dict[str, Any]] = [
-        {"name": "basket", "type": "array", "items": {"type": "string"}, "required": True},
-        *({"name": name, "type": "string", "required": False} for name in ("user_id", "store_id", "at")),
-        {"name": "k", "type": "long", "required": False},
-        {"name": "request_id", "type": "string", "required": False},
-    ]
     flavour = {"loader_module": __name__, "data": bundle, "python_version": platform.python_version()}
     model = {
         "run_id": run_id,
         "flavors": {"python_function": flavour},
-        "signature": {"inputs": json.dumps(columns), "outputs": None, "params": None},
+        "signature": {"inputs": json.dumps(_INPUTS), "outputs": json.dumps(_OUTPUTS), "params": None},
         "saved_input_example_info": {
             "artifact_path": EXAMPLE,
             "type": "dataframe",
             "pandas_orient": "split",
         },
     }
-    example = {"columns": ["basket", "k"], "data": [[["item-1", "item-2"], 10]]}
-    (folder / EXAMPLE).write_text(json.dumps(example), encoding="utf-8")
+    split = {"columns": list(example), "data": [list(example.values())]}
+    (folder / EXAMPLE).write_text(json.dumps(split), encoding="utf-8")
     (folder / "MLmodel").write_text(yaml.safe_dump(model), encoding="utf-8")
+
+
+def _column(name: str, kind: str, required: bool = False, **of: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "required": required, **of}
+
+
+def _object(required: Iterable[tuple[str, str]], optional: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    fields = {name: {"type": kind, "required": True} for name, kind in required}
+    fields |= {name: {"type": kind, "required": False} for name, kind in optional}
+    return {"type": "object", "properties": fields}
+
+
+# Of `serving.schemas`, in MLflow's words; a test compares the names.
+_INPUTS = [
+    _column("basket", "array", required=True, items={"type": "string"}),
+    *(_column(name, "string") for name in ("user_id", "store_id", "at", "profile", "request_id")),
+    _column("k", "long"),
+    _column("explain", "boolean"),
+]
+_ITEM = _object(
+    required=[("item_id", "string"), ("score", "double"), ("source", "string"), ("reason", "string")],
+    optional=[
+        *((name, "double") for name in ("price", "promotion")),
+        *((name, "string") for name in ("coupon", "name", "reason_code")),
+    ],
+)
+_OUTPUTS = [
+    *(_column(name, "string", required=True) for name in ("request_id", "bundle_id", "rung")),
+    _column("items", "array", required=True, items=_ITEM),
+    _column("degraded", "boolean", required=True),
+    _column("degraded_reason", "string"),
+    _column("stage_ms", "map", required=True, values={"type": "double"}),
+    _column("unknown_items", "long"),
+]
 
 
 def _load_pyfunc(path: str) -> BundleModel:

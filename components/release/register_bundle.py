@@ -14,6 +14,7 @@ from components.release.registry import CHALLENGER, Registry
 from feature_repo.atomic_files import read_regular
 from serving.errors import BundleInvalid
 from serving.release.bundle import read_manifest, verify_files
+from serving.release.golden import read_golden
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ def register_bundle(bundle: Path, tracking_uri: str, model_name: str) -> str:
             _params(manifest),
             _metrics(evaluation),
             model_card(bundle, manifest, evaluation, certificates),
+            read_golden(bundle)[0].request,
         )
         log.info("bundle %s is version %s of %s", manifest["bundle_id"], version, model_name)
     else:

@@ -147,13 +147,22 @@ class Registry:
         params: Mapping[str, str],
         metrics: Mapping[str, float],
         card: str = "",
+        example: Mapping[str, Any] | None = None,
     ) -> str:
-        """Store a bundle with its metrics and tags, and return its new version; `card` is its description.
+        """Store a bundle with its metrics and tags, and return its new version.
 
         The run is found again by its bundle id when an earlier attempt stopped between run and version.
+
+        Args:
+            bundle: the folder.
+            tags: of run and version; a `data_hash` among them also names the run's data set.
+            params: of the run.
+            metrics: of the run.
+            card: description of the version.
+            example: a request that the bundle can answer; None: one with an empty basket.
         """
         with _reached(self.tracking_uri):
-            run_id = self._run(bundle, tags, params, metrics)
+            run_id = self._run(bundle, tags, params, metrics, example or {"basket": []})
             if not self._exists():
                 self._client.create_registered_model(self.model_name)
             version = self._client.create_model_version(
@@ -310,7 +319,12 @@ class Registry:
         return bool(self._client.search_registered_models(f"name = '{self.model_name}'"))
 
     def _run(
-        self, bundle: Path, tags: Mapping[str, str], params: Mapping[str, str], metrics: Mapping[str, float]
+        self,
+        bundle: Path,
+        tags: Mapping[str, str],
+        params: Mapping[str, str],
+        metrics: Mapping[str, float],
+        example: Mapping[str, Any],
     ) -> str:
         from mlflow.entities import Metric, Param
 
@@ -330,9 +344,11 @@ class Registry:
             metrics=[Metric(name, value, at, 0) for name, value in metrics.items()],
             params=[Param(name, value[:6000]) for name, value in params.items()],
         )
+        if tags.get("data_hash"):
+            self._client.log_inputs(run_id, [_training_data(tags)])
         self._client.log_artifacts(run_id, str(bundle), ARTIFACT)
         with TemporaryDirectory() as folder:
-            write_flavour(Path(folder), run_id, ARTIFACT)
+            write_flavour(Path(folder), run_id, ARTIFACT, example)
             self._client.log_artifacts(run_id, folder)
         self._client.set_terminated(run_id)
         return run_id
@@ -343,6 +359,15 @@ class Registry:
             return str(found.experiment_id)
         # The default experiment of a fresh database points at the working directory of the moment.
         return str(self._client.create_experiment(name, artifact_location=self._artifacts))
+
+
+def _training_data(tags: Mapping[str, str]) -> Any:
+    """Return the data set of a bundle as MLflow shows it: the hash of its files, and the cut."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    source = json.dumps({"made_by": "ingest_events", "cut": tags.get("cut", "")})
+    data = Dataset("events", tags["data_hash"], "reco", source)
+    return DatasetInput(data, [InputTag("mlflow.data.context", "training")])
 
 
 def _metric_name(name: str) -> str:

@@ -37,7 +37,7 @@ def build_index(retriever: Path, examples: Path, index: Path, params: dict[str, 
         params: fields of `IndexParams`.
 
     Returns:
-        Items, dimension, and the choice: kind, recall, bytes, milliseconds.
+        Items, dimension, the choice (kind, recall, bytes, milliseconds), and the curve that it comes from.
     """
     settings = read_params(IndexParams, params)
     model = load_retriever(retriever)
@@ -65,7 +65,8 @@ def build_index(retriever: Path, examples: Path, index: Path, params: dict[str, 
     (index / "index.json").write_text(json.dumps(report, indent=1))
     size = {"items": vectors.shape[0], "dimension": vectors.shape[1]}
     log.info("%s: %s %s", size, chosen["description"], chosen["search"])
-    return size | {name: chosen[name] for name in ("kind", "recall", "bytes", "p50_ms", "p99_ms")}
+    choice = {name: chosen[name] for name in ("kind", "recall", "bytes", "p50_ms", "p99_ms")}
+    return {**size, **choice, "curve": curve}
 
 
 def item_vectors(model: TwoTower) -> np.ndarray:

@@ -28,14 +28,14 @@ CARDINALITY = ("type", "category", "department")
 
 def train_retriever(
     examples: Path, statistics: Path, checkpoint: Path, params: dict[str, Any]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train by sampled softmax: each epoch hides other items of each basket and asks for them.
 
     With m negatives drawn uniformly from n items, each one's term counts n/m times, which makes the
     sampled softmax an unbiased estimate of the full one (Jean et al., arXiv 1412.2007).
 
     Returns:
-        The loss of the last epoch and the seconds it took.
+        The loss of the last epoch, the seconds it took, and the loss of each epoch.
 
     Raises:
         ContractViolation: the examples are missing or of another schema.
@@ -54,7 +54,8 @@ def train_retriever(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, settings.learning_rate, total_steps=steps, pct_start=0.1
     )
-    began, loss_value = time.perf_counter(), math.nan
+    began = time.perf_counter()
+    curve: list[dict[str, float]] = []
     for epoch in range(settings.epochs):
         losses = []
         for rows in np.array_split(
@@ -66,14 +67,14 @@ def train_retriever(
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-        loss_value = float(np.mean(losses))
+        curve.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
         took = time.perf_counter() - began
         left = took / (epoch + 1) * (settings.epochs - epoch - 1)
         log.info(
             "epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go",
             epoch + 1,
             settings.epochs,
-            loss_value,
+            curve[-1]["loss"],
             took,
             left,
         )
@@ -86,7 +87,12 @@ def train_retriever(
         hidden=settings.hidden,
         params={"retriever": asdict(settings), "examples": read_manifest(examples)["params"]},
     )
-    return {"loss": loss_value, "seconds": time.perf_counter() - began, "baskets": float(baskets)}
+    return {
+        "loss": curve[-1]["loss"],
+        "seconds": time.perf_counter() - began,
+        "baskets": float(baskets),
+        "curve": curve,
+    }
 
 
 def _loss(

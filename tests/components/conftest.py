@@ -16,6 +16,7 @@ from components.release.registry import Registry
 from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, FRESH, HISTORY_LENGTH
 from feature_repo.statistics import ARRAYS, Statistics, write_statistics
 from serving.release.bundle import REQUIRED, RankingSettings, seal_bundle
+from serving.release.golden import GoldenRequest, write_golden
 from serving.stages.retrieval import Quotas
 
 SIGNAL = DENSE_NAMES.index("together_sum")  # the feature that decides the purchase
@@ -63,6 +64,7 @@ def evaluated(tmp_path: Path) -> Callable[..., Path]:
         for file in REQUIRED:
             (path / file).parent.mkdir(parents=True, exist_ok=True)
             (path / file).write_text(name)
+        write_golden(path, [GoldenRequest({"basket": ["i01"], "user_id": "u1", "k": 5}, None)])
         proven = [certificate_of(graph_id(path / GRAPH))]
         (path / CERTIFICATES).write_text(json.dumps(proven))
         results = {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from components import steps
+from components.evaluation.baselines import BASELINES
 from components.pages import show
 
 REPORT = {
@@ -21,6 +22,17 @@ REPORT = {
     "curve": [{"probes": 1, "recall": {"at_50": 0.75}}, {"probes": 8, "recall": {"at_50": 1.0}}],
 }
 NUMBERS = {"loss": 0.25, "rows": 7.0, "ndcg.all": 0.5, "ndcg.new | old": 0.125}
+SHOWS = {  # a line or table that each step's page must have
+    "train_retriever": "| epoch | loss |",
+    "train_ranker": "| epoch | loss |",
+    "distill_ranker": "| epoch | loss |",
+    "prune_ranker": "| kept_ratio |",
+    "quantize_ranker": "| variant | ndcg_at_10 | of_parent | bytes | p99_ms | tuned | outside_tolerance |",
+    "compile_ranker": "| p50_ms |",
+    "export_retriever": "| query_tower_max_difference |",
+    "build_index": "| bytes | build_s | recall | p50_ms | p99_ms |",
+    "evaluate_bundle": "| baselines.blend.interval.low |",
+}
 SHOWING = [
     name
     for name, value in vars(steps).items()
@@ -61,14 +73,50 @@ def test_at_least_eight_steps_show_a_page() -> None:
         assert outputs["page"].type == "system.Markdown@0.0.1"
 
 
-@pytest.mark.parametrize("name", SHOWING)
-def test_a_step_s_page_opens(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_that_shows_a_page_is_looked_at() -> None:
+    """Promotion needs a registry: the test of the tutorial opens its page."""
+    assert set(SHOWING) == {*SHOWS, "promote_bundle"}
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_a_step_s_page_opens(
+    name: str, toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's own lines show the report that it gave for the toy shop."""
+    report = json.loads((toy_line / "reports.json").read_text())[name]
     function = getattr(steps, name).python_func
     [module] = [m for m in function.__code__.co_names if m.startswith("components.") and m.endswith(name)]
-    monkeypatch.setattr(import_module(module), name, lambda *_: REPORT)
+    monkeypatch.setattr(import_module(module), name, lambda *_: report)
     numbers, page = Numbers(tmp_path / "numbers"), tmp_path / "page"
     place: Any = SimpleNamespace(path=str(tmp_path))
     given = {argument: place for argument in function.__annotations__ if argument != "return"}
-    assert function(**{**given, "numbers": numbers, "page": SimpleNamespace(path=str(page))}) is REPORT
-    assert numbers.logged == NUMBERS
-    assert "| model | dlrm |" in page.read_text()
+    given |= {
+        "params": {},
+        "model": "dlrm",
+        "tracking_uri": "http://127.0.0.1:9",
+        "model_name": "recommender",
+    }
+    given |= {"numbers": numbers, "page": SimpleNamespace(path=str(page))}
+    assert function(**{k: v for k, v in given.items() if k in function.__annotations__}) is report
+    assert numbers.logged == json.loads((tmp_path / "numbers").read_text()) != {}
+    assert SHOWS[name] in page.read_text()
+
+
+@pytest.mark.parametrize("name", ["train_retriever", "train_ranker", "distill_ranker"])
+def test_a_toy_training_s_curve_goes_down(name: str, toy_line: Path) -> None:
+    curve = json.loads((toy_line / "reports.json").read_text())[name]["curve"]
+    assert [point["epoch"] for point in curve] == list(range(1, len(curve) + 1))
+    assert len(curve) >= 3
+    assert curve[-1]["loss"] < curve[0]["loss"]
+
+
+def test_the_toy_evaluation_has_each_baseline_with_its_interval(toy_line: Path) -> None:
+    report = json.loads((toy_line / "reports.json").read_text())["evaluate_bundle"]
+    assert set(report["baselines"]) == set(BASELINES)
+    for row in (report, *report["baselines"].values()):
+        assert 0 <= row["ndcg_at_10"] <= 1
+    assert report["interval"]["ndcg_at_10"]["low"] <= report["ndcg_at_10"]
+    assert report["ndcg_at_10"] <= report["interval"]["ndcg_at_10"]["high"]
+    popularity = report["baselines"]["popularity"]
+    times = report["ndcg_at_10"] / popularity["ndcg_at_10"]
+    assert popularity["served_is_times"] == pytest.approx(times, rel=1e-3)

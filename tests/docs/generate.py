@@ -17,6 +17,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/metrics.md": reference.metrics_page,
     "docs/reference/parameters.md": reference.parameters_page,
     "docs/reference/licences.md": licences.licences_page,
+    "docs/reference/features.md": reference.features_page,
     "docs/figures/index.md": figures.figures_page,
 }
 SECTIONS: dict[str, dict[str, Callable[[], str]]] = {

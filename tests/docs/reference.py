@@ -13,6 +13,8 @@ import click
 from prometheus_client import REGISTRY
 
 from components.hyper_parameters import GROUPS, RANKERS, describe
+from feature_repo.schema import FRESH, ITEM, REQUEST, USER
+from feature_repo.snapshots import ITEM_COLUMNS, ITEM_VIEW, USER_COLUMNS, USER_VIEW
 from feature_repo.stream.configuration import CONFIG, DOTENV_FILE, NO_FILE, TOML_FILE
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from feature_repo.stream.kafka import KafkaSettings
@@ -408,3 +410,29 @@ def rankers_text() -> str:
         "Each ranker has its own group: `--param ranker_params.dlrm.epochs=1`. `size` holds the "
         "arguments of its class:\n\n" + table(("ranker", "defaults", "`size`"), rows)
     )
+
+
+# ------------------------------------------------------------------------------------------- features
+
+
+def features_page() -> str:
+    """Return every input of the model with its meaning, and the Feast view that has it."""
+    views = dict.fromkeys(USER_COLUMNS.names, USER_VIEW) | dict.fromkeys(ITEM_COLUMNS.names, ITEM_VIEW)
+    rows = [
+        (code(feature.__name__), of, code(views.get(feature.__name__, "")), first_sentence(feature))
+        for of, features in (("user", USER), ("item", ITEM), ("item", FRESH), ("request", REQUEST))
+        for feature in features
+    ]
+    return (
+        f"{HEAD}# Features\n\n"
+        f"The {len(rows)} dense inputs of a ranker, in their order. `feature_repo/schema.py` lists them.\n\n"
+        f"The {len(REQUEST)} of a request depend on basket and candidate: no store can hold them.\n"
+        "The same compiled loops compute them in training and in the endpoint, from the rows of both views.\n"
+        "An on-demand view of Feast would be a second definition, which neither of them would use.\n\n"
+        + table(("feature", "of", "Feast view", "meaning"), rows)
+    )
+
+
+def first_sentence(feature: Any) -> str:
+    """Return the first line of a feature's docstring."""
+    return str(feature.__doc__).splitlines()[0]

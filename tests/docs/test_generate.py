@@ -6,6 +6,7 @@ import click
 import pytest
 from prometheus_client import REGISTRY
 
+from feature_repo.schema import DENSE_NAMES
 from feature_repo.stream.configuration import setting
 from serving.errors import RecommendError
 from serving.settings import Settings
@@ -52,6 +53,17 @@ def test_every_metric_of_ours_is_listed() -> None:
     names = {family.name for family in REGISTRY.collect() if family.name.startswith("reco_")}
     assert len(names) > 10
     assert not [name for name in names if f"`{name}" not in page]
+
+
+def test_every_feature_is_listed_and_feast_has_those_of_users_and_items() -> None:
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in reference.features_page().split("\n")
+    ]
+    listed = {row[0]: row for row in rows if len(row) == 4}
+    assert set(DENSE_NAMES) <= set(listed)
+    assert all(listed[name][3] for name in DENSE_NAMES), "a meaning is missing"
+    for name in DENSE_NAMES:
+        assert bool(listed[name][2]) == (listed[name][1] != "request"), name
 
 
 def test_every_group_of_parameters_is_listed() -> None:

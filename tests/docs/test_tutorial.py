@@ -46,5 +46,14 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
         query = "SELECT r.name FROM runs r JOIN experiments e USING (experiment_id) WHERE e.name = ?"
         steps = {name for (name,) in database.execute(query, ["checkout-recommender-steps"])}
+        query = "SELECT r.name FROM metrics m JOIN runs r USING (run_uuid) WHERE m.key = 'curve.loss'"
+        curved = {name for (name,) in database.execute(query)}
     trained = {"train_retriever", "train_ranker", "distill_ranker"}
     assert steps == trained | {"prune_ranker", "quantize_ranker", "compile_ranker"}
+    assert curved == trained
+    for run in (tmp_path / "runs").iterdir():
+        pages = {page.parent.name: page.read_text() for page in run.glob("artifacts/*/page")}
+        assert len(pages) >= 8
+        assert all("| epoch | loss |" in pages[name.replace("_", "-")] for name in trained)
+        assert "| ndcg_at_10 against blend |" in pages["promote-bundle"]
+        assert all((page.parent / "numbers").is_file() for page in run.glob("artifacts/*/page"))

@@ -1,7 +1,9 @@
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +17,7 @@ from monitoring.drift import (
     drift_of_log,
     measure_drift,
     raise_alert,
+    show,
 )
 from monitoring.verdict import RULES, ColumnRule, DriftVerdict, judge
 from monitoring.windows import TablePair, Window
@@ -303,3 +306,11 @@ def test_a_pipeline_gets_the_verdict_and_keeps_the_report(
     verdict = measure_drift(bundle, path, "2024-01-29", "", tmp_path / "drift")
     assert verdict["status"] == "drifted"
     assert {file.name for file in (tmp_path / "drift").iterdir()} == {"verdict.json", "report.html"}
+    numbers, page = SimpleNamespace(path=str(tmp_path / "numbers")), SimpleNamespace(path=tmp_path / "page")
+    logged = dict[str, float]()
+    numbers.log_metric = logged.__setitem__
+    assert show(verdict, tmp_path / "drift", numbers, page) is verdict
+    assert logged == json.loads((tmp_path / "numbers").read_text())
+    assert max(logged, key=lambda name: logged[name]) == "psi.category"
+    assert "drifted" in page.path.read_text()
+    assert page.path.stat().st_size > 100_000, "the charts are missing"

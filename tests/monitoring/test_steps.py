@@ -18,5 +18,5 @@ def test_a_step_hands_its_paths_over() -> None:
     from monitoring import steps
 
     assert set(steps.measure_drift.component_spec.inputs) == {"bundle", "dataset", "since", "until"}
-    assert set(steps.measure_drift.component_spec.outputs) == {"drift", "Output"}
+    assert set(steps.measure_drift.component_spec.outputs) == {"drift", "numbers", "page", "Output"}
     assert set(steps.raise_alert.component_spec.inputs) == {"verdict"}

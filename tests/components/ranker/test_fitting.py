@@ -111,9 +111,10 @@ def test_training_finds_the_planted_signal(plant: Callable[..., RankerExamples])
     model = Dlrm(SHAPE, hidden=16)
     model.fit_scale(sample_rows(data))
     untrained = fit(model, data, Schedule(1, 300, 1e-9, 0.1, 0.0, 0))
-    loss = fit(model, data, Schedule(4, 16, 1e-2, 0.1, 0.0, 0))
+    curve = fit(model, data, Schedule(4, 16, 1e-2, 0.1, 0.0, 0))
     assert model.training
-    assert loss < 0.5 * untrained
+    assert [point["epoch"] for point in curve] == list(range(1, 17))
+    assert curve[-1]["loss"] < 0.5 * untrained[0]["loss"]
 
 
 def test_few_lists_are_passed_until_the_least_number_of_steps(

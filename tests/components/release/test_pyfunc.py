@@ -1,14 +1,22 @@
 """A version of the registry as MLflow loads it: the same answers as the path that is served."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from components.release.registry import Registry
+from components.release.register_bundle import register_bundle
+from components.release.registry import Registry, default_tracking_uri
+from pipelines.inspect.ask import evaluation_requests
 from serving.answer.recommender import open_recommender
-from serving.schemas import parse_request
+from serving.release.bundle import read_manifest
+from serving.release.golden import read_golden
+from serving.schemas import Recommendation, RequestBody, Response, parse_request
 from serving.stores.online_features import MemoryStore
+from tests.pipelines.cli.conftest import answered, reco
+from tests.pipelines.conftest import toy_home
 from tests.serving.conftest import build_bundle
 
 pytestmark = [
@@ -26,6 +34,44 @@ def items(answer: dict[str, Any]) -> list[tuple[str, float]]:
     return [(item["item_id"], item["score"]) for item in answer["items"]]
 
 
+def test_a_registered_champion_answers_as_the_command_does(
+    toy_line: Path, migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+    import pandas as pd
+
+    home = toy_home(tmp_path / "home", toy_line)
+    shutil.copyfile(migrated, home / "mlflow.db")
+    uri = default_tracking_uri(home)
+    version = register_bundle(toy_line / "evaluated", uri, "recommender")
+    registry = Registry(uri, "recommender")
+    registry.point("champion", version)
+    [logged] = registry._client.get_run(registry.version(version).run_id).inputs.dataset_inputs
+    manifest = read_manifest(toy_line / "evaluated")
+    assert logged.dataset.digest == manifest["made_from"]["data_hash"]
+    assert json.loads(logged.dataset.source)["cut"] == manifest["cut"]
+    monkeypatch.setenv("RECO_HOME", str(home))
+    mlflow.set_tracking_uri(uri)
+    model = mlflow.pyfunc.load_model("models:/recommender@champion")
+    assert model.input_example.to_dict("records") == [read_golden(toy_line / "evaluated")[0].request]
+
+    asked = evaluation_requests(toy_line / "evaluated", 5)
+    asked += [{name: value for name, value in asked[0].items() if name != "user_id"}]
+    commanded = []
+    for line in asked:
+        options = {"--user": line.get("user_id"), "--store": line["store_id"], "--at": line["at"]}
+        given = [word for option, value in options.items() if value for word in (option, value)]
+        basket = ["--basket", ",".join(line["basket"])]
+        commanded.append(answered(reco(home, "recommend", *basket, *given, "--output", "json")))
+    answers = model.predict(pd.DataFrame([{**line, "explain": True} for line in asked]))
+    for answer, expected in zip(answers, commanded, strict=True):
+        for own in (answer, expected):  # these two are of the call
+            del own["stage_ms"], own["request_id"]
+        assert answer == expected
+    assert not any(answer["degraded"] for answer in answers)
+    assert items(answers[0]) != items(answers[-1]), "the shopper's row was not read"
+
+
 def test_mlflow_loads_the_champion_and_answers_as_it_is_served(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,7 +80,8 @@ def test_mlflow_loads_the_champion_and_answers_as_it_is_served(
 
     monkeypatch.setenv("RECO_STORE_URL", "memory:")
     bundle = build_bundle(tmp_path / "bundle")
-    registry.point("champion", registry.add(bundle, {"bundle_id": "b1"}, {}, {}))
+    asked = read_golden(bundle)[0].request
+    registry.point("champion", registry.add(bundle, {"bundle_id": "b1"}, {}, {}, example=asked))
     mlflow.set_tracking_uri(registry.tracking_uri)
     model = mlflow.pyfunc.load_model(f"models:/{registry.model_name}@champion")
     recommender = open_recommender(bundle, MemoryStore())
@@ -45,10 +92,12 @@ def test_mlflow_loads_the_champion_and_answers_as_it_is_served(
     assert [items(answer) for answer in answers] == [items(answer) for answer in expected]
     assert [len(answer["items"]) for answer in answers] == [7, 10]
     assert answers[0]["bundle_id"] == recommender.bundle.bundle_id
-    assert [column.name for column in model.metadata.signature.inputs] == [
-        *("basket", "user_id", "store_id", "at", "k", "request_id")
-    ]
+    signature = model.metadata.signature
+    assert set(signature.inputs.input_names()) == set(RequestBody.__struct_fields__)
+    assert set(signature.outputs.input_names()) == set(Response.__struct_fields__)
+    [shown] = [column.type.dtype for column in signature.outputs if column.name == "items"]
+    assert {field.name for field in shown.properties} == set(Recommendation.__struct_fields__)
     example = model.input_example
-    assert example["basket"].tolist() == [["item-1", "item-2"]]
-    assert len(model.predict(example)[0]["items"]) == 10
+    assert example.to_dict("records") == [asked]
+    assert model.predict(example)[0]["items"]
     assert not list((registry.download(registry.version("1"), tmp_path / "copy")).glob("MLmodel"))

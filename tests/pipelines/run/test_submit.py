@@ -16,7 +16,7 @@ import yaml
 from kfp import components
 
 from pipelines.run.submit import ApiRefused, ApiUnreachable, Mount, submit_pipeline, wait_for_run, write_ir
-from pipelines.training import training
+from pipelines.training import TEACHERS, training
 from pipelines.watch import watch
 from tests.pipelines.conftest import sums
 
@@ -187,7 +187,14 @@ def test_a_step_gets_the_passwords_that_it_needs_from_the_secret(tmp_path: Path)
         assert secret["optional"]
         given[name] = {pair["envVar"] for pair in secret["keyToEnv"]}
     mlflow = {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"}
+    models = ("", *(f"-{number}" for number in range(2, len(TEACHERS) + 1)))
+    trained = [
+        *(f"exec-{name}" for name in ("train-retriever", "distill-ranker", "prune-ranker")),
+        *(f"exec-{name}" for name in ("quantize-ranker", "compile-ranker")),
+        *(f"exec-train-ranker{model}" for model in models),
+    ]
     assert given == {
+        **dict.fromkeys(trained, mlflow),
         "exec-register-bundle": mlflow,
         "exec-promote-bundle": mlflow,
         "exec-publish-features": {"RECO_STORE_PASSWORD"},
