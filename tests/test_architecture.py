@@ -258,6 +258,25 @@ def test_each_library_is_declared() -> None:
     assert not missing
 
 
+def test_the_client_needs_httpx_alone() -> None:
+    """The contract of import-linter names what the client may not import; this names all that it may."""
+    modules = list((ROOT / "serving" / "client").glob("*.py"))
+    assert len(modules) > 3
+    for path in modules:
+        assert imported(path) <= {*sys.stdlib_module_names, "httpx"}, name(path)
+
+
+def test_each_push_runs_the_tests_once() -> None:
+    """`make test` holds the fast lane; so the other workflow runs the part of `make check` without tests."""
+    workflows = ROOT / ".github" / "workflows"
+    runs = {
+        file.stem: set(re.findall(r"- run: make (\w+)$", file.read_text(encoding="utf-8"), re.MULTILINE))
+        for file in workflows.glob("*.yml")
+    }
+    assert runs["check"] == {"lint"}
+    assert [name for name, targets in runs.items() if targets & {"test", "check"}] == ["test"]
+
+
 def is_served(path: Path) -> bool:
     """Whether the endpoint's image holds what this module needs."""
     return path.parts[len(ROOT.parts)] in {"serving", "feature_repo"} and name(path) not in NOT_SERVED
