@@ -25,7 +25,6 @@ TOUCHES_ENVIRONMENT = {
     "serving/settings.py": "reads the home before anything else, and finds misspelt variables",
     "pipelines/cli/shell.py": "reads RECO_HOME",
     "pipelines/run/step_process.py": "sets the threads of a step, where the environment does not",
-    "components/steps.py": "tells the gate which folder holds the trusted keys",
     "components/release/examination.py": "passes a few variables on to its child process",
     "components/release/registry.py": "sets MLflow's own switches before it imports MLflow",
 }
@@ -260,6 +259,25 @@ def test_each_library_is_declared() -> None:
             if not {canonical(owner) for owner in owners.get(library, [library])} & allowed:
                 missing.append(f"{name(path)}: {library}")
     assert not missing
+
+
+def test_the_client_needs_httpx_alone() -> None:
+    """The contract of import-linter names what the client may not import; this names all that it may."""
+    modules = list((ROOT / "serving" / "client").glob("*.py"))
+    assert len(modules) > 3
+    for path in modules:
+        assert imported(path) <= {*sys.stdlib_module_names, "httpx"}, name(path)
+
+
+def test_each_push_runs_the_tests_once() -> None:
+    """`make test` holds the fast lane; so the other workflow runs the part of `make check` without tests."""
+    workflows = ROOT / ".github" / "workflows"
+    runs = {
+        file.stem: set(re.findall(r"- run: make (\w+)$", file.read_text(encoding="utf-8"), re.MULTILINE))
+        for file in workflows.glob("*.yml")
+    }
+    assert runs["check"] == {"lint"}
+    assert [name for name, targets in runs.items() if targets & {"test", "check"}] == ["test"]
 
 
 def is_served(path: Path) -> bool:

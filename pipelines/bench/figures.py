@@ -37,18 +37,20 @@ class PublishedBench:
     short: str  # options that prove that it works; their figures mean nothing
 
 
-# The sizes below are what fits into the time; the commands' own defaults take longer.
+# The sizes below are what fits into the time; the commands' own defaults take longer. The plan leaves ten of
+# the 90 minutes free: a bench that overruns must not cost the last one its place. Two published results have no
+# place in it: `bench peers` tunes for an hour, and `drill release` waits ten minutes for canaries.
 PLAN = (
-    PublishedBench("quality", 6, "bench quality", ""),
-    PublishedBench("drift", 3, "bench drift", ""),
+    PublishedBench("quality", 5, "bench quality", ""),
+    PublishedBench("drift", 2, "bench drift", ""),
     PublishedBench("latency", 2, "bench latency", "--seconds 1"),
     PublishedBench("rerank", 6, "bench rerank", ""),
-    PublishedBench("retrieval", 8, "bench retrieval --items 400000", "--items 2000"),
+    PublishedBench("retrieval", 5, "bench retrieval --items 200000", "--items 2000"),
     PublishedBench("features", 8, "bench features --seconds 20", "--seconds 1 --kills 1"),
     PublishedBench("compression", 14, "bench compression", ""),
-    PublishedBench("scale", 8, "bench scale --items 200000 --users 100000", "--items 2000 --users 1000"),
+    PublishedBench("scale", 5, "bench scale --items 100000 --users 50000", "--items 2000 --users 1000"),
     PublishedBench("drills", 12, "drill all", "--short"),
-    PublishedBench("load", 23, "bench load", "--quick"),
+    PublishedBench("load", 21, "bench load --endurance", "--quick"),
 )
 
 

@@ -259,7 +259,7 @@ DRILLS = (
     ),
     Drill(
         "poisoned-row",
-        "invalid rows affect only their own shoppers, who still get a list",
+        "an invalid row affects only its own shopper; a list comes without it",
         {"a sixth of each kind": faults.rows_poisoned},
         (
             Goal("change of another shopper's score", "<=", 1e-6, "", goals.score_moved),

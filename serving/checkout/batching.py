@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Generic, TypeVar
+from typing import Any
 
 from serving import metrics
 from serving.errors import DeadlineExceeded, Overloaded, RankerMismatch, RankerUnavailable, RowsRefused
@@ -28,10 +28,8 @@ MOST_WAITING = 256  # requests in the queue; more are refused
 _WEIGHT = 0.1  # of the newest in the averages
 _OF_THE_CALL = (DeadlineExceeded, RankerMismatch, RankerUnavailable)  # each request alone would get the same
 
-Work = TypeVar("Work")
-Result = TypeVar("Result")
 # Bundle, works, latest deadline -> one result for each work; a result that is an exception fails that one.
-CallModel = Callable[[str, Sequence[Work], float], Awaitable[Sequence[Result | Exception]]]
+CallModel = Callable[[str, Sequence[Any], float], Awaitable[Sequence[Any]]]
 
 
 class Priority(IntEnum):
@@ -42,35 +40,31 @@ class Priority(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting(Generic[Work, Result]):
-    work: Work
+class _Waiting:
+    work: Any
     rows: int
     bundle_id: str
     priority: Priority
     deadline: float
     since: float
     # Errors travel as results: a model may raise an error that no future takes (StopIteration).
-    answer: asyncio.Future[Result | Exception] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def settle(self, result: Result | Exception) -> None:
+    def settle(self, result: Any) -> None:
         """Wake the request, unless it was cancelled."""
         if not self.answer.done():
             self.answer.set_result(result)
 
 
-class Batcher(Generic[Work, Result]):
+class Batcher:
     """Joins requests that wait for one ranker; belongs to one event loop."""
 
     def __init__(
         self,
-        call: CallModel[Work, Result],
+        call: CallModel,
         *,
         max_wait_ms: float,
         max_rows: int,
-        stage: str = "ranking",
-        most_waiting: int = MOST_WAITING,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take the model and the limits.
@@ -79,33 +73,31 @@ class Batcher(Generic[Work, Result]):
             call: see `CallModel`.
             max_wait_ms: longest wait for companions; 0 means that no request waits.
             max_rows: most rows of a joined call; a single request may have more.
-            stage: label of the metrics.
-            most_waiting: most requests in the queue.
             clock: seconds; deadlines are times of it.
         """
         self._model, self._max_wait_s, self._max_rows = call, max_wait_ms / 1e3, max_rows
-        self._most_waiting, self._clock = most_waiting, clock
-        self._waiting: list[_Waiting[Work, Result]] = []  # in order of arrival
+        self._clock = clock
+        self._waiting: list[_Waiting] = []  # in order of arrival
         self._calls: set[asyncio.Task[None]] = set()  # in flight; the loop itself keeps weak references only
         self._planned: asyncio.Handle | None = None
         self._arrived_at = -math.inf
         self._gap_s, self._call_s = math.inf, 0.0  # between two arrivals, and of a call, on average
-        self._metrics = metrics.batch_metrics(stage, [priority.name.lower() for priority in Priority])
+        self._metrics = metrics.batch_metrics("ranking", [priority.name.lower() for priority in Priority])
 
     @property
     def expected(self) -> int:
         """How many requests arrive during one call: rate x time, Little's law."""
-        return max(round(self._call_s / self._gap_s), 1) if self._gap_s > 0 else self._most_waiting
+        return max(round(self._call_s / self._gap_s), 1) if self._gap_s > 0 else MOST_WAITING
 
     async def ask(
         self,
-        work: Work,
+        work: Any,
         *,
         rows: int,
         bundle_id: str,
         priority: Priority = Priority.CHECKOUT,
         deadline: float = math.inf,
-    ) -> Result:
+    ) -> Any:
         """Return the model's result for `work`.
 
         Args:
@@ -123,29 +115,16 @@ class Batcher(Generic[Work, Result]):
         now = self._clock()
         gap_s, self._arrived_at = now - self._arrived_at, now
         self._gap_s = gap_s if math.isinf(self._gap_s) else self._gap_s + _WEIGHT * (gap_s - self._gap_s)
-        if len(self._waiting) >= self._most_waiting:
-            self._make_room(priority)
-        member = _Waiting[Work, Result](work, rows, bundle_id, priority, deadline, now)
+        if len(self._waiting) >= MOST_WAITING:
+            self._metrics.refused[priority.name.lower()].inc()
+            raise Overloaded(f"{MOST_WAITING} requests wait for the model, the most that may: ask later")
+        member = _Waiting(work, rows, bundle_id, priority, deadline, now)
         self._waiting.append(member)
         self._plan()
         result = await member.answer
         if isinstance(result, Exception):
             raise result
         return result
-
-    def _make_room(self, priority: Priority) -> None:
-        """Leave a place in the queue: the youngest prefetch goes before a checkout is refused."""
-        self._waiting = [member for member in self._waiting if not member.answer.done()]
-        if len(self._waiting) < self._most_waiting:
-            return
-        prefetches = [member for member in self._waiting if member.priority is Priority.PREFETCH]
-        refused = Priority.PREFETCH if prefetches else priority
-        self._metrics.refused[refused.name.lower()].inc()
-        error = Overloaded(f"{self._most_waiting} requests wait for the model, the most that may: ask later")
-        if priority is Priority.PREFETCH or not prefetches:
-            raise error
-        prefetches[-1].settle(error)
-        self._waiting.remove(prefetches[-1])
 
     def _plan(self) -> None:
         """Plan the next call: now, or at the end of the first request's longest wait."""
@@ -180,7 +159,7 @@ class Batcher(Generic[Work, Result]):
             task.add_done_callback(self._ended)
         self._plan()
 
-    def _take_batch(self) -> list[_Waiting[Work, Result]]:
+    def _take_batch(self) -> list[_Waiting]:
         """Take the members of the next call from the queue: at least one, all of one bundle."""
         first, *others = sorted(self._waiting, key=lambda member: member.priority)  # stable: then by arrival
         batch, rows = [first], first.rows
@@ -193,36 +172,25 @@ class Batcher(Generic[Work, Result]):
         self._waiting = [member for member in self._waiting if member not in batch]
         return batch
 
-    async def _serve(self, batch: Sequence[_Waiting[Work, Result]], began: float) -> None:
-        results: Sequence[Result | Exception]
+    async def _serve(self, batch: Sequence[_Waiting], began: float) -> None:
+        """Call the model; after an error that belongs to single rows, once for each request."""
+        called_at = self._clock()
+        self._metrics.count_call(sum(member.rows for member in batch), len(batch))
+        deadline = max(member.deadline for member in batch)
         try:
-            results = await self._call(batch)
+            results = await self._model(batch[0].bundle_id, [member.work for member in batch], deadline)
+            if len(results) != len(batch):
+                raise ValueError(f"the model gave {len(results)} results for {len(batch)} requests")
+            self._call_s += _WEIGHT * (self._clock() - called_at - self._call_s)
         except Exception as error:  # noqa: BLE001 - it belongs to the request whose rows raise it
             is_shared = isinstance(error, _OF_THE_CALL) and not isinstance(error, RowsRefused)
-            if len(batch) == 1 or is_shared:
-                results = [error] * len(batch)
-            else:
-                results = await asyncio.gather(*map(self._attempt, batch))
-        else:
-            self._call_s += _WEIGHT * (self._clock() - began - self._call_s)
+            if len(batch) > 1 and not is_shared:
+                await asyncio.gather(*(self._serve([member], began) for member in batch))
+                return
+            results = [error] * len(batch)
         for member, result in zip(batch, results, strict=True):
             self._metrics.queue_seconds.observe(began - member.since)
             member.settle(result)
-
-    async def _attempt(self, member: _Waiting[Work, Result]) -> Result | Exception:
-        """Call the model for one request, after a call for several failed."""
-        try:
-            return (await self._call([member]))[0]
-        except Exception as error:  # noqa: BLE001 - as in `_serve`
-            return error
-
-    async def _call(self, batch: Sequence[_Waiting[Work, Result]]) -> Sequence[Result | Exception]:
-        self._metrics.count_call(sum(member.rows for member in batch), len(batch))
-        deadline = max(member.deadline for member in batch)
-        results = await self._model(batch[0].bundle_id, [member.work for member in batch], deadline)
-        if len(results) != len(batch):
-            raise ValueError(f"the model gave {len(results)} results for {len(batch)} requests: mend `call`")
-        return results
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._calls.discard(task)

@@ -81,7 +81,7 @@ class RemoteRanker:
         self._channel: grpc.aio.Channel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._breaker = CircuitBreaker("ranker", self._probe, probe_s=probe_s)
-        self._batcher = Batcher[Inputs, np.ndarray](self._score, max_wait_ms=max_wait_ms, max_rows=max_rows)
+        self._batcher = Batcher(self._score, max_wait_ms=max_wait_ms, max_rows=max_rows)
 
     @property
     def is_open(self) -> bool:
@@ -106,13 +106,14 @@ class RemoteRanker:
             _calls["refused"].inc()
             raise DeadlineExceeded("no time is left to ask the ranker")
         dense, categorical = turn.prepared.dense, turn.prepared.categorical
-        return await self._batcher.ask(
+        scores: np.ndarray = await self._batcher.ask(
             (dense, categorical),
             rows=len(dense),
             bundle_id=turn.recommender.bundle.bundle_id,
             priority=Priority[turn.call.priority.upper()],
             deadline=deadline,
         )
+        return scores
 
     async def _score(self, bundle_id: str, works: Sequence[Inputs], deadline: float) -> list[np.ndarray]:
         """Return the scores of each request, out of one call for the rows of all; see `rank`."""

@@ -1,6 +1,7 @@
 """Result files of the benches and drills -> the page of figures and the README's small table."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -14,8 +15,9 @@ from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
-BESIDE = ("peers", "release")  # measured apart from `make figures`, which has no time for them
+BESIDE = ("peers", "release")  # measured apart: an hour of tuning, and ten minutes of releases
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
+PUBLISHED = (*(bench.name for bench in PLAN), *BESIDE)
 
 
 @cache
@@ -24,29 +26,41 @@ def measured(name: str) -> Any:
     return json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def historic() -> list[str]:
-    """Return the results that are older than `make figures`: they lack the state of the machine."""
-    return [bench.name for bench in PLAN if "busy" not in measured(bench.name)]
+def older(results: Mapping[str, Any]) -> list[str]:
+    """Return the results of another commit than the newest result; after `make figures`, none of its plan."""
+    newest = max(results.values(), key=lambda result: result["measured_at"])
+    return [name for name, result in results.items() if result["commit"] != newest["commit"]]
+
+
+def older_results() -> list[str]:
+    """Return the published results that are older than the newest."""
+    return older({name: measured(name) for name in PUBLISHED})
 
 
 def disagreements(results: Mapping[str, Any]) -> list[str]:
-    """Return in what results differ that one page shows together."""
+    """Return in what the results of each commit differ, and what the newest ones lack."""
     found = []
-    if old := [name for name, result in results.items() if "busy" not in result]:
-        found.append(f"older than `make figures`: {', '.join(old)}")
-    states = {
-        "commit": {result["commit"] for result in results.values()},
-        "bundle": {result.get("bundle_id") for result in results.values()} - {None},
-        "processor": {result["machine"]["cpu"] for result in results.values()},
-    }
-    return found + [f"{name}: {', '.join(sorted(them))}" for name, them in states.items() if len(them) > 1]
+    for commit in sorted({result["commit"] for result in results.values()}):
+        together = [result for result in results.values() if result["commit"] == commit]
+        if not re.fullmatch("[0-9a-f]{7,40}", commit):
+            found.append(f"{commit}: not a commit")
+        states = {
+            "bundle": {result.get("bundle_id") for result in together} - {None},
+            "processor": {result["machine"]["cpu"] for result in together},
+        }
+        found += [
+            f"{commit}, {name}: {', '.join(sorted(them))}" for name, them in states.items() if len(them) > 1
+        ]
+    newest = set(results) - set(older(results))
+    if silent := sorted(name for name in newest if "busy" not in results[name]):
+        found.append(f"without the state of the machine: {', '.join(silent)}")
+    return found
 
 
 def provenance() -> str:
-    """Return whether all results belong together, and where each comes from."""
-    names = [*(bench.name for bench in PLAN), *BESIDE, *REMOVED]
+    """Return which results belong together, which are older, and where each comes from."""
     rows = []
-    for name in names:
+    for name in (*PUBLISHED, *REMOVED):
         document = measured(name)
         machine = document["machine"]
         rows.append(
@@ -58,22 +72,29 @@ def provenance() -> str:
                 document["measured_at"][:10],
             )
         )
-    old = historic()
-    text = "`make figures` measured all results but those of removed mechanisms together.\n\n"
+    old = older_results()
+    together = [name for name in PUBLISHED if name not in old]
+    text = (
+        f"The newest results are of commit {measured(together[0])['commit']}: "
+        f"{', '.join(map(code, together))}.\n"
+    )
     if old:
-        text = (
-            "Measured before `make figures`, on different commits and machines: "
-            f"{', '.join(map(code, old))}.\n"
-            "Do not compare figures of different results, and do not quote absolute times of one commit for\n"
-            "another. `make figures` replaces all of them at once.\n\n"
+        text += (
+            f"Older, of other commits: {', '.join(map(code, old))}.\n"
+            "Compare only figures of the same commit, bundle and machine.\n"
         )
+    text += (
+        f"`make figures` measures all results at once, except {' and '.join(map(code, BESIDE))}, "
+        "which take too long,\n"
+        "and the results of removed mechanisms.\n\n"
+    )
     return text + table(("result", "commit", "bundle", "machine", "date"), rows)
 
 
 def made(name: str) -> str:
-    """Return which report has all of a result, and whether it is historic."""
+    """Return which report has all of a result, and whether it is older than others."""
     commit = measured(name)["commit"]
-    old = ", older than `make figures`" if name in (*historic(), *REMOVED) else ""
+    old = ", older than the newest results" if name in (*older_results(), *REMOVED) else ""
     return f"[`{name}.md`]({name}.md) has all of it. Commit {commit}{old}."
 
 
@@ -148,7 +169,7 @@ def figures_page() -> str:
     return (
         HEAD
         + "# Figures\n\n"
-        + "`make figures` measures them, each with a command of `reco bench` or `reco drill`. The data\n"
+        + "Each comes from a command of `reco bench` or `reco drill`; `make figures` runs them. The data\n"
         + "set is Complete Journey if nothing else is said. A goal that is missed is listed as missed.\n"
         + "Absolute times drift on a shared machine: ratios come from one run, and a range is that of its\n"
         + "rounds.\n\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from components import steps
-from components.hyper_parameters import GROUPS
+from components.hyper_parameters import GROUPS, ExampleParams, RetrieverParams
 from components.release.registry import Registry, default_tracking_uri
 from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
@@ -148,7 +148,10 @@ def test_a_refused_bundle_leaves_the_online_store_as_it_was(toy_line: Path, tmp_
 @pytest.mark.slow
 def test_a_size_names_parameters_that_exist_and_leaves_given_ones() -> None:
     assert arguments_of("full", {}) == {}
-    assert arguments_of("default", {})["quantize_params"] == {"tune_epochs": 0}
+    laptop = arguments_of("default", {})
+    assert laptop["quantize_params"] == {"tune_epochs": 0}
+    assert laptop["example_params"]["windows"] < ExampleParams().windows
+    assert laptop["retriever_params"]["epochs"] < RetrieverParams().epochs
     assert arguments_of("default", {"quantize_params": {"tune_epochs": 2}})["quantize_params"] == {
         "tune_epochs": 2
     }

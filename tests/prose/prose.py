@@ -34,10 +34,10 @@ def blocks(path: Path) -> Iterator[tuple[int, str]]:
         text = re.sub(r"```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n") + "x", text, flags=re.DOTALL)
         line = 1
         for paragraph in re.split(r"(\n\s*\n)", text):
-            prose = [
-                row for row in paragraph.splitlines() if not row.lstrip().startswith(("|", "#", "<", "!["))
-            ]
-            yield line, re.sub(r"(?m)^\s*(?:[-*]|\d+\.) ", ". ", "\n".join(prose))
+            prose = [row for row in paragraph.splitlines() if not row.lstrip().startswith(("#", "<", "!["))]
+            # Each bullet and each cell of a table is a sentence of its own.
+            text = re.sub(r"(?m)^\s*(?:[-*]|\d+\.) ", ". ", "\n".join(prose))
+            yield line, re.sub(r"(?m)(?<=\S) *\|", ".", re.sub(r"(?m)^ *\| *", "", text))
             line += paragraph.count("\n")
         return
     for node in ast.walk(ast.parse(text)):

@@ -29,17 +29,18 @@ def joined_ranker(sizes: list[int] | None = None) -> Rank:
         prepared = [turn.prepared for turn in turns if turn.prepared is not None]
         return rank_rows(turns[0].recommender.bundle.ranker, [(p.dense, p.categorical) for p in prepared])
 
-    batcher: list[Batcher[Turn, np.ndarray]] = []
+    batcher: list[Batcher] = []
 
     async def rank_turn(turn: Turn) -> np.ndarray:
         if not batcher:  # made here: it belongs to the running loop
-            batcher.append(Batcher(call, max_wait_ms=5.0, max_rows=8_192, stage="test"))
+            batcher.append(Batcher(call, max_wait_ms=5.0, max_rows=8_192))
         assert turn.prepared is not None
-        return await batcher[0].ask(
+        scores: np.ndarray = await batcher[0].ask(
             turn,
             rows=len(turn.prepared.dense),
             bundle_id=turn.recommender.bundle.bundle_id,
             deadline=turn.until,
         )
+        return scores
 
     return rank_turn

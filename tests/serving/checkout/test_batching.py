@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
-from serving.checkout.batching import Batcher, Priority
+from serving.checkout.batching import MOST_WAITING, Batcher, Priority
 from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable, RowsRefused, ScoresInvalid
 from serving.release.bundle import load_bundle, open_session
 from serving.stages.ranking import rank
@@ -32,8 +32,8 @@ class Shop:
         self.calls: list[tuple[str, list[Any]]] = []
         self.began: list[float] = []
         self._cost_ms = cost_ms
-        options = {"max_rows": 8_192, "stage": "test", "clock": self.loop.time, **options}
-        self.batcher: Batcher[list[Any], list[Any]] = Batcher(self._run, max_wait_ms=max_wait_ms, **options)
+        options = {"max_rows": 8_192, "clock": self.loop.time, **options}
+        self.batcher = Batcher(self._run, max_wait_ms=max_wait_ms, **options)
 
     async def _run(
         self, bundle_id: str, works: Sequence[list[Any]], deadline: float
@@ -55,7 +55,8 @@ class Shop:
 
     async def ask(self, work: list[Any], at: float = 0.0, bundle_id: str = "a", **options: Any) -> list[Any]:
         await asyncio.sleep(at - self.loop.now)
-        return await self.batcher.ask(work, rows=len(work), bundle_id=bundle_id, **options)
+        rows: list[Any] = await self.batcher.ask(work, rows=len(work), bundle_id=bundle_id, **options)
+        return rows
 
     def all(self, *asks: Awaitable[Any]) -> list[Any]:
         """Return the result or the error of each."""
@@ -179,7 +180,7 @@ def test_the_call_gets_the_latest_deadline_of_its_requests() -> None:
         return list(works)
 
     loop = VirtualLoop()
-    batcher: Batcher[int, int] = Batcher(call, max_wait_ms=1.0, max_rows=9, stage="test", clock=loop.time)
+    batcher = Batcher(call, max_wait_ms=1.0, max_rows=9, clock=loop.time)
 
     async def both() -> list[int]:
         asks = (batcher.ask(n, rows=1, bundle_id="a", deadline=n) for n in (1, 3, 2))
@@ -241,7 +242,7 @@ def test_no_request_hangs_on_any_error_of_the_model(error: Exception) -> None:
         raise error
 
     loop = VirtualLoop()
-    batcher = Batcher(fail, max_wait_ms=1.0, max_rows=9, stage="test", clock=loop.time)
+    batcher = Batcher(fail, max_wait_ms=1.0, max_rows=9, clock=loop.time)
 
     async def both() -> list[Any]:
         asks = [batcher.ask(n, rows=1, bundle_id="a") for n in range(2)]
@@ -257,35 +258,33 @@ def test_a_model_that_gives_too_few_results_is_an_error() -> None:
         return []
 
     loop = VirtualLoop()
-    batcher: Batcher[int, int] = Batcher(nothing, max_wait_ms=1.0, max_rows=9, stage="test", clock=loop.time)
+    batcher = Batcher(nothing, max_wait_ms=1.0, max_rows=9, clock=loop.time)
     with pytest.raises(ValueError, match="0 results for 1 requests"):
         loop.run_until_complete(batcher.ask(1, rows=1, bundle_id="a"))
     loop.close()
 
 
 def refused(priority: str) -> float:
-    return REGISTRY.get_sample_value("reco_batch_refused_total", {"stage": "test", "priority": priority}) or 0
+    return (
+        REGISTRY.get_sample_value("reco_batch_refused_total", {"stage": "ranking", "priority": priority}) or 0
+    )
 
 
-def test_beyond_the_bound_prefetches_are_refused_first_then_checkouts() -> None:
-    shop = Shop(most_waiting=2)
+def test_beyond_the_bound_requests_are_refused() -> None:
+    shop = Shop()
     before = refused("prefetch"), refused("checkout")
     answers = shop.all(
-        shop.ask([0], priority=PREFETCH),
-        shop.ask([1], priority=PREFETCH),
-        shop.ask([2], priority=PREFETCH),  # refused
-        shop.ask([3]),  # in the place of 1
-        shop.ask([4]),  # in the place of 0
-        shop.ask([5]),  # refused
+        *(shop.ask([number]) for number in range(MOST_WAITING)),
+        shop.ask([-1], priority=PREFETCH),
+        shop.ask([-2]),
     )
-    assert [isinstance(answer, Overloaded) for answer in answers] == [True, True, True, False, False, True]
-    assert shop.calls == [("a", [[3], [4]])]
-    assert (refused("prefetch") - before[0], refused("checkout") - before[1]) == (3, 1)
+    assert [isinstance(answer, Overloaded) for answer in answers] == [False] * MOST_WAITING + [True, True]
+    assert (refused("prefetch") - before[0], refused("checkout") - before[1]) == (1, 1)
 
 
 def test_calls_and_waits_are_counted() -> None:
     def value(name: str) -> float:
-        return REGISTRY.get_sample_value(name, {"stage": "test"}) or 0.0
+        return REGISTRY.get_sample_value(name, {"stage": "ranking"}) or 0.0
 
     names = [
         *("reco_batch_rows_sum", "reco_batch_requests_sum", "reco_batch_requests_count"),
@@ -314,17 +313,15 @@ def test_calls_and_waits_are_counted() -> None:
     ),
     max_wait_ms=st.sampled_from([0.0, 0.5, 3.0]),
     max_rows=st.integers(1, 40),
-    most_waiting=st.integers(1, 30),
     expected=st.integers(1, 20),
 )
 def test_each_request_gets_its_own_rows_once(
     asks: list[tuple[int, int, str, Priority, float | None, float | None]],
     max_wait_ms: float,
     max_rows: int,
-    most_waiting: int,
     expected: int,
 ) -> None:
-    shop = Shop(lambda rows: 0.3 + rows / 50, max_wait_ms, max_rows=max_rows, most_waiting=most_waiting)
+    shop = Shop(lambda rows: 0.3 + rows / 50, max_wait_ms, max_rows=max_rows)
     shop.batcher._call_s, shop.batcher._gap_s = expected / 1e3, 1e-3
 
     async def ask(number: int) -> list[Any]:
@@ -340,7 +337,7 @@ def test_each_request_gets_its_own_rows_once(
     assert len(sent) == len(set(sent)), "no row is sent twice"
     for number, (answer, (_, rows, bundle_id, *_)) in enumerate(zip(answers, asks, strict=True)):
         if isinstance(answer, Exception):
-            assert isinstance(answer, Overloaded | TimeoutError)
+            assert isinstance(answer, TimeoutError)
         else:
             assert answer == [f"{bundle_id}:{(number, row)}" for row in range(rows)]
     for bundle_id, works in shop.calls:
