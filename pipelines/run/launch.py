@@ -208,7 +208,7 @@ def train_toy_shop(home: Path, stream: IO[str]) -> Path:
 
 
 def champions_run(home: Path) -> Run | None:
-    """Return the newest run that promoted the champion, or the bundle that the champion was refreshed from."""
+    """Return the newest run that promoted the champion or, if it was refreshed, an ancestor of it."""
     promoted: dict[str, Run] = {}
     for run in list_runs(home):
         for step in run.steps:
