@@ -147,6 +147,8 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
         given.exposure,
         given.novelty,
         tuple(map(int, given.novel_slots)),  # numbers that came as JSON are floats
+        float(given.novel_loss),
+        given.spares_new,
         enough["search"],
         profiles,
     )

@@ -19,7 +19,7 @@ from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY
 from serving.answer.recommender import Recommender
 from serving.release.bundle import Bundle
 from serving.schemas import MAX_K
-from serving.stages.reranking import rerank
+from serving.stages.reranking import SlotRules, WeighedCandidates, fill_slots
 from serving.stores.online_features import MemoryStore
 
 
@@ -29,6 +29,7 @@ class JudgedLists:
 
     tasks: list[Task]
     examples: RankerExamples
+    bought: np.ndarray  # (rows,) bool, candidates that the shopper has bought before
     bundle: Bundle
     bootstrap: Bootstrap
 
@@ -40,9 +41,12 @@ class JudgedLists:
             rows = slice(int(start[i]), int(start[i + 1]))
             codes = categorical[rows, 0] - 1
             worth = self.bundle.worth(codes, scores[rows])
-            rare = self.bundle.rarity_of(codes), self.bundle.novel
-            penalty = self.bundle.settings.type_penalty
-            shown = rerank(worth, categorical[rows, 1], MAX_K, penalty, *rare)
+            rare, settings = self.bundle.rarity_of(codes), self.bundle.settings
+            slots = SlotRules(
+                novel=self.bundle.novel, novel_loss=settings.novel_loss, spares_new=settings.spares_new
+            )
+            pool = WeighedCandidates(worth, categorical[rows, 1], rare, self.bought[rows])
+            shown, _ = fill_slots(pool, slots, MAX_K, settings.type_penalty)
             tally.add(codes[shown], task.hidden, task.bought_before)
         return tally
 
@@ -61,7 +65,7 @@ def read_judged_lists(bundle: Bundle, data: Dataset, scratch: Path) -> JudgedLis
     most = len(tasks) * bundle.settings.quotas.total
     dense = np.lib.format.open_memmap(scratch / "dense.npy", "w+", np.float32, (most, len(DENSE_NAMES)))
     categorical = np.empty((most, len(CATEGORICAL)), np.int32)
-    label = np.empty(most, np.int8)
+    label, bought = np.empty(most, np.int8), np.empty(most, np.bool_)
     history = np.zeros((len(tasks), HISTORY_LENGTH), np.int32)
     weight = np.zeros((len(tasks), HISTORY_LENGTH), np.float16)
     basket = np.zeros((len(tasks), BASKET_LENGTH), np.int32)
@@ -73,6 +77,7 @@ def read_judged_lists(bundle: Bundle, data: Dataset, scratch: Path) -> JudgedLis
         rows = slice(bounds[-1], end)
         dense[rows], categorical[rows] = prepared.dense, prepared.categorical
         label[rows] = np.isin(prepared.candidates.codes, task.hidden)
+        bought[rows] = np.isin(prepared.candidates.codes, prepared.query.history.items)
         inputs = tower_inputs(prepared.query)
         history[i], weight[i], basket[i] = inputs["history"], inputs["history_weight"], inputs["basket"]
         bounds.append(end)
@@ -81,4 +86,4 @@ def read_judged_lists(bundle: Bundle, data: Dataset, scratch: Path) -> JudgedLis
         dense[:end], categorical[:end], label[:end], np.array(bounds), history, weight, basket
     )
     boot = Bootstrap([task.user_id for task in tasks])
-    return JudgedLists(tasks, examples, bundle, boot)
+    return JudgedLists(tasks, examples, bought[:end], bundle, boot)

@@ -50,8 +50,9 @@ def present(
         NO_RARITY if bundle.rarity is None else bundle.rarity[ranked.codes],
         ranked.times > 0,
     )
-    slots = SlotRules(pins, plan.reserved, bundle.novel)
-    rows, why = fill_slots(pool, slots, request.k, bundle.settings.type_penalty)
+    settings = bundle.settings
+    slots = SlotRules(pins, plan.reserved, bundle.novel, settings.novel_loss, settings.spares_new)
+    rows, why = fill_slots(pool, slots, request.k, settings.type_penalty)
     codes = ranked.codes[rows].astype(np.int64)
     reasons = _reasons(bundle, request, ranked, rows, counts)
     items = map(

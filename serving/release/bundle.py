@@ -45,7 +45,7 @@ from serving.schemas import DEFAULT_PROFILE
 from serving.stages.item_index import ItemIndex, read_item_index
 from serving.stages.onnx_runtime import ort
 from serving.stages.profiles import OpenProfile, Profile, open_profile, read_profile
-from serving.stages.reranking import NO_RARITY, exposure_weights, item_rarity
+from serving.stages.reranking import NO_RARITY, UNBOUNDED, exposure_weights, item_rarity
 from serving.stages.retrieval import Quotas
 
 INDEX_REPORT = "index.json"
@@ -71,6 +71,8 @@ class RankingSettings:
     exposure: float = 0.0  # gain of an item whose manufacturer is new, see `serving.stages.reranking`
     novelty: float = 0.0  # how much the rare counts in the novel slots, see there
     novel_slots: tuple[int, ...] = ()  # from 1
+    novel_loss: float = UNBOUNDED  # worth that such a slot may lose; earlier bundles set no bound
+    spares_new: bool = False  # items new to the shopper pay no type penalty; in earlier bundles they do
     search: Mapping[str, int] = field(default_factory=dict)  # of the index
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # beside the default one
 

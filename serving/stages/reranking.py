@@ -2,8 +2,8 @@
 
 An item is worth its purchase probability, times a weight of its own (`exposure_weights`), times the factors
 of a merchandiser's rules. The slots are filled one after the other, each with the item worth most at that
-moment: each shown item makes others of its type worth a little less. Pins and reserved slots follow rules. In
-the few novel slots, rare items are worth more.
+moment: each shown item makes others of its type worth a little less, but for those new to the shopper. Pins
+and reserved slots follow rules. In the few novel slots, rare items that are worth nearly as much come first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ ANY, REPEAT, NEW = range(3)  # the kind of item that a slot is reserved for
 CHOSEN, PINNED, RESERVED, NOVEL = range(4)  # why an item stands in its slot
 KEPT = 60  # candidates; re-ranking to ten looks at 40, so 20 of them may be sold out by then
 OBJECTS_BYTES = 1_040  # measured: of a cached list, beside the data of its columns
+UNBOUNDED = 1e9  # more than any worth
 _TAKEN = -1.0
 _NO_PLACE = -1
 NO_SLOTS, NO_KINDS = np.empty(0, np.int64), np.empty(0, np.int8)
-_NO_ROWS, NO_RARITY = np.empty(0, np.bool_), np.empty(0)
+NO_BOUGHT, NO_RARITY = np.empty(0, np.bool_), np.empty(0)
 
 
 class WeighedCandidates(NamedTuple):
@@ -37,7 +38,7 @@ class WeighedCandidates(NamedTuple):
     worth: np.ndarray  # float64, 0 or more
     types: np.ndarray  # type codes; 0 is unknown and never penalised
     rarity: np.ndarray = NO_RARITY  # float64, factor of the worth in a novel slot; may be empty
-    bought: np.ndarray = _NO_ROWS  # bool, by this user, ever; empty where no slot is reserved
+    bought: np.ndarray = NO_BOUGHT  # bool, by this user, ever; empty where no rule reads it
 
 
 class SlotRules(NamedTuple):
@@ -46,6 +47,8 @@ class SlotRules(NamedTuple):
     pinned: np.ndarray = NO_SLOTS  # (s,) int64, the row that is pinned to each slot, below 0 where none is
     reserved: np.ndarray = NO_KINDS  # (r,) int8, ANY, REPEAT or NEW for each slot
     novel: np.ndarray = NO_SLOTS  # (m,) int64 slots, counted from 0
+    novel_loss: float = UNBOUNDED  # worth that a novel slot may lose against the usual choice
+    spares_new: bool = False  # items new to the shopper pay no type penalty
 
 
 def rerank(
@@ -55,10 +58,13 @@ def rerank(
     type_penalty: float,
     rarity: np.ndarray = NO_RARITY,
     novel: np.ndarray = NO_SLOTS,
+    bought: np.ndarray = NO_BOUGHT,
+    novel_loss: float = UNBOUNDED,
 ) -> np.ndarray:
-    """Return the rows of the k items to show without rules, int64; see `fill_slots`."""
-    pool = WeighedCandidates(worth.astype(np.float64), types, rarity)
-    return fill_slots(pool, SlotRules(novel=novel), k, type_penalty)[0]
+    """Return the rows of the k items to show without rules, int64; with `bought`, new items are spared."""
+    pool = WeighedCandidates(worth.astype(np.float64), types, rarity, bought)
+    slots = SlotRules(novel=novel, novel_loss=novel_loss, spares_new=len(bought) > 0)
+    return fill_slots(pool, slots, k, type_penalty)[0]
 
 
 def fill_slots(
@@ -66,7 +72,8 @@ def fill_slots(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the k items to show, int64, and why each stands in its slot, int8.
 
-    Greedy: each chosen item of a type multiplies the worth of the others of that type by `type_penalty`.
+    Greedy: each chosen item of a type multiplies the worth of the others of that type by `type_penalty`. New
+    items may be spared, if the shopper has bought any of the best candidates: of a stranger all are new.
     1 changes nothing; a hard "one of each type" (0) costs a sixth of the recall on grocery baskets, where
     shoppers do buy two yogurts.
 
@@ -77,7 +84,8 @@ def fill_slots(
         k: how many to show.
         type_penalty: in (0, 1].
     """
-    return _fill(*pool, *slots, k, type_penalty)  # compiled code takes arrays 1 us faster than named tuples
+    places, how = (slots.pinned, slots.reserved, slots.novel), (slots.novel_loss, slots.spares_new)
+    return _fill(*pool, *places, *how, k, type_penalty)  # compiled code takes arrays 1 us faster than tuples
 
 
 @compiled
@@ -89,6 +97,8 @@ def _fill(
     pinned: np.ndarray,
     reserved: np.ndarray,
     novel: np.ndarray,
+    novel_loss: float,
+    spares_new: bool,
     k: int,
     type_penalty: float,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -98,6 +108,9 @@ def _fill(
     left, types = worth[order], types[order]
     pins = _take_pins(pinned, order, left)
     near = _first_left(np.arange(n), left, POOL * k)
+    pays = np.ones(n, np.bool_)
+    if spares_new and len(bought) and (bought[order] & near).any():
+        pays = bought[order]
     boost, far = left, near
     if len(rarity) and len(novel):
         boost = rarity[order]
@@ -109,7 +122,7 @@ def _fill(
         if place < 0:
             place, why[slot] = _best_place(left, left, near), CHOSEN
             if len(rarity) and (novel == slot).any():
-                place, why[slot] = _novel_or(place, left, boost, far)
+                place, why[slot] = _novel_or(place, left, boost, far, novel_loss)
             if slot < len(reserved) and reserved[slot] != ANY:
                 is_kind = bought[order] == (reserved[slot] == REPEAT)
                 place, why[slot] = _of_kind_or(place, why[slot], left, is_kind)
@@ -117,7 +130,7 @@ def _fill(
             place, why[slot] = _next_pin(pins), PINNED
         rows[slot] = order[place]
         left[place] = _TAKEN
-        _penalise(types[place], types, left, type_penalty)
+        _penalise(types[place], types, left, pays, type_penalty)
     return rows, why
 
 
@@ -181,10 +194,13 @@ def _next_pin(pins: np.ndarray) -> int:
 
 
 @compiled
-def _novel_or(usual: int, left: np.ndarray, boost: np.ndarray, far: np.ndarray) -> tuple[int, int]:
+def _novel_or(
+    usual: int, left: np.ndarray, boost: np.ndarray, far: np.ndarray, most_lost: float
+) -> tuple[int, int]:
     """Return the place of most worth when rare items are worth more, and why; of equal ones the usual."""
     boosted = left * boost
-    rare = _best_place(boosted, left, far)
+    may = far if usual < 0 else far & (left >= left[usual] - most_lost)
+    rare = _best_place(boosted, left, may)
     if rare >= 0 and (usual < 0 or boosted[rare] > boosted[usual]):
         return rare, NOVEL
     return usual, CHOSEN
@@ -201,11 +217,11 @@ def _of_kind_or(usual: int, why: int, left: np.ndarray, is_kind: np.ndarray) -> 
 
 
 @compiled
-def _penalise(kind: int, types: np.ndarray, left: np.ndarray, type_penalty: float) -> None:
-    """Lower the worth of the remaining candidates of a type; 0 is unknown and stays."""
+def _penalise(kind: int, types: np.ndarray, left: np.ndarray, pays: np.ndarray, type_penalty: float) -> None:
+    """Lower the worth of the remaining candidates of a type, of those that pay; 0 is unknown and stays."""
     if kind:
         for place in range(len(left)):
-            if left[place] > 0 and types[place] == kind:
+            if left[place] > 0 and types[place] == kind and pays[place]:
                 left[place] *= type_penalty
 
 

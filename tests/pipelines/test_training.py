@@ -12,6 +12,7 @@ from components.hyper_parameters import GROUPS, ExampleParams, RetrieverParams
 from components.release.registry import Registry, default_tracking_uri
 from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
+from pipelines.run.launch import champions_run
 from pipelines.run.local_run import StepFailed, resume_run
 from pipelines.run.runs import Run, new_run
 from pipelines.training import (
@@ -143,6 +144,15 @@ def test_a_refused_bundle_leaves_the_online_store_as_it_was(toy_line: Path, tmp_
     assert done["until"] > champion.cut
     assert read_champion(home) == champion
     assert answered(reco(home, "refresh", "--output", "json")) == done, "the archive holds the same events"
+    # The second night starts from the first one's champion, which no run has promoted.
+    gate = {"over_blend": 0.1, "over_two_tower": 0.1, "least_baskets": 1, "p99_over_champion": 1e3}
+    params = [word for name, value in gate.items() for word in ("--gate", f"{name}={value}")]
+    answered(reco(home, "promote", *params, "--output", "json"))
+    assert read_champion(home).bundle_id == done["bundle_id"] != champion.bundle_id
+    assert answered(reco(home, "refresh", "--output", "json"))["until"] == done["until"]
+    origin = champions_run(home)
+    assert origin is not None
+    assert origin.run_id == run.run_id
 
 
 @pytest.mark.slow

@@ -47,7 +47,8 @@ def small(toy: Statistics) -> ScoredLists:
     hidden[[0, 11, 12 + 1]] = True
     new[[11]] = True
     tasks = [task([0, 11], [True, False]), task([1], [True])]
-    return ScoredLists(statistics, tasks, np.array([0, 12, 24]), codes, scores, hidden, new)
+    bought = codes % 2 == 0  # the first of each type
+    return ScoredLists(statistics, tasks, np.array([0, 12, 24]), codes, scores, hidden, new, bought)
 
 
 @pytest.mark.slow
@@ -75,14 +76,10 @@ def test_metrics_by_hand(toy_line: Path) -> None:
     found, ndcg = judge(lists, RerankWeights(novelty=0.5, novel_slots=(10,)))
     assert ndcg.tolist() == pytest.approx([(DISCOUNT[0] + DISCOUNT[9]) / ideal, DISCOUNT[1] / DISCOUNT[0]])
     assert judge(lists, RerankWeights(exposure=10.0))[0]["new_manufacturers"] == 0.1
-    assert judge(lists, RerankWeights(type_penalty=0.5))[0]["types"] == 6.0
-
-
-@pytest.mark.slow
-def test_a_part_holds_its_own_lists(toy_line: Path) -> None:
-    lists = small(read_statistics(toy_line / "statistics"))
-    part = lists.where(np.array([False, True]))
-    assert judge(part, RerankWeights())[1].tolist() == judge(lists, RerankWeights())[1].tolist()[1:]
+    found, _ = judge(lists, RerankWeights(novelty=0.5, novel_slots=(1,), novel_loss=0.7))
+    assert found["new_recall_at_10"] == 0.0, "0.1 instead of 0.9 would lose 0.8"
+    assert judge(lists, RerankWeights(type_penalty=0.5, spares_new=False))[0]["types"] == 6.0
+    assert judge(lists, RerankWeights(type_penalty=0.5))[0]["types"] == 5.0, "all that would pay are new"
 
 
 def point(ndcg: float, coverage: float, new: float) -> tuple[dict[str, float], Any]:
@@ -122,6 +119,7 @@ def test_the_result_files_hold_the_figures(toy_line: Path, tmp_path: Path) -> No
     results = bench_rerank(toy_line / "evaluated", toy_line / "dataset", tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rerank.json", "rerank.md", "rerank.png"]
     assert json.loads((tmp_path / "rerank.json").read_text())["judged_on"] == results["judged_on"] > 0
+    assert results["chosen_on"] > 0
     assert all(len(curve) >= 5 for curve in results["alone"].values())
     assert results["frontier"][0]["metrics"].keys() == set(METRICS)
     table = (tmp_path / "rerank.md").read_text()

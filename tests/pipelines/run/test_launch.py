@@ -14,10 +14,19 @@ from components.home import Conflict
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
 from pipelines.run.arguments import ArgumentsInvalid
-from pipelines.run.launch import dataset_of, newest_data, retrain, start_training, train_toy_shop
+from pipelines.run.launch import (
+    champions_run,
+    dataset_of,
+    newest_data,
+    retrain,
+    start_training,
+    train_toy_shop,
+)
 from pipelines.run.local_run import StepFailed
 from pipelines.run.runs import Run, new_run
+from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
+from serving.stages.retrieval import Quotas
 
 VERDICT = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
 
@@ -57,6 +66,24 @@ def test_retraining_uses_the_arguments_of_the_champions_run(
     assert started == [({"data": "/shop"}, "fast")]
     again = retrain(drifted, VERDICT, sys.stderr)
     assert (again["started"], "the next may start at" in again["said"]) == (False, True)
+
+
+def test_a_refreshed_champion_comes_from_the_run_of_its_ancestor(drifted: Path) -> None:
+    """Two nights were promoted since: each bundle names its parent."""
+    parent = "good"
+    for night in ("first", "second"):
+        folder = drifted / "bundles" / night
+        folder.mkdir(parents=True)
+        (folder / "counts").write_text(night)
+        settings = RankingSettings(Quotas(), 1.0)
+        parent = seal_bundle(folder, cut="2024-01-01", settings=settings, made_from={"parent": parent})
+        folder.rename(drifted / "bundles" / parent)
+    write_champion(drifted, replace(read_champion(drifted), bundle_id=parent))
+    run = champions_run(drifted)
+    assert run is not None
+    assert run.arguments["data"] == "/shop"
+    (drifted / "bundles" / parent / "manifest.json").unlink()
+    assert champions_run(drifted) is None, "without its manifest the bundle has no known parent"
 
 
 def test_a_champion_without_a_run_is_not_retrained_by_guess(drifted: Path) -> None:

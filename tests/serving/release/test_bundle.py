@@ -25,6 +25,7 @@ from serving.release.bundle import (
     read_manifest,
     seal_bundle,
 )
+from serving.stages.reranking import UNBOUNDED
 from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore
 
@@ -227,6 +228,7 @@ def test_a_bundle_from_before_the_weights_of_re_ranking_has_none(toy_bundle: Pat
     old = {name: bundle.manifest["settings"][name] for name in ("quotas", "type_penalty", "search")}
     settings = _read_settings(old)
     assert (settings.exposure, settings.novelty, settings.novel_slots) == (0.0, 0.0, ())
+    assert (settings.novel_loss, settings.spares_new) == (UNBOUNDED, False)
     plain = replace(bundle, settings=settings)
     codes, scores = np.array([3, 1]), np.array([0.25, 0.5], np.float32)
     assert plain.worth(codes, scores).tolist() == [0.25, 0.5]

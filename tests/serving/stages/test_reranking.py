@@ -43,6 +43,16 @@ def test_a_third_of_a_type_pays_twice_and_unknown_types_never() -> None:
     assert rerank(scores, np.array([0, 0, 0, 0]), 4, 0.5).tolist() == [0, 1, 2, 3]
 
 
+def test_an_item_new_to_the_shopper_pays_no_penalty() -> None:
+    scores, types = np.array([0.9, 0.8, 0.5, 0.45]), np.array([1, 1, 2, 2])
+    bought = np.array([True, False, True, True])
+    assert rerank(scores, types, 3, 0.5, bought=bought).tolist() == [0, 1, 2]
+    assert rerank(scores, types, 3, 0.5, bought=~bought).tolist() == [0, 2, 3], "0.45 is spared, 0.8 pays"
+    assert rerank(scores, types, 3, 0.5, bought=bought & False).tolist() == [0, 2, 1], (
+        "of a stranger all are new"
+    )
+
+
 def test_a_penalty_of_1_keeps_the_order() -> None:
     assert rerank(np.array([0.1, 0.9, 0.5]), np.array([1, 1, 1]), 2, 1.0).tolist() == [1, 2]
 
@@ -121,6 +131,15 @@ def test_in_a_novel_slot_rare_items_are_worth_more() -> None:
     assert rerank(SCORES, NO_TYPES, 2, 1.0, rarity, np.array([3])).tolist() == [0, 1], "there is no such slot"
     same = rerank(SCORES, NO_TYPES, 4, 1.0, np.full(6, 2.0), np.array([1, 3]))
     assert same.tolist() == [0, 1, 2, 3], "where all are as rare the best is the best"
+
+
+def test_a_novel_slot_loses_at_most_so_much() -> None:
+    rarity, novel = np.array([1.0, 1.0, 1.0, 1.0, 3.0, 9.0]), np.array([1])
+    lists = [
+        rerank(SCORES, NO_TYPES, 2, 1.0, rarity, novel, novel_loss=most).tolist()
+        for most in (0.2, 0.31, 0.41)
+    ]
+    assert lists == [[0, 1], [0, 4], [0, 5]], "0.8 is usual there; 0.5 and 0.4 are rare"
 
 
 def test_a_novel_slot_reaches_beyond_the_best_after_pins_and_reserved_slots() -> None:
