@@ -14,7 +14,7 @@ from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
-BESIDE = ("peers", "release")  # measured apart from `make figures`, which has no time for them
+BESIDE = ("alerts", "peers", "release")  # measured apart from `make figures`, which has no time for them
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
 
 
