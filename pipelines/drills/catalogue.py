@@ -49,7 +49,7 @@ class Drill:
     recovery_s: float = goals.RECOVERY_S
     prepare: Callable[[System, Notes], None] | None = None  # called before the first request
     note: Callable[[System, Notes], None] | None = None  # called before the first fault and at the end
-    pages: Mapping[str, str] = field(default_factory=dict)  # the alert by fault; another one pages nobody
+    pages: Mapping[str, str] = field(default_factory=dict)  # the alert by fault; another fault must not page
 
     def goals(self, with_alerts: bool = False) -> Iterator[Goal]:
         """Yield everything that must hold."""

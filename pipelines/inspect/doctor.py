@@ -381,7 +381,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 
 
 def _signals(url: str) -> Iterator[Finding]:
-    """Yield what the metrics of a running endpoint show within two seconds, as its alerts would."""
+    """Yield each line of an alert that a running endpoint crosses within two seconds."""
     from pipelines.inspect.signals import watch
 
     try:

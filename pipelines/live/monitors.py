@@ -226,7 +226,7 @@ def pages_of(
     Args:
         notices: of the drill, in the order of time.
         faults: name, beginning, end of each, in the order of time.
-        expected: the alert that must page, by fault; a fault without one must page nobody.
+        expected: the alert that must page, by fault; a fault without one must not page.
     """
     ends = [*(began for _, began, _ in faults[1:]), float("inf")]
     begins = [float("-inf"), *(began for _, began, _ in faults[1:])]  # a page before the first is wrong, too

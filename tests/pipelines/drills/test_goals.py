@@ -151,7 +151,7 @@ def test_a_page_that_is_missing_late_or_wrong_misses_its_goal() -> None:
         return {goal.name: goal.judge(found)["reached"] for goal in goals.alert_goals(True)}
 
     good = {"expected": "A", "paged_s": 44.0, "resolved_s": 200.0, "wrong": []}
-    quiet = {"expected": "", "paged_s": None, "resolved_s": None, "wrong": []}
+    quiet: dict[str, Any] = {"expected": "", "paged_s": None, "resolved_s": None, "wrong": []}
     assert set(judged(good, quiet).values()) == {True}
     missing = judged(good, good | {"paged_s": None, "resolved_s": None})
     assert missing == {

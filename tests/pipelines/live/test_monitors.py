@@ -59,7 +59,7 @@ def test_a_page_of_another_alert_before_the_fault_or_where_none_is_due_is_wrong(
         notice("CheckoutSlow", 50.0),  # nothing is broken yet
         notice("CheckoutSlow", 90.0, is_firing=False),
         notice("CheckoutDegraded", 120.0),
-        notice("CheckoutDegraded", 205.0),  # the second must page nobody
+        notice("CheckoutDegraded", 205.0),  # the second must not page
     ]
     first, second = pages_of(notices, faults, {"first": "CheckoutDegraded"})
     assert (first["paged_s"], first["resolved_s"], first["wrong"]) == (20.0, None, ["CheckoutSlow"])
