@@ -43,8 +43,8 @@ def _markdown(rows: Mapping[str, Any]) -> str:
     curves = {name: value for name, value in rows.items() if is_curve(value)}
     text = _table(("", ""), [(name, value) for name, value in rows.items() if name not in curves])
     for name, points in curves.items():
-        columns = list(dict(flat(points[0])))
         lines = [dict(flat(point)) for point in points]
+        columns = list(dict.fromkeys(key for line in lines for key in line))
         text += f"\n## {name}\n\n" + _table(
             columns, [[point.get(key, "") for key in columns] for point in lines]
         )

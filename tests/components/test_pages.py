@@ -19,7 +19,7 @@ REPORT = {
     "fits": True,
     "lost": float("nan"),
     "ndcg": {"all": 0.5, "new | old": 0.125},
-    "curve": [{"probes": 1, "recall": {"at_50": 0.75}}, {"probes": 8, "recall": {"at_50": 1.0}}],
+    "curve": [{"probes": 1, "recall": {"at_50": 0.75}}, {"probes": 8, "recall": {"at_50": 1.0}, "bytes": 5}],
 }
 NUMBERS = {"loss": 0.25, "rows": 7.0, "ndcg.all": 0.5, "ndcg.new | old": 0.125}
 SHOWS = {  # a line or table that each step's page must have
@@ -58,10 +58,10 @@ def test_a_page_shows_numbers_and_curves(tmp_path: Path) -> None:
     assert "| loss | 0.25 |" in lines
     assert "| ndcg.new \\| old | 0.125 |" in lines
     assert lines[lines.index("## curve") + 2 :] == [
-        "| probes | recall.at_50 |",
-        "| --- | --- |",
-        "| 1 | 0.75 |",
-        "| 8 | 1 |",
+        "| probes | recall.at_50 | bytes |",
+        "| --- | --- | --- |",
+        "| 1 | 0.75 |  |",
+        "| 8 | 1 | 5 |",
     ]
 
 
