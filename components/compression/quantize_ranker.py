@@ -21,7 +21,7 @@ from components.compression.smooth_quant import smooth
 from components.compression.table_quantization import dequantize_table, quantize_table, quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
-from components.hyper_parameters import QuantizeParams
+from components.hyper_parameters import SIZES, QuantizeParams
 from components.parameters import read_params
 from components.ranker.certificate import check
 from components.ranker.distill_ranker import TAUGHT, read_taught
@@ -30,7 +30,7 @@ from components.ranker.fitting import Schedule, Soft, fit
 from components.ranker.lineage import Parent
 from components.ranker.onnx_export import check_operators, replace_nodes
 from components.ranker.ranker_artefact import GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
-from components.ranker.scoring import SIZES, OnnxRanker, batches
+from components.ranker.scoring import OnnxRanker, batches
 from components.ranker.train_ranker import calibrate, load_ranker
 
 log = logging.getLogger(__name__)

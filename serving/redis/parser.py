@@ -76,6 +76,7 @@ class BoundedReplies(_RESP2Parser):
     def on_connect(self, connection: Any) -> None:
         """Read from a new connection."""
         super().on_connect(connection)
+        assert self._sock is not None
         self._buffer = _BoundedLines(self._sock, self.socket_read_size, connection.socket_timeout)
 
 

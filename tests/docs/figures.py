@@ -15,7 +15,7 @@ from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
-BESIDE = ("alerts", "peers", "release")  # measured apart: alerts of drills, an hour of tuning, releases
+BESIDE = ("peers", "release")  # measured apart: an hour of tuning, and ten minutes of releases
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
 PUBLISHED = (*(bench.name for bench in PLAN), *BESIDE)
 

@@ -46,7 +46,9 @@ def test_a_registered_champion_answers_as_the_command_does(
     version = register_bundle(toy_line / "evaluated", uri, "recommender")
     registry = Registry(uri, "recommender")
     registry.point("champion", version)
-    [logged] = registry._client.get_run(registry.version(version).run_id).inputs.dataset_inputs
+    inputs = registry._client.get_run(registry.version(version).run_id).inputs
+    assert inputs is not None
+    [logged] = inputs.dataset_inputs
     manifest = read_manifest(toy_line / "evaluated")
     assert logged.dataset.digest == manifest["made_from"]["data_hash"]
     assert json.loads(logged.dataset.source)["cut"] == manifest["cut"]

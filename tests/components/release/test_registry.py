@@ -131,7 +131,7 @@ def test_versions_aliases_and_history(registry: Registry, tmp_path: Path) -> Non
 def test_a_stop_between_run_and_version_leaves_no_second_run(registry: Registry, tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "a.txt").write_text("hello")
-    first = registry._run(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
+    first = registry._run(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {}, {})
     registry.add(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
     assert registry.version("1").run_id == first
 

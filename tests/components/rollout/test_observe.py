@@ -56,7 +56,9 @@ def test_a_wrong_golden_answer_is_a_fault(cluster: ToyCluster, document: Any, sa
 
     found = observer(cluster, gateway).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
     assert says in found.fault
-    for strange in ({"text": "<html>"}, {"json": {"items": []}}, {"json": [1]}, {"json": None}):
+    strangers: list[Any] = [{"items": []}, [1], None]
+    bodies: list[dict[str, Any]] = [{"text": "<html>"}, *({"json": body} for body in strangers)]
+    for strange in bodies:
         page = observer(cluster, lambda request, body=strange: httpx.Response(200, **body))
         fault = page.slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True).fault
         assert "no answer of an endpoint" in fault
