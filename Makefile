@@ -53,9 +53,10 @@ figures: $(READY) ## measure every published figure on this commit and champion,
 	cp $(FIGURES)/*.json $(FIGURES)/*.md $(FIGURES)/*.png docs/figures/
 	$(BIN)/python -W ignore -m tests.docs.generate
 
-fuzz: $(READY) ## 4,000 spoilt bundles against the loader, 2,000 made-up requests against the endpoint
+fuzz: $(READY) ## 4,000 spoilt bundles against the loader; 2,000 made-up requests and 281 attacks against the endpoint
 	$(BIN)/python -m tests.fuzz.artefacts --cases 4000
 	$(BIN)/python -m tests.fuzz.requests --cases 2000
+	$(BIN)/python -m tests.fuzz.attacks
 
 serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
 	$(BIN)/reco serve

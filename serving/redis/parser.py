@@ -71,7 +71,7 @@ class BoundedParser(_AsyncRESP2Parser):
 
 
 class BoundedReplies(_RESP2Parser):
-    """The same for the plain client, whose calls block: hiredis would reserve what a reply announces."""
+    """The same for the plain client, whose calls block: hiredis would reserve the announced size."""
 
     def on_connect(self, connection: Any) -> None:
         """Read from a new connection."""
