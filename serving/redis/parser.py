@@ -76,7 +76,7 @@ class BoundedReplies(_RESP2Parser):
     def on_connect(self, connection: Any) -> None:
         """Read from a new connection."""
         super().on_connect(connection)
-        self._buffer = _BoundedLines(self._sock, self.socket_read_size, connection.socket_timeout)
+        self._buffer = _BoundedLines(connection._sock, self.socket_read_size, connection.socket_timeout)
 
 
 class _BoundedLines(SocketBuffer):

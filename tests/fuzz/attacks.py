@@ -211,8 +211,8 @@ def heads() -> Iterator[Attack]:
         *(b"Transfer-Encoding: xchunked", b"Transfer-Encoding:\x0bchunked", b"Expect: 100-continue"),
         *(b"Upgrade: h2c\r\nConnection: upgrade", b"Content-Encoding: gzip\r\nContent-Length: 5"),
     )
-    for line in lengths:
-        yield Attack("headers", repr(line), http([head(line), b"\r\n", BODY], most=3))
+    for given in lengths:
+        yield Attack("headers", repr(given), http([head(given), b"\r\n", BODY], most=3))
 
 
 def slow_heads() -> Iterator[Attack]:
@@ -372,6 +372,12 @@ def replies() -> Iterator[Attack]:
         yield Attack("replies", f"{reply[:16]!r} to {command.decode()}", act)
 
 
+def make_large(file: Path) -> None:
+    """Make a file of 400 MiB that takes no space."""
+    file.touch()
+    os.truncate(file, 400 * MEBI)
+
+
 def files() -> Iterator[Attack]:
     """Yield files that the endpoint follows and cannot use: it stays with its last valid ones."""
     contents: dict[str, Callable[[Path], object]] = {
@@ -379,7 +385,7 @@ def files() -> Iterator[Attack]:
         "bytes": lambda file: file.write_bytes(os.urandom(1_000)),
         "deep": lambda file: file.write_bytes(b"[" * 100_000),
         "a number": lambda file: file.write_bytes(b"1e999"),
-        "400 MB": lambda file: (file.touch(), os.truncate(file, 400 * MEBI)),
+        "400 MB": make_large,
         "a FIFO": os.mkfifo,
         "a link": lambda file: file.symlink_to("/dev/zero"),
         "a folder": Path.mkdir,
