@@ -54,9 +54,10 @@ figures: $(READY) ## measure every published figure on this commit and champion,
 	cp $(FIGURES)/*.json $(FIGURES)/*.md $(FIGURES)/*.png docs/figures/
 	$(BIN)/python -W ignore -m tests.docs.generate
 
-fuzz: $(READY) ## 4,000 spoilt bundles against the loader, 2,000 made-up requests against the endpoint
+fuzz: $(READY) ## 4,000 spoilt bundles against the loader; 2,000 made-up requests and 281 attacks against the endpoint
 	$(BIN)/python -m tests.fuzz.artefacts --cases 4000
 	$(BIN)/python -m tests.fuzz.requests --cases 2000
+	$(BIN)/python -m tests.fuzz.attacks
 
 storm: $(READY) ## 50 promotions killed at any point, 200 rounds of eight promotions and a rollback at once: an hour or more
 	STORM_KILLS=50 STORM_ROUNDS=200 $(BIN)/pytest -q -s -m slow tests/components/release/test_promotion_storm.py

@@ -71,13 +71,12 @@ class BoundedParser(_AsyncRESP2Parser):
 
 
 class BoundedReplies(_RESP2Parser):
-    """The same for the plain client, whose calls block: hiredis would reserve what a reply announces."""
+    """The same for the plain client, whose calls block: hiredis would reserve the announced size."""
 
     def on_connect(self, connection: Any) -> None:
         """Read from a new connection."""
         super().on_connect(connection)
-        assert self._sock is not None
-        self._buffer = _BoundedLines(self._sock, self.socket_read_size, connection.socket_timeout)
+        self._buffer = _BoundedLines(connection._sock, self.socket_read_size, connection.socket_timeout)
 
 
 class _BoundedLines(SocketBuffer):

@@ -1,6 +1,7 @@
 """Fake servers, a real server and a real cluster; logins are tested in test_redis_store."""
 
 import asyncio
+import inspect
 import socket
 import subprocess
 import threading
@@ -8,10 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+import redis.asyncio as aioredis
+from redis._parsers import AsyncCommandsParser, _AsyncRESP2Parser, _RESP2Parser
+from redis._parsers.socket import SocketBuffer
 from redis.crc import key_slot
 from redis.retry import Retry
 
@@ -24,7 +29,7 @@ from serving.redis.client import (
     client_options,
     open_client,
 )
-from serving.redis.parser import MAX_ITEMS
+from serving.redis.parser import MAX_ITEMS, BoundedParser
 from serving.stores.online_features import RedisStore, entity_key
 from tests.chaos.listening import listening
 from tests.chaos.numbers import numbers_in
@@ -439,6 +444,49 @@ def test_a_sentinel_has_a_password_of_its_own() -> None:
     options = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
     sentinels = [(entry["host"], entry["port"], entry["password"]) for entry in options]
     assert sentinels == [("a", 1, "guard"), ("b", 2, "guard")]
+
+
+# ------------------------------------------------------------------------------ internals of redis-py
+
+
+def test_redis_py_has_each_internal_that_is_used() -> None:
+    """Part of no public interface: a new minor version of redis-py may rename any of them."""
+    connection = aioredis.Connection(parser_class=BoundedParser)
+    for name in ("_parser", "_reader", "_writer", "_connect", "is_connected", "on_connect_check_health"):
+        assert hasattr(connection, name), name
+    for name in ("send_packed_command", "connect_check_health", "read_response", "disconnect"):
+        assert inspect.iscoroutinefunction(getattr(connection, name)), name
+    connection._parser.on_connect(SimpleNamespace(_reader=object(), encoder=None))
+    for name in ("_connected", "_buffer", "_pos", "_stream", "_read_size"):
+        assert hasattr(connection._parser, name), name
+    for parser, names in (
+        (_AsyncRESP2Parser, ("_read_response", "_readline", "_read", "_clear", "can_read_destructive")),
+        (_RESP2Parser, ("_read_response", "on_connect")),
+        (SocketBuffer, ("readline", "_read_from_socket")),
+        (AsyncCommandsParser, ("initialize", "get_keys")),
+        (redis.Connection, ("set_parser", "on_connect")),
+        (redis.RedisCluster, ("on_connect",)),
+    ):
+        for name in names:
+            assert callable(getattr(parser, name)), (parser, name)
+    assert "self._buffer" in inspect.getsource(SocketBuffer.__init__)
+    assert "redis_connect_func" in inspect.signature(redis.Redis).parameters
+    assert "self.on_connect" in inspect.getsource(redis.RedisCluster.__init__)
+    assert "self._buffer" in inspect.getsource(asyncio.StreamReader.__init__)
+    assert isinstance(asyncio.StreamWriter.transport, property)
+
+
+def test_a_cluster_of_redis_py_has_each_internal_that_is_used() -> None:
+    async def made() -> Any:
+        return aioredis.RedisCluster(host="127.0.0.1", port=1)
+
+    cluster = asyncio.run(made())
+    assert cluster.connection_kwargs is not None
+    assert cluster.nodes_manager.connection_kwargs is not None
+    assert isinstance(cluster.commands_parser, AsyncCommandsParser)
+    [node] = cluster.startup_nodes
+    assert node.connection_class is aioredis.Connection
+    assert isinstance(node.connection_kwargs, dict)
 
 
 # ------------------------------------------------------------------------------------------- a cluster
