@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# `htons(53)`: a resolver on this machine asks others on our behalf
+NAME_SERVICE = re.compile(r"(?:sin|sin6)_port=htons\(53\)")
 # `inet_addr("10.0.0.1")` of IPv4, `inet_pton(AF_INET6, "::1", ...)` of IPv6
 ADDRESS = re.compile(r'inet_(?:addr\(|pton\(AF_INET6, )"(?:::ffff:)?([^"]+)"')
 
@@ -28,11 +30,12 @@ def watched(log: Path) -> list[str]:
 
 
 def outside(log: Path) -> list[str]:
-    """The calls in a log that name another machine."""
+    """The calls in a log that name another machine, or a resolver, on whichever machine."""
     return [
         line
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if (found := ADDRESS.search(line)) and not found[1].startswith(("127.", "::1", "0.0.0.0"))
+        if (found := ADDRESS.search(line))
+        and (NAME_SERVICE.search(line) or not found[1].startswith(("127.", "::1", "0.0.0.0")))
     ]
 
 

@@ -34,6 +34,13 @@ def test_a_connection_is_seen(log: Path) -> None:
     assert "192.0.2.1" in line
 
 
+def test_a_look_up_through_a_resolver_on_this_machine_is_seen(log: Path) -> None:
+    program = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('127.0.0.53', {}))"
+    for port, seen in ((53, 1), (5353, 0)):
+        run_python("-c", program.format(port), before=watched(log))
+        assert len(outside(log)) == seen
+
+
 def test_the_endpoint_connects_to_nothing(toy_line: Path, tmp_path: Path, log: Path) -> None:
     home = toy_home(tmp_path / "home", toy_line)
     settings = Settings(home=home, store_url=f"sqlite:///{home}/online_store.db", http_port=0, grpc_port=0)

@@ -162,7 +162,7 @@ def settings(documents: Documents) -> Iterator[str]:
         except ValueError as error:
             yield f"{name_of(slot)}: {error}"
         for name, value in given.items():
-            if value is not None and re.search("PASSWORD|TOKEN|SECRET|_KEY", name):
+            if value is not None and re.search("PASSWORD|TOKEN|SECRET|_KEY$", name):
                 yield f"{name_of(slot)}: {name} is written down: take it from a Secret"
 
 

@@ -46,6 +46,19 @@ def test_an_overlay_has_no_finding(rendered: Callable[[str], Documents], overlay
     assert findings(documents) == []
 
 
+def test_trusted_keys_are_mounted_and_may_be_named(rendered: Callable[[str], Documents]) -> None:
+    documents = rendered("production")
+    [shared] = [one for one in of_kind(documents, "ConfigMap") if "RECO_STORE_URL" in one["data"]]
+    shared["data"]["RECO_TRUSTED_KEYS"] = "/etc/reco/trusted"
+    assert findings(documents) == []
+    for slot in of_kind(documents, "InferenceService"):
+        predictor = slot["spec"]["predictor"]
+        [volume] = [one for one in predictor["volumes"] if one["name"] == "trusted-keys"]
+        assert volume["configMap"] == {"name": "checkout-trusted-keys", "optional": True}
+        mounts = {one["name"]: one["mountPath"] for one in predictor["containers"][0]["volumeMounts"]}
+        assert mounts["trusted-keys"] == "/etc/reco/trusted"
+
+
 @pytest.mark.parametrize(
     ("overlay", "expected"), [("staging", set()), ("small", {"InferenceService"})], ids=["staging", "small"]
 )

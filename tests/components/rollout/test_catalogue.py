@@ -10,10 +10,13 @@ from mlflow import MlflowClient
 from components.release.gate import GateFailed
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry
+from components.release.signing import sign
 from components.rollout.catalogue import ModelCatalogue
 from serving.release.champion import read_champion
+from serving.release.signatures import check_signed
 from tests.components.conftest import as_planned
 from tests.components.rollout.test_plan import RECORD
+from tests.serving.signed import write_keys
 
 pytestmark = pytest.mark.slow
 
@@ -62,3 +65,30 @@ def test_a_worse_version_is_refused_before_any_pod_loads_it(
     assert tags["refused"] == "verify: NDCG@10 is lower"
     assert registry.alias("challenger") is None, "it is not tried again"
     assert not (home.parent / "store").exists()
+
+
+def test_with_trusted_keys_only_signed_versions_reach_pods_and_the_way_back_is_signed(
+    evaluated: Callable[..., Path], registry: Registry, home: Path, uri: str, dataset: Path, tmp_path: Path
+) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    store = (tmp_path / "store").as_uri()
+    catalogue = ModelCatalogue(
+        home, uri, "recommender", [dataset], store, trusted_keys=public.parent, key=key, examine=as_planned
+    )
+    for name, quality in (("one", 0.17), ("two", 0.18)):
+        bundle = evaluated(name, quality)
+        register_bundle(bundle, uri, "recommender")
+        number, bundle_id = catalogue.find("challenger")
+        record = replace(RECORD, version=number, bundle_id=bundle_id, source=catalogue.place(bundle_id))
+        with pytest.raises(GateFailed, match="signature: "):
+            catalogue.check(record)
+        sign(bundle, key)
+        registry.attach(registry.version(number), bundle.glob("*.sig"))
+        catalogue.check(record)
+        catalogue.publish(record)
+        assert check_signed(tmp_path / "store" / bundle_id, public.parent).key == public
+        catalogue.seal(record)
+    catalogue.undo(record)
+    champion = read_champion(home)
+    assert champion.version == "1"
+    check_signed(champion.bundle(home), public.parent, home / "bundles" / record.bundle_id)
