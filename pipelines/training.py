@@ -154,9 +154,9 @@ def training_of(size: Size) -> Any:
     return training if size == "full" else training_laptop
 
 
-# A laptop's ten minutes. Older windows add least: five windows cost 1 % of NDCG@10 against seven. The default
-# profile does not ask the towers, and profiles with a filter ask them for a few items. Tuning with the
-# rounding in the loop serves the rows of 4 bits, which the endpoint does not choose.
+# For a laptop's ten minutes. Older windows add least: five cost 1 % of NDCG@10 against seven. The default
+# profile does not ask the towers, and profiles with a filter ask them for a few items. Tuning with rounding
+# in the loop serves the rows of 4 bits, which the endpoint does not choose.
 LAPTOP: dict[str, dict[str, Any]] = {
     "example_params": {"windows": 4},
     "retriever_params": {"epochs": 2},

@@ -262,7 +262,7 @@ def test_each_library_is_declared() -> None:
 
 
 def test_the_client_needs_httpx_alone() -> None:
-    """The contract of import-linter names what the client may not import; this names all that it may."""
+    """The contract of import-linter names forbidden packages; this names the allowed ones."""
     modules = list((ROOT / "serving" / "client").glob("*.py"))
     assert len(modules) > 3
     for path in modules:

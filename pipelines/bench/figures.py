@@ -38,8 +38,8 @@ class PublishedBench:
 
 
 # The sizes below are what fits into the time; the commands' own defaults take longer. The plan leaves ten of
-# the 90 minutes free: a bench that overruns must not cost the last one its place. Two published results are
-# not in it: `bench peers` tunes for an hour, and `drill release` waits ten minutes for canaries.
+# the 90 minutes free: a bench that overruns must not cost the last one its place. Two published results
+# have no place in it: `bench peers` tunes for an hour, and `drill release` waits ten minutes for canaries.
 PLAN = (
     PublishedBench("quality", 5, "bench quality", ""),
     PublishedBench("drift", 2, "bench drift", ""),

@@ -114,8 +114,8 @@ def bench_load(
     """Measure capacity, tail and cost beside other servers.
 
     Each runs beside our endpoint: KServe's own server, Feast's SDK as the store, the ranker as exported,
-    plain FastAPI with PyTorch, and a server that only burns time. Ours also beside a canary. With a Redis of
-    its own; about half an hour.
+    plain FastAPI with PyTorch, and a server that only burns time. With a Redis of its own; about half
+    an hour.
     """
     from pipelines.bench.load.measure import QUICK
     from pipelines.bench.load.measure import bench_load as measure

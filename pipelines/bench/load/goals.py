@@ -71,7 +71,6 @@ def _goals(result: Result) -> Iterator[Goal]:
     goodput = _percent("arms", OURS, "overload", "goodput_ratio")
     yield Goal("full answers in time at three times the capacity", ">=", 90, " %", goodput)
     yield from _of_half_and_start()
-    yield Goal("p99 beside a canary, against without", "<=", 1.25, " x", part_of("canary", "ratio"))
     if "endurance" in result:
         yield Goal(f"growth of memory in {ENDURED:,} requests", "<=", 5, " MiB", _memory)
 

@@ -13,7 +13,7 @@ import itertools
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE
 from pipelines.bench.latency import first_answer
 from pipelines.bench.load.arms import (
     NULL,
-    OURS,
     PREDICT,
     STEPS,
     Arm,
@@ -44,13 +43,7 @@ from pipelines.bench.load.goals import judge_goals
 from pipelines.bench.load.measured_server import MeasuredServer
 from pipelines.bench.load.report import draw_load, load_table
 from pipelines.bench.load.rows import pooled_row, ratios
-from pipelines.bench.load.trials import (
-    OVERLOAD,
-    OVERLOAD_CONNECTIONS,
-    basket_lengths,
-    beside_a_canary,
-    memory_growth,
-)
+from pipelines.bench.load.trials import OVERLOAD, OVERLOAD_CONNECTIONS, basket_lengths, memory_growth
 from pipelines.bench.report import write_report
 from pipelines.live.local_redis import local_server
 from serving.release.bundle import read_manifest
@@ -227,8 +220,7 @@ def bench_load(
             "constants": {"watts_a_core": WATTS_A_CORE, "dollars_a_core_hour": DOLLARS_A_CORE_HOUR},
             **measure_arms(bench, ours, others),
         }
-        capacity = figures["arms"][OURS]["capacity"]["rate"]
-        figures |= measure_ours(bench, ours, capacity, endurance)
+        figures |= measure_ours(bench, ours, endurance)
     figures["goals"] = judge_goals(figures)
     result = write_report(out_dir, "load", figures, load_table, before)
     draw_load(result, out_dir / "load.png")
@@ -375,40 +367,20 @@ def long_enough(seconds: float, rate: float) -> float:
     return float(np.clip(PROBE_REQUESTS / rate, seconds, 4 * seconds))
 
 
-def measure_ours(bench: LoadBench, arm: Arm, capacity: float, endurance: bool) -> dict[str, Any]:
-    """Measure ours alone: long baskets, a canary, memory.
-
-    Without a capacity there is no rate for the canary.
-    """
-    effort, half = bench.effort, capacity / 2
+def measure_ours(bench: LoadBench, arm: Arm, endurance: bool) -> dict[str, Any]:
+    """Measure ours alone: long baskets, memory."""
+    effort = bench.effort
     with bench.running(arm) as ours:
         send_alone(bench, ours)
-        send = partial(bench.send, ours)
-
-        def lengths() -> dict[str, Any]:
-            return basket_lengths(
+        log.info("basket length")
+        figures = {
+            "basket_length": basket_lengths(
                 lambda bodies: bench.send(replace(ours, bodies=bodies), effort.lengths_s),
                 *(bench.generator, bench.setup.bundle, bench.requests, effort.rounds),
             )
-
-        def canary() -> dict[str, Any]:
-            second = replace(arm, name="canary")
-            with bench.running(second) as other, load_generator() as generator:
-                beside = replace(bench, generator=generator)
-                other.bodies = generator.bodies(
-                    [orjson.dumps({"instances": [request]}) for request in bench.requests]
-                )
-                seconds, rounds = long_enough(effort.half_s, half), min(effort.rounds, 3)
-                canary_send = partial(beside.send, other)
-                return beside_a_canary(send, canary_send, half, bench.goal_ms, seconds, rounds)
-
-        trials: dict[str, Callable[[], Any]] = {"basket_length": lengths}
-        if capacity:
-            trials["canary"] = canary
+        }
         if endurance:
-            trials["endurance"] = partial(memory_growth, send, ours.server, effort.endurance)
-        figures = {}
-        for name, trial in trials.items():
-            log.info("%s", name.replace("_", " "))
-            figures[name] = trial()
+            log.info("endurance")
+            send = partial(bench.send, ours)
+            figures["endurance"] = memory_growth(send, ours.server, effort.endurance)
     return figures

@@ -30,7 +30,6 @@ def load_table(result: Mapping[str, Any]) -> str:
         _start(result),
         _under_load(result),
         _lengths(result["basket_length"]),
-        _canary(result.get("canary")),
         _endurance(result.get("endurance")),
         _probes(result),
     ]
@@ -216,31 +215,6 @@ def _lengths(figures: Mapping[str, Any]) -> list[str]:
         *table(["items", "p50 ms", "p99 ms"], rows),
         "",
         f"From 1 item to {list(figures['ms'])[-1]}: {grown or 'too few samples to say'}.",
-    ]
-
-
-def _canary(figures: Mapping[str, Any] | None) -> list[str]:
-    if figures is None:
-        return []
-    names = ("without_p99_ms", "with_p99_ms")
-    rows = [
-        [
-            number,
-            *(short(one[name]) for name in names),
-            fixed(one["ratio"], 2, "x"),
-            f"{one['failed']}, {one['degraded']}, {one['late']} of {one['requests']:,}",
-        ]
-        for number, one in enumerate(figures["rounds"], 1)
-    ]
-    rows.append(["median", *(short(figures[name]) for name in names), fixed(figures["ratio"], 2, "x"), ""])
-    head = ["round", "p99 of stable alone, ms", "with the canary", "ratio", "failed, degraded, late with it"]
-    return [
-        "## A canary beside stable (ours twice on this machine)",
-        "",
-        *table(head, rows),
-        "",
-        f"Stable at {figures['rate']:,.0f} requests/s, half of its capacity; the canary at "
-        f"{figures['canary_rate']:,.1f}, with a p99 of {short(figures['canary_p99_ms'])} ms.",
     ]
 
 

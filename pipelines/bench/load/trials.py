@@ -1,15 +1,13 @@
-"""Ours alone: long baskets, a canary beside it, endurance -> the figures of each trial.
+"""Ours alone: long baskets and endurance -> the figures of each trial.
 
 `pipelines.bench.load.measure` gives each trial a function that sends requests, and the measured capacity.
-`pipelines.bench.load.goals` judges the figures. Overload by priority and the swap of bundles are drills.
+`pipelines.bench.load.goals` judges the figures. Overload by priority, the swap
+of bundles and the canary are drills.
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +24,8 @@ OVERLOAD_CONNECTIONS = 512  # so that the requests wait at the server, not at th
 FEWEST = 20  # requests; a share of fewer means nothing
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)  # items in a basket
 BASKETS = 200  # different ones of a length
-AHEAD_S = 0.5  # a canary gets requests before and after the measured ones of stable
-CANARY = 0.1  # of the rate of stable
 
 Send = Callable[..., Load]  # seconds, rate, and other fields of a LoadPlan -> the outcome of the requests
-
-
-def tail_ms(ms: np.ndarray) -> float:
-    """Return the 99th percentile, of few values the largest; infinite without values."""
-    found = percentiles(ms)
-    tail = found["max"] if found["p99"] is None else found["p99"]
-    return float("inf") if tail is None else tail
 
 
 def basket_lengths(
@@ -98,69 +87,3 @@ def memory_growth(send: Send, server: MeasuredServer, requests: int, steps: int 
         "mb_per_1000_requests": slope * 1e3,
         "mb_after_warm_up": float(rss[-1] - rss[0]),
     }
-
-
-def _counts(summary: Mapping[str, Any]) -> dict[str, int]:
-    """Return counts of outcomes; an unanswered request has failed."""
-    failed = summary["failed"] + summary["unanswered"]
-    return {**{name: summary[name] for name in ("requests", "degraded", "late")}, "failed": failed}
-
-
-def beside_a_canary(
-    stable: Send, canary: Send, rate: float, goal_ms: float, seconds: float, rounds: int
-) -> dict[str, Any]:
-    """Send requests to stable, with and without a canary that gets a tenth of the rate at the same time.
-
-    Args:
-        stable: to ours.
-        canary: to another of ours on the same machine, by another generator.
-        rate: requests a second.
-        goal_ms: an answer in time.
-        seconds: each time.
-        rounds: of both, in turn; which comes first changes.
-    """
-    canary(seconds, CANARY * rate, seed=600)  # a warm-up
-    found: list[dict[str, Any]] = []
-    canary_ms: list[np.ndarray] = []
-    for number in range(rounds):
-        loads: dict[str, Load] = {}
-        for kind in ("without", "with") if number % 2 == 0 else ("with", "without"):
-            with contextlib.ExitStack() as stack:
-                if kind == "with":
-                    beside = stack.enter_context(_sent_beside(canary, seconds, rate, number))
-                loads[kind] = stable(seconds, rate, seed=610 + number)  # the same times in both
-            if kind == "with":
-                canary_ms.append(beside[0].client_ms)
-        without_ms, with_ms = (percentiles(loads[kind].client_ms)["p99"] for kind in ("without", "with"))
-        summary = loads["with"].summary(goal_ms)
-        found.append(
-            {
-                "without_p99_ms": without_ms,
-                "with_p99_ms": with_ms,
-                "ratio": with_ms / without_ms if with_ms and without_ms else None,
-                **_counts(summary),
-            }
-        )
-    medians: dict[str, float | None] = {}
-    for name in ("without_p99_ms", "with_p99_ms", "ratio"):
-        values = [one[name] for one in found]
-        medians[name] = None if None in values else float(np.median(values))
-    canary_p99_ms = tail_ms(np.concatenate(canary_ms))
-    return {
-        "rate": rate,
-        "canary_rate": CANARY * rate,
-        **medians,
-        "canary_p99_ms": canary_p99_ms,
-        "rounds": found,
-    }
-
-
-@contextlib.contextmanager
-def _sent_beside(canary: Send, seconds: float, rate: float, seed: int) -> Iterator[list[Load]]:
-    """Send requests to the canary from shortly before the block on; its load is there after the block."""
-    loads: list[Load] = []
-    with ThreadPoolExecutor(1) as thread:
-        asking = thread.submit(canary, seconds + 2 * AHEAD_S, CANARY * rate, seed=620 + seed)
-        time.sleep(AHEAD_S)
-        yield loads
-        loads.append(asking.result())

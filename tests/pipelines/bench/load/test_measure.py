@@ -234,21 +234,3 @@ def test_all_arms_are_measured_and_written(
     assert result["endurance"]["requests"] == 40
     assert result["endurance"]["failed"] == 0
     assert result["floor"]["mean_ms"] > 0
-
-
-@pytest.mark.slow
-def test_only_ours_is_measured_beside_a_canary(toy_line: Path, tmp_path: Path) -> None:
-    home, bundle = tmp_path / "home", toy_line / "evaluated"
-    shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
-    champion = Champion("b", "1", "m", str(bundle), "", "")
-    lines = evaluation_requests(bundle, 50)
-    out, late_ms = tmp_path / "out", 60_000.0  # no real goal: this machine may be busy
-    result = bench_load(home, champion, lines, out, [OURS], QUICK, goal_ms=late_ms, deadline_ms=late_ms)
-    capacity = result["arms"][OURS]["capacity"]["rate"]
-    canary = result["canary"]
-    assert canary["rate"] == capacity / 2
-    assert canary["canary_rate"] == pytest.approx(canary["rate"] / 10)
-    assert len(canary["rounds"]) == 1
-    written, page = json.loads((out / "load.json").read_bytes()), (out / "load.md").read_text()
-    assert "canary" in written
-    assert "A canary beside stable" in page

@@ -1,75 +1,38 @@
 """Loads of known figures -> each trial reports exactly those."""
 
-import time
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from pipelines.bench.load.connections import OK
 from pipelines.bench.load.generator import Load
-from pipelines.bench.load.trials import (
-    Send,
-    beside_a_canary,
-    tail_ms,
-)
+from pipelines.bench.load.measured_server import MeasuredServer
+from pipelines.bench.load.trials import memory_growth
 
 
-def load_of(ms: Any, due_s: Any, began_s: float = 0.0, **more: Any) -> Load:
-    """Return the load of so many requests, all answered in full but for the given fields."""
-    count = len(due_s)
-    none = np.zeros(count, bool)
-    status = np.full(count, OK)
-    load = Load(np.asarray(due_s, float), np.full(count, ms, float), none * 0.0, status, none, none * 0, 0.0)
-    return replace(load, **{"prefetch": none, "shed": none, "began_s": began_s, **more})
+class Growing:
+    """A server whose memory grows by so many MiB between two looks."""
+
+    def __init__(self, each_mb: float) -> None:
+        self._looks: Iterator[float] = (300.0 + each_mb * look for look in range(1_000))
+
+    def memory_mb(self) -> dict[str, float]:
+        return {"rss": next(self._looks)}
 
 
-def one_after_the_other(*loads: Load) -> tuple[Send, list[dict[str, Any]]]:
-    """Return a function that returns these loads in turn, and its calls."""
-    left, asked = iter(loads), []
-
-    def ask(seconds: float, rate: float, **plan: Any) -> Load:
-        asked.append({"seconds": seconds, "rate": rate, **plan})
-        return next(left)
-
-    return ask, asked
+def send(seconds: float, requests: int, **plan: Any) -> Load:
+    """Answer all requests but the first."""
+    none = np.zeros(requests, bool)
+    status = np.full(requests, OK)
+    status[0] = 500
+    return Load(none * 0.0, none * 1.0, none * 0.0, status, none, none * 0, 0.0)
 
 
-def test_a_tail_of_few_requests_is_their_maximum() -> None:
-    assert tail_ms(np.array([3.0, 9.0])) == 9.0
-    assert tail_ms(np.arange(200.0)) == 198.0
-    assert tail_ms(np.array([])) == np.inf
-
-
-def test_a_ratio_of_few_requests_is_missing() -> None:
-    def ask(seconds: float, rate: float, **plan: Any) -> Load:
-        return load_of(10.0, np.arange(99) / 1_000)
-
-    found = beside_a_canary(ask, ask, 50.0, 50.0, 0.0, 1)
-    assert (found["ratio"], found["with_p99_ms"]) == (None, None)
-
-
-def test_stable_is_compared_with_itself_round_by_round() -> None:
-    asked: list[tuple[str, float, bool]] = []
-    beside = [False]
-    tails = iter([(10.0, 12.0), (20.0, 20.0), (10.0, 15.0)])
-    tail = [0.0, 0.0]
-
-    def stable(seconds: float, rate: float, **plan: Any) -> Load:
-        if len(asked) % 2 == 0:
-            tail[:] = next(tails)
-        asked.append(("stable", rate, beside[0]))
-        return load_of(tail[beside[0]], np.arange(100) / 100)
-
-    def canary(seconds: float, rate: float, **plan: Any) -> Load:
-        beside[0] = True
-        time.sleep(max(seconds - 0.2, 0.0))  # beside all of stable's, which take no time here
-        beside[0] = False
-        assert rate == 5.0
-        return load_of(7.0, np.arange(10) / 10)
-
-    found = beside_a_canary(stable, canary, 50.0, 50.0, 0.2, 3)
-    assert [one[2] for one in asked] == [False, True, True, False, False, True]
-    assert [one["ratio"] for one in found["rounds"]] == [1.2, 1.0, 1.5]
-    assert (found["without_p99_ms"], found["with_p99_ms"], found["ratio"]) == (10.0, 15.0, 1.2)
-    assert (found["canary_rate"], found["canary_p99_ms"]) == (5.0, 7.0)
+@pytest.mark.parametrize("each_mb", [0.0, 0.5])
+def test_the_growth_of_memory_is_its_slope_after_the_first_quarter(each_mb: float) -> None:
+    found = memory_growth(send, cast(MeasuredServer, Growing(each_mb)), requests=2_000)
+    assert (found["requests"], found["failed"]) == (2_000, 20), "one of each hundred"
+    assert found["mb_per_1000_requests"] == pytest.approx(each_mb * 10, abs=1e-9)
+    assert found["mb_after_warm_up"] == pytest.approx(each_mb * 15)
