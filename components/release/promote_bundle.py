@@ -6,7 +6,7 @@ again completes it:
     lock under home -> bundle copied under home -> gate -> intent -> alias -> line of the history -> pointer
 
 The history says which version was promoted. An alias that names another one was moved by hand: that is a
-conflict, and never followed. The gate measures what a bundle says of itself again, see `examination`. One
+conflict, and never followed. The gate believes no statement of a bundle: `examination` measures again. One
 figure it must take from the bundle: the quality of the teachers, which are not in it. Only a signature
 protects that one.
 """
