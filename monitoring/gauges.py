@@ -15,7 +15,7 @@ from monitoring.verdict import DriftVerdict
 
 
 class WatchGauges:
-    """The gauges of one process that watches; `registry` is what it exposes."""
+    """The gauges of one process that watches; `registry` holds them."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

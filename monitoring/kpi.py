@@ -1,4 +1,4 @@
-"""Sessions -> what the recommendations earn, what degraded answers lose, and whether a figure dropped.
+"""Sessions -> the earnings of recommendations, the loss by degraded answers, and figures that dropped.
 
 Revenue at risk of an hour is the sum over rungs of (answers an hour at this rung) x (loss of an answer). The
 loss is the accepted value for each answer of the rung `full`, less that of this rung, both from complete
@@ -70,7 +70,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class AtRisk:
-    """What the present degradation costs in an hour; `at_most` names rungs too rare to measure."""
+    """The price of the present degradation in an hour; `at_most` names rungs too rare to measure."""
 
     degraded: float  # an hour, in the shop's currency
     waiting: float  # an hour: 1 % of the accepted value for each 100 ms
@@ -142,7 +142,7 @@ def loss_per_answer(sessions: pd.DataFrame) -> tuple[dict[str, float], tuple[str
 def revenue_at_risk(
     sessions: pd.DataFrame, answers_per_hour: Mapping[str, float], wait_ms: float = 0.0
 ) -> AtRisk:
-    """Return what the present degradation costs in an hour.
+    """Return the price of the present degradation in an hour.
 
     Args:
         sessions: of a past long enough to know each rung, some weeks.
@@ -190,7 +190,7 @@ def _drop(name: str, windows: list[pd.DataFrame]) -> Drop | None:
         values.append(ratio)
         variances.append(float(((top - ratio * bottom) ** 2).sum() / bottom.sum() ** 2))
     now, before = values[0], float(np.mean(values[1:]))
-    # Weeks differ by chance and by more: what they were seen to differ by, and at least the chance of now.
+    # Weeks differ by chance and by more: the spread that was seen, and at least the chance of now.
     noise = max(float(np.var(values[1:], ddof=1)), variances[0])
     spread = math.sqrt(noise * (1 + 1 / WEEKS_BEFORE))
     change, margin = now / before - 1, T_LIMIT * spread / before

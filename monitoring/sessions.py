@@ -1,6 +1,6 @@
 """Logged answers and the purchases that followed -> one row for each visit to the checkout.
 
-A session is what one shopper was answered without paying and without a pause of more than ANSWERED_S. Its
+A session is a run of answers to one shopper, without a payment and without a pause of more than ANSWERED_S. Its
 basket is the next one that the shopper pays for, at most ANSWERED_S after the last answer. A shown item is
 accepted if that basket holds it. Acceptance is no proof of an effect: the shopper may have bought it anyway.
 
@@ -28,15 +28,15 @@ def make_sessions(
     Args:
         answers: records of the prediction log; those without a shopper are left out.
         purchases: columns user_id, basket_id, item_id, at, quantity and price (paid per unit, NaN where
-            unknown), with the history that tells repeat purchases from new ones.
+            unknown), with the history that separates repeat purchases from new ones.
         until: the time up to which all purchases are known.
         cost: of one unit of each item, by item id; None if no cost is known.
 
     Returns:
-        Of each session `at` (its first answer), `bundle_id`, `rung`, `store_id` and `profile` (its last one),
-        `answers`, `wait_ms` (the mean time of its answers), `complete`, `paid`, `basket_value`, `shown` and
-        `accepted` (distinct items), `accepted_value`, `accepted_margin` (NaN without cost), `accepted_new`
-        (items that the shopper never bought before).
+        Of each session: `at` of its first answer; `bundle_id`, `rung`, `store_id` and `profile` of its last.
+        `answers`, and `wait_ms`, the mean time of one. `complete`, `paid` and `basket_value`. The numbers of
+        distinct items `shown` and `accepted`; `accepted_value`; `accepted_margin`, NaN without cost.
+        `accepted_new` counts the items that the shopper never bought before.
     """
     asked = answers.select(FIELDS).to_pandas()
     asked["at"] = asked["at"].fillna(asked.pop("answered_at"))

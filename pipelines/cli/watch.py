@@ -175,7 +175,7 @@ def _kpi_text(earnings: Earnings) -> str:
 def watch(context: Context, every_s: float, host: str, port: int, retrain: bool) -> None:
     """Look for drift and at the KPIs again and again, until stopped.
 
-    /metrics has what the last look found. At most one run starts for a window, and one in six hours.
+    /metrics has the results of the last look. At most one run starts for a window, and one in six hours.
     """
     from pipelines.live.streaming import stop_signal
     from pipelines.live.watching import watch_home

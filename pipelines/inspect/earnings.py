@@ -103,7 +103,7 @@ def read_purchases(home: Path, dataset: Path | None) -> pd.DataFrame:
 
 
 def read_costs(settings: Settings) -> pd.Series | None:
-    """Return the cost of one unit by item id, as the shop's facts have it; None if there is none."""
+    """Return the cost of one unit by item id, as the shop's facts have it; None without one."""
     if not settings.store_url and not Path(settings.fact_store_url.removeprefix("sqlite:///")).exists():
         return None
     costs: dict[str, Any] = {}

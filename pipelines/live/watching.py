@@ -68,7 +68,7 @@ def watch_home(
 def look(settings: Settings, gauges: WatchGauges, retrain: Retrain | None) -> list[str]:
     """Look at answers, purchases and KPIs once; return a line about each.
 
-    What cannot be looked at now is a line, too, and its gauges keep their age: the alert on
+    A look that fails is a line, too, and its gauges keep their age: the alert on
     `reco_watch_success_timestamp_seconds` says so.
     """
     lines = []

@@ -338,7 +338,7 @@ def drill_proofs() -> str:
             code(drill.name),
             drill.proves,
             ", ".join(drill.breaks),
-            ", ".join(map(code, sorted(set(drill.pages.values())))) or "nobody",
+            ", ".join(map(code, sorted(set(drill.pages.values())))) or "none",
         )
         for drill in drills
     ]

@@ -1,4 +1,4 @@
-"""KPIs of a shop whose truth is known: what an answer earns, what a lower rung loses, what dropped."""
+"""KPIs of a shop whose truth is known: value of an answer, loss of a lower rung, and drops."""
 
 import pandas as pd
 import pytest

@@ -1,4 +1,4 @@
-"""Sessions worked out by hand: which basket an answer belongs to, and what of it was shown."""
+"""Sessions worked out by hand: the basket of an answer, and the shown items in it."""
 
 from typing import Any
 

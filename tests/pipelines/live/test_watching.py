@@ -1,4 +1,4 @@
-"""One look at a home: what cannot be looked at is said, drift starts a retraining, gauges are served."""
+"""One look at a home: a failed look is a line, drift starts a retraining, gauges are served."""
 
 import shutil
 import threading
