@@ -52,7 +52,7 @@ class PairFeature(IntEnum):
     user_type_decayed_120d = "The user's 120-day decayed count over all items of the type."
     user_type_decayed_15d = "The user's 15-day decayed count over all items of the type."
     user_type_items = "Distinct items of the type the user has bought."
-    user_type_share = "Share of the item in what the user buys of its type: 1 for a loyal buyer."
+    user_type_share = "Share of the item in the purchases of its type by this user: 1 for a loyal buyer."
     user_category_decayed_120d = "The user's 120-day decayed count over all items of the category."
     user_department_share = "Share of the department in the user's 120-day decayed purchases."
     user_private_ratio = "Share of the shop's own brand in the user's 120-day decayed purchases."
@@ -81,10 +81,10 @@ class PairFeature(IntEnum):
     together_times_decayed = (
         "Bought-together score times log(1 + 120-day decayed count): both signals at once."
     )
-    history_together_sum = "Bought-together score with what the user bought lately."
+    history_together_sum = "Bought-together score with the recent purchases of this user."
 
     # The item's price.
-    price_to_user_ratio = "Price against what the user usually pays for a line."
+    price_to_user_ratio = "Price against the usual price of a line of this user."
     price_to_basket_ratio = "Price against the mean price in the basket."
 
     @property
