@@ -1,8 +1,8 @@
 """Logged answers and the purchases that followed -> one row for each visit to the checkout.
 
 A session is a run of answers to one shopper, without a payment and without a pause of more than ANSWERED_S.
-Its basket is the next one that the shopper pays for, at most ANSWERED_S after the last answer. A shown item is
-accepted if that basket holds it. Acceptance proves no effect: the shopper may have bought the item anyway.
+Its basket is the next one that the shopper pays for, at most ANSWERED_S after the last answer. A shown item
+is accepted if that basket holds it. That proves no effect: the shopper may have bought the item anyway.
 
 Labels arrive late. A session is complete once its attribution window is over in the purchases that are known;
 figures are made from complete sessions only.
