@@ -1,7 +1,7 @@
 """Purchases and statistics -> training examples, by replaying each user's baskets in time order.
 
-Rolling origin: for each base in (cut - 20, -16, -12, -8, -4 weeks) the statistics are fitted on events
-before the base, and the examples are the baskets of the four weeks after it. A user's history is the fold
+Rolling origin: for each base in (cut - 28, -24, ... -4 weeks) the statistics are fitted on events before the
+base, and the examples are the baskets of the four weeks after it. A user's history is the fold
 of the user's earlier baskets. So no feature sees its own week or its own basket. Candidates and features
 come from the functions that serve. One source is left out here, the two-tower: it is trained on these
 weeks and would return the hidden items from memory.

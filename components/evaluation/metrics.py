@@ -93,27 +93,35 @@ def summary(tally: Tally, boot: Bootstrap, items: int) -> dict[str, Any]:
     values = np.array(tally.rows)
     found: dict[str, Any] = {name: round(float(values[:, i].mean()), 5) for i, name in enumerate(METRICS)}
     found["interval"] = {name: boot.interval(values[:, i]) for i, name in enumerate(METRICS)}
-    found["repeat_recall_at_20"] = _share(tally.repeat)
-    found["new_recall_at_20"] = _share(tally.new)
+    for name, pairs in (("repeat_recall_at_20", tally.repeat), ("new_recall_at_20", tally.new)):
+        recall, some = _recalls(pairs)
+        found[name] = round(float(recall.sum() / max(some.sum(), 1.0)), 5)
+        found["interval"][name] = boot.ratio_interval(recall, some)
     found["coverage_at_10"] = round(len(tally.shown) / items, 4)
     return found
 
 
-def _share(pairs: list[tuple[float, float]]) -> float:
-    """Return the mean over baskets that want any of the share found."""
+def _recalls(pairs: list[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the share found in each basket, 0 in those that want none, and 1 for each that wants any."""
     found, wanted = np.array(pairs).T
-    some = wanted > 0
-    return round(float((found[some] / wanted[some]).mean()), 5) if some.any() else 0.0
+    return found / np.maximum(wanted, 1.0), (wanted > 0).astype(float)
 
 
 def ratios(served: Tally, other: Tally, boot: Bootstrap) -> dict[str, Any]:
-    """Return the ratios of the means of two systems that answered the same baskets."""
+    """Return the ratios of the means of two systems that answered the same baskets.
+
+    That of the items new to the shopper is None where the other system finds none of them.
+    """
     ours, theirs = np.array(served.rows), np.array(other.rows)
     found: dict[str, Any] = {}
     for name in ("ndcg_at_10", "recall_at_20"):
         i = METRICS.index(name)
         found[name] = round(float(ours[:, i].mean() / max(theirs[:, i].mean(), 1e-12)), 4)
         found[f"{name}_interval"] = boot.ratio_interval(ours[:, i], theirs[:, i])
+    (new, _), (their_new, _) = _recalls(served.new), _recalls(other.new)
+    some = bool(their_new.any())
+    found["new_recall_at_20"] = round(float(new.sum() / their_new.sum()), 4) if some else None
+    found["new_recall_at_20_interval"] = boot.ratio_interval(new, their_new) if some else [None, None]
     return found
 
 

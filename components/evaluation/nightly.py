@@ -29,15 +29,15 @@ class Nightly:
             purchases, statistics.item_ids, statistics.categorical[:, 0], self._start, TEST_WINDOW.days
         )
         self._statistics = [statistics.as_of(day) for day in fresh]
-        self._recommenders: dict[int, Recommender] = {}
+        self._recommenders: dict[tuple[Recommender, int], Recommender] = {}
 
     def recommender(self, recommender: Recommender, at: float) -> Recommender:
         """Return a recommender with the counts of the night before `at`; the bundle is the same otherwise."""
         day = int((at - self._start) // DAY_S)
-        if day not in self._recommenders:
+        if (recommender, day) not in self._recommenders:
             bundle = copy(recommender.bundle)
             object.__setattr__(bundle, "statistics", self._statistics[day])
             other = copy(recommender)
             other.bundle = bundle
-            self._recommenders[day] = other
-        return self._recommenders[day]
+            self._recommenders[recommender, day] = other
+        return self._recommenders[recommender, day]

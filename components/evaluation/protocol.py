@@ -15,7 +15,7 @@ from components.data.build_examples import HIDDEN_RATIO, MIN_BASKET_ITEMS, Baske
 from components.data.fit_statistics import Purchases
 from feature_repo.aggregates import UserEvents
 from feature_repo.statistics import Statistics
-from serving.schemas import DEFAULT_K, Request
+from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, Request
 
 PROTOCOL_SEED = 20171
 CHECKOUTS = 4_000
@@ -34,10 +34,12 @@ class Task:
     hidden: np.ndarray  # catalogue codes
     bought_before: np.ndarray  # (hidden,) bool: a repeat purchase
     history: UserEvents  # with item ids, strictly before the request
+    profile: str = DEFAULT_PROFILE
 
     def request(self, k: int = DEFAULT_K) -> Request:
         """Return the request that the checkout would send."""
-        return Request(self.visible, float(self.at), self.user_id, self.store_id or None, k, self.basket_id)
+        store = self.store_id or None
+        return Request(self.visible, float(self.at), self.user_id, store, k, self.basket_id, self.profile)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import pandas as pd
 
 from components.data.fit_statistics import Purchases, purchases_of
 from components.evaluation.evaluate_bundle import prepared_tasks, rank_baselines, window_s
-from components.evaluation.metrics import METRICS, Tally
+from components.evaluation.metrics import METRICS, Bootstrap, Tally
 from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
 from components.release.gate import HEADLINE
@@ -156,11 +156,17 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
     except BundleInvalid as error:
         return measured | {"champion_fault": str(error)}
     with _judged(verdicts, "readable"):
-        measured |= answer(bundle, tasks, Nightly(bundle, purchases), ("blend", "two_tower"))
+        tallies = answer(bundle, tasks, Nightly(bundle, purchases), ("blend", "two_tower"))
+        measured |= {name: _means(tally) for name, tally in tallies.items()}
+    if any(verdicts.values()):
+        return measured
     if theirs is not None:
         translated = [_translate(task, bundle.statistics, theirs.statistics) for task in tasks]
         counts = Nightly(theirs, purchases, pd.Timestamp(bundle.manifest["cut"]))
-        measured["champion"] = answer(theirs, translated, counts)["served"]
+        champions = answer(theirs, translated, counts)["served"]
+        pairs = (_headline(tally) for tally in (tallies["served"], champions))
+        interval = Bootstrap([task.user_id for task in tasks]).ratio_interval(*pairs)
+        measured["champion"] = {**_means(champions), "interval": interval}
     measured["latency"] = served_latency(bundle, theirs, asked)
     return measured
 
@@ -204,8 +210,8 @@ def scan(bundle: Bundle, tasks: Sequence[Task]) -> np.ndarray:
 
 def answer(
     bundle: Bundle, tasks: Sequence[Task], counts: Nightly, baselines: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return the quality of the served path in these baskets, and of the baselines beside it."""
+) -> dict[str, Tally]:
+    """Return the tally of the served path in these baskets, and of the baselines beside it."""
     store = MemoryStore()
     recommender = Recommender(bundle, store)
     tallies = {name: Tally.empty() for name in ("served", *baselines)}
@@ -216,12 +222,15 @@ def answer(
         ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
         tallies["served"].add(ranked, task.hidden, task.bought_before)
         rank_baselines(others, bundle, tower, task, prepared)
-    return {name: _means(tally) for name, tally in tallies.items()}
+    return tallies
+
+
+def _headline(tally: Tally) -> np.ndarray:
+    return np.array(tally.rows)[:, METRICS.index(HEADLINE)]
 
 
 def _means(tally: Tally) -> dict[str, float]:
-    rows = np.array(tally.rows)
-    column = rows[:, METRICS.index(HEADLINE)]
+    rows, column = np.array(tally.rows), _headline(tally)
     means = {name: float(rows[:, METRICS.index(name)].mean()) for name in (HEADLINE, "recall_at_20")}
     return means | {"error": float(column.std() / np.sqrt(len(column)))}
 

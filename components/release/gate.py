@@ -102,6 +102,7 @@ def _against_champion(measured: Mapping[str, Any], got: float | None, params: Ga
     value = _metric(measured["champion"], HEADLINE)
     need = math.inf if value is None else params.over_champion * value
     reason = f"{params.over_champion:g} x the champion's {value or 0:.4f} on the same baskets"
+    reason += _paired(measured["champion"])
     checks = [Check(f"{HEADLINE} against champion", got, need, reason)]
     latency = measured.get("latency") or {}
     added_ms = _metric(latency, "added_ms")
@@ -113,6 +114,19 @@ def _against_champion(measured: Mapping[str, Any], got: float | None, params: Ga
     allowed = -math.inf if theirs is None else params.p99_over_champion * theirs
     reason = f"{params.p99_over_champion:g} x the champion's {theirs or 0:.3f} ms on the same requests"
     return [*checks, Check("p99_ms against champion", p99, allowed, reason, at_most=True)]
+
+
+def _paired(champion: Any) -> str:
+    """Return the paired interval of the challenger's NDCG@10 over the champion's, in words.
+
+    It decides nothing: a bound that it must lie below would let a loss pass that few baskets hide.
+    """
+    interval = champion.get("interval") if isinstance(champion, Mapping) else None
+    if not interval:
+        return ""
+    low, high = interval
+    chance = "a difference of 0 is possible" if low <= 1 <= high else "the difference is not chance"
+    return f" (basket by basket {low:.3f} to {high:.3f} x the champion's: {chance})"
 
 
 def sales_lost_share(added_ms: float, lost_per_100_ms: float) -> float:

@@ -16,15 +16,15 @@ from components.evaluation.baselines import BASELINES
 from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.metrics import Bootstrap, Tally, auc, ratios, summary
 from components.evaluation.nightly import Nightly
-from components.evaluation.protocol import Task, read_tasks
+from components.evaluation.protocol import Task, last_baskets, read_tasks
 from components.retriever.extend_index import extend_index
 from feature_repo.aggregates import no_events
 from feature_repo.events import Dataset
-from feature_repo.queries import Rows
+from feature_repo.queries import EventWindow, Rows
 from feature_repo.schema import LEVELS, model_inputs
 from serving.answer.recommender import Prepared, Recommender
 from serving.release.bundle import Bundle, load_bundle
-from serving.schemas import DEFAULT_PROFILE
+from serving.schemas import DEFAULT_PROFILE, MAX_K, Response
 from serving.stages.retrieval import SOURCES, Candidates
 from serving.stores.online_features import MemoryStore
 
@@ -80,9 +80,17 @@ def _rank(recommender: Recommender, prepared: Prepared, task: Task, tally: Tally
     scores = recommender.rank(prepared.dense, prepared.categorical)
     answer = recommender.finish(prepared, scores)
     took_ms = (time.perf_counter() - began) * 1e3
+    _count(recommender, answer, task, tally)
+    return took_ms, scores
+
+
+def _show(recommender: Recommender, prepared: Prepared, scores: np.ndarray, task: Task, tally: Tally) -> None:
+    _count(recommender, recommender.finish(prepared, scores), task, tally)
+
+
+def _count(recommender: Recommender, answer: Response, task: Task, tally: Tally) -> None:
     codes = recommender.bundle.statistics.codes([item.item_id for item in answer.items])
     tally.add(codes, task.hidden, task.bought_before)
-    return took_ms, scores
 
 
 def _over_all_items(bundle: Bundle, prepared: Prepared) -> Prepared:
@@ -93,38 +101,78 @@ def _over_all_items(bundle: Bundle, prepared: Prepared) -> Prepared:
     return replace(prepared, candidates=candidates, dense=dense, categorical=categorical)
 
 
-ARMS = {"history": 0, "together": 0, "week": 0, "store": 0, "tower": 60}  # a source, and its other quota
+TOWER = 60  # candidates that the other arm of an unasked tower gets
+THIN = 5  # baskets of a thin history
 SHAPES: dict[str, Callable[[Task], Task]] = {
     "as they are": lambda task: task,
+    f"last {THIN} baskets": lambda task: replace(task, history=last_baskets(task.history, THIN)),
     "no history": lambda task: replace(task, history=no_events()),
     "no history, one item": lambda task: replace(task, history=no_events(), visible=task.visible[:1]),
 }
+ARMS = ("history", "together", "week", "store", "tower")
 RANKS = (20, 50, 100)  # places in the ranked list, beside "later" and "not retrieved"
+LENGTHS = {"under 20": (0, 20), "20 to 59": (20, 60), "60 or more": (60, np.inf)}  # baskets before
 
 
 def compare_sources(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) -> list[dict[str, Any]]:
-    """Return the ratio of quality with another quota of one source to the quality as served, for all arms."""
-    rows, boot = [], Bootstrap([task.user_id for task in tasks])
-    for shape, shaped in SHAPES.items():
-        asked = [shaped(task) for task in tasks]
-        served = _tally(bundle, asked, purchases)
-        for source, quota in ARMS.items():
-            quotas = replace(bundle.settings.quotas, **{source: quota})
-            if quotas == bundle.settings.quotas:
-                quotas = replace(quotas, **{source: 0})
+    """Return the ratio of quality without the candidates of one source to the quality as served.
+
+    No other source fills their places: a rank in the served list may stay empty. A tower that is not asked is
+    asked instead. A source that brought nothing to any of the requests has no row.
+    """
+    rows = []
+    for shape, asked in _requests(bundle, tasks).items():
+        boot = Bootstrap([task.user_id for task in asked])
+        served, arms = _without_each(bundle, asked, purchases)
+        quota = dict.fromkeys(arms, 0)
+        if "tower" not in arms and not bundle.settings.quotas.tower:
+            quotas = replace(bundle.settings.quotas, tower=TOWER)
             other = replace(bundle, settings=replace(bundle.settings, quotas=quotas))
-            tally = _tally(other, asked, purchases)
-            quota = getattr(quotas, source)
-            rows.append({"requests": shape, "source": source, "quota": quota, **ratios(tally, served, boot)})
+            arms["tower"], quota["tower"] = _without_each(other, asked, purchases)[0], TOWER
+        for source, tally in arms.items():
+            row = {"requests": shape, "source": source, "quota": quota[source]}
+            rows.append({**row, **ratios(tally, served, boot)})
     return rows
 
 
-def _tally(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) -> Tally:
-    tally, store = Tally.empty(), MemoryStore()
-    recommender = Recommender(bundle, store)
-    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=Nightly(bundle, purchases)):
-        _rank(recommender, prepared, task, tally)
-    return tally
+def _requests(bundle: Bundle, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """Return the test baskets in each shape, and those that the bundle's first filter leaves anything of."""
+    asked = {shape: [shaped(task) for task in tasks] for shape, shaped in SHAPES.items()}
+    filtered = (name for name, profile in bundle.settings.profiles.items() if profile.items is not None)
+    if (name := next(filtered, None)) is not None:
+        barred, some = bundle.profiles[name].barred, []
+        for task in tasks:
+            stays = ~np.isin(task.hidden, barred)
+            left = replace(
+                task, hidden=task.hidden[stays], bought_before=task.bought_before[stays], profile=name
+            )
+            some += [left] if stays.any() else []
+        asked |= {f"profile {name}": some} if some else {}
+    return asked
+
+
+def _without_each(
+    bundle: Bundle, tasks: Sequence[Task], purchases: Purchases
+) -> tuple[Tally, dict[str, Tally]]:
+    """Return the tally as served, and for each source that brought any candidate the tally without those."""
+    served, store = Tally.empty(), MemoryStore()
+    arms, brought = {source: Tally.empty() for source in ARMS}, set()
+    recommender, counts = Recommender(bundle, store), Nightly(bundle, purchases)
+    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=counts):
+        scores = recommender.rank(prepared.dense, prepared.categorical)
+        _show(recommender, prepared, scores, task, served)
+        for source, tally in arms.items():
+            keep = prepared.candidates.source != SOURCES.index(source)
+            brought |= set() if keep.all() else {source}
+            _show(recommender, _some(prepared, keep), scores[keep], task, tally)
+    return served, {source: tally for source, tally in arms.items() if source in brought}
+
+
+def _some(prepared: Prepared, keep: np.ndarray) -> Prepared:
+    """Return a request with some of its candidates, a mask."""
+    candidates = Candidates(prepared.candidates.codes[keep], prepared.candidates.source[keep])
+    rows = {"dense": prepared.dense[keep], "categorical": prepared.categorical[keep]}
+    return replace(prepared, candidates=candidates, **rows)
 
 
 def map_hidden_items(
@@ -132,22 +180,25 @@ def map_hidden_items(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return where the hidden items are: the source that found each first, and its place in the ranked list.
 
-    Shares of all hidden items, of repeated ones, and of those new to the shopper.
+    Shares of all hidden items, of repeated ones, of those new to the shopper, and by the number of baskets in
+    the shopper's history.
     """
     store = MemoryStore()
     recommender = Recommender(bundle, store)
-    found, repeated = [], []
+    found, repeated, baskets = [], [], []
     for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=Nightly(bundle, purchases)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         place = np.argsort(np.argsort(-scores, kind="stable"))
+        baskets += [EventWindow(task.history).baskets] * len(task.hidden)
         for item, is_repeat in zip(task.hidden.tolist(), task.bought_before.tolist(), strict=True):
             [at] = np.flatnonzero(prepared.candidates.codes == item)[:1].tolist() or [-1]
             source = "not retrieved" if at < 0 else SOURCES[prepared.candidates.source[at]]
             rank = "not retrieved" if at < 0 else next((f"to {r}" for r in RANKS if place[at] < r), "later")
             found.append((source, rank))
             repeated.append(is_repeat)
-    is_repeat = np.array(repeated)
+    is_repeat, before = np.array(repeated), np.array(baskets)
     kinds = {"all": np.ones(len(found), bool), "repeat": is_repeat, "new": ~is_repeat}
+    kinds |= {f"{name} baskets": (before >= low) & (before < end) for name, (low, end) in LENGTHS.items()}
     shares: dict[str, dict[str, dict[str, float]]] = {}
     for column, name in enumerate(("first found by", "place in the ranking")):
         values = np.array([row[column] for row in found])
@@ -156,6 +207,36 @@ def map_hidden_items(
             for value in dict.fromkeys(values.tolist())
         }
     return shares
+
+
+def find_ceiling(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) -> dict[str, dict[str, Any]]:
+    """Return how good the list could be: with the truth among the candidates, and with a perfect ranker.
+
+    Each system has its quality and, beside the ranker's plain order, its ratio.
+    """
+    store, boot = MemoryStore(), Bootstrap([task.user_id for task in tasks])
+    names = ("as served", "the ranker's order", "with the truth among the candidates", "a perfect ranker")
+    tallies = {name: Tally.empty() for name in names}
+    recommender, counts = Recommender(bundle, store), Nightly(bundle, purchases)
+    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=counts):
+        codes = prepared.candidates.codes
+        scores = recommender.rank(prepared.dense, prepared.categorical)
+        _show(recommender, prepared, scores, task, tallies[names[0]])
+        missing = np.setdiff1d(task.hidden[task.hidden >= 0], codes)
+        dense, categorical = model_inputs(Rows(prepared.query, missing))
+        more = recommender.rank(dense, categorical) if len(missing) else scores[:0]
+        ranked = (
+            codes[np.argsort(-scores, kind="stable")],
+            np.concatenate([codes, missing])[np.argsort(-np.concatenate([scores, more]), kind="stable")],
+            codes[np.argsort(~np.isin(codes, task.hidden), kind="stable")],
+        )
+        for name, order in zip(names[1:], ranked, strict=True):
+            tallies[name].add(order[:MAX_K], task.hidden, task.bought_before)
+    items, plain = len(bundle.statistics.item_ids), tallies[names[1]]
+    return {
+        name: {**summary(tally, boot, items), "ratios": ratios(tally, plain, boot)}
+        for name, tally in tallies.items()
+    }
 
 
 def _baselines(bundle: Bundle, task: Task, prepared: Prepared) -> dict[str, np.ndarray]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,35 @@ from pipelines.bench.funnel import (
     compare_sources,
     compare_with_whole_catalogue,
     evaluate_new_items,
+    find_ceiling,
     map_hidden_items,
     sample,
 )
+from pipelines.bench.load.goals import Goal, part_of
+from pipelines.bench.load.report import goal_table
 from pipelines.bench.report import fixed, machine_line, picture, table, write_report
 from serving.release.bundle import load_bundle
 
-_SHOWN = ("ndcg_at_10", "recall_at_20")
+_SHOWN = ("ndcg_at_10", "recall_at_20", "new_recall_at_20")
+GOALS = {
+    ("served", "ndcg_at_10"): 0.188,
+    ("served", "recall_at_20"): 0.320,
+    ("served", "new_recall_at_20"): 0.077,
+    ("cold", "no_history", "recall_at_20"): 0.175,
+}
+NAMES = {
+    "ndcg_at_10": "NDCG@10",
+    "recall_at_20": "Recall@20",
+    "new_recall_at_20": "Recall@20 of items new to the shopper",
+    "no_history": "strangers' ",
+}
 SOURCE_TASKS = 1_500  # test baskets on which each source is measured
 COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10")
 
 
-def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -> dict[str, Any]:
+def bench_quality(
+    bundle: Path, dataset: Path, retriever: Path, out_dir: Path, ceiling: bool = False
+) -> dict[str, Any]:
     """Evaluate a bundle on the weeks after its cut and write `quality.json`, `.md` and `.png`.
 
     Args:
@@ -37,6 +56,7 @@ def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -
         dataset: the weeks after the bundle's cut are in it.
         retriever: the checkpoint that the bundle was made from, to add new items to it.
         out_dir: the folder of the results.
+        ceiling: measure also how good the list could be, with the truth among the candidates.
 
     Returns:
         The content of the JSON file.
@@ -51,15 +71,27 @@ def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -
         new_items = evaluate_new_items(loaded, retriever, data, Path(scratch) / "extended")
     figures = {
         "bundle_id": loaded.bundle_id,
+        "goals": judge_quality(results),
         **results,
         "two_stages": compare_with_whole_catalogue(loaded, tasks, purchases),
         "sources": compare_sources(loaded, more, purchases),
         "hidden_items_map": map_hidden_items(loaded, more, purchases),
         "new_items": new_items,
     }
+    if ceiling:
+        figures["ceiling"] = find_ceiling(loaded, more, purchases)
     results = write_report(out_dir, "quality", figures, quality_table, before)
     draw_quality(results, out_dir / "quality.png")
     return results
+
+
+def judge_quality(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the goals of quality with their figures; one that was not measured is open."""
+    goals = []
+    for path, bound in GOALS.items():
+        name = "".join(NAMES.get(part, "") for part in path)
+        goals.append(Goal(name, ">=", bound, "", part_of(*path)).judge(results))
+    return goals
 
 
 def quality_table(results: dict[str, Any]) -> str:
@@ -81,6 +113,8 @@ def quality_table(results: dict[str, Any]) -> str:
         f"{results['baskets']} test baskets of {results['users']} users, {window['from'][:10]} to "
         f"{window['until'][:10]}, {results['catalogue_items']} items ranked, "
         f"{results['out_of_catalogue_ratio']:.1%} of lines outside the catalogue; {machine_line(results)}.",
+        "",
+        *goal_table(results["goals"], partial(fixed, digits=5)),
         "",
         *_metrics_table("system", COLUMNS, systems),
         "",
@@ -104,6 +138,8 @@ def quality_table(results: dict[str, Any]) -> str:
         "",
         *_sources(results["sources"], results["hidden_items_map"]),
         "",
+        *_ceiling(results.get("ceiling", {})),
+        "",
         *_two_stages(results["two_stages"]),
         "",
         *_new_items(results["new_items"]),
@@ -117,15 +153,40 @@ def _sources(rows: list[dict[str, Any]], shares: dict[str, dict[str, dict[str, f
         for row in rows
     ]
     lines = [
-        "One source with another quota, against the path as served (same baskets):",
+        "Without the candidates that one source found first, against the path as served (same baskets); no "
+        "other source takes their places. A tower that is not asked is asked for the candidates of its row.",
         "",
-        *table(["requests", "source", "quota", "NDCG@10 ratio", "Recall@20 ratio"], cells),
+        *table(
+            ["requests", "source", "candidates", "NDCG@10 ratio", "Recall@20 ratio", "of new items"], cells
+        ),
     ]
+    return lines + _map(shares)
+
+
+def _map(shares: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    lines = []
     for title, found in shares.items():
         kinds = list(next(iter(found.values())))
         body = [[name, *(f"{row[kind]:.1%}" for kind in kinds)] for name, row in found.items()]
         lines += ["", "Share of the hidden items:", "", *table([title, *kinds], body)]
     return lines
+
+
+def _ceiling(systems: dict[str, dict[str, Any]]) -> list[str]:
+    if not systems:
+        return []
+    heads = ("NDCG@10", "Recall@20", "of new items")
+    cells = [
+        [name, *(fixed(row[metric], 4) for metric in _SHOWN)]
+        + [_ratio(row["ratios"], metric, 3) for metric in _SHOWN]
+        for name, row in systems.items()
+    ]
+    return [
+        "How good the list could be; ratios are to the ranker's plain order:",
+        "",
+        *table(["list", *heads, *(f"{head}, ratio" for head in heads)], cells),
+        "",
+    ]
 
 
 def _two_stages(found: dict[str, Any]) -> list[str]:

@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from pipelines.bench.drift import injected_lines
 from pipelines.bench.figures import PLAN
 from pipelines.bench.load.report import difference, goal_table
-from pipelines.bench.report import busy_line
+from pipelines.bench.quality import judge_quality
+from pipelines.bench.report import busy_line, fixed
 from pipelines.bench.scale import lookup_lines
 from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
@@ -212,6 +213,8 @@ def quality(found: Any) -> str:
         f"{found['catalogue_items']:,} items of the catalogue are ranked. Every purchase before "
         f"the request is known, none after\n"
         "it. Answers come through the served path; the same run computes the baselines.\n\n"
+        + "\n".join(goal_table(judge_quality(found), partial(fixed, digits=5)))
+        + "\n\n"
         + table(("system", "NDCG@10", "Recall@20", "HitRate@10", "as served is better (NDCG@10)"), rows)
         + f"\n95 % intervals over households: NDCG@10 {intervals['ndcg_at_10'][0]:.3f} to "
         f"{intervals['ndcg_at_10'][1]:.3f}, "
@@ -475,14 +478,13 @@ def rerank(found: Any) -> str:
     gains, (low, high) = found["served"]["gains"], found["served"]["ndcg_interval"]
     return (
         "## Re-ranking\n\n"
-        "The weights were chosen on the baskets of half of the shoppers: the cheapest ones that "
-        "show a fifth more of\n"
-        f"the catalogue. On the {found['judged_on']:,} baskets of the other half:\n\n"
+        f"The weights that the bundle serves, on {found['judged_on']:,} baskets after the cut:\n\n"
         + table(
             ("figure", "change"),
             [
                 ("catalogue shown", f"{gains['coverage']:+.1%}"),
                 ("new manufacturers shown", f"{gains['new_manufacturers']:+.0%}"),
+                ("items new to the shopper that are found", f"{gains['new_recall_at_10']:+.1%}"),
                 ("NDCG@10", f"{gains['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}]"),
             ],
         )

@@ -53,10 +53,14 @@ def test_ratios_and_summaries_of_two_systems_by_hand() -> None:
     worse.add(np.array([3, 1, 4]), bought, before)
     boot = Bootstrap(["a"])
     assert ratios(better, worse, boot)["recall_at_20"] == 2
+    assert ratios(better, worse, boot)["new_recall_at_20"] is None, "the worse one finds no new item"
+    both = ratios(worse, better, boot)
+    assert (both["new_recall_at_20"], both["new_recall_at_20_interval"]) == (0.0, [0.0, 0.0])
     found = summary(worse, boot, items=6)
     assert found["recall_at_20"] == 0.5
     assert found["interval"]["recall_at_20"] == [0.5, 0.5]
     assert (found["repeat_recall_at_20"], found["new_recall_at_20"]) == (1, 0)
+    assert [found["interval"][f"{kind}_recall_at_20"] for kind in ("repeat", "new")] == [[1, 1], [0, 0]]
     assert found["coverage_at_10"] == 0.5
 
 

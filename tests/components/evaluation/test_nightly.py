@@ -29,6 +29,8 @@ def test_each_day_has_the_counts_of_the_night_before(toy_line: Path) -> None:
         "the cut is the first night"
     )
     assert nightly.recommender(served, cut.timestamp() + DAY_S - 1) is first
+    other = Recommender(bundle, MemoryStore())
+    assert nightly.recommender(other, cut.timestamp()) is not first, "each has its own store of rows"
     later = nightly.recommender(served, cut.timestamp() + 9 * DAY_S)
     week = data.events[
         data.events["at"].between(cut + pd.Timedelta(days=2), cut + pd.Timedelta(days=9), "left")

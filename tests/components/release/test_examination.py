@@ -436,6 +436,6 @@ def test_the_child_process_measures_what_the_evaluation_did(toy_line: Path) -> N
     for name in ("ndcg_at_10", "recall_at_20"):
         assert measured["served"][name] == pytest.approx(stated["served"][name], abs=1e-5)
         assert measured["blend"][name] == pytest.approx(stated["baselines"]["blend"][name], abs=1e-5)
-    assert measured["champion"] == measured["served"]
+    assert measured["champion"] == {**measured["served"], "interval": [1.0, 1.0]}
     assert len(read_statistics(bundle / "statistics").item_ids) == LAST_CODE
     assert read_manifest(bundle)["bundle_id"] == measured["latency"]["challenger"]["bundle_id"]

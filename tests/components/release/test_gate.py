@@ -1,4 +1,5 @@
 import math
+import re
 from typing import Any
 
 import pytest
@@ -101,6 +102,20 @@ def test_the_error_names_metric_got_and_need() -> None:
         "ndcg_at_10 against blend is 0.1500, needed 0.1560: 1.2 x better than blend, which reaches 0.1300 "
         "on the same baskets; bundle not promoted (2 more checks failed)"
     )
+
+
+@pytest.mark.parametrize(
+    ("interval", "says"),
+    [
+        ([0.97, 1.004], "(basket by basket 0.970 to 1.004 x the champion's: a difference of 0 is possible)"),
+        ([0.97, 0.996], "(basket by basket 0.970 to 0.996 x the champion's: the difference is not chance)"),
+    ],
+)
+def test_a_refusal_says_whether_it_may_be_chance(interval: list[float], says: str) -> None:
+    found = measured(0.1583, champion=0.16)
+    found["champion"]["interval"] = interval
+    with pytest.raises(GateFailed, match=re.escape(f"on the same baskets {says}; bundle not promoted")):
+        enforce(compare(found))
 
 
 def test_one_per_cent_under_the_champion_is_noise() -> None:

@@ -90,12 +90,12 @@ def point(ndcg: float, coverage: float, new: float) -> tuple[dict[str, float], A
 def test_the_cheapest_weights_that_reach_the_goals_are_chosen() -> None:
     points = {
         RerankWeights(): point(1.0, 0.5, 0.010),
-        RerankWeights(novelty=0.1): point(0.999, 0.55, 0.010),
-        RerankWeights(novelty=0.2): point(0.994, 0.58, 0.012),
-        RerankWeights(novelty=0.2, exposure=1): point(0.993, 0.61, 0.014),
-        RerankWeights(novelty=0.2, exposure=2): point(0.992, 0.62, 0.020),  # more than requested
-        RerankWeights(novelty=0.3, exposure=1): point(0.989, 0.70, 0.020),  # loses too much
-        RerankWeights(exposure=2): point(0.9985, 0.5, 0.100),  # one goal many times over is not two
+        RerankWeights(novelty=0.1): point(0.9997, 0.55, 0.010),
+        RerankWeights(novelty=0.2): point(0.9982, 0.58, 0.012),
+        RerankWeights(novelty=0.2, exposure=1): point(0.9979, 0.61, 0.014),
+        RerankWeights(novelty=0.2, exposure=2): point(0.9976, 0.62, 0.020),  # more than requested
+        RerankWeights(novelty=0.3, exposure=1): point(0.9967, 0.70, 0.020),  # loses too much
+        RerankWeights(exposure=2): point(0.9996, 0.5, 0.100),  # one goal many times over is not two
     }
     assert choose(points) == RerankWeights(novelty=0.2, exposure=1)
     assert [(one.novelty, one.exposure) for one in frontier(points)] == [
