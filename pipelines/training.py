@@ -134,7 +134,7 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
                 params=gate_params,
             ),
             retries=0,
-        ).output
+        ).outputs["Output"]
         # Takes what promotion gave: where the gate refuses, the endpoint's rows stay those of its champion.
         large(
             steps.publish_features(
