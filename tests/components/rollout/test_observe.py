@@ -56,8 +56,8 @@ def test_a_wrong_golden_answer_is_a_fault(cluster: ToyCluster, document: Any, sa
 
     found = observer(cluster, gateway).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
     assert says in found.fault
-    for strange in ({"text": "<html>"}, {"json": {"items": []}}, {"json": [1]}, {"json": None}):
-        page = observer(cluster, lambda request, body=strange: httpx.Response(200, **body))
+    for strange in ("<html>", '{"items": []}', "[1]", "null"):
+        page = observer(cluster, lambda request, text=strange: httpx.Response(200, text=text))
         fault = page.slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True).fault
         assert "no answer of an endpoint" in fault
     refused = observer(cluster, (403,)).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
