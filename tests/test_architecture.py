@@ -26,6 +26,7 @@ TOUCHES_ENVIRONMENT = {
     "pipelines/cli/shell.py": "reads RECO_HOME",
     "pipelines/run/step_process.py": "sets the threads of a step, where the environment does not",
     "components/release/examination.py": "passes a few variables on to its child process",
+    "pipelines/drills/bad_endpoint.py": "sees from the log's folder whether its slot is the shadow",
     "components/release/registry.py": "sets MLflow's own switches before it imports MLflow",
 }
 # Package markers hold no logic to test.

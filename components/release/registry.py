@@ -337,8 +337,7 @@ class Registry:
         if done:
             return str(done[0].info.run_id)
         run = self._client.create_run(experiment, tags=dict(tags), run_name=tags["bundle_id"])
-        run_id = str(run.info.run_id)
-        at = run.info.start_time
+        run_id, at = str(run.info.run_id), run.info.start_time
         self._client.log_batch(
             run_id,
             metrics=[Metric(name, value, at, 0) for name, value in metrics.items()],

@@ -348,7 +348,10 @@ def drill_proofs() -> str:
 def drill_results() -> str:
     """Return the table of the last full run of all drills."""
     result = json.loads((ROOT / "docs" / "figures" / "drills.json").read_text(encoding="utf-8"))
-    return "\n".join(import_module("pipelines.drills.report").drill_rows(result)) + "\n"
+    rows = "\n".join(import_module("pipelines.drills.report").drill_rows(result)) + "\n"
+    drills = import_module("pipelines.drills.catalogue").DRILLS
+    newer = [code(drill.name) for drill in drills if drill.name not in result["drills"]]
+    return rows + (f"\nNewer than that run, and not in it: {', '.join(newer)}.\n" if newer else "")
 
 
 # ---------------------------------------------------------------------------------------- parameters
