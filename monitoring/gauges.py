@@ -6,6 +6,7 @@ Each has the value of the last look. `reco_watch_success_timestamp_seconds` says
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -53,8 +54,11 @@ class WatchGauges:
         exposure: Mapping[str, float],
     ) -> None:
         """Set the gauges of the KPIs; a figure without data keeps no old value."""
-        for gauge in (self.sessions, self.conversion, self.revenue, self.loss, self.dropped, self.change):
-            gauge.clear()
+        with warnings.catch_warnings():
+            # Feast, once loaded, sets the variable of several processes; these gauges are of one.
+            warnings.simplefilter("ignore", UserWarning)
+            for gauge in (self.sessions, self.conversion, self.revenue, self.loss, self.dropped, self.change):
+                gauge.clear()
         self.completeness.set(total.completeness)
         self.coverage.set(exposure["coverage"])
         for rung, kpi in by_rung.items():

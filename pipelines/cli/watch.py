@@ -116,7 +116,7 @@ def _drift_text(verdict: DriftVerdict, page: Path | None) -> str:
 @click.option("--hours", default=24.0, show_default=True, help="Window that is compared with weeks before.")
 @common_options
 def kpi(context: Context, data: str, hours: float) -> None:
-    """Show what recommendations earn, and what degraded answers cost.
+    """Show the earnings, and the cost of degraded answers.
 
     Joins the log of answers with the purchases that followed within 30 minutes. Exit code 1: a figure fell
     below the same hours of the weeks before.
@@ -173,7 +173,7 @@ def _kpi_text(earnings: Earnings) -> str:
 @click.option("--retrain", is_flag=True, help="Start the training pipeline when it drifted.")
 @common_options
 def watch(context: Context, every_s: float, host: str, port: int, retrain: bool) -> None:
-    """Look for drift and at the KPIs again and again, until stopped.
+    """Look for drift and at KPIs each hour, until stopped.
 
     /metrics has the results of the last look. At most one run starts for a window, and one in six hours.
     """

@@ -30,8 +30,8 @@ def licence(name: str, version: str) -> str:
         for one in stated.get_all("Classifier") or []
         if one.startswith("License :: ") and not one.endswith(" :: OSI Approved")
     ]
-    text = str(stated["License"] or "").strip().split("\n")[0]
-    return str(stated["License-Expression"] or "") or ", ".join(classified) or text
+    text = str(stated.get("License", "")).strip().split("\n")[0]
+    return str(stated.get("License-Expression", "")) or ", ".join(classified) or text
 
 
 def licences_page() -> str:

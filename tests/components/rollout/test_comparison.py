@@ -29,7 +29,8 @@ def counts(answers: float, errors: float = 0, less: float = 0, slow: float = 0) 
     )
 
 
-def test_the_gate_reads_the_series_that_an_endpoint_counts() -> None:
+def test_the_gate_reads_the_series_that_an_endpoint_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)  # Feast sets it where it was loaded before
     BUNDLE.labels("b1").set(1)
     try:
         before, bundle = read_metrics(generate_latest().decode())
