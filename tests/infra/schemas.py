@@ -242,6 +242,7 @@ SPECS: dict[str, dict[str, Any]] = {
                         "alert": r"\w+",
                         "expr!": STRING,
                         "for": DURATION,
+                        "keep_firing_for": DURATION,
                         "labels": LABELS,
                         "annotations": LABELS,
                     }
