@@ -99,7 +99,8 @@ def as_planned(challenger: Path, champion: Path | None, dataset: Path, sample: i
     measured["latency"] = {"challenger": {"p99_ms": plan.get("p99_ms", 2.0)}}
     if champion is not None:
         theirs = json.loads((champion / "evaluation.json").read_text())
-        measured["champion"] = theirs["served"]
+        # An examination has one paired interval there, not those of the bundle's own evaluation.
+        measured["champion"] = {n: value for n, value in theirs["served"].items() if n != "interval"}
         measured["latency"] |= {"champion": {"p99_ms": theirs.get("p99_ms", 2.0)}}
         measured["latency"]["added_ms"] = plan.get("added_ms", 0.0)
     return measured
