@@ -30,8 +30,9 @@ def licence(name: str, version: str) -> str:
         for one in stated.get_all("Classifier") or []
         if one.startswith("License :: ") and not one.endswith(" :: OSI Approved")
     ]
-    text = str(stated.get("License", "")).strip().split("\n")[0]
-    return str(stated.get("License-Expression", "")) or ", ".join(classified) or text
+    expression, *_ = stated.get_all("License-Expression") or [""]
+    text, *_ = stated.get_all("License") or [""]
+    return expression or ", ".join(classified) or text.strip().split("\n")[0]
 
 
 def licences_page() -> str:
