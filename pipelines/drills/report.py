@@ -299,4 +299,5 @@ def draw_release(result: Mapping[str, Any], file: Path) -> None:
         axes.set_xlabel("seconds since the first mirrored request")
         axes.set_ylabel("weight of the canary, %")
         axes.grid(alpha=0.3)
-        figure.legend(loc="outside right center", frameon=False, fontsize=8)
+        if axes.lines:  # none where each release ended before its shadow
+            figure.legend(loc="outside right center", frameon=False, fontsize=8)
