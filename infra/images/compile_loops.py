@@ -4,9 +4,12 @@ import subprocess
 import sys
 
 command = [sys.executable, "-m", "serving.server", "--bundle", sys.argv[1]]
-with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    sys.stderr.write(line)
+ready = False
+with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    assert server.stderr is not None
+    for line in server.stderr:
+        sys.stderr.write(line)
+        if ready := '"ready"' in line:
+            break
     server.kill()  # nothing is in flight, and the loops are on the disk
-sys.exit('"ready"' not in line)
+sys.exit(not ready)

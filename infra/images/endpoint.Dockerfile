@@ -21,12 +21,15 @@ COPY pyproject.toml README.md LICENSE ./
 COPY feature_repo feature_repo
 COPY serving serving
 RUN /opt/reco/bin/python -m pip install -q --no-cache-dir --no-compile --no-deps --no-build-isolation .
-# Taken out: installers, tests, headers, symbols, and parts of libraries that an answer never loads. Other
-# libraries do not survive `strip`: their wheels were patched after linking.
+# Taken out: installers, tests, headers, symbols, and parts of libraries that an answer never loads. The runtime's
+# own libonnxruntime.so is for programs in C: Python's module holds a copy. A wheel has no links, so libarrow_python
+# is in it three times; the others ask for the name with one number. Other libraries do not survive `strip`: their
+# wheels were patched after linking.
 WORKDIR /opt/reco/lib/python3.11/site-packages
 RUN rm -rf pip pip-* setuptools setuptools-* _distutils_hack distutils-precedence.pth pkg_resources grpc_tools PIL \
         pillow.libs pyarrow/include pyarrow/src pyarrow/libarrow_flight* pyarrow/_flight* \
-        onnxruntime/transformers onnxruntime/quantization onnxruntime/tools \
+        onnxruntime/transformers onnxruntime/quantization onnxruntime/tools onnxruntime/capi/libonnxruntime.so.* \
+        pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.*.* pyarrow/_pyarrow_cpp_tests* \
     && find . -type d -name tests -prune -exec rm -rf {} + \
     && find . \( -name '*.h' -o -name '*.hpp' -o -name '*.c' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \) -delete \
     && strip --strip-unneeded llvmlite/binding/*.so uvloop/*.so pyarrow/libarrow.so.* pyarrow/libarrow_compute.so.* \
@@ -38,7 +41,7 @@ COPY infra/images/compile_loops.py /src/
 ENV NUMBA_CACHE_DIR=/opt/reco/kernels NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=${CPU} \
     RECO_CONFIG=off RECO_HOME=/tmp/home RECO_HTTP_PORT=0 RECO_GRPC_PORT=0 RECO_STORE_URL=memory: \
     RECO_LOG_DIR=/tmp/home/log ORT_DISABLE_TELEMETRY=1
-RUN /opt/reco/bin/python /src/compile_loops.py /bundle
+RUN /opt/reco/bin/python /src/compile_loops.py /bundle && chmod -R a+rX /opt/reco/kernels
 
 FROM ${BASE}
 ARG CPU

@@ -36,6 +36,11 @@ CHECKS: list[tuple[str, str, list[str]]] = [
     ("alerts: rules that fire, and only then", "promtool", [*PYTEST, "tests/monitoring/test_alerting.py"]),
     ("alerts: who is paged", "amtool", ["amtool", "check-config", "infra/monitoring/alertmanager.yml"]),
     ("images: files, users, compiled loops", "sh", [*PYTEST, "tests/infra/test_images.py"]),
+    (
+        "images: built, started, asked",
+        "buildah",
+        ["env", "BUILD_IMAGES=1", *PYTEST, "-s", "tests/infra/test_image_build.py"],
+    ),
 ]
 
 

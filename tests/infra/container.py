@@ -1,0 +1,98 @@
+"""`python -m tests.infra.container ROOT CONFIG BUNDLE`: start an image's program as a pod would, ask it once.
+
+Needs root. In namespaces of its own: the root is read-only, `/tmp` is in memory, there is no network but
+loopback. The program has the image's user and no capabilities. Prints a line of JSON for the test.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ASKED = {"basket": ["1000010"], "user_id": "u1", "k": 5, "at": "2017-12-05T18:30:00Z"}
+URL = "http://127.0.0.1:8080/v1/recommendations"
+TIMEOUT_S = 300.0
+UP = 0x1  # of Linux's interface flags
+SET_FLAGS = 0x8914  # SIOCSIFFLAGS
+
+
+def mount(*words: str | Path) -> None:
+    """Call mount(8)."""
+    subprocess.run(["mount", *map(str, words)], check=True)
+
+
+def prepare(root: Path, bundle: Path) -> None:
+    """Make a pod's file system of an image's root: read-only but for `/tmp`, with the bundle."""
+    mount("--make-rprivate", "/")
+    mount("--bind", root, root)
+    mount("-t", "tmpfs", "tmpfs", root / "mnt")
+    (root / "mnt" / "models").mkdir()
+    mount("--bind", bundle, root / "mnt" / "models")
+    mount("-t", "tmpfs", "-o", "mode=1777,size=256m", "tmpfs", root / "tmp")
+    mount("--rbind", "/dev", root / "dev")
+    mount("-t", "proc", "proc", root / "proc")
+    for place in (root, root / "mnt", root / "mnt" / "models"):
+        mount("-o", "remount,bind,ro", place)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        fcntl.ioctl(own, SET_FLAGS, struct.pack("16sh", b"lo", UP))
+
+
+def command(root: Path, config: dict[str, Any]) -> list[str]:
+    """Return the image's program in its root, with its user, folder and environment."""
+    user, group = config["User"].split(":")
+    return [
+        *("chroot", str(root), "setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups"),
+        *("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"),
+        *("env", "-i", f"--chdir={config['WorkingDir']}", *config["Env"]),
+        *(*config["Entrypoint"], *config["Cmd"]),
+    ]
+
+
+def ask() -> dict[str, Any] | None:
+    """Return the answer to a request, or None while nothing listens."""
+    body = json.dumps(ASKED).encode()
+    request = urllib.request.Request(URL, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            found: dict[str, Any] = json.loads(response.read())
+            return found
+    except ConnectionRefusedError:
+        return None
+    except OSError as error:
+        if isinstance(getattr(error, "reason", None), ConnectionRefusedError):
+            return None
+        raise
+
+
+def main(root: Path, config: dict[str, Any], bundle: Path) -> None:
+    """Start the program, wait for its first answer, and print it with the program's rights."""
+    prepare(root, bundle)
+    began = time.monotonic()
+    program = subprocess.Popen(command(root, config), stdout=sys.stderr)
+    try:
+        while (answer := ask()) is None:
+            if program.poll() is not None or time.monotonic() > began + TIMEOUT_S:
+                sys.exit(f"no answer; the program's exit code is {program.poll()}")
+            time.sleep(0.02)
+        seconds = time.monotonic() - began
+        status = Path(f"/proc/{program.pid}/status").read_text(encoding="utf-8")
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    finally:
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    uids, rights = fields["Uid"].split(), fields["CapEff"]
+    seen = {"seconds": seconds, "answer": answer, "uids": uids, "capabilities": rights}
+    print(json.dumps(seen))  # noqa: T201
+
+
+if __name__ == "__main__":
+    assert os.geteuid() == 0
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]))
