@@ -377,6 +377,18 @@ def promote_bundle(
 
 
 @step
+def deploy_endpoint(
+    version: str, dataset: Input[Dataset], tracking_uri: str, model_name: str, home: str
+) -> dict[str, Any]:
+    """Release the version on the cluster by a Job, and wait until it is the champion."""
+    from pathlib import Path
+
+    from components.rollout.deploy_endpoint import deploy_endpoint
+
+    return deploy_endpoint(version, Path(dataset.path), tracking_uri, model_name, home)
+
+
+@step
 def publish_features(
     features: Input[Dataset], cut: str, promoted: dict[str, Any], home: str, online_store: str
 ) -> dict[str, Any]:

@@ -34,7 +34,7 @@ TEACHERS = ("wide_deep", "dcn_v2", "dlrm", "sequence", "gradient_boosting")
 LAPTOP_TEACHERS = TEACHERS[:1]
 
 
-def _training(name: str, teachers: Sequence[str]) -> Any:
+def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> Any:
     @dsl.pipeline(name=name, description="Events of a shop to a promoted champion.")
     def training(
         home: str,
@@ -55,7 +55,7 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
         bundle_params: dict[str, Any] = {},  # noqa: B006
         gate_params: dict[str, Any] = {},  # noqa: B006
     ) -> None:
-        """Train, distil, compress, evaluate, register, promote, and fill the online store.
+        """Train, distil, compress, evaluate, register, promote or release, and fill the online store.
 
         A gate raises inside its step and so ends the run: conditions are not used, because the local
         runner would skip them without a word.
@@ -124,17 +124,15 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
         version = small(
             steps.register_bundle(bundle=evaluated, tracking_uri=tracking_uri, model_name=model_name)
         ).output
-        promoted = large(
-            steps.promote_bundle(
-                version=version,
-                dataset=dataset,
-                tracking_uri=tracking_uri,
-                model_name=model_name,
-                home=home,
-                params=gate_params,
-            ),
-            retries=0,
-        ).outputs["Output"]
+        if by_canary:
+            promoted = small(
+                steps.deploy_endpoint(version=version, dataset=dataset, home=home, **told)
+            ).outputs["Output"]
+        else:
+            promoted = large(
+                steps.promote_bundle(version=version, dataset=dataset, home=home, params=gate_params, **told),
+                retries=0,
+            ).outputs["Output"]
         # Takes what promotion gave: where the gate refuses, the endpoint's rows stay those of its champion.
         large(
             steps.publish_features(
@@ -147,6 +145,8 @@ def _training(name: str, teachers: Sequence[str]) -> Any:
 
 training = _training("training", TEACHERS)
 training_laptop = _training("training-laptop", LAPTOP_TEACHERS)
+# On a cluster: the Job of `deploy_endpoint` holds the gate, and gives the version the traffic in steps.
+training_by_canary = _training("training-by-canary", TEACHERS, by_canary=True)
 
 
 def training_of(size: Size) -> Any:

@@ -24,6 +24,7 @@ KINDS = {  # kind -> API and plural
     "Deployment": ("apis/apps/v1", "deployments"),
     "Pod": ("api/v1", "pods"),
     "Job": ("apis/batch/v1", "jobs"),
+    "CronJob": ("apis/batch/v1", "cronjobs"),
 }
 
 

@@ -166,6 +166,7 @@ def compile_(
 @click.option("--namespace", default="", help="Namespace, where the cluster has several users.")
 @click.option("--token-file", type=FILE, help="File that holds the bearer token.")
 @click.option("--wait", is_flag=True, help="Wait for the end; exit code 1 unless it succeeded.")
+@click.option("--release", is_flag=True, help="Release by a canary on the cluster, by the Job `release`.")
 @registry_options
 @common_options
 def submit(
@@ -184,6 +185,7 @@ def submit(
     namespace: str,
     token_file: Path | None,
     wait: bool,
+    release: bool,
     tracking_uri: str,
     model_name: str,
 ) -> None:
@@ -192,7 +194,7 @@ def submit(
     from pipelines.run.graph import read_spec
     from pipelines.run.launch import check_online_store
     from pipelines.run.submit import PASSWORDS, submit_pipeline, wait_for_run
-    from pipelines.training import arguments_of, training_of
+    from pipelines.training import arguments_of, training_by_canary, training_of
 
     if not tracking_uri.startswith(("http://", "https://")):
         raise click.UsageError(
@@ -219,7 +221,11 @@ def submit(
     given |= {"home": state, "tracking_uri": tracking_uri}
     if online_store:
         given["online_store"] = online_store
-    training = training_of(size)
+    if release and (fast or "gate_params" in given):
+        raise click.UsageError(
+            "--release takes neither --fast nor gate_params: the Job's gate has limits of its own"
+        )
+    training = training_by_canary if release else training_of(size)
     arguments = complete_arguments(read_spec(training), given)
     check_online_store(arguments["online_store"])
     token = token_file.read_text().strip() if token_file else ""

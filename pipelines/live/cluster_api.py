@@ -23,6 +23,7 @@ KINDS = {
     ("v1", "services"): "Service",
     ("v1", "configmaps"): "ConfigMap",
     ("apps/v1", "deployments"): "Deployment",
+    ("batch/v1", "cronjobs"): "CronJob",
     ("batch/v1", "jobs"): "Job",
     ("gateway.networking.k8s.io/v1", "httproutes"): "HTTPRoute",
     ("serving.kserve.io/v1beta1", "inferenceservices"): "InferenceService",

@@ -244,9 +244,13 @@ def evaluated_run(home: Path) -> Run:
 
 
 def run_datasets(home: Path, data: str = "") -> list[Path]:
-    """Return the checked data sets that runs still hold, newest first; with `data`, those read from it."""
+    """Return the checked data sets that runs still hold, newest first; with `data`, those read from it.
+
+    Without, those that a pipeline on a cluster left for its release, too.
+    """
     runs = (run for run in list_runs(home) if not data or run.arguments.get("data") == data)
-    folders = (run.artifacts("ingest-events") / "dataset" for run in runs)
+    folders = [run.artifacts("ingest-events") / "dataset" for run in runs]
+    folders += [] if data else sorted((home / "datasets").glob("[!.]*"))
     return [folder for folder in folders if (folder / "manifest.json").is_file()]
 
 

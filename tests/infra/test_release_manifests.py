@@ -52,7 +52,7 @@ def test_a_release_has_the_rights_that_it_uses_and_no_others(documents: list[dic
         "deployments": ["list"],
         "pods": ["list"],
     }
-    assert {plural for _, plural in KINDS.values()} - {"jobs"} == rights.keys()
+    assert {plural for _, plural in KINDS.values()} - {"cronjobs", "jobs"} == rights.keys()
 
 
 def test_the_jobs_are_restricted_and_their_options_exist(documents: list[dict[str, Any]]) -> None:

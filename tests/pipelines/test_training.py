@@ -21,18 +21,20 @@ from pipelines.training import (
     TEACHERS,
     arguments_of,
     training,
+    training_by_canary,
     training_laptop,
 )
 from serving.release.champion import read_champion
 from tests.pipelines.cli.conftest import answered, reco
 
 SPEC = read_spec(training)
+BY_CANARY = read_spec(training_by_canary)
 
 
 def test_every_step_is_in_the_pipeline_under_its_own_name() -> None:
     ours = [name.replace("_", "-") for name, value in vars(steps).items() if hasattr(value, "python_func")]
     named = [re.sub(r"-\d+$", "", name) for name in step_names(SPEC)]
-    assert sorted(set(named)) == sorted(ours)
+    assert {*named, "deploy-endpoint"} == set(ours)
     assert {name: named.count(name) for name in named if named.count(name) > 1} == {"train-ranker": 5}
 
 
@@ -54,6 +56,9 @@ def test_the_pipeline_begins_with_events_and_ends_with_a_champion_and_users() ->
     names = step_names(SPEC)
     assert names[0] == "ingest-events"
     assert names[-3:] == ["register-bundle", "promote-bundle", "publish-features"]
+    by_canary = step_names(BY_CANARY)
+    assert by_canary[:-2] == names[:-2]
+    assert by_canary[-2:] == ["deploy-endpoint", "publish-features"]
 
 
 def test_no_step_is_conditional() -> None:
@@ -62,17 +67,18 @@ def test_no_step_is_conditional() -> None:
         assert not task.keys() & {"triggerPolicy", "parameterIterator", "artifactIterator"}
 
 
-def test_the_served_state_changes_only_after_the_gate() -> None:
+@pytest.mark.parametrize(("spec", "gate"), [(SPEC, "promote-bundle"), (BY_CANARY, "deploy-endpoint")])
+def test_the_served_state_changes_only_after_the_gate(spec: dict[str, Any], gate: str) -> None:
     """Before the gate, steps only read the list of forgotten users; stores are filled after promotion."""
-    tasks = SPEC["root"]["dag"]["tasks"]
+    tasks = spec["root"]["dag"]["tasks"]
     told = {
         name
         for name, task in tasks.items()
         for source in task.get("inputs", {}).get("parameters", {}).values()
         if source.get("componentInputParameter") in ("online_store", "home")
     }
-    assert told == {"ingest-events", "promote-bundle", "publish-features"}
-    assert "promote-bundle" in tasks["publish-features"]["dependentTasks"]
+    assert told == {"ingest-events", gate, "publish-features"}
+    assert gate in tasks["publish-features"]["dependentTasks"]
 
 
 def evaluated_run(toy_line: Path, home: Path) -> Run:

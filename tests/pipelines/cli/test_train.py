@@ -105,9 +105,11 @@ def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, monkeypatch: pytes
 
 def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[dict[str, Any]] = []
+    pipelines: list[str] = []
 
-    def submit(pipeline: object, host: str, arguments: dict[str, Any], *_: object) -> Submitted:
+    def submit(pipeline: Any, host: str, arguments: dict[str, Any], *_: object) -> Submitted:
         launched.append(arguments)
+        pipelines.append(pipeline.name)
         return Submitted("r1", "url", "p1", "v1", "PENDING")
 
     monkeypatch.setattr("pipelines.run.submit.submit_pipeline", submit)
@@ -123,6 +125,12 @@ def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.
         assert "RECO_STORE_PASSWORD" in refused.output
         assert "pa55" not in refused.output
     assert len(launched) == 2
+    assert reco(tmp_path, *common, "--release").exit_code == 0
+    assert pipelines == ["training", "training", "training-by-canary"]
+    for more in (["--fast"], ["--param", "gate_params.over_blend=1"]):
+        refused = reco(tmp_path, *common, "--release", *more)
+        assert refused.exit_code == 2
+        assert "gate has limits of its own" in refused.output
 
 
 @pytest.mark.slow
