@@ -91,15 +91,8 @@ class Observed:
 def advance(record: Release, seen: Observed, now: float, pace: Pace) -> Release:
     """Return the next record; one with the same state waits."""
     age = now - record.since
-    if record.state in UNDONE:
-        if seen.fault:
-            return abort(record, seen.fault, now)
-        if seen.missing_s >= pace.missing_s:
-            return abort(record, f"{seen.missing}, for {seen.missing_s:.0f} s", now)
-        longest = pace.longest_s if record.state in COMPARED else pace.ready_s
-        if age > longest and not _is_complete(record, seen):
-            waited = seen.missing or (seen.verdict.reason if seen.verdict else "the slot is not ready")
-            return abort(record, f"{name_of(record)} after {longest:g} s: {waited}", now)
+    if record.state in UNDONE and (fault := _fault(record, seen, age, pace)):
+        return abort(record, fault, now)
     if record.state in COMPARED and seen.verdict:
         record = replace(record, gate=_with_look(record, seen.verdict))
         if seen.verdict.outcome == ABORT:
@@ -111,6 +104,19 @@ def advance(record: Release, seen: Observed, now: float, pace: Pace) -> Release:
     if seen.overlap is not None:
         record = replace(record, overlap=seen.overlap)
     return _next(record, now, pace)
+
+
+def _fault(record: Release, seen: Observed, age: float, pace: Pace) -> str:
+    """Return why a state ends with an abort, whatever the gate says; empty: it does not."""
+    if seen.fault:
+        return seen.fault
+    if seen.missing_s >= pace.missing_s:
+        return f"{seen.missing}, for {seen.missing_s:.0f} s"
+    longest = pace.longest_s if record.state in COMPARED else pace.ready_s
+    if age > longest and not _is_complete(record, seen):
+        waited = seen.missing or (seen.verdict.reason if seen.verdict else "the slot is not ready")
+        return f"{name_of(record)} after {longest:g} s: {waited}"
+    return ""
 
 
 def _is_complete(record: Release, seen: Observed) -> bool:

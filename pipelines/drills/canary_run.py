@@ -232,21 +232,18 @@ def _times(
     after = [one.due - aborted for one in touched if aborted is not None and one.due > aborted]
     full = next((at for at, _, weight in seen if weight == 100), None)
     began = next((at for at, state, _ in seen if state), None)
-    old = {
-        name: [
-            one.ms
-            for one in streams[RAW]
-            if one.document.get("bundle_id") != canary and _state_at(seen, one.due) == state
-        ]
-        for name, state in (("before", ""), ("shadow", "shadow"))
-    }
+    old = [one for one in streams[RAW] if one.document.get("bundle_id") != canary]
     return {
         "detect_s": aborted - shown if aborted is not None and shown is not None else None,
         "abort_s": max(after, default=0.0) if aborted is not None else None,
         "full_s": full - began if full is not None and began is not None else None,
-        "stable_p99_ms": {name: percentiles(some)["p99"] for name, some in old.items()},
+        "stable_p99_ms": {"before": _p99_in(old, seen, ""), "shadow": _p99_in(old, seen, "shadow")},
         "steps": [[round(at - seen[0][0], 1), state, weight] for at, state, weight in seen],
     }
+
+
+def _p99_in(answers: Sequence[Answer], seen: Sequence[tuple[float, str, int]], state: str) -> float | None:
+    return percentiles([one.ms for one in answers if _state_at(seen, one.due) == state])["p99"]
 
 
 def _state_at(seen: Sequence[tuple[float, str, int]], at: float) -> str:
