@@ -42,7 +42,8 @@ def deploy_endpoint(
 
     Args:
         version: a version's number.
-        dataset: data set of its evaluation; the Job's gate finds it under `home`.
+        dataset: data set of its evaluation. A copy under `home` is there for the Job's gate; after a failure
+            it stays, for the next `reco release`.
         tracking_uri: the registry.
         model_name: the registered model's name.
         home: the pipeline's state folder. The Job's claim `release-home` is the same folder.
@@ -77,6 +78,7 @@ def deploy_endpoint(
             f"the release of version {target.version} failed, the champion stays: `kubectl -n {NAMESPACE} "
             f"logs job/{name}` says why, and `reco release --status` has the gate's tables"
         )
+    shutil.rmtree(place)
     return {"version": target.version, "bundle_id": target.bundle_id, "job": name}
 
 

@@ -42,13 +42,14 @@ def give_template(api: ApiServer) -> None:
     api.objects.write(("cronjobs", "checkout", "release"), template)
 
 
-def end(api: ApiServer, condition: str) -> threading.Thread:
-    """Give the Job a condition as soon as there is a Job."""
+def end(api: ApiServer, condition: str, look: Callable[[], None] = lambda: None) -> threading.Thread:
+    """Give the Job a condition as soon as there is a Job, after a look at what it would find."""
     changes = api.objects.watch("jobs")
 
     def follow() -> None:
         change, _ = changes.get(timeout=60)
         assert change == "ADDED"
+        look()
         api.objects.merge(KEY, {"status": {"conditions": [{"type": condition, "status": "True"}]}})
 
     thread = threading.Thread(target=follow)
@@ -60,7 +61,8 @@ def test_the_job_releases_this_version_and_is_followed(
     api: ApiServer, deploy: Callable[[], dict[str, str]], home: Path, dataset: Path
 ) -> None:
     give_template(api)
-    player = end(api, "Complete")
+    found: list[Path] = []
+    player = end(api, "Complete", lambda: found.extend((home / "datasets").glob("*/*")))
     done = deploy()
     player.join()
     assert (done["version"], done["job"]) == ("1", KEY[2])
@@ -69,8 +71,9 @@ def test_the_job_releases_this_version_and_is_followed(
     assert container["args"][-2:] == ["--model-name", "recommender"]
     known = {option for parameter in release.params for option in parameter.opts}
     assert {one for one in container["args"] if one.startswith("--")} <= known
-    copied = home / "datasets" / done["bundle_id"]
-    assert {one.name for one in copied.iterdir()} == {one.name for one in dataset.iterdir()}
+    assert {one.name for one in found} == {one.name for one in dataset.iterdir()}
+    assert {one.parent.name for one in found} == {done["bundle_id"]}
+    assert not list((home / "datasets").iterdir()), "the copy is for the Job alone"
     # The step again, after its pod died: the same Job, no second release.
     assert deploy() == done
     assert len(api.objects.list("jobs")) == 1
