@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ from monitoring.windows import (
 )
 from serving.prediction_log import read_log
 from serving.release.bundle import read_manifest
+from serving.release.champion import read_champion
 
 log = logging.getLogger(__name__)
+
+WEEK = timedelta(days=7)
 
 VERDICT, REPORT = "verdict.json", "report.html"
 LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
@@ -117,9 +121,9 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
     """Compare a window of a data set's purchases with a bundle's, for a pipeline.
 
     Args:
-        bundle: the directory of the bundle.
+        bundle: the directory of the bundle, or a home: its champion.
         dataset: the data set that holds the window.
-        since: where the window begins; a date is local midnight.
+        since: where the window begins; a date is local midnight, "" is a week before its end.
         until: where it ends; "" is the end of the data.
         drift: the directory to write: VERDICT and REPORT.
 
@@ -128,6 +132,10 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
     """
     data = read_dataset(dataset)
     window = Window.parse(since, until, str(data.manifest["timezone"]))
+    if window.since is None:
+        window = replace(window, since=(window.until or data.events["at"].max().to_pydatetime()) - WEEK)
+    if not (bundle / "manifest.json").is_file():
+        bundle = read_champion(bundle).bundle(bundle)
     drift.mkdir(parents=True, exist_ok=True)
     verdict = _drift_of_purchases(data, window, bundle, drift / REPORT, quick=False)
     (drift / VERDICT).write_text(json.dumps(verdict.to_dict(), indent=1))

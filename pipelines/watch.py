@@ -14,7 +14,7 @@ from pipelines.training import large, small
 @dsl.pipeline(name="watch", description="Purchases of a window against those a bundle was made from.")
 def watch(
     bundle: str,
-    since: str,
+    since: str = "",
     until: str = "",
     data: str = "complete-journey",
     max_quarantine_ratio: float = 0.01,

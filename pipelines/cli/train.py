@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipelines.run.submit import Mount
 
 STATE = "/mnt/reco"
+CRON_FIELDS = 6  # of Kubeflow Pipelines
 
 
 @click.command()
@@ -113,9 +114,17 @@ volume_options: Callable[[Command], Command] = stacked(
         "--state", default=STATE, show_default=True, help="The pipeline's home: a path in its pods."
     ),
     click.option("--volume", default="", metavar="PVC", help="Volume claim that every step gets at --state."),
+)
+secret_option: Callable[[Command], Command] = click.option(
+    "--secret", default="", metavar="NAME", help="Secret with the passwords of store and MLflow."
+)
+api_options: Callable[[Command], Command] = stacked(
+    click.option("--image", default="", help="Container image that holds this project."),
     click.option(
-        "--secret", default="", metavar="NAME", help="Secret with the passwords of store and MLflow."
+        "--experiment", default=MODEL_NAME, show_default=True, help="Experiment the run belongs to."
     ),
+    click.option("--namespace", default="", help="Namespace, where the cluster has several users."),
+    click.option("--token-file", type=FILE, help="File that holds the bearer token."),
 )
 
 
@@ -136,6 +145,7 @@ def _mount(volume: str, state: str) -> Mount | None:
 @click.option("-o", "--file", type=click.Path(path_type=Path), help="Where.  [default: PIPELINE.yaml]")
 @click.option("--image", default="", help="Container image that holds this project.")
 @volume_options
+@secret_option
 @common_options
 def compile_(
     context: Context, pipeline: str, file: Path | None, image: str, volume: str, state: str, secret: str
@@ -161,10 +171,8 @@ def compile_(
     "--online-store", default="", metavar="URL", help="redis:// to fill.  [default: SQLite under --state]"
 )
 @volume_options
-@click.option("--image", default="", help="Container image that holds this project.")
-@click.option("--experiment", default=MODEL_NAME, show_default=True, help="Experiment the run belongs to.")
-@click.option("--namespace", default="", help="Namespace, where the cluster has several users.")
-@click.option("--token-file", type=FILE, help="File that holds the bearer token.")
+@secret_option
+@api_options
 @click.option("--wait", is_flag=True, help="Wait for the end; exit code 1 unless it succeeded.")
 @click.option("--release", is_flag=True, help="Release by a canary on the cluster, by the Job `release`.")
 @registry_options
@@ -240,6 +248,43 @@ def submit(
 
 
 @click.command()
+@click.option("--host", required=True, help="Root URL of the Kubeflow Pipelines API.")
+@click.option("--cron", default="0 0 6 * * *", show_default=True, help="Six fields, seconds first.")
+@click.option("--data", required=True, help="A folder of events that grows, as a step sees it.")
+@volume_options
+@api_options
+@common_options
+def schedule(
+    context: Context,
+    host: str,
+    cron: str,
+    data: str,
+    volume: str,
+    state: str,
+    image: str,
+    experiment: str,
+    namespace: str,
+    token_file: Path | None,
+) -> None:
+    """Let Kubeflow Pipelines look for drift by the clock.
+
+    Each run compares the last week of the data with the champion under --state. It fails if there is drift.
+    A second call replaces the schedule of the first.
+    """
+    from pipelines.run.submit import schedule_pipeline
+    from pipelines.watch import watch
+
+    if len(cron.split()) != CRON_FIELDS:
+        raise click.UsageError(f"--cron {cron!r} has {len(cron.split())} fields, expected six: seconds first")
+    if not volume:
+        raise click.UsageError("a cluster needs --volume PVC: the champion is a file under --state")
+    token = token_file.read_text().strip() if token_file else ""
+    arguments, mount = {"bundle": state, "data": data}, _mount(volume, state)
+    made = schedule_pipeline(watch, host, arguments, cron, image, experiment, namespace, token, mount)
+    context.answer(asdict(made), f"{made.url}  {cron}, in place of {made.replaced} earlier")
+
+
+@click.command()
 @click.argument("run", required=False, metavar="[RUN]")
 @common_options
 def runs(context: Context, run: str | None) -> None:
@@ -310,4 +355,4 @@ def _run_row(run: Run) -> dict[str, Any]:
     }
 
 
-COMMANDS = (check, run, compile_, submit, runs, params)
+COMMANDS = (check, run, compile_, submit, schedule, runs, params)

@@ -56,6 +56,17 @@ class Submitted:
 
 
 @dataclass(frozen=True)
+class Scheduled:
+    """A recurring run on a cluster, and how many earlier ones it replaced."""
+
+    recurring_run_id: str
+    url: str
+    pipeline_id: str
+    version_id: str
+    replaced: int
+
+
+@dataclass(frozen=True)
 class Mount:
     """A PersistentVolumeClaim, and where every step finds it."""
 
@@ -124,28 +135,88 @@ def submit_pipeline(
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: the API wants credentials or does not take the pipeline.
     """
-    host = host.rstrip("/") if "://" in host else f"https://{host.rstrip('/')}"
+    host = _root(host)
     ask_health(host, token)
-    name = str(pipeline.pipeline_spec.pipeline_info.name)
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    with tempfile.TemporaryDirectory() as folder, _api(host):
-        file = Path(folder) / f"{name}.yaml"
-        write_ir(pipeline, file, image, mount, secret)
+    with _api(host):
         client = _client(host, namespace, token)
-        pipeline_id = client.get_pipeline_id(name)
-        if pipeline_id is None:
-            pipeline_id = client.upload_pipeline(str(file), name, namespace=namespace or None).pipeline_id
-            version_id = client.list_pipeline_versions(pipeline_id).pipeline_versions[0].pipeline_version_id
-        else:
-            version = client.upload_pipeline_version(str(file), f"{name} {stamp}", pipeline_id=pipeline_id)
-            version_id = version.pipeline_version_id
+        name, pipeline_id, version_id = _upload(client, pipeline, namespace, image, mount, secret)
         home = client.create_experiment(experiment, namespace=namespace or None)
-        run = client.run_pipeline(
-            home.experiment_id, f"{name} {stamp}", None, dict(arguments), pipeline_id, version_id
-        )
+        run = client.run_pipeline(home.experiment_id, name, None, dict(arguments), pipeline_id, version_id)
     return Submitted(
         run.run_id, f"{host}/#/runs/details/{run.run_id}", pipeline_id, version_id, run.state or "PENDING"
     )
+
+
+def schedule_pipeline(
+    pipeline: Any,
+    host: str,
+    arguments: Mapping[str, Any],
+    cron: str,
+    image: str = "",
+    experiment: str = "checkout-recommender",
+    namespace: str = "",
+    token: str = "",
+    mount: Mount | None = None,
+) -> Scheduled:
+    """Upload a pipeline as a new version and give it a recurring run, in place of its earlier ones.
+
+    Args:
+        pipeline: the pipeline function.
+        host: root URL of the API.
+        arguments: of each run.
+        cron: six fields, seconds first.
+        image: replaces the steps' image.
+        experiment: the runs belong to it.
+        namespace: where the cluster has several users.
+        token: bearer token.
+        mount: what every step gets mounted.
+
+    Raises:
+        ApiUnreachable: nothing answers, or something else does.
+        ApiRefused: the API wants credentials or does not take the pipeline.
+    """
+    host = _root(host)
+    ask_health(host, token)
+    with _api(host):
+        client = _client(host, namespace, token)
+        _, pipeline_id, version_id = _upload(client, pipeline, namespace, image, mount)
+        home, name = client.create_experiment(experiment, namespace=namespace or None), pipeline.name
+        found = client.list_recurring_runs(page_size=100, experiment_id=home.experiment_id).recurring_runs
+        earlier = [one.recurring_run_id for one in found or () if one.display_name == name]
+        made = client.create_recurring_run(
+            home.experiment_id,
+            name,
+            cron_expression=cron,
+            no_catchup=True,
+            params=dict(arguments),
+            pipeline_id=pipeline_id,
+            version_id=version_id,
+        )
+        for one in earlier:  # last: a schedule that fails leaves the old one
+            client.delete_recurring_run(one)
+    url = f"{host}/#/recurringrun/details/{made.recurring_run_id}"
+    return Scheduled(made.recurring_run_id, url, pipeline_id, version_id, len(earlier))
+
+
+def _root(host: str) -> str:
+    return host.rstrip("/") if "://" in host else f"https://{host.rstrip('/')}"
+
+
+def _upload(
+    client: Any, pipeline: Any, namespace: str, image: str, mount: Mount | None, secret: str = ""
+) -> tuple[str, str, str]:
+    """Upload a pipeline; return a name for a run of it, the pipeline's id and the version's."""
+    name = f"{pipeline.name} {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{pipeline.name}.yaml"
+        write_ir(pipeline, file, image, mount, secret)
+        pipeline_id = client.get_pipeline_id(pipeline.name)
+        if pipeline_id is not None:
+            version = client.upload_pipeline_version(str(file), name, pipeline_id=pipeline_id)
+            return name, str(pipeline_id), str(version.pipeline_version_id)
+        made = client.upload_pipeline(str(file), pipeline.name, namespace=namespace or None)
+        [version] = client.list_pipeline_versions(made.pipeline_id).pipeline_versions[:1]
+    return name, str(made.pipeline_id), str(version.pipeline_version_id)
 
 
 def wait_for_run(host: str, run_id: str, token: str = "", every_s: float = 5.0) -> str:

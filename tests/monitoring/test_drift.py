@@ -1,7 +1,8 @@
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,8 @@ from monitoring.drift import (
 from monitoring.verdict import RULES, ColumnRule, DriftVerdict, judge
 from monitoring.windows import TablePair, Window
 from serving.prediction_log import Record
+from serving.release.bundle import read_manifest
+from serving.release.champion import Champion, write_champion
 
 Events = Callable[..., pd.DataFrame]
 Day = Callable[[int], datetime]
@@ -306,6 +309,15 @@ def test_a_pipeline_gets_the_verdict_and_keeps_the_report(
     verdict = measure_drift(bundle, path, "2024-01-29", "", tmp_path / "drift")
     assert verdict["status"] == "drifted"
     assert {file.name for file in (tmp_path / "drift").iterdir()} == {"verdict.json", "report.html"}
+    # A recurring run gives a home, and no window: its champion, and the week before the end of the data.
+    home = tmp_path / "home"
+    shutil.copytree(bundle, home / "bundles" / "b")
+    bundle_id = read_manifest(bundle)["bundle_id"]
+    write_champion(home, Champion(bundle_id, "1", "recommender", "bundles/b", "2024-01-29", ""))
+    assert measure_drift(home, path, "", "", tmp_path / "again")["status"] == "drifted"
+    seen = json.loads((tmp_path / "again" / "verdict.json").read_text())["window"]
+    end = events(7, first_day=28, mix=PIES)["at"].max()
+    assert datetime.fromisoformat(seen["since"]) == end - timedelta(days=7)
     numbers, page = SimpleNamespace(path=str(tmp_path / "numbers")), SimpleNamespace(path=tmp_path / "page")
     logged = dict[str, float]()
     numbers.log_metric = logged.__setitem__

@@ -11,11 +11,11 @@ def test_the_alarm_is_raised_after_the_report() -> None:
     assert step_names(read_spec(watch)) == ["ingest-events", "measure-drift", "raise-alert"]
 
 
-def test_the_command_needs_a_bundle_and_a_window() -> None:
+def test_it_needs_a_bundle_or_a_home() -> None:
     from pipelines.watch import watch
 
     given = read_spec(watch)["root"]["inputDefinitions"]["parameters"]
-    assert {name for name, kind in given.items() if not kind.get("isOptional")} == {"bundle", "since"}
+    assert {name for name, kind in given.items() if not kind.get("isOptional")} == {"bundle"}
 
 
 def test_an_alarm_is_not_retried() -> None:

@@ -10,7 +10,7 @@ import pytest
 from components.home import Running, announced, locked
 from pipelines.run.graph import Spec, step_names
 from pipelines.run.runs import Run, Size, new_run
-from pipelines.run.submit import Submitted
+from pipelines.run.submit import Mount, Scheduled, Submitted
 from pipelines.training import LAPTOP_TEACHERS, TEACHERS
 from tests.pipelines.cli.conftest import answered, reco
 
@@ -131,6 +131,31 @@ def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.
         refused = reco(tmp_path, *common, "--release", *more)
         assert refused.exit_code == 2
         assert "gate has limits of its own" in refused.output
+
+
+def test_a_schedule_watches_the_champion_of_the_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def schedule(pipeline: Any, *given: Any) -> Scheduled:
+        asked.append((pipeline.name, *given))
+        return Scheduled("s1", "url", "p1", "v1", 0)
+
+    monkeypatch.setattr("pipelines.run.submit.schedule_pipeline", schedule)
+    common = ["schedule", "--host", "http://kfp", "--data", "/mnt/reco/offline_store"]
+    assert reco(tmp_path, *common, "--volume", "reco").exit_code == 0
+    [(name, host, arguments, cron, *_, mount)] = asked
+    assert (name, host, cron) == ("watch", "http://kfp", "0 0 6 * * *")
+    assert arguments == {"bundle": "/mnt/reco", "data": "/mnt/reco/offline_store"}
+    assert mount == Mount("reco", "/mnt/reco")
+    for more, said in (
+        ([], "needs --volume"),
+        (["--volume", "reco", "--cron", "0 6 * * *"], "5 fields, expected six"),
+    ):
+        refused = reco(tmp_path, *common, *more)
+        assert refused.exit_code == 2
+        assert said in refused.output
 
 
 @pytest.mark.slow

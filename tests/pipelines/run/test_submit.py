@@ -15,7 +15,15 @@ import pytest
 import yaml
 from kfp import components
 
-from pipelines.run.submit import ApiRefused, ApiUnreachable, Mount, submit_pipeline, wait_for_run, write_ir
+from pipelines.run.submit import (
+    ApiRefused,
+    ApiUnreachable,
+    Mount,
+    schedule_pipeline,
+    submit_pipeline,
+    wait_for_run,
+    write_ir,
+)
 from pipelines.training import TEACHERS, training
 from pipelines.watch import watch
 from tests.pipelines.conftest import sums
@@ -39,6 +47,7 @@ class Cluster(ThreadingHTTPServer):
         self.uploads: list[str] = []
         self.experiments: dict[str, str] = {}
         self.runs: list[dict[str, Any]] = []
+        self.recurring: dict[str, dict[str, Any]] = {}
         self.states = ["PENDING", "RUNNING", "SUCCEEDED"]
         self.fail: tuple[int, dict[str, Any]] | None = None
         self.tokens: set[str] = set()
@@ -70,9 +79,15 @@ class Api(BaseHTTPRequestHandler):
         if path == "/apis/v2beta1/experiments":
             found = [{"experiment_id": i, "display_name": n} for n, i in self.server.experiments.items()]
             return self._answer({"experiments": found})
+        if path == "/apis/v2beta1/recurringruns":
+            return self._answer({"recurringRuns": list(self.server.recurring.values())})
         if match := re.fullmatch(r"/apis/v2beta1/runs/(\w+)", path):
             return self._answer({"run_id": match[1], "state": self.server.states.pop(0)})
         self._answer({"message": f"no {path}"}, 404)
+
+    def do_DELETE(self) -> None:
+        del self.server.recurring[urlsplit(self.path).path.rsplit("/", 1)[-1]]
+        self._answer({})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -97,6 +112,10 @@ class Api(BaseHTTPRequestHandler):
         if path == "/apis/v2beta1/experiments":
             self.server.experiments[document["display_name"]] = "e1"
             return self._answer({"experiment_id": "e1", "display_name": document["display_name"]})
+        if path == "/apis/v2beta1/recurringruns":
+            number = f"s{len(self.server.uploads)}"
+            self.server.recurring[number] = {**document, "recurring_run_id": number}
+            return self._answer(self.server.recurring[number])
         if path == "/apis/v2beta1/runs":
             self.server.runs.append(document)
             return self._answer({"run_id": f"r{len(self.server.runs)}", "state": "PENDING"})
@@ -237,6 +256,19 @@ def test_a_second_submission_adds_a_version(cluster: Cluster) -> None:
     run = submit_pipeline(sums, cluster.url, ARGUMENTS)
     assert (run.run_id, run.pipeline_id, run.version_id) == ("r2", "p1", "v2")
     assert wait_for_run(cluster.url, "r2", every_s=0.01) == "SUCCEEDED"
+
+
+def test_a_schedule_takes_the_place_of_the_one_before(cluster: Cluster) -> None:
+    first = schedule_pipeline(sums, cluster.url, ARGUMENTS, "0 0 6 * * *")
+    assert (first.recurring_run_id, first.replaced) == ("s1", 0)
+    again = schedule_pipeline(sums, cluster.url, ARGUMENTS, "0 0 7 * * *")
+    assert (again.recurring_run_id, again.version_id, again.replaced) == ("s2", "v2", 1)
+    assert again.url == f"{cluster.url}/#/recurringrun/details/s2"
+    [made] = cluster.recurring.values()
+    assert made["trigger"]["cron_schedule"]["cron"] == "0 0 7 * * *"
+    assert made["runtime_config"]["parameters"] == ARGUMENTS
+    assert made["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v2"}
+    assert (made["mode"], made["no_catchup"], made["max_concurrency"]) == ("ENABLE", True, 1)
 
 
 def test_a_token_is_sent_and_a_missing_one_is_reported(cluster: Cluster) -> None:
