@@ -43,7 +43,7 @@ def give_template(api: ApiServer) -> None:
 
 
 def end(api: ApiServer, condition: str, look: Callable[[], None] = lambda: None) -> threading.Thread:
-    """Give the Job a condition as soon as there is a Job, after a look at what it would find."""
+    """Give the Job a condition as soon as there is a Job; first look around."""
     changes = api.objects.watch("jobs")
 
     def follow() -> None:
