@@ -24,7 +24,7 @@ POLL_S = 5.0
 
 
 class ReleaseFailed(RecoError):
-    """The Job of a release failed: the champion is the one before."""
+    """The Job of a release failed."""
 
 
 def deploy_endpoint(
@@ -75,8 +75,8 @@ def deploy_endpoint(
             time.sleep(poll_s)
     if ended != "Complete":
         raise ReleaseFailed(
-            f"the release of version {target.version} failed, the champion stays: `kubectl -n {NAMESPACE} "
-            f"logs job/{name}` says why, and `reco release --status` has the gate's tables"
+            f"the Job of version {target.version} failed: `kubectl -n {NAMESPACE} logs job/{name}` says why, "
+            "and `reco release --status` which version has the traffic, with the gate's tables"
         )
     shutil.rmtree(place)
     return {"version": target.version, "bundle_id": target.bundle_id, "job": name}
