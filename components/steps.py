@@ -380,7 +380,7 @@ def promote_bundle(
 def deploy_endpoint(
     version: str, dataset: Input[Dataset], tracking_uri: str, model_name: str, home: str
 ) -> dict[str, Any]:
-    """Release the version on the cluster by a Job, and wait until it is the champion."""
+    """Release the version on the cluster by a Job, and wait for its end."""
     from pathlib import Path
 
     from components.rollout.deploy_endpoint import deploy_endpoint

@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from monitoring.reports import evidently_psi, write_report
 from monitoring.shares import ShareChange, changed_shares
 from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import (
+    WEEK,
     EventFrames,
     TablePair,
     Window,
@@ -39,8 +39,6 @@ from serving.release.bundle import read_manifest
 from serving.release.champion import read_champion
 
 log = logging.getLogger(__name__)
-
-WEEK = timedelta(days=7)
 
 VERDICT, REPORT = "verdict.json", "report.html"
 LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift

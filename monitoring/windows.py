@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -20,6 +20,7 @@ from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.prediction_log import feature_names, feature_rows
 from serving.release.bundle import read_manifest
 
+WEEK = timedelta(days=7)  # the window that a check looks at
 WEEKDAYS = np.array(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], object)
 HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)
 LENGTHS = (1, 2, 3, 5, 9, 17)  # where the groups of basket lengths begin

@@ -36,9 +36,9 @@ def deploy_endpoint(
     cluster: str = IN_POD,
     poll_s: float = POLL_S,
 ) -> dict[str, str]:
-    """Release a version on the cluster, and wait until it is the champion.
+    """Release a version on the cluster by a Job, and wait for its end.
 
-    A step that is tried again follows the Job of the first attempt.
+    A version has one Job, as long as the cluster keeps it: a step that is tried again follows it.
 
     Args:
         version: a version's number.

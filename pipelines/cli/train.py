@@ -138,6 +138,10 @@ def _mount(volume: str, state: str) -> Mount | None:
     return Mount(volume, state) if volume else None
 
 
+def _token(file: Path | None) -> str:
+    return file.read_text().strip() if file else ""
+
+
 @click.command("compile")
 @click.argument(
     "pipeline", type=click.Choice(["training", "watch"]), default="training", metavar="[PIPELINE]"
@@ -236,7 +240,7 @@ def submit(
     training = training_by_canary if release else training_of(size)
     arguments = complete_arguments(read_spec(training), given)
     check_online_store(arguments["online_store"])
-    token = token_file.read_text().strip() if token_file else ""
+    token = _token(token_file)
     submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token, mount, secret)
     document = asdict(submitted)
     if wait:
@@ -278,7 +282,7 @@ def schedule(
         raise click.UsageError(f"--cron {cron!r} has {len(cron.split())} fields, expected six: seconds first")
     if not volume:
         raise click.UsageError("a cluster needs --volume PVC: the champion is a file under --state")
-    token = token_file.read_text().strip() if token_file else ""
+    token = _token(token_file)
     arguments, mount = {"bundle": state, "data": data}, _mount(volume, state)
     made = schedule_pipeline(watch, host, arguments, cron, image, experiment, namespace, token, mount)
     context.answer(asdict(made), f"{made.url}  {cron}, in place of {made.replaced} earlier")

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from feature_repo.stream.archive import EVENTS
 from monitoring.drift import drift_of_events, drift_of_log
 from monitoring.gauges import WatchGauges
 from monitoring.verdict import DriftVerdict
-from monitoring.windows import Window
+from monitoring.windows import WEEK, Window
 from pipelines.inspect.earnings import read_earnings, read_purchases
 from pipelines.run.launch import dataset_of
 from serving.release.champion import read_champion
@@ -25,7 +25,6 @@ from serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
-WEEK = timedelta(days=7)
 KPI_HOURS = 24.0  # the window whose figures are compared with the weeks before
 # Starts a retraining for a verdict, and returns what became of it.
 Retrain = Callable[[DriftVerdict], dict[str, Any]]

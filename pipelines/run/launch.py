@@ -246,7 +246,7 @@ def evaluated_run(home: Path) -> Run:
 def run_datasets(home: Path, data: str = "") -> list[Path]:
     """Return the checked data sets that runs still hold, newest first; with `data`, those read from it.
 
-    Without, those that a pipeline on a cluster left for its release, too.
+    Without, those under `datasets/` follow: of `dataset_of`, or left by a pipeline for its release.
     """
     runs = (run for run in list_runs(home) if not data or run.arguments.get("data") == data)
     folders = [run.artifacts("ingest-events") / "dataset" for run in runs]

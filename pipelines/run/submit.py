@@ -136,15 +136,12 @@ def submit_pipeline(
         ApiRefused: the API wants credentials or does not take the pipeline.
     """
     host = _root(host)
-    ask_health(host, token)
-    with _api(host):
-        client = _client(host, namespace, token)
-        name, pipeline_id, version_id = _upload(client, pipeline, namespace, image, mount, secret)
-        home = client.create_experiment(experiment, namespace=namespace or None)
-        run = client.run_pipeline(home.experiment_id, name, None, dict(arguments), pipeline_id, version_id)
-    return Submitted(
-        run.run_id, f"{host}/#/runs/details/{run.run_id}", pipeline_id, version_id, run.state or "PENDING"
-    )
+    with _uploaded(pipeline, host, experiment, namespace, token, (image, mount, secret)) as up:
+        run = up.client.run_pipeline(
+            up.experiment_id, up.version_name, None, dict(arguments), up.pipeline_id, up.version_id
+        )
+    url = f"{host}/#/runs/details/{run.run_id}"
+    return Submitted(run.run_id, url, up.pipeline_id, up.version_id, run.state or "PENDING")
 
 
 def schedule_pipeline(
@@ -176,47 +173,72 @@ def schedule_pipeline(
         ApiRefused: the API wants credentials or does not take the pipeline.
     """
     host = _root(host)
-    ask_health(host, token)
-    with _api(host):
-        client = _client(host, namespace, token)
-        _, pipeline_id, version_id = _upload(client, pipeline, namespace, image, mount)
-        home, name = client.create_experiment(experiment, namespace=namespace or None), pipeline.name
-        found = client.list_recurring_runs(page_size=100, experiment_id=home.experiment_id).recurring_runs
-        earlier = [one.recurring_run_id for one in found or () if one.display_name == name]
-        made = client.create_recurring_run(
-            home.experiment_id,
-            name,
+    with _uploaded(pipeline, host, experiment, namespace, token, (image, mount, "")) as up:
+        found = up.client.list_recurring_runs(page_size=100, experiment_id=up.experiment_id).recurring_runs
+        earlier = [one.recurring_run_id for one in found or () if one.display_name == pipeline.name]
+        made = up.client.create_recurring_run(
+            up.experiment_id,
+            pipeline.name,
             cron_expression=cron,
             no_catchup=True,
             params=dict(arguments),
-            pipeline_id=pipeline_id,
-            version_id=version_id,
+            pipeline_id=up.pipeline_id,
+            version_id=up.version_id,
         )
         for one in earlier:  # last: a schedule that fails leaves the old one
-            client.delete_recurring_run(one)
+            up.client.delete_recurring_run(one)
     url = f"{host}/#/recurringrun/details/{made.recurring_run_id}"
-    return Scheduled(made.recurring_run_id, url, pipeline_id, version_id, len(earlier))
+    return Scheduled(made.recurring_run_id, url, up.pipeline_id, up.version_id, len(earlier))
 
 
 def _root(host: str) -> str:
     return host.rstrip("/") if "://" in host else f"https://{host.rstrip('/')}"
 
 
-def _upload(
-    client: Any, pipeline: Any, namespace: str, image: str, mount: Mount | None, secret: str = ""
-) -> tuple[str, str, str]:
-    """Upload a pipeline; return a name for a run of it, the pipeline's id and the version's."""
-    name = f"{pipeline.name} {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    with tempfile.TemporaryDirectory() as folder:
+@dataclass(frozen=True)
+class _Uploaded:
+    client: Any
+    experiment_id: str
+    version_name: str
+    pipeline_id: str
+    version_id: str
+
+
+@contextlib.contextmanager
+def _uploaded(
+    pipeline: Any,
+    host: str,
+    experiment: str,
+    namespace: str,
+    token: str,
+    equipment: tuple[str, Mount | None, str],
+) -> Iterator[_Uploaded]:
+    """Upload a pipeline as a new version; inside the block, the client's errors are ours.
+
+    Args:
+        pipeline: the pipeline function.
+        host: root URL of the API.
+        experiment: created if it is missing.
+        namespace: where the cluster has several users.
+        token: bearer token.
+        equipment: image, mount and secret, see `write_ir`.
+    """
+    ask_health(host, token)
+    version_name = f"{pipeline.name} {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    with tempfile.TemporaryDirectory() as folder, _api(host):
         file = Path(folder) / f"{pipeline.name}.yaml"
-        write_ir(pipeline, file, image, mount, secret)
+        write_ir(pipeline, file, *equipment)
+        client = _client(host, namespace, token)
         pipeline_id = client.get_pipeline_id(pipeline.name)
-        if pipeline_id is not None:
-            version = client.upload_pipeline_version(str(file), name, pipeline_id=pipeline_id)
-            return name, str(pipeline_id), str(version.pipeline_version_id)
-        made = client.upload_pipeline(str(file), pipeline.name, namespace=namespace or None)
-        [version] = client.list_pipeline_versions(made.pipeline_id).pipeline_versions[:1]
-    return name, str(made.pipeline_id), str(version.pipeline_version_id)
+        if pipeline_id is None:
+            pipeline_id = client.upload_pipeline(
+                str(file), pipeline.name, namespace=namespace or None
+            ).pipeline_id
+            [version] = client.list_pipeline_versions(pipeline_id).pipeline_versions[:1]
+        else:
+            version = client.upload_pipeline_version(str(file), version_name, pipeline_id=pipeline_id)
+        home = client.create_experiment(experiment, namespace=namespace or None)
+        yield _Uploaded(client, home.experiment_id, version_name, pipeline_id, version.pipeline_version_id)
 
 
 def wait_for_run(host: str, run_id: str, token: str = "", every_s: float = 5.0) -> str:

@@ -13,6 +13,7 @@ from components.rollout.cluster import ClusterRefused
 from components.rollout.deploy_endpoint import ReleaseFailed, deploy_endpoint
 from pipelines.cli.rollout import release
 from pipelines.live.cluster_api import ApiServer, Objects
+from tests.kubernetes_api import kubernetes_api
 
 pytestmark = pytest.mark.slow
 JOBS = Path(__file__).parents[3] / "infra" / "kserve" / "release" / "jobs.yaml"
@@ -21,12 +22,8 @@ KEY = ("jobs", "checkout", "release-training-1")
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    with ApiServer(Objects()) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with kubernetes_api(Objects()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """`reco release`: its answers and exit codes, on the API in memory."""
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from pipelines.cli.shell import main
 from pipelines.live.cluster_api import ApiServer
 from pipelines.live.slots import NAMESPACE, new_cluster
 from tests.components.rollout.test_plan import RECORD
+from tests.kubernetes_api import kubernetes_api
 
 ROUTE = ("httproutes", NAMESPACE, "checkout")
 
@@ -22,12 +22,8 @@ ROUTE = ("httproutes", NAMESPACE, "checkout")
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[ApiServer]:
     objects = new_cluster((tmp_path / "bundles" / "b1").as_uri(), tmp_path / "log")
-    with ApiServer(objects) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with kubernetes_api(objects) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

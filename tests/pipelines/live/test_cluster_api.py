@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,15 @@ import pytest
 
 from components.rollout.cluster import Cluster, ClusterRefused, Stale, connect
 from pipelines.live.cluster_api import ApiServer, Objects
+from tests.kubernetes_api import kubernetes_api
 
 ROUTE = Path(__file__).parents[3] / "infra" / "kserve" / "base" / "route.yaml"
 
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    with ApiServer(Objects()) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with kubernetes_api(Objects()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
