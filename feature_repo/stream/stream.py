@@ -62,6 +62,8 @@ ASK_S = 1.0  # interval and timeout of the requests that check the broker
 SILENT_S = 5.0  # the broker's silence after which the heartbeat stops
 RETRY_S = 0.5
 PROBE_S = 3.0  # how long the broker may take to show one message
+LATE_S = 10.0  # timeout of a question at an assignment
+LATE_TRIES = 6
 OFFSET_BITS = 48  # of a version; the bits above count how often the topic was made again
 STORE_ERRORS = (redis.RedisError, redis.RedisClusterException, sqlite3.Error, OSError)
 
@@ -243,7 +245,8 @@ class Stream:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Resume at the group's position; read a new log of the broker from its beginning."""
         newest = last_versions(self._archive)
-        committed = {one.partition: one.offset for one in consumer.committed(partitions, timeout=10)}
+        places = _answer(lambda: consumer.committed(partitions, timeout=LATE_S))
+        committed = {one.partition: one.offset for one in places}
         self._began = {}
         for place in partitions:
             self._began[place.partition] = max(committed[place.partition], 0)
@@ -278,7 +281,7 @@ class Stream:
             message = reader.poll(PROBE_S)
             if message is None or message.error():
                 # No message: the log is empty and new, or all of it was deleted by age.
-                return reader.get_watermark_offsets(place, timeout=10)[1] > offset
+                return _answer(lambda: reader.get_watermark_offsets(place, timeout=LATE_S))[1] > offset
             found = place_of(message)[2]
             if found != offset:
                 return found > offset  # the message was deleted by age; a shorter log is a new one
@@ -411,3 +414,17 @@ class Stream:
         finally:
             if held:
                 self._consumer.resume(self._consumer.assignment())
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    """Return the broker's answer; ask again while it is late, as it may be when the group has just changed."""
+    tries = LATE_TRIES
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            tries -= 1
+            if not tries:
+                raise
+            log.warning("the broker did not answer (%s): asking again", error.args[0].str())
+            time.sleep(RETRY_S)

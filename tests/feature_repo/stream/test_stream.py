@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import redis
-from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 import feature_repo.stream.stream as stream_module
 from components.data.feast_store import open_feature_store
@@ -74,7 +74,7 @@ def until(condition: Callable[[], Any], goal: str) -> None:
 def streaming(home: Path, url: str, settings: KafkaSettings) -> Iterator[Stream]:
     """Run a stream in a thread until the block ends."""
     stream = Stream(home, OnlineRows(lambda: open_feature_store(home, url)), settings)
-    stop, failed = threading.Event(), []
+    stop, failed = threading.Event(), list[Exception]()
 
     def work() -> None:
         try:
@@ -89,8 +89,9 @@ def streaming(home: Path, url: str, settings: KafkaSettings) -> Iterator[Stream]
     finally:
         stop.set()
         thread.join(WAIT_S)
+        if failed:
+            raise failed[0]  # also when the block waited in vain: this is why
     assert not thread.is_alive()
-    assert not failed, failed
 
 
 def produce(settings: KafkaSettings, events: pd.DataFrame) -> None:
@@ -103,8 +104,6 @@ def produce(settings: KafkaSettings, events: pd.DataFrame) -> None:
 
 
 def dead_letters(settings: KafkaSettings) -> list[tuple[str, dict[str, Any]]]:
-    from confluent_kafka import Consumer
-
     consumer = Consumer({**client_config(settings), "group.id": "test"})
     topic = settings.dead_letter_topic
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
@@ -318,6 +317,32 @@ def test_a_stop_while_the_store_is_away_is_reported_once(
     [error] = failed
     assert "stopped while the online store could not be used" in str(error)
     assert caplog.text.count("the online store cannot be used (ConnectionError)") == 1
+
+
+def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
+    broker: Any,
+    valkey: tuple[str, Any],
+    tmp_path: Path,
+    events: pd.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    late = 2
+
+    class Late(Consumer):  # a client of the broker in all but its first answers
+        def committed(self, *arguments: Any, **options: Any) -> Any:
+            nonlocal late
+            late -= 1
+            if late >= 0:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return super().committed(*arguments, **options)
+
+    monkeypatch.setattr(stream_module, "Consumer", Late)
+    produce(settings, events.iloc[:100])
+    with streaming(tmp_path, url, settings) as stream:
+        until(lambda: stream.counts.events >= 100, "the events")
+    assert late < 0
+    assert archived(tmp_path) == batch(events.iloc[:100])
 
 
 def test_a_held_message_of_a_revoked_partition_is_dropped(
