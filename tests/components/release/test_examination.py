@@ -137,16 +137,19 @@ def above_one(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
     return [helper.make_node("Mul", [own, constant(graph, "many", np.float32(1e6))], ["score"])]
 
 
-def random_weights(bundle: Path) -> None:
-    """Keep the ranker's graph and draw its weights: a training that never happened."""
-    file, rng = bundle / "ranker.onnx", np.random.default_rng(0)
-    model = onnx.load(file)
-    for weights in model.graph.initializer:
-        if weights.data_type == TensorProto.FLOAT and len(weights.dims) == 2:
-            drawn = rng.normal(0, 0.3, tuple(weights.dims)).astype(np.float32)
-            weights.CopyFrom(numpy_helper.from_array(drawn, weights.name))
-    onnx.save(model, file)
-    record(bundle)
+def untrained(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
+    """Score each item by a hash of its code: an order without any learning, the same on all processors."""
+    column = constant(graph, "column", np.int64(0))
+    nodes = [
+        helper.make_node("Gather", ["categorical", column], ["item"], axis=1),
+        helper.make_node("Cast", ["item"], ["code"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["code", constant(graph, "large", np.float32(1000))], ["angle"]),
+        helper.make_node("Sin", ["angle"], ["sine"]),
+        helper.make_node("Mul", ["sine", constant(graph, "half", np.float32(0.49))], ["around"]),
+        helper.make_node("Mul", [own, constant(graph, "nothing", np.float32(0))], ["none"]),
+        helper.make_node("Add", ["around", constant(graph, "middle", np.float32(0.5))], ["hashed"]),
+    ]
+    return [*nodes, helper.make_node("Add", ["hashed", "none"], ["score"])]
 
 
 def slower(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
@@ -302,7 +305,7 @@ BAD: dict[str, tuple[Forge, str]] = {
     "one item is NaN": (partial(edit_ranker, nan_for_one_item), "finite scores"),
     "scores above one": (partial(edit_ranker, above_one), "finite scores"),
     "constant score": (partial(edit_ranker, same_for_all), "scores that differ"),
-    "random weights": (random_weights, "ndcg_at_10 against champion"),
+    "untrained": (partial(edit_ranker, untrained), "ndcg_at_10 against champion"),
     "worse": (partial(edit_ranker, worse), "ndcg_at_10 against champion"),
     "slower": (partial(edit_ranker, slower), "p99_ms against champion"),
     "an index that finds little": (coarse_index, "index_recall"),
