@@ -417,7 +417,7 @@ class Stream:
 
 
 def _answer(ask: Callable[[], Any]) -> Any:
-    """Return the broker's answer; ask again while it is late, as it may be when the group has just changed."""
+    """Return the broker's answer; ask again while it is late, as after a change of the group."""
     tries = LATE_TRIES
     while True:
         try:
