@@ -43,6 +43,7 @@ def asked(*extras: str) -> set[str]:
 def test_the_locks_pin_each_dependency() -> None:
     assert asked("cpu", "train", "stream", "trace", "dev") - {"torch"} <= pins("dev.lock").keys()
     assert asked("cpu", "trace") <= pins("endpoint.lock").keys()
+    assert "rfc3987-syntax" not in pins("dev.lock")  # see `make lock`
     torch = (ROOT / "requirements" / "torch.txt").read_text(encoding="utf-8")
     assert re.search(r"(?m)^torch==\d", torch)
 

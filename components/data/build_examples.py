@@ -73,8 +73,12 @@ class Basket:
     history: UserEvents  # of dataset item codes
 
 
-def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Basket]:
-    """Yield every basket of `users` (default all), user by user in time order, with its history.
+def replay(
+    purchases: Purchases, users: np.ndarray | None = None, since: float = -math.inf
+) -> Iterator[Basket]:
+    """Yield the baskets of `users` (default all) bought at `since` or later, each with its history.
+
+    They come user by user in time order.
 
     This is the point-in-time join: a user's lines lie in the order of time, so the history of a basket
     is the part of them before its first request. Baskets that share a moment all see the history before it.
@@ -89,13 +93,15 @@ def replay(purchases: Purchases, users: np.ndarray | None = None) -> Iterator[Ba
     new_user = np.r_[True, user[1:] != user[:-1]]
     begins = np.flatnonzero(new_user | np.r_[True, basket[1:] != basket[:-1]])
     ends = np.r_[begins[1:], len(order)]
+    begins, ends = begins[at[begins] >= since], ends[at[begins] >= since]
     by_viewer = np.argsort(purchases.views.user, kind="stable")
     viewer = purchases.views.user[by_viewer]
     lines, last_user = no_events(np.int64), -1
     impressions, bought = lines, lines.at
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         if user[begin] != last_user:
-            last_user, own = int(user[begin]), begin
+            last_user = int(user[begin])
+            own = int(np.searchsorted(user, last_user))
             finish = int(np.searchsorted(user, last_user, "right"))
             seen = slice(*np.searchsorted(viewer, [last_user, last_user + 1]))
             lines = _lines(purchases, order[own:finish], hashed, by_viewer[seen])

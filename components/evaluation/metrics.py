@@ -38,7 +38,8 @@ class Tally:
             bought: (m,) codes the shopper bought, m at least 1.
             before: (m,) bool, whether each had been bought on an earlier occasion.
         """
-        hit = np.isin(ranked[:MAX_K], bought)
+        same = ranked[:MAX_K, None] == bought
+        hit = same.any(1)
         wanted = len(bought)
         ideal = DISCOUNT[: min(10, wanted)].sum()
         first = np.flatnonzero(hit)
@@ -52,7 +53,7 @@ class Tally:
                 1 / (first[0] + 1) if len(first) else 0.0,
             )
         )
-        found = np.isin(bought, ranked[:20])
+        found = same[:20].any(0)
         self.repeat.append((float(found[before].sum()), float(before.sum())))
         self.new.append((float(found[~before].sum()), float((~before).sum())))
         self.shown.update(ranked[:10].tolist())

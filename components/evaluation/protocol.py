@@ -70,9 +70,9 @@ def read_tasks(
     every = -(-len(np.unique(purchases.basket[window])) // CHECKOUTS)
     hidden, whole = [], []
     baskets = lines = known = 0
-    for basket in replay(purchases.where(purchases.at < end), users):
+    for basket in replay(purchases.where(purchases.at < end), users, since=start):
         if basket.at < start:
-            continue
+            continue  # asked about before the window, and bought in it
         history = basket.history.named(purchases.item_ids)
         if baskets % every == 0:
             whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), answered, history))

@@ -7,14 +7,17 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import lightgbm
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from components.data.examples import RankerExamples
 from components.models.ranker import CANDIDATE, FLAT, Shape
+
+if TYPE_CHECKING:
+    import lightgbm
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,8 @@ class GradientBoosting:
 
     def fit(self, data: RankerExamples, seed: int, threads: int) -> None:
         """Train on lists, each with a purchase."""
+        import lightgbm  # here: it loads scikit-learn, a second of each step that only asks for the class
+
         rows = lightgbm.Dataset(
             _rows(data), label=np.asarray(data.label), group=np.diff(data.start), free_raw_data=True
         )

@@ -95,10 +95,10 @@ def measure_calls(calls: Sequence[Call], feeds: Sequence[Feed], data: RankerExam
     The calls take turns, so that whatever else the machine does meets all of them.
     """
     found: list[Latency] = [{} for _ in calls]
+    gc.collect()
     for size in SIZES:
         given = [request(feed, data, size) for feed in feeds]
         took = np.empty((len(calls), REPEATS))
-        gc.collect()
         gc.disable()
         try:
             for repeat in range(-WARM_UP, REPEATS):

@@ -10,13 +10,16 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from feast import FeatureStore
 
 from feature_repo.aggregates import UserEvents, check_owner, no_events, unpack
 from feature_repo.schema import USER
 from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_COLUMNS, USER_VIEW, user_table
+
+if TYPE_CHECKING:
+    from feast import FeatureStore
 
 ROWS_KEPT = 20_000
 

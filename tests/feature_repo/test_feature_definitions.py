@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from serving.stores.online_features import HISTORY, JOIN_KEY, PROJECT, VIEW
+from tests.programs import run_python
 
 FEATURE_REPO = Path(__file__).parents[2] / "feature_repo"
 
@@ -56,6 +57,17 @@ def test_the_views_agree_with_serving_and_the_snapshots() -> None:
         assert view.stream_source.name == f"{view.name}_push"
     assert user_history.tags["personal_data"] == "yes"
     assert [projection.name for projection in checkout.feature_view_projections] == [VIEW, "item_statistics"]
+
+
+@pytest.mark.slow
+def test_feast_is_imported_without_its_checks_of_types() -> None:
+    program = (
+        "import feature_repo.feature_definitions, feast\n"
+        "assert 'TypeCheckMemo' not in feast.FeatureView.__init__.__code__.co_names"
+    )
+    run_python("-W", "ignore", "-c", program)
+    plain = "import feast\nassert 'TypeCheckMemo' in feast.FeatureView.__init__.__code__.co_names"
+    run_python("-W", "ignore", "-c", plain)  # if this fails, Feast needs our help no longer
 
 
 @pytest.mark.slow

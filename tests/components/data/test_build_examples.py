@@ -22,7 +22,7 @@ from components.data.examples import (
 )
 from components.data.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
 from feature_repo import aggregates
-from feature_repo.aggregates import UserEvents, fold, no_events, summary_of
+from feature_repo.aggregates import UserEvents, fold, no_events, pack, summary_of
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.queries import Query, User
 from feature_repo.schema import DENSE_NAMES, user_values
@@ -113,6 +113,22 @@ def test_two_baskets_at_one_moment_do_not_see_each_other() -> None:
     )
     baskets = list(replay(purchases_of(events)))
     assert [summary_of(b.history, b.at)[1].baskets for b in baskets] == [0, 0, 2]
+
+
+def test_a_replay_since_a_moment_is_the_end_of_the_whole_one() -> None:
+    purchases = purchases_of(toy_dataset().events)
+    since = float(np.quantile(purchases.at, 0.8))
+    bought = {int(basket): float(at) for basket, at in zip(purchases.basket, purchases.at, strict=True)}
+    whole = [one for one in replay(purchases) if bought[one.basket] >= since]
+    late = list(replay(purchases, since=since))
+    assert 0 < len(late) < len(bought)
+    assert [(b.basket, b.user, b.at, b.store) for b in late] == [
+        (b.basket, b.user, b.at, b.store) for b in whole
+    ]
+    for one, other in zip(late, whole, strict=True):
+        np.testing.assert_array_equal(one.items, other.items)
+        names = purchases.item_ids
+        assert pack(one.history.named(names)) == pack(other.history.named(names))
 
 
 def test_the_oldest_lines_of_a_very_long_history_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
