@@ -79,7 +79,6 @@ SKIPS_IN_CI = (
     "terraform is not installed",
     "no GPU",
     "this build of onnxruntime has",
-    "this machine is too busy",
     "no strace on this machine",
     "no image can be built here",
 )
