@@ -126,7 +126,9 @@ CHAMPION_SERVED = Gauge(
     multiprocess_mode="livemin",
 )
 BUNDLE_UPDATES = Counter("reco_bundle_updates", "Changes of champion, by outcome", ["outcome"])
-FACT_READS = Counter("reco_fact_reads", "Polls for changed facts, by outcome", ["outcome"])
+FACT_READS = Counter(
+    "reco_fact_reads", "Polls for changed facts, by outcome; invalid: stored facts left out", ["outcome"]
+)
 RULES_BROKEN = Gauge(
     "reco_rules_broken",
     "1 while the rules file can't be read and the rules last read stay in force",

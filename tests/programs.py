@@ -52,7 +52,7 @@ def run_python(
     done = subprocess.run(
         [*before, sys.executable, *arguments],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ['PYTHONPATH']}"},
         capture_output=True,
         text=True,
         timeout=timeout_s,

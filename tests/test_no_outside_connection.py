@@ -1,4 +1,7 @@
-"""The endpoint and `reco drift` connect to configured places only; the test of the tutorial covers a run."""
+"""The endpoint and `reco drift` connect to configured places only; the test of the tutorial covers a run.
+
+The guard of all other tests is `tests/chaos/connections.py`.
+"""
 
 import shutil
 import subprocess
@@ -10,26 +13,36 @@ import psutil
 import pytest
 
 from serving.settings import Settings
+from tests.conftest import taken_connections
 from tests.pipelines.conftest import toy_home
 from tests.programs import outside, run_python, watched
 
 SERVED_S = 14.0  # ONNX Runtime's telemetry looks its host up 4 to 12 s after the first session
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("strace") is None, reason="no strace on this machine"),
-]
+pytestmark = pytest.mark.slow
+OUTSIDE = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 53))"
+
+
+def test_a_program_of_a_test_reaches_this_machine_only() -> None:
+    again = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {OUTSIDE!r}]))"
+    for program in (OUTSIDE, again):
+        with pytest.raises(
+            AssertionError, match=r"ConnectionRefusedError: a test connects to .'192\.0\.2\.1'"
+        ):
+            run_python("-c", program)
+        assert "192.0.2.1" in taken_connections()
 
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if shutil.which("strace") is None:
+        pytest.skip("no strace on this machine")
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)  # of the tests themselves
     return tmp_path / "connections.log"
 
 
 def test_a_connection_is_seen(log: Path) -> None:
-    program = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 53))"
-    run_python("-c", program, before=watched(log))
+    run_python("-I", "-c", OUTSIDE, before=watched(log))  # -I: without the guard
     [line] = outside(log)
     assert "192.0.2.1" in line
 

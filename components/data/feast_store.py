@@ -148,14 +148,14 @@ def _address(url: str) -> RedisAddress:
 
 @contextlib.contextmanager
 def reachable(url: str) -> Iterator[redis.Redis | redis.RedisCluster]:
-    """Yield a connection that answers; losing it, or Feast's own, raises one kind of error."""
+    """Yield a connection that answers; any fault of it, or of Feast's own, raises one kind of error."""
     address = _address(url)
     client: redis.Redis | redis.RedisCluster | None = None
     try:
         client = open_client(address, TIMEOUT_S)
         client.ping()
         yield client
-    except (redis.ConnectionError, redis.TimeoutError, redis.RedisClusterException) as error:
+    except (redis.RedisError, redis.RedisClusterException) as error:
         reason = type(error).__name__
         raise ConnectionError(f"the online store at {address} cannot be reached: {reason}") from error
     finally:

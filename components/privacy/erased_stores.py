@@ -29,8 +29,8 @@ def erase_row(url: str, user_id: str, until: int, dry_run: bool = False) -> int:
         dry_run: count only.
 
     Raises:
-        ConnectionError: Redis cannot be reached.
-        redis.RedisError, sqlite3.Error: the store refuses.
+        ConnectionError: Redis cannot be reached, or refuses.
+        sqlite3.Error: the file refuses.
     """
     if is_redis_url(url):
         return _erase_in_redis(url, user_id, until, dry_run)

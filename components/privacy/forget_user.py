@@ -22,7 +22,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import redis
 from filelock import FileLock, Timeout
 
 from components.home import Conflict, locked, read_running
@@ -179,12 +178,10 @@ class _Erasure:
         """Run one erasure and record its outcome."""
         try:
             count = erase()
-        except (ConnectionError, FactsUnavailable, redis.RedisError, sqlite3.Error) as error:
+        except (ConnectionError, FactsUnavailable, sqlite3.Error) as error:
             place.state = UNREACHABLE
-            # A server's error message may repeat the request.
-            said = (
-                str(error) if isinstance(error, ConnectionError | FactsUnavailable) else type(error).__name__
-            )
+            # SQLite's message may repeat the request.
+            said = type(error).__name__ if isinstance(error, sqlite3.Error) else str(error)
             place.note = f"{said}: repeat when it is back"
             return 0
         except _InUse as error:

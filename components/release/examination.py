@@ -26,6 +26,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pandas as pd
+import psutil
 
 from components.data.fit_statistics import Purchases, purchases_of
 from components.evaluation.evaluate_bundle import prepared_tasks, rank_baselines, window_s
@@ -64,7 +65,7 @@ Examine = Callable[[Path, Path | None, Path, int], dict[str, Any]]
 class ChildLimits:
     """What the child may take."""
 
-    memory_bytes: int = MEMORY_BYTES
+    memory_bytes: int = MEMORY_BYTES  # or what is free, if that is less
     wall_s: float = WALL_S
 
 
@@ -73,7 +74,8 @@ def examine_apart(
 ) -> dict[str, Any]:
     """Do as `examine` in a child process; a bundle that kills it, or takes too much, is unreadable."""
     limits = limits or ChildLimits()
-    program = [sys.executable, "-W", "ignore", "-m", __name__, str(limits.memory_bytes), str(os.getpid())]
+    memory = min(limits.memory_bytes, psutil.virtual_memory().available)  # else it may end other processes
+    program = [sys.executable, "-W", "ignore", "-m", __name__, str(memory), str(os.getpid())]
     paths = [str(path) for path in (challenger, dataset, *([champion] if champion else []))]
     environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
     with (
@@ -100,7 +102,7 @@ def examine_apart(
             measured = json.loads(result.read(RESULT_BYTES))
         except ValueError:
             lines = said.read(RESULT_BYTES).decode(errors="replace").strip().splitlines()
-            fault = f"the process that opened it {ended}, allowed {limits.memory_bytes >> 20} MiB"
+            fault = f"the process that opened it {ended}, allowed {memory >> 20} MiB"
             return {"verdicts": {"readable": f"{fault}: {(lines or ['no message'])[-1][:300]}"}}
     if error := measured.get("error"):
         raise RuntimeError(f"the examination failed, not the bundle: {error}")

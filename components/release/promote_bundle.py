@@ -198,7 +198,7 @@ def _sign_way_back(
         return
     with TemporaryDirectory(dir=home) as scratch:
         copy = Path(shutil.copytree(place, Path(scratch) / place.name, copy_function=os.link))
-        sign(copy, key, back_from=last.bundle_id if last else "")
+        sign(copy, key)
         if trusted_keys:
             check_signed(copy, trusted_keys, after)
         registry.attach(target, [copy / name for name in SIGNATURE_FILES])

@@ -31,14 +31,13 @@ MEDIA = "application/vnd.dev.sigstore.bundle.v0.3+json"
 BUILD_TYPE = "urn:reco:train-ranker:v1"
 
 
-def sign(bundle: Path, key: Path, image: str = "", back_from: str = "", at: datetime | None = None) -> None:
+def sign(bundle: Path, key: Path, image: str = "", at: datetime | None = None) -> None:
     """Write the signatures of a bundle into its folder.
 
     Args:
         bundle: the folder.
         key: the private key, PEM of the curve P-256.
         image: digest of the image that trained it.
-        back_from: id of the bundle that this one follows although it is older.
         at: the time in the provenance; None: now.
 
     Raises:
@@ -52,7 +51,7 @@ def sign(bundle: Path, key: Path, image: str = "", back_from: str = "", at: date
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise SignatureInvalid(f"{key} is no private key to sign with ({error})") from error
     manifest, digests = read_manifest(bundle), file_digests(bundle)
-    made = _provenance(manifest, image, back_from, at or datetime.now(UTC))
+    made = _provenance(manifest, image, at or datetime.now(UTC))
     for name, kind, predicate in (
         (SIGNATURE_FILE, SIGNATURE, _resources(digests)),
         (PROVENANCE_FILE, PROVENANCE, made),
@@ -80,14 +79,13 @@ def _resources(digests: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _provenance(manifest: dict[str, Any], image: str, back_from: str, at: datetime) -> dict[str, Any]:
+def _provenance(manifest: dict[str, Any], image: str, at: datetime) -> dict[str, Any]:
     made = manifest["made_from"]
     sources = {"purchases": "data_hash", "bundle": "parent"}
     return {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
             "externalParameters": {"cut": manifest["cut"], "params": made.get("params", {})},
-            "internalParameters": {"back_from": back_from} if back_from else {},
             "resolvedDependencies": [
                 {"name": "code", "digest": {"gitCommit": str(made.get("commit", ""))}},
                 *([{"name": "image", "digest": {"sha256": image.removeprefix("sha256:")}}] if image else []),

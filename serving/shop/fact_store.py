@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from feature_repo.facts import Fact, Facts, parse_fact, unranked, user_of
 from serving.errors import FactsUnavailable
+from serving.metrics import FACT_READS
 from serving.redis.address import parse_redis_url
 from serving.redis.client import RedisClient, ReplyError
 
@@ -324,6 +325,7 @@ def _parsed(stored: Iterator[bytes]) -> list[Fact]:
             facts.append(parse_fact(unranked(ranked), now=math.inf))
         except ValueError as error:
             # It was valid when written and is corrupt now. The other facts must still be read.
+            FACT_READS.labels("invalid").inc()
             _log.warning("a stored fact is left out: %s", error)
     return facts
 

@@ -18,7 +18,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +35,8 @@ from serving.release.golden import read_golden, write_golden
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow
 
-SECONDS, MEGABYTES = 10, 512  # of one case, at most
+SECONDS, MEGABYTES = 10, 512  # of one case, at most; seconds of the processor: the machine may be busy
+HANGS_S = 300  # a case that waits so long waits for ever
 INDEXES = {
     "Flat": {},
     "HNSW8": {"efSearch": 64},
@@ -71,7 +71,7 @@ class Outcome:
     spoilt: str  # how
     sealed: bool  # whether the manifest was sealed again
     outcome: str  # REFUSED, SOUND, UNSOUND, RAISED, or a signal's name
-    seconds: float
+    seconds: float  # of the processor
     megabytes: float
     said: str
 
@@ -282,7 +282,6 @@ def load(case: Path, history: bytes) -> tuple[str, str]:
 def in_a_child(run: Callable[[], tuple[str, str]]) -> tuple[str, str, float, float]:
     """Run in a fork with bounded time and memory; return outcome, message, seconds and megabytes."""
     reading, writing = os.pipe()
-    began = time.monotonic()
     if (pid := os.fork()) == 0:
         os.close(reading)
         quiet = os.open(os.devnull, os.O_WRONLY)
@@ -291,7 +290,8 @@ def in_a_child(run: Callable[[], tuple[str, str]]) -> tuple[str, str, float, flo
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now + (MEGABYTES << 20),) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.alarm(SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+        signal.alarm(HANGS_S)
         outcome, said = run()
         os.write(writing, said.encode(errors="replace")[-4_000:])
         os._exit(_CODES[outcome])
@@ -302,7 +302,7 @@ def in_a_child(run: Callable[[], tuple[str, str]]) -> tuple[str, str, float, flo
     code = os.waitstatus_to_exitcode(status)
     known = {number: outcome for outcome, number in _CODES.items()}
     outcome = signal.Signals(-code).name if code < 0 else known.get(code, f"exit {code}")
-    return outcome, said, time.monotonic() - began, used.ru_maxrss / 1024
+    return outcome, said, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
 def fuzz(toy: Path, folder: Path, history: bytes, cases: int, seed: int) -> list[Outcome]:
@@ -365,7 +365,7 @@ def main() -> int:
         history = pack(make_row(weekly(USERS["u1"])))
         found = summary(fuzz(toy, folder, history, given.cases, given.seed))
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    ok = not found["wrong"] and found["longest_s"] <= SECONDS and found["largest_mb"] <= MEGABYTES
+    ok = not found["wrong"] and found["largest_mb"] <= MEGABYTES
     return 0 if ok else 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.artefacts import MEGABYTES, SECONDS
+from tests.fuzz.artefacts import MEGABYTES
 
 CASES = 300
 ROOT = Path(__file__).parents[2]
@@ -22,5 +22,4 @@ def test_every_corrupt_bundle_is_refused_and_a_resealed_one_does_no_harm() -> No
     assert found["wrong"] == []
     assert found["spoilt"] == {"cases": CASES // 2, "refused": CASES // 2}
     assert found["sealed_anew"]["refused"] > CASES // 8, "what is behind the hashes is reached"
-    assert found["longest_s"] <= SECONDS
     assert found["largest_mb"] <= MEGABYTES

@@ -71,6 +71,8 @@ def test_sigterm_finishes_a_request_in_flight_and_flushes_the_log(
         assert slow.recv(10_000).startswith(b"HTTP/1.1 200")
     assert running.process.wait(10) == 0
 
+    files = [*(tmp_path / "prediction_log").iterdir()]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}, "other users read no shopper's row"
     log = read_log(tmp_path / "prediction_log")
     assert log["request_id"].to_pylist() == ["before", "in-flight"]
     assert log["user_id"].to_pylist() == ["u1", "u1"]

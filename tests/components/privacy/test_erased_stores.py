@@ -1,5 +1,6 @@
 """The user's row and coupons leave the stores, the others' stay, and no byte of them is left in a file."""
 
+import socket
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from feature_repo.aggregates import no_events
 from feature_repo.facts import Fact
 from feature_repo.stream.online_rows import OnlineRows
 from serving.shop.fact_store import open_fact_store
+from tests.chaos.listening import listening
 
 AT = 1_700_000_000.0
 UNTIL = round(AT * 1e6)
@@ -61,13 +63,29 @@ def test_a_row_that_cannot_be_read_goes_too(tmp_path: Path, row_of: Callable[...
     assert erase_row(f"sqlite:///{tmp_path / 'online_store.db'}", "u1", UNTIL) > 0
 
 
-def test_an_unreachable_store_is_reported(tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported() -> None:
     with pytest.raises(ConnectionError, match="cannot be reached"):
         erase_row("redis://127.0.0.1:1/0", "u1", UNTIL)
 
 
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [(b"HTTP/1.1 400 Bad Request\r\n", "InvalidResponse"), (b"-NOPERM hunter2\r\n", "NoPermissionError")],
+)
+def test_a_server_that_answers_otherwise_is_reported(reply: bytes, kind: str) -> None:
+    def serve(client: socket.socket) -> None:
+        while client.recv(4_096):
+            client.sendall(reply)
+
+    with (
+        listening(serve) as (host, port),
+        pytest.raises(ConnectionError, match=f"cannot be reached: {kind}$"),
+    ):
+        erase_row(f"redis://{host}:{port}/0", "u1", UNTIL)
+
+
 @contextmanager
-def listening(url: str, sequence: int, heard: list[Fact]) -> Iterator[None]:
+def reading(url: str, sequence: int, heard: list[Fact]) -> Iterator[None]:
     """Read what changes in a fact store, as an endpoint does, until the block ends."""
     done = threading.Event()
 
@@ -100,7 +118,7 @@ def test_coupons_of_one_user_go_and_readers_see_them_expire(
     store.write([*coupons, Fact("p", "price", "tea", 1.0, AT)])
     assert erase_coupons(url, "forget me", UNTIL, dry_run=True) == 2
     heard: list[Fact] = []
-    with listening(url, store.changed_since(0)[1], heard):
+    with reading(url, store.changed_since(0)[1], heard):
         assert erase_coupons(url, "forget me", UNTIL) == 2
     assert [(fact.user_id, fact.value) for fact in heard] == [("forget me", None)]
     left = store.changed_since(0)[0]

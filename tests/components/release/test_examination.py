@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faiss
@@ -420,7 +421,7 @@ def test_a_refused_forgery_is_named_and_a_promotion_after_it_is_rolled_back(
 
 
 def test_what_takes_too_much_is_refused_by_the_child_process(
-    home: Path, toy_line: Path, tmp_path: Path
+    home: Path, toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bomb = tmp_path / "bomb"
     shutil.copytree(home / "honest", bomb)
@@ -429,6 +430,9 @@ def test_what_takes_too_much_is_refused_by_the_child_process(
     assert measured["verdicts"]["readable"] or measured["verdicts"]["golden requests"]
     late = examine_apart(home / "honest", None, toy_line / "dataset", 5, ChildLimits(wall_s=0.01))
     assert "took more than 0.01 s" in late["verdicts"]["readable"]
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=64 << 20))
+    crowded = examine_apart(home / "honest", None, toy_line / "dataset", 5)
+    assert "allowed 64 MiB" in crowded["verdicts"]["readable"]
 
 
 def test_the_child_process_measures_what_the_evaluation_did(toy_line: Path) -> None:

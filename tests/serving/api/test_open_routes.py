@@ -114,6 +114,19 @@ def test_the_root_names_the_routes_to_ask_and_to_read(client: httpx.Client) -> N
     assert path in client.get(root["described"]).json()["paths"]
 
 
+@pytest.mark.parametrize("host", ["evil.example", "", "a b", "[::1", "x" * 500])
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "no type"])
+def test_neither_host_nor_content_type_changes_an_answer(client: httpx.Client, host: str, kind: str) -> None:
+    headers = {"host": host, "content-type": kind}
+    body = {"basket": [], "k": 3, "at": "2017-12-05T18:30:00Z"}
+    for path in OURS:
+        document = json.dumps(body if path == "/v1/recommendations" else {"instances": [body]})
+        assert client.post(path, content=document, headers=headers).status_code == 200
+    for path in READS:
+        answer = client.get(filled(path) + "/", headers=headers)
+        assert "location" not in answer.headers, "no redirect to where a caller says"
+
+
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/debug", "/admin", "/config", "/v2/repository/index"])
 def test_other_paths_do_not_exist(client: httpx.Client, path: str) -> None:
     for method in ("GET", "POST"):

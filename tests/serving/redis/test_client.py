@@ -23,6 +23,7 @@ from redis.retry import Retry
 from serving.errors import FeaturesUnavailable
 from serving.redis.address import RedisAddress, parse_redis_url
 from serving.redis.client import (
+    LATE_STEPS,
     MAX_CONNECTIONS,
     RedisClient,
     ReplyError,
@@ -123,11 +124,10 @@ def test_invalid_or_oversized_replies_are_an_error(answer: bytes) -> None:
 def test_a_huge_announced_array_does_not_block_the_interpreter() -> None:
     with listening(answering(b"*2000000000\r\n")) as node:
         client = client_of(node)
-        began = time.perf_counter()
-        with pytest.raises(ValueError, match="protocol"):
-            client.ask_now(soon(), "ANY")
+        with pytest.raises(ValueError, match="protocol") as error:
+            client.ask_now(soon(60), "ANY")
         client.close()
-    assert time.perf_counter() - began < 10, "hiredis takes 13 s"
+    assert "announces too much" in str(error.value.__cause__), "the number is refused; hiredis works for 13 s"
 
 
 @pytest.mark.parametrize("answer", [b"", b"$10\r\nabc", b"*2\r\n$1\r\na\r\n"])
@@ -179,6 +179,8 @@ def test_a_reply_that_is_sent_twice_never_answers_the_next_command() -> None:
 
 @pytest.mark.parametrize("head", [b"+", b"$9999\r\n", b"*9999\r\n", b"*60000\r\n$1\r\na\r\n"])
 def test_a_dripping_server_holds_no_caller_beyond_the_deadline(head: bytes) -> None:
+    dripped_out = threading.Event()  # a timeout for each wait alone would hold the caller until then
+
     def drip(client: socket.socket) -> None:
         while not numbers_in(client.recv(4_096)):
             client.sendall(b"+PONG\r\n")
@@ -186,13 +188,13 @@ def test_a_dripping_server_holds_no_caller_beyond_the_deadline(head: bytes) -> N
         for _ in range(5_000):
             client.sendall(b"1")
             time.sleep(0.004)
+        dripped_out.set()
 
     with listening(drip) as node:
         client = client_of(node)
-        began = time.perf_counter()
         with pytest.raises(TimeoutError):
-            client.ask_now(began + 0.03, "ANY")
-        assert time.perf_counter() - began < 10, "each wait of its own would have taken 20 s"
+            client.ask_now(soon(0.03), "ANY")
+        assert not dripped_out.is_set()
         client.close()
 
 
@@ -242,27 +244,30 @@ def test_the_time_of_a_thread_begins_when_the_loop_begins_its_call() -> None:
         assert asyncio.run(ask()) == b"OK"
 
 
-def test_a_call_ends_at_the_deadline_though_other_tasks_compute() -> None:
+def test_a_call_ends_at_the_deadline_though_other_tasks_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.redis.client.CONNECT_S", 10.0)  # of the task that outlives its caller
     with listening(answering(b"+warm\r\n", b"")) as node:
 
-        async def compute() -> None:
+        async def compute(steps: list[float]) -> None:
             while True:
+                steps.append(time.perf_counter())
                 time.sleep(0.02)
                 await asyncio.sleep(0)
 
-        async def ask() -> float:
-            client = client_of(node)
+        async def ask() -> int:
+            """Return how many steps of another task began between the deadline and the end of the call."""
+            client, steps = client_of(node), list[float]()
             await client.ask(soon(), "ANY")
-            computing = asyncio.ensure_future(compute())
+            computing = asyncio.ensure_future(compute(steps))
             deadline = soon(0.05)
             with pytest.raises(TimeoutError):
                 await client.ask(deadline, "ANY")
-            took_s = time.perf_counter() - deadline
             computing.cancel()
             await client.aclose()
-            return took_s
+            return sum(began > deadline for began in steps)
 
-        assert asyncio.run(ask()) < 0.3
+        # One before the loop sees its timer, one before it wakes the call.
+        assert asyncio.run(ask()) <= LATE_STEPS + 2
 
 
 def test_the_loop_runs_while_a_server_is_frozen() -> None:
@@ -285,18 +290,19 @@ def test_the_loop_runs_while_a_server_is_frozen() -> None:
 def test_a_caller_that_gives_up_leaves_the_connection_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connecting takes longer than the first caller's deadline."""
     monkeypatch.setattr("serving.redis.client.CONNECT_S", 10.0)
-    connections = 0
+    connections, gave_up = 0, threading.Event()
 
     def serve(client: socket.socket) -> None:
         nonlocal connections
         connections += 1
-        time.sleep(0.1)
+        gave_up.wait()
         answering(*[b"+OK\r\n"] * 5)(client)
 
     with listening(serve) as node:
         client = client_of(node)
         with pytest.raises(TimeoutError):
             client.ask_now(soon(0.02), "ANY")
+        gave_up.set()
         eventually(lambda: not client._calls)
         assert client.ask_now(soon(), "ANY") == b"OK"
         assert connections == 1
