@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from components.home import read_running
+from components.rollout import NAMESPACE
 from pipelines.cli.options import FILE, FOLDER, Context, common_options, registry_options, trusted_keys_option
 from pipelines.run.launch import existing_registry, run_datasets
 
@@ -31,7 +32,7 @@ WATCH_S = 30.0
     "--cluster", default="", metavar="URL", help="Kubernetes API.  [default: of `reco up`, or the pod]"
 )
 @click.option("--gateway", default="", metavar="URL", help="For golden requests.  [default: the route's]")
-@click.option("--namespace", default="checkout", show_default=True, help="Of route and slots.")
+@click.option("--namespace", default=NAMESPACE, show_default=True, help="Of route and slots.")
 @click.option("--dataset", type=FOLDER, help="Data set of its evaluation.  [default: the runs']")
 @click.option("--key", type=FILE, help="Private key: signs the way back.")
 @click.option("--hold-s", type=float, help="Time with the old slot ready.  [default: 1800]")
@@ -167,7 +168,7 @@ def roll_back_traffic(
     """Give the traffic of a cluster back to the version before."""
     from components.rollout.plan import Pace
 
-    where = (cluster, "", "checkout")
+    where = (cluster, "", NAMESPACE)
     rollout, catalogue = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
     show_release(context, rollout.rollback(catalogue.place), rollout.status()[1])
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from components.rollout import NAMESPACE
 from components.rollout.plan import to_json
 from pipelines.cli import rollout
 from pipelines.cli.shell import main
 from pipelines.live.cluster_api import ApiServer
-from pipelines.live.slots import NAMESPACE, new_cluster
+from pipelines.live.slots import new_cluster
 from tests.components.rollout.test_plan import RECORD
 from tests.kubernetes_api import kubernetes_api
 
