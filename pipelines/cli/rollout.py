@@ -37,6 +37,7 @@ WATCH_S = 30.0
 @click.option("--key", type=FILE, help="Private key: signs the way back.")
 @click.option("--hold-s", type=float, help="Time with the old slot ready.  [default: 1800]")
 @click.option("--orphan-s", type=float, help="Silence of a deployer for --guard.  [default: 300]")
+@click.option("--deployer", default="", help="Its name; a Job's pods share one.  [default: host:process]")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished release; without one, start.")
 @click.option("--guard", is_flag=True, help="End a release whose deployer is gone.")
 @click.option("--watch", is_flag=True, help="Release each new challenger, until Ctrl-C.")
@@ -55,6 +56,7 @@ def release(
     key: Path | None,
     hold_s: float | None,
     orphan_s: float | None,
+    deployer: str,
     resume: bool,
     guard: bool,
     watch: bool,
@@ -83,7 +85,16 @@ def release(
     )
     datasets = [dataset] if dataset else run_datasets(context.home)
     rollout, catalogue = open_rollout(
-        context, cluster, gateway, namespace, datasets, (tracking_uri, model_name), pace, trusted_keys, key
+        context,
+        cluster,
+        gateway,
+        namespace,
+        datasets,
+        (tracking_uri, model_name),
+        pace,
+        trusted_keys,
+        key,
+        deployer,
     )
     if status:
         show_release(context, *rollout.status())
@@ -125,6 +136,7 @@ def open_rollout(
     pace: Pace,
     trusted_keys: Path | None = None,
     key: Path | None = None,
+    deployer: str = "",
 ) -> tuple[Rollout, ModelCatalogue]:
     """Connect to a cluster, its gateway and the registry."""
     import httpx
@@ -154,7 +166,7 @@ def open_rollout(
         key,
     )
     observer = Observer(there, httpx.Client(trust_env=False), address.rstrip("/"), token, pace, time.time)
-    holder = f"{socket.gethostname()}:{os.getpid()}"
+    holder = deployer or f"{socket.gethostname()}:{os.getpid()}"
 
     def say(line: str) -> None:
         click.echo(line, err=True)

@@ -174,6 +174,39 @@ def test_a_crash_after_each_write_ends_after_resume_in_the_same_state(tmp_path: 
     assert writes > (9 if bad else 20)
 
 
+@pytest.mark.parametrize("ended_by", ["job-1", "guard"])
+def test_a_job_whose_release_was_aborted_does_not_begin_it_again(cluster: ToyCluster, ended_by: str) -> None:
+    if ended_by == "guard":
+        die_at(cluster, 25)
+        cluster.now += 301.0
+        with pytest.raises(Aborted, match="its deployer was silent"):
+            cluster.rollout("guard").guard()
+    else:
+        cluster.less = 0.2
+        with pytest.raises(Aborted, match="less than full"):
+            cluster.release()
+        cluster.less = 0.0
+    before, writes = cluster.state(), cluster.writes
+    for version in ("2", "challenger"):  # the abort has taken the alias
+        with pytest.raises(Aborted, match="version 2 was refused"):
+            cluster.rollout("job-1").resume(version)
+    assert (cluster.state(), cluster.writes) == (before, writes)
+    with pytest.raises(NoRelease):
+        cluster.rollout("job-2").resume("2")
+
+
+def test_a_job_whose_release_is_done_does_not_begin_it_again(cluster: ToyCluster) -> None:
+    cluster.release()
+    writes = cluster.writes
+    assert cluster.rollout("job-1").resume("2").state == "done"
+    assert cluster.writes == writes
+
+
+def test_the_next_pod_of_a_job_goes_on_at_once(cluster: ToyCluster) -> None:
+    die_at(cluster, 25)
+    assert cluster.rollout("job-1").resume("2").state == "done"
+
+
 def test_a_live_deployer_is_not_resumed_by_another(cluster: ToyCluster) -> None:
     def intrude() -> None:
         with pytest.raises(Conflict, match="is being released by job-1"):
