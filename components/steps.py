@@ -378,14 +378,14 @@ def promote_bundle(
 
 @step
 def deploy_endpoint(
-    version: str, dataset: Input[Dataset], tracking_uri: str, model_name: str, home: str
+    version: str, dataset: Input[Dataset], tracking_uri: str, model_name: str, home: str, run_id: str
 ) -> dict[str, Any]:
     """Release the version on the cluster by a Job, and wait for its end."""
     from pathlib import Path
 
     from components.rollout.deploy_endpoint import deploy_endpoint
 
-    return deploy_endpoint(version, Path(dataset.path), tracking_uri, model_name, home)
+    return deploy_endpoint(version, Path(dataset.path), tracking_uri, model_name, home, run_id)
 
 
 @step

@@ -126,7 +126,13 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
         ).output
         if by_canary:
             promoted = small(
-                steps.deploy_endpoint(version=version, dataset=dataset, home=home, **told)
+                steps.deploy_endpoint(
+                    version=version,
+                    dataset=dataset,
+                    home=home,
+                    run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+                    **told,
+                )
             ).outputs["Output"]
         else:
             promoted = large(

@@ -7,24 +7,28 @@ gate, the canary and the move of the alias, and goes on after a crash. This step
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from components.release.registry import Registry
-from components.rollout.cluster import IN_POD, Cluster, Stale, connect
+from components.release.registry import CHAMPION, Registry
+from components.rollout import NAMESPACE
+from components.rollout.cluster import IN_POD, Cluster, ClusterUnreachable, Stale, connect
 from feature_repo.errors import RecoError
 
 log = logging.getLogger(__name__)
 
-NAMESPACE, TEMPLATE = "checkout", "release"
+TEMPLATE = "release"
 POLL_S = 5.0
+LONGEST_S = 15_000.0  # the Job ends itself after 14,400 s
 
 
 class ReleaseFailed(RecoError):
-    """The Job of a release failed."""
+    """The release ended, and the version is not champion; or the release did not end."""
 
 
 def deploy_endpoint(
@@ -33,12 +37,15 @@ def deploy_endpoint(
     tracking_uri: str,
     model_name: str,
     home: str,
+    run_id: str,
     cluster: str = IN_POD,
-    poll_s: float = POLL_S,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, str]:
     """Release a version on the cluster by a Job, and wait for its end.
 
-    A version has one Job, as long as the cluster keeps it: a step that is tried again follows it.
+    A run has one Job: a step that is tried again follows it. The alias decides: a Job that fails after the
+    seal has made a champion, and the guard completes its release.
 
     Args:
         version: a version's number.
@@ -47,8 +54,10 @@ def deploy_endpoint(
         tracking_uri: the registry.
         model_name: the registered model's name.
         home: the pipeline's state folder. The Job's claim `release-home` is the same folder.
+        run_id: of the pipeline's run; its hash is part of the Job's name.
         cluster: URL of the Kubernetes API, or `pod`.
-        poll_s: time between two looks at the Job.
+        now: the time in seconds.
+        sleep: waits that many seconds.
 
     Returns:
         Version, bundle id and the Job's name.
@@ -56,30 +65,52 @@ def deploy_endpoint(
     Raises:
         ReleaseFailed: the gate refused, the canary was aborted, or the time ran out.
         ClusterRefused: there is no template, or this account may not start Jobs.
-        ClusterUnreachable: the API does not answer.
+        ClusterUnreachable: the API does not answer, and the Job may not exist.
     """
-    target = Registry(tracking_uri, model_name).version(version)
+    registry = Registry(tracking_uri, model_name)
+    target = registry.version(version)
     place = Path(home) / "datasets" / target.bundle_id
     if not place.exists():
         part = place.with_name(f".{place.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         shutil.copytree(dataset, part).rename(place)
-    name = f"{TEMPLATE}-training-{target.version}"
+    name = f"{TEMPLATE}-training-{target.version}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
     with connect(cluster) as client:
         api = Cluster(client, NAMESPACE)
         try:
             api.create("Job", _job(api.get("CronJob", TEMPLATE), name, target.version, model_name))
         except Stale:
             log.info("job %s is there: following it", name)
-        while not (ended := _ended(api.get("Job", name))):
-            time.sleep(poll_s)
+        ended = _follow(api, name, now, sleep)
     if ended != "Complete":
+        sleep(POLL_S)  # a rollback by hand ends the Job first, then it moves the alias
+    champion = registry.alias(CHAMPION)
+    if champion != target.version:
         raise ReleaseFailed(
-            f"the Job of version {target.version} failed: `kubectl -n {NAMESPACE} logs job/{name}` says why, "
-            "and `reco release --status` which version has the traffic, with the gate's tables"
+            f"the Job of version {target.version} ended as {ended}, and champion is "
+            f"{champion or 'no version'}: `kubectl -n {NAMESPACE} logs job/{name}` says why, and "
+            "`reco release --status` which version has the traffic, with the gate's tables"
         )
+    if ended != "Complete":
+        log.warning("job %s failed after version %s became champion: the guard ends it", name, target.version)
     shutil.rmtree(place)
     return {"version": target.version, "bundle_id": target.bundle_id, "job": name}
+
+
+def _follow(api: Cluster, name: str, now: Callable[[], float], sleep: Callable[[float], None]) -> str:
+    """Return the condition that ended a Job; an API that is away is asked again."""
+    until = now() + LONGEST_S
+    while now() < until:
+        try:
+            if ended := _ended(api.get("Job", name)):
+                return ended
+        except ClusterUnreachable as error:
+            log.warning("job %s: %s", name, error)
+        sleep(POLL_S)
+    raise ReleaseFailed(
+        f"no end of job {name} was seen in {LONGEST_S:,.0f} s: `kubectl -n {NAMESPACE} get job {name}` shows "
+        "it, and the step follows it again when the run is retried"
+    )
 
 
 def _job(template: dict[str, Any], name: str, version: str, model_name: str) -> dict[str, Any]:

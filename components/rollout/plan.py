@@ -59,7 +59,8 @@ class Release:
     weight: int = 0  # of the canary
     since: float = 0.0  # when the state began, seconds since the epoch
     beat: float = 0.0  # when its deployer was last alive
-    holder: str = ""
+    holder: str = ""  # the deployer that wrote it last
+    started_by: str = ""  # the deployer that began it
     reason: str = ""
     overlap: float | None = None  # of the top lists of both slots, in the shadow
     gate: tuple[dict[str, Any], ...] = ()  # the last look of each compared state

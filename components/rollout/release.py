@@ -81,7 +81,7 @@ class Rollout:
             observer: looks at slots.
             catalogue: the registry.
             pace: answers and times.
-            holder: the name of this deployer.
+            holder: the name of this deployer; a Job's pods share one, and run one after the other.
             now: the time, seconds since the epoch.
             sleep: waits.
             say: takes a line for people.
@@ -115,7 +115,7 @@ class Rollout:
         return self._run(self._claim(RELEASE, number, bundle_id, place(bundle_id)))
 
     def resume(self, version: str = "") -> Release:
-        """Go on with a release whose deployer is gone.
+        """Go on with a release whose deployer is gone; one that this deployer began ends as it ended before.
 
         Args:
             version: the number or alias that must be the unfinished one; empty: any.
@@ -123,8 +123,11 @@ class Rollout:
         Raises:
             NoRelease: none is unfinished.
             Conflict: its deployer lives, or it releases another version.
+            Aborted: the canary is or was refused.
         """
         record = self._read()
+        if record is not None and not record.active and record.started_by == self._holder:
+            return self._run(record)
         if record is None or not record.active:
             raise NoRelease("no release is unfinished: `reco release VERSION` starts one")
         if version and not self._is_of(record, version):
@@ -217,6 +220,7 @@ class Rollout:
             since=now,
             beat=now,
             holder=self._holder,
+            started_by=self._holder,
         )
         return record, route
 

@@ -29,3 +29,8 @@ output "file_system" {
   description = "fileSystemId of infra/kserve/overlays."
   value       = aws_efs_file_system.shared.id
 }
+
+output "workflow_roles" {
+  description = "Variables AWS_IMAGES_ROLE, AWS_RELEASE_ROLE and AWS_PLAN_ROLE of the GitHub environments."
+  value       = { for name in keys(local.workflows) : name => aws_iam_role.main[name].arn }
+}

@@ -94,7 +94,17 @@ variable "bundle_lock_days" {
 }
 
 variable "github_repository" {
-  description = "OWNER/NAME whose workflows push images and release; empty: none may."
+  description = "OWNER/NAME whose workflows push images, release and plan; empty: none may."
   type        = string
   default     = ""
+}
+
+variable "state_bucket" {
+  description = "Bucket of Terraform's state: the workflow that plans reads it."
+  type        = string
+  default     = ""
+  validation {
+    condition     = var.github_repository == "" || var.state_bucket != ""
+    error_message = "github_repository needs state_bucket: the bucket of -backend-config."
+  }
 }

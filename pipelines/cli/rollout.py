@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from components.home import read_running
+from components.rollout import NAMESPACE
 from pipelines.cli.options import FILE, FOLDER, Context, common_options, registry_options, trusted_keys_option
 from pipelines.run.launch import existing_registry, run_datasets
 
@@ -31,11 +32,12 @@ WATCH_S = 30.0
     "--cluster", default="", metavar="URL", help="Kubernetes API.  [default: of `reco up`, or the pod]"
 )
 @click.option("--gateway", default="", metavar="URL", help="For golden requests.  [default: the route's]")
-@click.option("--namespace", default="checkout", show_default=True, help="Of route and slots.")
+@click.option("--namespace", default=NAMESPACE, show_default=True, help="Of route and slots.")
 @click.option("--dataset", type=FOLDER, help="Data set of its evaluation.  [default: the runs']")
 @click.option("--key", type=FILE, help="Private key: signs the way back.")
 @click.option("--hold-s", type=float, help="Time with the old slot ready.  [default: 1800]")
 @click.option("--orphan-s", type=float, help="Silence of a deployer for --guard.  [default: 300]")
+@click.option("--deployer", default="", help="Its name; a Job's pods share one.  [default: host:process]")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished release; without one, start.")
 @click.option("--guard", is_flag=True, help="End a release whose deployer is gone.")
 @click.option("--watch", is_flag=True, help="Release each new challenger, until Ctrl-C.")
@@ -54,6 +56,7 @@ def release(
     key: Path | None,
     hold_s: float | None,
     orphan_s: float | None,
+    deployer: str,
     resume: bool,
     guard: bool,
     watch: bool,
@@ -82,7 +85,16 @@ def release(
     )
     datasets = [dataset] if dataset else run_datasets(context.home)
     rollout, catalogue = open_rollout(
-        context, cluster, gateway, namespace, datasets, (tracking_uri, model_name), pace, trusted_keys, key
+        context,
+        cluster,
+        gateway,
+        namespace,
+        datasets,
+        (tracking_uri, model_name),
+        pace,
+        trusted_keys,
+        key,
+        deployer,
     )
     if status:
         show_release(context, *rollout.status())
@@ -124,6 +136,7 @@ def open_rollout(
     pace: Pace,
     trusted_keys: Path | None = None,
     key: Path | None = None,
+    deployer: str = "",
 ) -> tuple[Rollout, ModelCatalogue]:
     """Connect to a cluster, its gateway and the registry."""
     import httpx
@@ -153,7 +166,7 @@ def open_rollout(
         key,
     )
     observer = Observer(there, httpx.Client(trust_env=False), address.rstrip("/"), token, pace, time.time)
-    holder = f"{socket.gethostname()}:{os.getpid()}"
+    holder = deployer or f"{socket.gethostname()}:{os.getpid()}"
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -167,7 +180,7 @@ def roll_back_traffic(
     """Give the traffic of a cluster back to the version before."""
     from components.rollout.plan import Pace
 
-    where = (cluster, "", "checkout")
+    where = (cluster, "", NAMESPACE)
     rollout, catalogue = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
     show_release(context, rollout.rollback(catalogue.place), rollout.status()[1])
 

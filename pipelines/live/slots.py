@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from components.rollout import NAMESPACE
 from components.rollout.manifests import SLOTS, STOP, backend, log_of, service, source_of
 from pipelines.live.cluster_api import Document, Objects
 from pipelines.live.ports import answers, free_port
 from pipelines.live.supervisor import until_parent_ends
 from serving.settings import Settings
 
-NAMESPACE = "checkout"
 LOOK_S = 0.2
 SERVER = (sys.executable, "-m", "serving.server")
 Launch = Callable[[Path], Sequence[str]]

@@ -77,6 +77,11 @@ def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(
     [container] = spec["template"]["spec"]["containers"]
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["containerName"] == container["name"]
-    assert set(rule["onExitCodes"]["values"]) == {CHECK_FAILED, USAGE}
-    assert not {UNREACHABLE, CONFLICT} & set(rule["onExitCodes"]["values"])
+    assert rule["onExitCodes"]["operator"] == "In"
+    assert set(rule["onExitCodes"]["values"]) == {CHECK_FAILED, USAGE, CONFLICT}
+    assert UNREACHABLE not in rule["onExitCodes"]["values"]
     assert spec["backoffLimit"] > 0
+    # The next pod is the same deployer: it waits for no other, and knows its release by this name.
+    assert "--deployer $(JOB)" in " ".join(container["args"])
+    [job_name] = [one["valueFrom"]["fieldRef"] for one in container["env"] if one["name"] == "JOB"]
+    assert job_name["fieldPath"] == "metadata.labels['batch.kubernetes.io/job-name']"

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytestmark = pytest.mark.slow
 
@@ -74,16 +75,59 @@ def test_a_profile_lets_its_administrators_reach_the_cluster(profile: str) -> No
     assert re.search(r'^api_cidrs += \["[0-9./]+"\]', text, re.MULTILINE)
 
 
-def test_a_wildcard_in_a_role_is_found(initialised: Path) -> None:
-    """The tests must see the actions of a policy, though the provider is mocked."""
-    file = initialised / "workloads.tf"
-    good = file.read_text(encoding="utf-8")
+def test_a_role_that_may_do_more_is_found(initialised: Path) -> None:
+    """The tests must see the inputs of a policy, though the provider is mocked."""
+    faults = {
+        (
+            "workloads.tf",
+            'actions = ["kms:Decrypt"], resources',
+            'actions = ["kms:*"], resources',
+        ): "names a wildcard",
+        (
+            "roles.tf",
+            'actions = ["s3:GetObject"]',
+            'actions = ["s3:GetObject", "s3:PutObject"]',
+        ): "has other actions",
+        ("roles.tf", "}:environment:${each.value.environment}", "}:*"): "Another workflow may take",
+        ("roles.tf", "${local.state}/${var.environment}", "${local.state}/*"): "the state of another profile",
+        ("roles.tf", '["checkout-ci"]', '["system:masters"]'): "more rights in the cluster",
+    }
+    good = {name: (initialised / name).read_text(encoding="utf-8") for name, _, _ in faults}
     try:
-        file.write_text(
-            good.replace('actions = ["kms:Decrypt"], resources', 'actions = ["kms:*"], resources')
-        )
+        for name, before, after in faults:
+            text = (initialised / name).read_text(encoding="utf-8")
+            assert before in text
+            (initialised / name).write_text(text.replace(before, after))
         done = terraform(initialised, "test", "-no-color")
     finally:
-        file.write_text(good)
+        for name, text in good.items():
+            (initialised / name).write_text(text)
     assert done.returncode == 1
-    assert "A workload's role names a wildcard." in done.stdout + done.stderr
+    said = " ".join((done.stdout + done.stderr).split())
+    assert [fault for fault in faults.values() if fault not in said] == []
+
+
+def test_each_workflow_takes_the_role_of_its_github_environment() -> None:
+    roles = (TERRAFORM / "roles.tf").read_text(encoding="utf-8")
+    trusted = dict(re.findall(r'ci-(\w+) = {\s+environment = "?([^"\n]+)"?\n', roles))
+    taken = {}
+    for file in (TERRAFORM.parents[1] / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"].values():
+            for step in job["steps"]:
+                if role := step.get("with", {}).get("role-to-assume"):
+                    [name] = re.findall(r"vars\.AWS_(\w+)_ROLE", role)
+                    taken[name.lower()] = (job["environment"], step["with"].get("role-duration-seconds"))
+    assert {name: environment for name, (environment, _) in taken.items()} == {
+        "images": trusted["images"],
+        "release": trusted["release"].replace("var.environment", "${{ inputs.environment }}"),
+        "plan": trusted["plan"].replace("${var.environment}", "staging"),
+    }
+    assert f'each.key == "ci-release" ? {taken["release"][1]} :' in roles
+    rights = (TERRAFORM.parent / "kserve" / "release" / "rights.yaml").read_text(encoding="utf-8")
+    [group] = re.findall(r'kubernetes_groups = \["(.+)"\]', roles)
+    [binding] = [
+        one
+        for one in yaml.safe_load_all(rights)
+        if one["kind"] == "RoleBinding" and one["roleRef"]["name"] == "start-release"
+    ]
+    assert binding["subjects"] == [{"kind": "Group", "name": group, "apiGroup": "rbac.authorization.k8s.io"}]

@@ -59,6 +59,8 @@ def test_the_pipeline_begins_with_events_and_ends_with_a_champion_and_users() ->
     by_canary = step_names(BY_CANARY)
     assert by_canary[:-2] == names[:-2]
     assert by_canary[-2:] == ["deploy-endpoint", "publish-features"]
+    given = BY_CANARY["root"]["dag"]["tasks"]["deploy-endpoint"]["inputs"]["parameters"]["run_id"]
+    assert given["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}", "KFP fills in the id of the run"
 
 
 def test_no_step_is_conditional() -> None:

@@ -34,7 +34,7 @@ mock_provider "aws" {
     defaults = { master_user_secret = [{ secret_arn = "arn:aws:secretsmanager:eu-central-1:000000000000:secret:s" }] }
   }
   mock_resource "aws_eks_cluster" {
-    defaults = { vpc_config = { cluster_security_group_id = "sg-0123456789abcdef0" } }
+    defaults = { arn = "arn:aws:eks:eu-central-1:000000000000:cluster/c", vpc_config = { cluster_security_group_id = "sg-0123456789abcdef0" } }
   }
   mock_resource "aws_launch_template" {
     defaults = { id = "lt-0123456789abcdef0", latest_version = 1 }
@@ -52,6 +52,7 @@ variables {
   database          = { type = "db.t4g.medium", gib = 50, standby = true }
   store_password    = "0123456789abcdef0123456789abcdef"
   github_repository = "shop/checkout"
+  state_bucket      = "state"
 }
 
 run "everything" {
@@ -59,29 +60,31 @@ run "everything" {
 
   assert {
     condition = alltrue([
-      for role in data.aws_iam_policy_document.workload :
+      for role in data.aws_iam_policy_document.permissions :
       length(distinct(flatten(role.statement[*].actions))) <= 15
     ])
-    error_message = "A workload's role has more than 15 actions."
+    error_message = "A role has more than 15 actions."
   }
   assert {
     condition = alltrue(flatten([
-      for role in data.aws_iam_policy_document.workload : [
+      for role in data.aws_iam_policy_document.permissions : [
         for statement in role.statement : concat(
-          [for resource in statement.resources : resource != "*"],
+          [for resource in statement.resources : resource != "*" || alltrue([
+            for action in statement.actions : contains(["ecr:GetAuthorizationToken", "ec2:DescribeAvailabilityZones"], action)
+          ])],
           [for action in statement.actions : !strcontains(action, "*")],
         )
       ]
     ]))
-    error_message = "A workload's role names a wildcard."
+    error_message = "A role names a wildcard."
   }
   assert {
-    condition     = !contains(flatten(data.aws_iam_policy_document.workload["endpoint"].statement[*].actions), "s3:PutObject")
+    condition     = !contains(flatten(data.aws_iam_policy_document.permissions["endpoint"].statement[*].actions), "s3:PutObject")
     error_message = "The endpoint may write."
   }
   assert {
     condition = length(setintersection(
-      flatten(data.aws_iam_policy_document.workload["release"].statement[*].actions),
+      flatten(data.aws_iam_policy_document.permissions["release"].statement[*].actions),
       ["s3:DeleteObject", "s3:BypassGovernanceRetention", "s3:PutObjectRetention"],
     )) == 0
     error_message = "A release may take a bundle back."
@@ -101,14 +104,44 @@ run "everything" {
     error_message = "The autoscaler may change groups of other clusters."
   }
   assert {
-    condition     = length(distinct(flatten(data.aws_iam_policy_document.github.statement[*].actions))) <= 15
-    error_message = "The workflows' role has more than 15 actions."
+    condition = {
+      for name, trust in data.aws_iam_policy_document.github : name => one(flatten([
+        for condition in trust.statement[0].condition : condition.values
+        if condition.variable == "token.actions.githubusercontent.com:sub" && condition.test == "StringEquals"
+      ]))
+      } == {
+      ci-images  = "repo:shop/checkout:environment:images"
+      ci-plan    = "repo:shop/checkout:environment:test-plan"
+      ci-release = "repo:shop/checkout:environment:test"
+    }
+    error_message = "Another workflow may take a workflow's role."
   }
   assert {
-    condition = contains(flatten([
-      for condition in data.aws_iam_policy_document.github_trust[0].statement[0].condition : condition.values
-    ]), "repo:shop/checkout:environment:test")
-    error_message = "Any branch may take the workflows' role."
+    condition = {
+      for name in ["ci-images", "ci-plan", "ci-release"] :
+      name => sort(flatten(data.aws_iam_policy_document.permissions[name].statement[*].actions))
+      } == {
+      ci-images = tolist([
+        "ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:CompleteLayerUpload", "ecr:GetAuthorizationToken",
+        "ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart",
+      ])
+      ci-plan    = tolist(["ec2:DescribeAvailabilityZones", "s3:GetObject", "s3:ListBucket"])
+      ci-release = tolist(["eks:DescribeCluster"])
+    }
+    error_message = "A workflow's role has other actions than its workflow needs."
+  }
+  assert {
+    condition = contains(
+      flatten(data.aws_iam_policy_document.permissions["ci-plan"].statement[*].resources), "arn:aws:s3:::state/test",
+    )
+    error_message = "A plan reads the state of another profile."
+  }
+  assert {
+    condition = (
+      aws_eks_access_entry.release[0].kubernetes_groups == toset(["checkout-ci"]) &&
+      toset(keys(aws_eks_access_policy_association.admin)) == toset(var.admins)
+    )
+    error_message = "A release from CI has more rights in the cluster than its group."
   }
   assert {
     condition     = aws_s3_bucket.main["bundles"].object_lock_enabled && !aws_s3_bucket.main["data"].object_lock_enabled
@@ -161,7 +194,7 @@ run "small" {
     gpu_nodes         = { type = "g6.xlarge", max = 0 }
   }
   assert {
-    condition     = length(aws_nat_gateway.main) == 1 && length(aws_msk_cluster.events) == 0 && length(aws_eks_node_group.gpu) == 0 && length(aws_iam_role.github) == 0
+    condition     = length(aws_nat_gateway.main) == 1 && length(aws_msk_cluster.events) == 0 && length(aws_eks_node_group.gpu) == 0 && length(aws_eks_access_entry.release) == 0 && length(local.workflows) == 0
     error_message = "The small profile pays for more than it names."
   }
 }
@@ -184,6 +217,7 @@ run "refused" {
     store_password = "short"
     api_cidrs      = ["0.0.0.0/0"]
     zones          = 1
+    state_bucket   = ""
   }
-  expect_failures = [var.environment, var.store_password, var.api_cidrs, var.zones]
+  expect_failures = [var.environment, var.store_password, var.api_cidrs, var.zones, var.state_bucket]
 }

@@ -1,5 +1,7 @@
 """The gate between two slots: enough answers or hold, worse or abort; worse never gets a better verdict."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +11,14 @@ from components.rollout.comparison import (
     ABORT,
     GO,
     HOLD,
+    MARGINS,
     SeriesMissing,
     SlotCounts,
     compare,
     read_metrics,
     revealed,
 )
+from components.rollout.plan import Pace
 from serving.metrics import ANSWER_SECONDS, BUNDLE, FAULTS, REJECTED, RESPONSES
 
 RANK = {GO: 0, HOLD: 1, ABORT: 2}
@@ -91,6 +95,15 @@ def test_more_answers_reveal_smaller_shares() -> None:
     assert found[2] is not None
     assert found[2] < 0.02, "2 % of errors show in the shadow"
     assert revealed(1, 0.5) is None
+
+
+def test_the_guide_says_what_each_step_can_reveal() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "how-to" / "release-and-roll-back.md"
+    for stable in (0.0, 0.01, 0.05, 0.15):
+        base = stable + MARGINS["less than full"]
+        shares = [stable, *(revealed(answers, base) or 1.0 for answers in Pace().weights.values())]
+        row = " | ".join(f"{100 * share:.0f} %" for share in shares)
+        assert f"| {row} |" in guide.read_text(encoding="utf-8")
 
 
 GOOD = """reco_bundle_info{bundle_id="b"} 1

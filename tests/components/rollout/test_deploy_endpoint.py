@@ -1,6 +1,5 @@
 """The pipeline's last step on our Kubernetes API and a real MLflow database; the test plays the Job."""
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,41 @@ import pytest
 import yaml
 
 from components.release.register_bundle import register_bundle
+from components.release.registry import Registry
 from components.rollout.cluster import ClusterRefused
-from components.rollout.deploy_endpoint import ReleaseFailed, deploy_endpoint
+from components.rollout.deploy_endpoint import LONGEST_S, ReleaseFailed, deploy_endpoint
 from pipelines.cli.rollout import release
 from pipelines.live.cluster_api import ApiServer, Objects
 from tests.kubernetes_api import kubernetes_api
 
 pytestmark = pytest.mark.slow
 JOBS = Path(__file__).parents[3] / "infra" / "kserve" / "release" / "jobs.yaml"
-KEY = ("jobs", "checkout", "release-training-1")
+
+
+class Step:
+    """The step with a clock of its own; `play` is called at each wait, with its number from 0."""
+
+    def __init__(self, api: ApiServer, dataset: Path, uri: str, home: Path) -> None:
+        self.api, self._dataset, self._uri, self._home = api, dataset, uri, home
+        self.now, self.waits = 0.0, 0
+        self.play: Callable[[int], None] = lambda wait: None
+
+    def __call__(self, run_id: str = "run-1") -> dict[str, str]:
+        where = (self._uri, "recommender", str(self._home), run_id, self.api.url)
+        return deploy_endpoint("1", self._dataset, *where, lambda: self.now, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.play(self.waits)
+        self.waits += 1
+
+    def jobs(self) -> list[str]:
+        return [one["metadata"]["name"] for one in self.api.objects.list("jobs")]
+
+    def end(self, condition: str) -> None:
+        """Give the newest Job a condition."""
+        status = {"conditions": [{"type": condition, "status": "True"}]}
+        self.api.objects.merge(("jobs", "checkout", self.jobs()[-1]), {"status": status})
 
 
 @pytest.fixture
@@ -27,43 +52,28 @@ def api() -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def deploy(
-    api: ApiServer, evaluated: Callable[..., Path], home: Path, uri: str, dataset: Path
-) -> Callable[[], dict[str, str]]:
+def step(api: ApiServer, evaluated: Callable[..., Path], home: Path, uri: str, dataset: Path) -> Step:
     register_bundle(evaluated("one"), uri, "recommender")
-    return lambda: deploy_endpoint("1", dataset, uri, "recommender", str(home), api.url, 0.01)
-
-
-def give_template(api: ApiServer) -> None:
     template = next(one for one in yaml.safe_load_all(JOBS.read_text()) if one["kind"] == "CronJob")
     api.objects.write(("cronjobs", "checkout", "release"), template)
-
-
-def end(api: ApiServer, condition: str, look: Callable[[], None] = lambda: None) -> threading.Thread:
-    """Give the Job a condition as soon as there is a Job; first look around."""
-    changes = api.objects.watch("jobs")
-
-    def follow() -> None:
-        change, _ = changes.get(timeout=60)
-        assert change == "ADDED"
-        look()
-        api.objects.merge(KEY, {"status": {"conditions": [{"type": condition, "status": "True"}]}})
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    return thread
+    return Step(api, dataset, uri, home)
 
 
 def test_the_job_releases_this_version_and_is_followed(
-    api: ApiServer, deploy: Callable[[], dict[str, str]], home: Path, dataset: Path
+    step: Step, registry: Registry, home: Path, dataset: Path
 ) -> None:
-    give_template(api)
     found: list[Path] = []
-    player = end(api, "Complete", lambda: found.extend((home / "datasets").glob("*/*")))
-    done = deploy()
-    player.join()
-    assert (done["version"], done["job"]) == ("1", KEY[2])
-    [container] = api.objects.get(KEY)["spec"]["template"]["spec"]["containers"]
+
+    def play(_: int) -> None:
+        found.extend((home / "datasets").glob("*/*"))
+        registry.point("champion", "1")
+        step.end("Complete")
+
+    step.play = play
+    done = step()
+    assert (done["version"], [done["job"]]) == ("1", step.jobs())
+    job = step.api.objects.get(("jobs", "checkout", done["job"]))
+    [container] = job["spec"]["template"]["spec"]["containers"]
     assert {"name": "VERSION", "value": "1"} in container["env"]
     assert container["args"][-2:] == ["--model-name", "recommender"]
     known = {option for parameter in release.params for option in parameter.opts}
@@ -72,22 +82,79 @@ def test_the_job_releases_this_version_and_is_followed(
     assert {one.parent.name for one in found} == {done["bundle_id"]}
     assert not list((home / "datasets").iterdir()), "the copy is for the Job alone"
     # The step again, after its pod died: the same Job, no second release.
-    assert deploy() == done
-    assert len(api.objects.list("jobs")) == 1
+    assert step() == done
+    assert len(step.jobs()) == 1
 
 
-def test_a_failed_release_fails_the_step_and_is_not_started_again(
-    api: ApiServer, deploy: Callable[[], dict[str, str]]
-) -> None:
-    give_template(api)
-    player = end(api, "Failed")
+def test_another_run_of_the_same_version_starts_another_job(step: Step, registry: Registry) -> None:
+    step.play = lambda wait: step.end("Failed")
     for _ in range(2):
-        with pytest.raises(ReleaseFailed, match="logs job/release-training-1"):
-            deploy()
-    player.join()
-    assert len(api.objects.list("jobs")) == 1
+        with pytest.raises(ReleaseFailed, match=r"ended as Failed.*logs job/release-training-1-"):
+            step()
+    assert len(step.jobs()) == 1, "a step that is tried again starts no second release"
+    registry.point("champion", "1")
+    step("a run with a long id " * 9)
+    assert len(set(step.jobs())) == 2
+    assert max(map(len, step.jobs())) <= 63
 
 
-def test_without_the_template_the_error_says_what_to_apply(deploy: Callable[[], Any]) -> None:
+def test_a_job_that_completes_without_a_champion_fails_the_step(step: Step, registry: Registry) -> None:
+    step.play = lambda wait: step.end("Complete")
+    with pytest.raises(ReleaseFailed, match="ended as Complete, and champion is no version"):
+        step()
+
+
+def test_a_job_that_fails_after_the_seal_has_released_unless_it_was_rolled_back(
+    step: Step, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.point("champion", "1")
+    step.play = lambda wait: step.end("Failed")
+    assert step()["version"] == "1"
+    assert "failed after version 1 became champion: the guard ends it" in caplog.text
+
+    def roll_back(wait: int) -> None:
+        registry.unpoint("champion")
+
+    step.play = roll_back
+    with pytest.raises(ReleaseFailed, match="champion is no version"):
+        step()
+
+
+def test_an_api_that_is_away_is_asked_again_until_the_time_runs_out(
+    step: Step, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port: Any = step.api.RequestHandlerClass
+    answers = port.do_GET
+
+    def refuse(call: Any) -> None:
+        call.send_error(503)
+
+    def play(wait: int) -> None:
+        if wait == 0:
+            monkeypatch.setattr(port, "do_GET", refuse)
+        elif wait == 20:
+            monkeypatch.setattr(port, "do_GET", answers)
+            registry.point("champion", "1")
+            step.end("Complete")
+
+    step.play = play
+    assert step()["version"] == "1"
+    assert step.waits == 21
+    began = step.now
+
+    def stay_away(wait: int) -> None:
+        monkeypatch.setattr(port, "do_GET", refuse)
+        step.now += 100.0
+
+    step.play = stay_away
+    with pytest.raises(ReleaseFailed, match="no end of job release-training-1-"):
+        step("another run")
+    assert LONGEST_S <= step.now - began < LONGEST_S + 200.0
+    job = yaml.safe_load(JOBS.read_text().split("---")[0])["spec"]["jobTemplate"]["spec"]
+    assert job["activeDeadlineSeconds"] < LONGEST_S
+
+
+def test_without_the_template_the_error_says_what_to_apply(step: Step) -> None:
+    step.api.objects.delete(("cronjobs", "checkout", "release"))
     with pytest.raises(ClusterRefused, match="infra/kserve"):
-        deploy()
+        step()

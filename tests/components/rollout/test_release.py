@@ -1,5 +1,6 @@
 """The state machine against the API in memory: where a release ends after crashes, and which one runs."""
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from components.home import Conflict
 from components.rollout.manifests import source_of, weights
 from components.rollout.release import Aborted, NoRelease
 from tests.components.rollout.toy_cluster import HOLD_S, Killed, RegistryAway, ToyCluster, place
+
+GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "release-and-roll-back.md"
 
 
 @pytest.fixture
@@ -146,32 +149,73 @@ def finish(cluster: ToyCluster) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [False, True])
-def test_a_crash_after_each_write_ends_after_resume_in_the_same_state(tmp_path: Path, bad: bool) -> None:
+@pytest.mark.parametrize("line", ["good version", "bad version", "rollback in the hold", "rollback after it"])
+def test_a_crash_after_each_write_ends_after_resume_in_the_same_state(tmp_path: Path, line: str) -> None:
     def world(name: str) -> ToyCluster:
         (tmp_path / name).mkdir()
         cluster = ToyCluster(tmp_path / name)
-        cluster.less = 0.2 if bad else 0.0
+        if line == "rollback in the hold":
+            die_at(cluster, 100)
+        elif line == "rollback after it":
+            cluster.release()
+        cluster.less = 0.2 if line == "bad version" else 0.0
         return cluster
 
+    def act(cluster: ToyCluster) -> None:
+        if line.startswith("rollback"):
+            cluster.rollout("a person").rollback(place)
+        else:
+            cluster.release()
+
     whole = world("whole")
-    try:
-        whole.release()
-    except Aborted:
-        assert bad
-    wanted, writes = whole.state(), whole.writes
+    before = whole.writes
+    with pytest.raises(Aborted) if line == "bad version" else contextlib.nullcontext():
+        act(whole)
+    wanted, writes = whole.state(), whole.writes - before
     wanted["record"].pop("reason")
     for number in range(1, writes + 1):
         cluster = world(str(number))
-        cluster.kill_after = number
+        cluster.kill_after = before + number
         with pytest.raises(Killed):
-            cluster.release()
+            act(cluster)
         finish(cluster)
         found = cluster.state()
         found["record"].pop("reason")  # it holds counts of answers
         assert found == wanted, f"killed after write {number}"
-    print(f"{writes} crashes, all end in the same state")  # noqa: T201
-    assert writes > (9 if bad else 20)
+    assert f"| {line} | {writes} |" in GUIDE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("ended_by", ["job-1", "guard"])
+def test_a_job_whose_release_was_aborted_does_not_begin_it_again(cluster: ToyCluster, ended_by: str) -> None:
+    if ended_by == "guard":
+        die_at(cluster, 25)
+        cluster.now += 301.0
+        with pytest.raises(Aborted, match="its deployer was silent"):
+            cluster.rollout("guard").guard()
+    else:
+        cluster.less = 0.2
+        with pytest.raises(Aborted, match="less than full"):
+            cluster.release()
+        cluster.less = 0.0
+    before, writes = cluster.state(), cluster.writes
+    for version in ("2", "challenger"):  # the abort has taken the alias
+        with pytest.raises(Aborted, match="version 2 was refused"):
+            cluster.rollout("job-1").resume(version)
+    assert (cluster.state(), cluster.writes) == (before, writes)
+    with pytest.raises(NoRelease):
+        cluster.rollout("job-2").resume("2")
+
+
+def test_a_job_whose_release_is_done_does_not_begin_it_again(cluster: ToyCluster) -> None:
+    cluster.release()
+    writes = cluster.writes
+    assert cluster.rollout("job-1").resume("2").state == "done"
+    assert cluster.writes == writes
+
+
+def test_the_next_pod_of_a_job_goes_on_at_once(cluster: ToyCluster) -> None:
+    die_at(cluster, 25)
+    assert cluster.rollout("job-1").resume("2").state == "done"
 
 
 def test_a_live_deployer_is_not_resumed_by_another(cluster: ToyCluster) -> None:

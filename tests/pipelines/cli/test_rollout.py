@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from components.rollout import NAMESPACE
 from components.rollout.plan import to_json
+from feature_repo.errors import CHECK_FAILED
 from pipelines.cli import rollout
 from pipelines.cli.shell import main
 from pipelines.live.cluster_api import ApiServer
-from pipelines.live.slots import NAMESPACE, new_cluster
+from pipelines.live.slots import new_cluster
 from tests.components.rollout.test_plan import RECORD
 from tests.kubernetes_api import kubernetes_api
 
@@ -52,6 +54,15 @@ def test_the_status_shows_state_weights_and_the_gates_table(reco: Any, api: ApiS
     document = json.loads(reco("release", "--status", "--output", "json").stdout)
     assert document["release"]["state"] == "shadow"
     assert document["weights"] == {"blue": 100, "green": 0}
+
+
+def test_a_job_that_is_started_again_after_an_abort_ends_as_aborted(reco: Any, api: ApiServer) -> None:
+    fields = json.loads(to_json(RECORD)) | {"state": "aborted", "reason": "step 5 %", "started_by": "job-1"}
+    note = {"metadata": {"annotations": {"reco.dev/release": json.dumps(fields)}}}
+    before = api.objects.merge(ROUTE, note)
+    done = reco("release", "2", "--resume", "--deployer", "job-1")
+    assert (done.exit_code, "version 2 was refused at step 5 %" in done.output) == (CHECK_FAILED, True)
+    assert api.objects.get(ROUTE) == before
 
 
 def test_the_guard_says_that_there_is_nothing_to_guard(reco: Any) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from components.home import Conflict
-from pipelines.drills.canary import CASES, DrillVersions, RegistryGone
+from pipelines.drills.bad_endpoint import FAILING_LIVE
+from pipelines.drills.canary import CASES, GATE, DrillVersions, RegistryGone
 from tests.components.rollout.test_plan import RECORD
 
 
@@ -43,6 +44,10 @@ def test_each_way_of_a_release_has_its_case() -> None:
         *("good", "slow", "failing", "less", "slow-live", "failing-live", "less-live", "wrong-golden"),
         *("never-ready", "metrics-away", "deployer-killed", "registry-away", "alias-moved"),
     ]
+    early = GATE.weights[1] + GATE.weights[5]
+    assert {case.name: case.most_failed for case in CASES if case.most_failed} == {
+        "failing-live": int(FAILING_LIVE * early)
+    }
     assert all(
         case.most_weight <= 5
         for case in CASES

@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from components.rollout import NAMESPACE
 from components.rollout.manifests import weights
 from pipelines.live.gateway import Gateway, choose
-from pipelines.live.slots import NAMESPACE, new_cluster
+from pipelines.live.slots import new_cluster
 
 
 class Pod(http.server.BaseHTTPRequestHandler):

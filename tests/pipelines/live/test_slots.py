@@ -10,8 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+from components.rollout import NAMESPACE
 from pipelines.live.cluster_api import Document, Objects
-from pipelines.live.slots import NAMESPACE, Slots, new_cluster
+from pipelines.live.slots import Slots, new_cluster
 from serving.settings import Settings
 
 pytestmark = pytest.mark.slow
