@@ -65,7 +65,7 @@ Examine = Callable[[Path, Path | None, Path, int], dict[str, Any]]
 class ChildLimits:
     """What the child may take."""
 
-    memory_bytes: int = MEMORY_BYTES  # or what is free, if that is less
+    memory_bytes: int = MEMORY_BYTES  # or the free memory, if there is less
     wall_s: float = WALL_S
 
 
