@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +53,12 @@ RECORD_SCHEMA = pa.schema(
         "answered_at": _TIME,
         "row_version": pa.int64(),  # of the user's row that was read; null if there was none
         "profile": pa.string(),
+        "prices": pa.list_(pa.float32()),  # as shown; null where no fact says one
+        "experiment": pa.string(),  # these five are null outside an experiment; see `Trial`
+        "variant": pa.string(),
+        "unit": pa.string(),
+        "place_explored": pa.int32(),
+        "propensities": pa.list_(pa.float32()),
     }
 )
 FEATURE_NAMES_KEY = b"feature_names"  # file metadata: a JSON list
@@ -62,6 +68,8 @@ _REPEATING = [
     "degraded_reason",
     "store_id",
     "profile",
+    "experiment",
+    "variant",
     "sources.list.element",
     "item_ids.list.element",
 ]
@@ -69,6 +77,21 @@ _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _CHUNK = 64  # records turned into columns at a time; each turn holds the interpreter for ~0.5 ms
 _TAKEN = LOG_RECORDS.labels("taken")
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An answer's part in an experiment.
+
+    `propensities` is the chance of each shown item to stand in its place, given that the answer explores,
+    (items,) float32. Inverse-propensity estimates weigh with 1 / propensity.
+    """
+
+    experiment: str
+    variant: str
+    unit: str  # what the variant was drawn for, here the request
+    place_explored: int | None = None  # counted from 0; None: this answer does not explore
+    propensities: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +108,7 @@ class Record:
     features: np.ndarray
     answered_at: float
     row_version: int | None = None
+    trial: Trial | None = None
 
 
 class RecordSink(Protocol):
@@ -102,6 +126,7 @@ def records_to_table(records: Sequence[Record], feature_names: Sequence[str]) ->
         "features": _features([record.features for record in records], len(feature_names)),
         "answered_at": _times([record.answered_at for record in records]),
         "row_version": pa.array([record.row_version for record in records], pa.int64()),
+        **{one.name: [getattr(record.trial, one.name, None) for record in records] for one in fields(Trial)},
     }
     return pa.table(columns, schema=_schema(feature_names))
 
@@ -128,6 +153,7 @@ def _response_columns(responses: Sequence[Response]) -> dict[str, Any]:
         "item_ids": _lists([[item.item_id for item in shown] for shown in items], pa.string()),
         "scores": _lists([[item.score for item in shown] for shown in items], pa.float32()),
         "sources": _lists([[item.source for item in shown] for shown in items], pa.string()),
+        "prices": _lists([[item.price for item in shown] for shown in items], pa.float32()),
         "stage_ms": pa.array(timed, RECORD_SCHEMA.field("stage_ms").type),
     }
 

@@ -150,6 +150,12 @@ class Settings:
         None, "PEM file of our own certificate for the ranker; empty: none", expected="a file"
     )
     ranker_key: Path | None = setting(None, "PEM file of the key of that certificate", expected="a file")
+    explore_share: float = setting(
+        0.0,
+        "Share of the answers in which one place is drawn by chance, for off-policy estimates",
+        ge=0,
+        le=1,
+    )
     answer_cache: str = setting(
         "",
         "`memory:` caches ranked lists in each process; empty: no cache",

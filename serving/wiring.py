@@ -113,6 +113,7 @@ class Wiring:
                 self.open_bundle,
             )
             recommender.tells_counts = self.settings.reasons == "counts"
+            recommender.explores = self.settings.explore_share
             warm_up(recommender, self.settings.prediction_log_dir, rest)
             return recommender
         except BaseException:

@@ -23,6 +23,8 @@ MIN_BASKETS = 5  # fewer purchases than this and an item is too rare to recommen
 NEIGHBOURS = 200
 POPULAR = 500
 STORE_POPULAR = 100
+# More purchases of an item by one shopper in REPEAT_DAYS do not count: no account makes a best seller alone.
+MOST_REPEATS, REPEAT_DAYS = 10, 28
 
 
 class NoCatalogue(ValueError):
@@ -59,6 +61,7 @@ class Purchases:
     paid: np.ndarray  # float64, for the line
     discount: np.ndarray  # float64, for the line
     quantity: np.ndarray  # units whose price is known: what `paid` and `discount` are for
+    counts: np.ndarray  # bool, whether the line counts in statistics, see `_counted`
     views: Views  # of all times, whichever purchases are chosen
 
     def before(self, cut: pd.Timestamp) -> Purchases:
@@ -70,7 +73,7 @@ class Purchases:
         return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
 
-_COLUMNS = ("item", "user", "store", "basket", "at", "paid", "discount", "quantity")
+_COLUMNS = ("item", "user", "store", "basket", "at", "paid", "discount", "quantity", "counts")
 
 
 def read_purchases(dataset: Path) -> tuple[Purchases, pd.DataFrame]:
@@ -106,6 +109,7 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
         paid=np.nan_to_num(price) * quantity,
         discount=np.nan_to_num(bought["discount"].to_numpy(np.float64)) * quantity,
         quantity=quantity,
+        counts=np.ones(len(quantity), bool),
         views=Views(
             item=coded["item"][2],
             user=coded["user"][2],
@@ -114,7 +118,20 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
             basket=hash_ids(viewed["basket_id"]).astype(np.uint32),
         ),
     )
-    return _merge_lines(purchases)
+    merged = _merge_lines(purchases)
+    return replace(merged, counts=_counted(merged))
+
+
+def _counted(purchases: Purchases) -> np.ndarray:
+    """Return which lines are among the shopper's first MOST_REPEATS of the item within REPEAT_DAYS, (n,)."""
+    order = np.lexsort((purchases.at, purchases.item, purchases.user))
+    earlier, later = order[:-MOST_REPEATS], order[MOST_REPEATS:]
+    again = purchases.at[later] - purchases.at[earlier] < REPEAT_DAYS * DAY_S
+    for column in (purchases.item, purchases.user):
+        again &= column[later] == column[earlier]
+    counts = np.ones(len(order), bool)
+    counts[later[again]] = False
+    return counts
 
 
 def _merge_lines(purchases: Purchases) -> Purchases:
@@ -186,6 +203,7 @@ def fit(
 
     The catalogue is every item with MIN_BASKETS purchases, or the sorted `catalogue_ids` if given.
     """
+    seen = seen.where(seen.counts)
     pairs = np.unique(seen.basket * len(seen.item_ids) + seen.item)
     baskets_of_item = np.bincount(pairs % len(seen.item_ids), minlength=len(seen.item_ids))
     catalogue = np.flatnonzero(baskets_of_item >= MIN_BASKETS)
@@ -262,7 +280,7 @@ def fresh_by_day(
     code_of = {item: code for code, item in enumerate(item_ids.tolist())}
     code = np.array([code_of.get(item, -1) for item in purchases.item_ids.tolist()], np.int64)
     begin = first - SPAN * DAY_S
-    lines = np.flatnonzero((code[purchases.item] >= 0) & (purchases.at >= begin))
+    lines = np.flatnonzero((code[purchases.item] >= 0) & (purchases.at >= begin) & purchases.counts)
     units = purchases.quantity[lines]
     amounts = units, units * (purchases.discount[lines] > 0), purchases.paid[lines]
     item = code[purchases.item[lines]]

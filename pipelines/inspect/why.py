@@ -195,8 +195,8 @@ def _chosen(recommender: Recommender, prepared: Prepared, scores: np.ndarray) ->
     from serving.answer.presentation import present
 
     best = recommender.best(prepared, scores, max(POOL * request.k, 1))
-    _, codes = present(recommender.bundle, recommender.facts, request, prepared.known.plan, best)
-    chosen: list[int] = codes.tolist()
+    _, shown = present(recommender.bundle, recommender.facts, request, prepared.known.plan, best)
+    chosen: list[int] = shown.codes.tolist()
     return chosen
 
 
@@ -234,6 +234,8 @@ def served(record: dict[str, Any], item_id: str, bundle_id: str) -> str:
         else "not shown"
     )
     text = f"then: {had}, rung {record['rung']}"
+    if (place := record["place_explored"]) is not None:
+        text += f"; that answer explored its place {place + 1}"
     if (reason := record["degraded_reason"]) is not None:
         what = "there was no other item" if reason == NOTHING_LEFT else "what it lacks was dropped by that"
         text += f" ({reason}): {what}"

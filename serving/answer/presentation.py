@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 
 from feature_repo.aggregates import DAY_S, UserEvents, is_cut_off
 from feature_repo.queries import strongest_partners
+from serving.prediction_log import Trial
 from serving.release.bundle import Bundle
 from serving.schemas import Recommendation, Request, Response
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import Plan
+from serving.stages.exploration import explore
 from serving.stages.reranking import NO_RARITY, Ranked, SlotRules, WeighedCandidates, fill_slots
 from serving.stages.retrieval import SOURCES
 
@@ -34,13 +38,29 @@ _CODES = {
 Terms = tuple[list[float | None], list[float | None], list[str | None]]
 
 
+class Shown(NamedTuple):
+    """The codes of an answer's items, (k,), and its part in an experiment."""
+
+    codes: np.ndarray
+    trial: Trial | None
+
+
+NOTHING_SHOWN = Shown(np.empty(0, np.int64), None)
+
+
 def present(
-    bundle: Bundle, facts: LiveFacts, request: Request, plan: Plan, ranked: Ranked, counts: str | None = ""
-) -> tuple[tuple[Recommendation, ...], np.ndarray]:
-    """Return the items to show, with reasons and what holds now, and their codes.
+    bundle: Bundle,
+    facts: LiveFacts,
+    request: Request,
+    plan: Plan,
+    ranked: Ranked,
+    counts: str | None = "",
+    explores: float = 0.0,
+) -> tuple[tuple[Recommendation, ...], Shown]:
+    """Return the items to show, with reasons and what holds now, and what the log needs besides.
 
     A reason says how often and when the shopper bought the item, with `counts` before the number; None: it
-    does not.
+    does not. `explores` is the share of requests that explore, see `serving.stages.exploration`.
     """
     statistics = bundle.statistics
     pins = statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins
@@ -53,6 +73,9 @@ def present(
     settings = bundle.settings
     slots = SlotRules(pins, plan.reserved, bundle.novel, settings.novel_loss, settings.spares_new)
     rows, why = fill_slots(pool, slots, request.k, settings.type_penalty)
+    trial = None
+    if explores:
+        rows, trial = explore(ranked, rows, why, request.request_id, explores)
     codes = ranked.codes[rows].astype(np.int64)
     reasons = _reasons(bundle, request, ranked, rows, counts)
     items = map(
@@ -63,7 +86,7 @@ def present(
         plan.explain(reasons, codes, why) if plan.digest or why.any() else reasons,
         *terms(facts, codes, request),
     )
-    return tuple(items), codes
+    return tuple(items), Shown(codes, trial)
 
 
 def explained(bundle: Bundle, request: Request, plan: Plan, response: Response) -> Response:

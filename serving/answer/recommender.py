@@ -6,9 +6,7 @@
     finish    the list: rules, diversity, reasons, prices, the log record
 
 Where answers are cached (`serving.cache.answer_cache`), the result of both may exist already.
-
-Everything that belongs to one request travels in `Prepared`; nothing is kept on `self`, because one
-recommender answers all requests.
+Everything that belongs to one request travels in `Prepared`: one recommender answers all requests.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
 from serving.answer.fallback import best_sellers, stale_list
-from serving.answer.presentation import counting, explained, present
+from serving.answer.presentation import NOTHING_SHOWN, Shown, counting, explained, present
 from serving.cache.answer_cache import AnswerCache, AnswerKey, answer_key
 from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable
 from serving.prediction_log import Record, RecordSink
@@ -118,6 +116,7 @@ class Recommender:
         self._freshness = Freshness() if freshness is None else freshness
         self.answers = answers
         self.tells_counts = True  # in a reason: how often and when the shopper bought the item
+        self.explores = 0.0  # share of the requests
 
     def recommend(self, request: Request) -> Response:
         """Answer one request."""
@@ -313,11 +312,12 @@ class Recommender:
         began: float,
         rung: str = "full",
         reason: str | None = None,
-    ) -> tuple[Response, np.ndarray]:
-        """Return the answer and the codes of its items; `began` is when its last stage did."""
+    ) -> tuple[Response, Shown]:
+        """Return the answer and what its record needs; `began` is when its last stage did."""
         reason = reason or known.degraded_reason
         counts = counting(known.events) if self.tells_counts else None
-        items, shown = present(self.bundle, self.facts, request, known.plan, ranked, counts)
+        explores = self.explores if rung == "full" else 0.0
+        items, shown = present(self.bundle, self.facts, request, known.plan, ranked, counts, explores)
         stage_ms["reranking"] = (time.perf_counter() - began) * 1e3
         stage_ms["total"] = sum(stage_ms.values())
         is_empty = not items and request.k > 0
@@ -340,16 +340,17 @@ class Recommender:
         known: Known,
         response: Response,
         prepared: Prepared | None = None,
-        shown: np.ndarray | None = None,
+        shown: Shown = NOTHING_SHOWN,
     ) -> None:
         """Log an answer; if it was computed, with the ranker's rows of the items that are shown."""
         if self._log is None:
             return
-        rows = _NO_FEATURES
-        if prepared is not None and shown is not None:
-            rows = prepared.dense[self.bundle.statistics.find(prepared.candidates.codes, shown)]
+        find = self.bundle.statistics.find
+        rows = (
+            _NO_FEATURES if prepared is None else prepared.dense[find(prepared.candidates.codes, shown.codes)]
+        )
         version = None if known.events is None else known.events.version
-        self._log.append(Record(request, response, rows, time.time(), version))
+        self._log.append(Record(request, response, rows, time.time(), version, shown.trial))
 
     def best(self, prepared: Prepared, scores: np.ndarray, most: int = KEPT) -> Ranked:
         """Return the candidates that come into question for the list, at most so many and what rules need."""
@@ -359,8 +360,7 @@ class Recommender:
         worth = scores.astype(np.float64) if weights is None else scores * weights[codes]
         rare = NO_RARITY if rarity is None else rarity[codes]
         worth = plan.weigh(codes, worth) if len(plan.weighed) else worth
-        pinned = plan.pinned if len(plan.pins) else plan.pins
-        rules = pinned, plan.reserved, rare, self.bundle.novel
+        rules = plan.pinned if len(plan.pins) else plan.pins, plan.reserved, rare, self.bundle.novel
         return best_of(prepared.query, prepared.candidates, scores, most, worth, *rules)
 
     def last_kept(

@@ -4,6 +4,7 @@ import errno
 import shutil
 import threading
 import time
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from serving.prediction_log import (
     RECORD_SCHEMA,
     PredictionLog,
     Record,
+    Trial,
     feature_names,
     feature_rows,
     read_log,
@@ -28,7 +30,10 @@ NOON = datetime(2017, 12, 5, 12, tzinfo=UTC)
 
 
 def record(number: int = 0, items: int = 2, names: tuple[str, ...] = NAMES, rung: str = "full") -> Record:
-    shown = tuple(Recommendation(f"i{n}", 0.5 / (n + 1), "history", "bought before") for n in range(items))
+    shown = tuple(
+        Recommendation(f"i{n}", 0.5 / (n + 1), "history", "bought before", None if n else 1.5)
+        for n in range(items)
+    )
     request = Request(("a", "b"), NOON.timestamp(), "user-7", None, 10, f"r{number}")
     response = Response(f"r{number}", shown, "bundle-1", rung, False, None, {"ranking": 1.5, "total": 2.5})
     features = np.arange(items * len(names), dtype=np.float32).reshape(items, len(names)) + number
@@ -43,7 +48,8 @@ def wait_for(condition: object, timeout_s: float = 5.0) -> None:
 
 
 def test_a_record_round_trips() -> None:
-    table = records_to_table([record(3), record(4, items=0, rung="empty")], NAMES)
+    trial = Trial("exploration", "explored", "r3", 1, np.array([1, 0.25], np.float32))
+    table = records_to_table([replace(record(3), trial=trial), record(4, items=0, rung="empty")], NAMES)
     assert table.schema.equals(RECORD_SCHEMA)
     assert feature_names(table) == list(NAMES)
     first, second = table.to_pylist()
@@ -65,7 +71,14 @@ def test_a_record_round_trips() -> None:
         "stage_ms": [("ranking", 1.5), ("total", 2.5)],
         "answered_at": NOON + timedelta(seconds=3),
         "row_version": None,
+        "prices": [1.5, None],
+        "experiment": "exploration",
+        "variant": "explored",
+        "unit": "r3",
+        "place_explored": 1,
+        "propensities": [1.0, 0.25],
     }
+    assert [second[one.name] for one in fields(Trial)] == [None] * 5
     assert (second["item_ids"], second["features"]) == ([], [])
     np.testing.assert_array_equal(feature_rows(table), [[3, 4], [5, 6]])
 
@@ -192,6 +205,17 @@ def test_segments_of_an_older_feature_schema_are_matched_by_name(tmp_path: Path)
     table = read_log(tmp_path)
     assert feature_names(table) == list(NAMES)
     np.testing.assert_array_equal(feature_rows(table), [[np.nan, 0], [np.nan, 2], [1, 2], [3, 4]])
+
+
+def test_a_segment_from_before_the_experiments_is_read_with_nulls(tmp_path: Path) -> None:
+    newer = records_to_table([record(1)], NAMES)
+    pq.write_table(newer, tmp_path / "2-new.parquet")
+    added = ["prices", *(one.name for one in fields(Trial))]
+    pq.write_table(records_to_table([record(0)], NAMES).drop_columns(added), tmp_path / "1-old.parquet")
+    table = read_log(tmp_path)
+    assert table["request_id"].to_pylist() == ["r0", "r1"]
+    assert table.schema.equals(RECORD_SCHEMA)
+    assert [table[name][0].as_py() for name in added] == [None] * 6
 
 
 def test_closing_ends_the_thread(tmp_path: Path) -> None:

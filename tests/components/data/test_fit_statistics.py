@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
+from components.data.fit_statistics import MOST_REPEATS, fit, fit_vocabulary, purchases_of
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
+from feature_repo.toy_shop import toy_dataset
 
 CUT = pd.Timestamp("2024-06-01", tz="UTC")
 
@@ -115,3 +116,50 @@ def test_arrays_of_different_lengths_are_refused(fitted: Statistics, tmp_path: P
     np.save(tmp_path / "price.npy", np.zeros(9, np.float32))
     with pytest.raises(ValueError, match=r"price.npy holds float32 of the shape \(9,\)"):
         read_statistics(tmp_path)
+
+
+SHOP = toy_dataset(users=600, weeks=12)
+RAISED = "item-034"  # sells worst
+
+
+def poisoned(accounts: int) -> pd.DataFrame:
+    """Return the shop with one basket more in a hundred, all in its last four weeks.
+
+    Each holds the item that sells worst and the five best sellers.
+    """
+    shop, rng = SHOP.events, np.random.default_rng(0)
+    baskets, best = shop["basket_id"].nunique() // 100, shop["item_id"].value_counts().index[:5]
+    at = shop["at"].max() - pd.to_timedelta(rng.integers(0, 27 * 86_400, baskets), unit="s")
+    made = pd.DataFrame(
+        {
+            "basket_id": np.repeat([f"poison-{n}" for n in range(baskets)], 6),
+            "user_id": np.repeat([f"account-{n % accounts}" for n in range(baskets)], 6),
+            "item_id": np.tile([RAISED, *best], baskets),
+            "at": np.repeat(at, 6),
+        }
+    )
+    constant = {"event_type": "purchase", "quantity": 1, "price": 1.0, "discount": 0.0, "store_id": "store-0"}
+    return pd.concat([shop, made.assign(**constant)], ignore_index=True)
+
+
+def raised(shop: pd.DataFrame) -> tuple[int, float, float]:
+    """Return the item's rank among best sellers, its baskets of four weeks, those with the best seller."""
+    seen, items = purchases_of(shop), SHOP.items.set_index("item_id")
+    end = SHOP.events["at"].max() + pd.Timedelta(seconds=1)
+    fitted = fit(seen, items, fit_vocabulary(seen, items), end)
+    code, best = fitted.code_of[RAISED], fitted.code_of[SHOP.events["item_id"].mode()[0]]
+    together = fitted.together_count[code][fitted.neighbours[code] == best].sum()
+    rank = fitted.popular.tolist().index(code) + 1
+    return rank, float(fitted.purchases_4w[code]), float(together)
+
+
+def test_one_account_with_a_hundredth_of_the_baskets_makes_no_best_seller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, after, crowd = (raised(shop) for shop in (SHOP.events, poisoned(1), poisoned(36)))
+    assert (before[0], after[0]) == (80, 80)
+    assert 0 < after[1] - before[1] <= MOST_REPEATS
+    assert 0 < after[2] - before[2] <= MOST_REPEATS
+    assert crowd[0] == 14, "the cap is for each account: many accounts are no single one"
+    monkeypatch.setattr("components.data.fit_statistics.MOST_REPEATS", 1_000_000)
+    assert raised(poisoned(1))[0] == 14, "without the cap"

@@ -26,7 +26,7 @@ def test_each_item_has_the_reason_of_its_source(recommender: Recommender) -> Non
     scores = np.linspace(0.1, 0.9, len(prepared.dense)).astype(np.float32)
     ranked = recommender.best(prepared, scores, 100)
     request = replace(REQUEST, k=100)
-    items, codes = present(recommender.bundle, recommender.facts, request, prepared.known.plan, ranked)
+    items, (codes, _) = present(recommender.bundle, recommender.facts, request, prepared.known.plan, ranked)
     assert recommender.bundle.statistics.item_ids[codes].tolist() == [item.item_id for item in items]
     assert len({item.source for item in items}) > 1
     for item in items:
