@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -220,30 +220,35 @@ Supervisor([part], folder, show, lambda text: None).run()
 """
 
 
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A supervisor in a process of its own, and the process id of its part."""
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
 @pytest.mark.slow
-def test_no_part_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+def test_no_part_outlives_a_supervisor_that_is_killed(parent: tuple[subprocess.Popen[bytes], int]) -> None:
+    process, child = parent
     assert not gone(child)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    process.kill()
+    process.wait()
     eventually(lambda: gone(child))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_group_and_a_second_one_kills_it(tmp_path: Path, number: signal.Signals) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    parent.send_signal(number)
+def test_a_signal_ends_the_group_and_a_second_one_kills_it(
+    tmp_path: Path, parent: tuple[subprocess.Popen[bytes], int], number: signal.Signals
+) -> None:
+    process, child = parent
+    process.send_signal(number)
     eventually(lambda: "asked" in (tmp_path / "child.log").read_text())
-    assert parent.poll() is None, "it gives the child ten minutes to end"
-    parent.send_signal(number)
-    assert parent.wait(60) == 0
-    parent.stdout.close()
+    assert process.poll() is None, "it gives the child ten minutes to end"
+    process.send_signal(number)
+    assert process.wait(60) == 0
     assert gone(child)
 
 
