@@ -23,16 +23,21 @@ COPY serving serving
 RUN /opt/reco/bin/python -m pip install -q --no-cache-dir --no-compile --no-deps --no-build-isolation .
 # Taken out: installers, tests, headers, symbols, and parts of libraries that an answer never loads. The runtime's
 # own libonnxruntime.so is for programs in C: Python's module holds a copy. A wheel has no links, so libarrow_python
-# is in it three times; the others ask for the name with one number. Other libraries do not survive `strip`: their
-# wheels were patched after linking.
+# is in it three times; the others ask for the name with one number. KServe's package imports its client of the
+# Kubernetes API: the endpoint has no use for it, nor for aiohttp, which no module imports. Other libraries do not
+# survive `strip`: their wheels were patched after linking.
 WORKDIR /opt/reco/lib/python3.11/site-packages
 RUN rm -rf pip pip-* setuptools setuptools-* _distutils_hack distutils-precedence.pth pkg_resources grpc_tools PIL \
         pillow.libs pyarrow/include pyarrow/src pyarrow/libarrow_flight* pyarrow/_flight* \
         onnxruntime/transformers onnxruntime/quantization onnxruntime/tools onnxruntime/capi/libonnxruntime.so.* \
         pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.*.* pyarrow/_pyarrow_cpp_tests* \
+        kubernetes kserve/models kserve/api aiohttp aiosignal frozenlist multidict propcache yarl \
+        numba/cuda numpy/f2py numpy/_core/_simd*.so /opt/reco/bin/pip* \
+    && sed -i '/^# import client apis/,$d' kserve/__init__.py \
     && find . -type d -name tests -prune -exec rm -rf {} + \
     && find . \( -name '*.h' -o -name '*.hpp' -o -name '*.c' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \) -delete \
-    && strip --strip-unneeded llvmlite/binding/*.so uvloop/*.so pyarrow/libarrow.so.* pyarrow/libarrow_compute.so.* \
+    && strip --strip-unneeded llvmlite/binding/*.so uvloop/*.so pyarrow/*.so pyarrow/lib*.so.* numba/*.so \
+        numba/np/ufunc/*.so cryptography/hazmat/bindings/*.so httptools/parser/*.so pydantic_core/*.so yaml/*.so \
     && find feature_repo -name '*.py' -exec touch -d '2020-01-01' {} +
 # A start with a toy bundle compiles the loops and the modules that are used, and no others. An image keeps
 # whole seconds of a file's time, which numba compares: hence `touch`.
@@ -46,6 +51,9 @@ RUN /opt/reco/bin/python /src/compile_loops.py /bundle && chmod -R a+rX /opt/rec
 FROM ${BASE}
 ARG CPU
 LABEL org.opencontainers.image.title="checkout-endpoint" org.opencontainers.image.licenses="Apache-2.0"
+# No installer: neither the base's own, nor the one that it could unpack.
+RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3.*/ensurepip /usr/local/lib/python3.*/site-packages/* \
+        /usr/lib/python3.*/ensurepip /usr/share/python-wheels
 COPY --from=build /opt/reco /opt/reco
 COPY infra/images/start.sh /opt/reco/start
 ENV PATH=/opt/reco/bin:$PATH \

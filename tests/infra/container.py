@@ -4,6 +4,7 @@ Needs root. In namespaces of its own: the root is read-only, `/tmp` is in memory
 loopback. The program has the image's user and no capabilities. Prints a line of JSON for the test.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -56,6 +57,15 @@ def command(root: Path, config: dict[str, Any]) -> list[str]:
     ]
 
 
+def write_to(folder: Path) -> str:
+    """Return the name of the error of a write; empty: it was possible."""
+    try:
+        (folder / "probe").write_bytes(b"")
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return ""
+
+
 def ask() -> dict[str, Any] | None:
     """Return the answer to a request, or None while nothing listens."""
     body = json.dumps(ASKED).encode()
@@ -75,6 +85,7 @@ def ask() -> dict[str, Any] | None:
 def main(root: Path, config: dict[str, Any], bundle: Path) -> None:
     """Start the program, wait for its first answer, and print it with the program's rights."""
     prepare(root, bundle)
+    refused = write_to(root / "opt")
     began = time.monotonic()
     program = subprocess.Popen(command(root, config), stdout=sys.stderr)
     try:
@@ -90,7 +101,7 @@ def main(root: Path, config: dict[str, Any], bundle: Path) -> None:
         program.wait()
     uids, rights = fields["Uid"].split(), fields["CapEff"]
     seen = {"seconds": seconds, "answer": answer, "uids": uids, "capabilities": rights}
-    print(json.dumps(seen))  # noqa: T201
+    print(json.dumps({**seen, "write_to_root": refused}))  # noqa: T201
 
 
 if __name__ == "__main__":
