@@ -89,7 +89,7 @@ class Trial:
 
     experiment: str
     variant: str
-    unit: str  # what the variant was drawn for, here the request
+    unit: str  # the variant was drawn for it: here the request
     place_explored: int | None = None  # counted from 0; None: this answer does not explore
     propensities: np.ndarray | None = None
 

@@ -57,7 +57,7 @@ def present(
     counts: str | None = "",
     explores: float = 0.0,
 ) -> tuple[tuple[Recommendation, ...], Shown]:
-    """Return the items to show, with reasons and what holds now, and what the log needs besides.
+    """Return the items to show, with reasons and current terms, and the rest that the log needs.
 
     A reason says how often and when the shopper bought the item, with `counts` before the number; None: it
     does not. `explores` is the share of requests that explore, see `serving.stages.exploration`.
