@@ -101,10 +101,9 @@ def replay(
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         if user[begin] != last_user:
             last_user = int(user[begin])
-            own = int(np.searchsorted(user, last_user))
-            finish = int(np.searchsorted(user, last_user, "right"))
+            own = slice(*np.searchsorted(user, [last_user, last_user + 1]))
             seen = slice(*np.searchsorted(viewer, [last_user, last_user + 1]))
-            lines = _lines(purchases, order[own:finish], hashed, by_viewer[seen])
+            lines = _lines(purchases, order[own], hashed, by_viewer[seen])
             impressions, bought = lines.where(lines.kind == IMPRESSION), lines.at[lines.kind == PURCHASE]
         asked, shown = _first_asked(impressions, bought, float(at[begin]))
         yield Basket(

@@ -83,19 +83,9 @@ def release(
         hold_s=pace.hold_s if hold_s is None else hold_s,
         orphan_s=pace.orphan_s if orphan_s is None else orphan_s,
     )
+    where, registry = (cluster, gateway, namespace), (tracking_uri, model_name)
     datasets = [dataset] if dataset else run_datasets(context.home)
-    rollout, catalogue = open_rollout(
-        context,
-        cluster,
-        gateway,
-        namespace,
-        datasets,
-        (tracking_uri, model_name),
-        pace,
-        trusted_keys,
-        key,
-        deployer,
-    )
+    rollout, catalogue = open_rollout(context, *where, datasets, registry, pace, trusted_keys, key, deployer)
     if status:
         show_release(context, *rollout.status())
     elif dry_run:

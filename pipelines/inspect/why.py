@@ -234,7 +234,7 @@ def served(record: dict[str, Any], item_id: str, bundle_id: str) -> str:
         else "not shown"
     )
     text = f"then: {had}, rung {record['rung']}"
-    if (place := record.get("place_explored")) is not None:
+    if (place := record["place_explored"]) is not None:
         text += f"; that answer explored its place {place + 1}"
     if (reason := record["degraded_reason"]) is not None:
         what = "there was no other item" if reason == NOTHING_LEFT else "what it lacks was dropped by that"

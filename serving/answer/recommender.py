@@ -345,10 +345,9 @@ class Recommender:
         """Log an answer; if it was computed, with the ranker's rows of the items that are shown."""
         if self._log is None:
             return
-        find = self.bundle.statistics.find
-        rows = (
-            _NO_FEATURES if prepared is None else prepared.dense[find(prepared.candidates.codes, shown.codes)]
-        )
+        rows = _NO_FEATURES
+        if prepared is not None:
+            rows = prepared.dense[self.bundle.statistics.find(prepared.candidates.codes, shown.codes)]
         version = None if known.events is None else known.events.version
         self._log.append(Record(request, response, rows, time.time(), version, shown.trial))
 
@@ -360,7 +359,8 @@ class Recommender:
         worth = scores.astype(np.float64) if weights is None else scores * weights[codes]
         rare = NO_RARITY if rarity is None else rarity[codes]
         worth = plan.weigh(codes, worth) if len(plan.weighed) else worth
-        rules = plan.pinned if len(plan.pins) else plan.pins, plan.reserved, rare, self.bundle.novel
+        pinned = plan.pinned if len(plan.pins) else plan.pins
+        rules = pinned, plan.reserved, rare, self.bundle.novel
         return best_of(prepared.query, prepared.candidates, scores, most, worth, *rules)
 
     def last_kept(

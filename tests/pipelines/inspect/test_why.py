@@ -209,7 +209,8 @@ def test_an_item_lost_to_two_causes_is_not_called_outscored(recommender: Recomme
 
 
 def test_a_degraded_answer_names_the_missing_part() -> None:
-    record = {"item_ids": [], "rung": "full", "degraded_reason": "features_unavailable", "bundle_id": "b"}
+    record: dict[str, Any] = {"item_ids": [], "rung": "full", "bundle_id": "b", "place_explored": None}
+    record["degraded_reason"] = "features_unavailable"
     said = "then: not shown, rung full"
     assert served(record, "x", "b") == f"{said} (features_unavailable): what it lacks was dropped by that"
     assert served({**record, "degraded_reason": None}, "x", "b") == said
