@@ -10,11 +10,14 @@ import typeguard
 
 # Feast decorates its classes with `typechecked`, which rewrites 261 functions when they are imported: more
 # than half of the processor time of the import. mypy checks our calls.
-typeguard.typechecked = lambda target: target  # type: ignore[assignment]
+_typechecked, typeguard.typechecked = typeguard.typechecked, lambda target: target  # type: ignore[assignment]
 
 # isort: split
 from feast import Entity, FeatureService, FeatureView, Field, FileSource, Project, PushSource, ValueType
 from feast.types import Bytes, Float32, String
+
+# isort: split
+typeguard.typechecked = _typechecked
 
 from feature_repo.schema import FRESH, ITEM, USER
 from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, ITEM_VIEW, USER_COLUMNS, USER_TTL_DAYS, USER_VIEW

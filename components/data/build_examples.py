@@ -86,7 +86,9 @@ def replay(
     rows = np.arange(len(purchases.at)) if users is None else np.flatnonzero(np.isin(purchases.user, users))
     if len(rows) == 0:
         return
-    hashed = hash_ids(purchases.basket_ids.tolist()).astype(np.uint32)
+    replayed = np.unique(purchases.basket[rows])
+    hashed = np.zeros(len(purchases.basket_ids), np.uint32)
+    hashed[replayed] = hash_ids(purchases.basket_ids[replayed].tolist())
     keys = (purchases.item[rows], hashed[purchases.basket[rows]], purchases.at[rows], purchases.user[rows])
     order = rows[np.lexsort(keys)]
     user, at, basket = purchases.user[order], purchases.at[order], purchases.basket[order]

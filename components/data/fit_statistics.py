@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -123,14 +124,19 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
 
 
 def _counted(purchases: Purchases) -> np.ndarray:
-    """Return which lines are among the shopper's first MOST_REPEATS of the item within REPEAT_DAYS, (n,)."""
+    """Return which lines count, (n,): in any REPEAT_DAYS at most MOST_REPEATS of an item by one shopper."""
     order = np.lexsort((purchases.at, purchases.item, purchases.user))
+    pair = purchases.user * len(purchases.item_ids) + purchases.item
     earlier, later = order[:-MOST_REPEATS], order[MOST_REPEATS:]
-    again = purchases.at[later] - purchases.at[earlier] < REPEAT_DAYS * DAY_S
-    for column in (purchases.item, purchases.user):
-        again &= column[later] == column[earlier]
+    is_near = purchases.at[later] - purchases.at[earlier] < REPEAT_DAYS * DAY_S
+    frequent = np.unique(pair[later[is_near & (pair[later] == pair[earlier])]])
     counts = np.ones(len(order), bool)
-    counts[later[again]] = False
+    counted: dict[int, deque[float]] = {one: deque(maxlen=MOST_REPEATS) for one in frequent.tolist()}
+    for line in order[np.isin(pair[order], frequent)].tolist():
+        last, at = counted[pair[line]], purchases.at[line]
+        counts[line] = len(last) < MOST_REPEATS or at - last[0] >= REPEAT_DAYS * DAY_S
+        if counts[line]:
+            last.append(at)
     return counts
 
 

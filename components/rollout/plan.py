@@ -61,6 +61,7 @@ class Release:
     beat: float = 0.0  # when its deployer was last alive
     holder: str = ""  # the deployer that wrote it last
     started_by: str = ""  # the deployer that began it
+    earlier: tuple[str, ...] = ()  # the deployers that began the releases before it, the last first
     reason: str = ""
     overlap: float | None = None  # of the top lists of both slots, in the shadow
     gate: tuple[dict[str, Any], ...] = ()  # the last look of each compared state
@@ -174,7 +175,7 @@ def from_json(text: str) -> Release:
     """
     try:
         fields = json.loads(text)
-        return Release(**{**fields, "gate": tuple(fields.get("gate", ()))})
+        return Release(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("gate", "earlier")}})
     except (ValueError, TypeError, AttributeError) as error:
         raise RecordInvalid(
             f"the annotation reco.dev/release of the route is no record ({error}): see that no release runs, "

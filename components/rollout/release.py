@@ -49,6 +49,7 @@ from feature_repo.errors import RecoError
 BEAT_S = 15.0  # between two beats of a deployer that waits
 TAKEOVER_S = 60.0  # a record without a beat for so long may be resumed by another deployer
 WRITES = 20  # attempts; others write the route's status, too
+EARLIER = 20  # deployers that a record remembers
 
 
 class NoRelease(RecoError):
@@ -122,12 +123,18 @@ class Rollout:
 
         Raises:
             NoRelease: none is unfinished.
-            Conflict: its deployer lives, or it releases another version.
+            Conflict: its deployer lives, it releases another version, or another release followed this
+                deployer's.
             Aborted: the canary is or was refused.
         """
         record = self._read()
         if record is not None and not record.active and record.started_by == self._holder:
             return self._run(record)
+        if record is not None and record.started_by != self._holder and self._holder in record.earlier:
+            raise Conflict(
+                f"the release of {self._holder} is over, and {record.started_by} began one of version "
+                f"{record.version} after it ({name_of(record)}); nothing was changed"
+            )
         if record is None or not record.active:
             raise NoRelease("no release is unfinished: `reco release VERSION` starts one")
         if version and not self._is_of(record, version):
@@ -232,6 +239,8 @@ class Rollout:
                 "for it, or `reco release --resume` if its deployer is gone; nothing was changed"
             )
         record, _ = self._first(kind, version, bundle_id, source)
+        if running is not None and running.started_by:
+            record = replace(record, earlier=(running.started_by, *running.earlier)[:EARLIER])
         return self._save(record)
 
     def _read(self) -> Release | None:

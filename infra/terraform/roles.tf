@@ -33,10 +33,22 @@ locals {
   workflows = { for name, workflow in local.all_workflows : name => workflow if var.github_repository != "" }
   roles     = merge(local.workloads, local.workflows)
   state     = "arn:${data.aws_partition.current.partition}:s3:::${var.state_bucket}"
+  makes     = var.github_repository != "" && var.github_provider == ""
+  provider  = local.makes ? aws_iam_openid_connect_provider.github[0].arn : var.github_provider
+}
+
+moved {
+  from = aws_iam_role.workload
+  to   = aws_iam_role.main
+}
+
+moved {
+  from = aws_iam_role_policy.workload
+  to   = aws_iam_role_policy.main
 }
 
 resource "aws_iam_openid_connect_provider" "github" {
-  count          = var.github_repository == "" ? 0 : 1
+  count          = local.makes ? 1 : 0
   url            = "https://token.actions.githubusercontent.com"
   client_id_list = ["sts.amazonaws.com"]
 }
@@ -47,7 +59,7 @@ data "aws_iam_policy_document" "github" {
     actions = ["sts:AssumeRoleWithWebIdentity"]
     principals {
       type        = "Federated"
-      identifiers = [aws_iam_openid_connect_provider.github[0].arn]
+      identifiers = [local.provider]
     }
     condition {
       test     = "StringEquals"

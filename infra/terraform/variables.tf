@@ -99,6 +99,12 @@ variable "github_repository" {
   default     = ""
 }
 
+variable "github_provider" {
+  description = "ARN of the account's OpenID Connect provider for GitHub; empty: it has none, and one is made."
+  type        = string
+  default     = ""
+}
+
 variable "state_bucket" {
   description = "Bucket of Terraform's state: the workflow that plans reads it."
   type        = string

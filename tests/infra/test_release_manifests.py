@@ -82,6 +82,9 @@ def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(
     assert UNREACHABLE not in rule["onExitCodes"]["values"]
     assert spec["backoffLimit"] > 0
     # The next pod is the same deployer: it waits for no other, and knows its release by this name.
-    assert "--deployer $(JOB)" in " ".join(container["args"])
-    [job_name] = [one["valueFrom"]["fieldRef"] for one in container["env"] if one["name"] == "JOB"]
-    assert job_name["fieldPath"] == "metadata.labels['batch.kubernetes.io/job-name']"
+    assert "--deployer $(JOB)-$(JOB_ID)" in " ".join(container["args"])
+    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"][1:]}
+    assert fields == {
+        "JOB": "metadata.labels['batch.kubernetes.io/job-name']",
+        "JOB_ID": "metadata.labels['batch.kubernetes.io/controller-uid']",
+    }

@@ -107,6 +107,25 @@ def test_a_role_that_may_do_more_is_found(initialised: Path) -> None:
     assert [fault for fault in faults.values() if fault not in said] == []
 
 
+def test_the_plan_of_the_workflow_has_every_variable_of_the_apply() -> None:
+    variables = (TERRAFORM / "variables.tf").read_text(encoding="utf-8")
+    needed = {
+        name
+        for name, body in re.findall(r'variable "(\w+)" {\n(.*?)\n}', variables, re.DOTALL)
+        if not re.search(r"^  default", body, re.MULTILINE)
+    }
+    given = re.findall(
+        r"^(\w+)", (TERRAFORM / "environments/staging.tfvars").read_text("utf-8"), re.MULTILINE
+    )
+    workflow = TERRAFORM.parents[1] / ".github" / "workflows" / "infra.yml"
+    job = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]["plan"]
+    by_job = {name.removeprefix("TF_VAR_"): text for name, text in job["env"].items() if "TF_VAR_" in name}
+    assert needed - set(given) == {"store_password"}
+    # Without these two the plan would remove its own role.
+    assert set(by_job) == {"store_password", "github_repository", "state_bucket"}
+    assert by_job["state_bucket"] == job["env"]["STATE"], "the bucket that `init` reads"
+
+
 def test_each_workflow_takes_the_role_of_its_github_environment() -> None:
     roles = (TERRAFORM / "roles.tf").read_text(encoding="utf-8")
     trusted = dict(re.findall(r'ci-(\w+) = {\s+environment = "?([^"\n]+)"?\n', roles))

@@ -118,6 +118,16 @@ def test_arrays_of_different_lengths_are_refused(fitted: Statistics, tmp_path: P
         read_statistics(tmp_path)
 
 
+def test_a_steady_buyer_counts_ten_times_in_any_four_weeks() -> None:
+    """A purchase every two days for a year: days 0 to 18 count, then 28 to 46, and so on."""
+    day = pd.Timestamp("2024-01-01T12:00Z")
+    days = np.arange(0, 366, 2)
+    baskets = [f"b{number:03d}" for number in range(len(days))]
+    bought = events([(basket, "ann", "bread", 1) for basket in baskets])
+    bought["at"] = day + pd.to_timedelta(days, unit="D")
+    np.testing.assert_array_equal(days[purchases_of(bought).counts], days[days % 28 < 20])
+
+
 SHOP = toy_dataset(users=600, weeks=12)
 RAISED = "item-034"  # sells worst
 

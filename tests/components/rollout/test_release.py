@@ -213,6 +213,17 @@ def test_a_job_whose_release_is_done_does_not_begin_it_again(cluster: ToyCluster
     assert cluster.writes == writes
 
 
+def test_a_job_whose_release_was_rolled_back_by_hand_does_not_begin_it_again(cluster: ToyCluster) -> None:
+    die_at(cluster, 25)
+    with contextlib.suppress(Aborted):
+        cluster.rollout("a person").rollback(place)
+    cluster.rollout("job-2").start("3", place)
+    before, writes = cluster.state(), cluster.writes
+    with pytest.raises(Conflict, match="the release of job-1 is over, and job-2 began one of version 3"):
+        cluster.rollout("job-1").resume("2")
+    assert (cluster.state(), cluster.writes) == (before, writes)
+
+
 def test_the_next_pod_of_a_job_goes_on_at_once(cluster: ToyCluster) -> None:
     die_at(cluster, 25)
     assert cluster.rollout("job-1").resume("2").state == "done"

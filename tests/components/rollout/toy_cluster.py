@@ -138,7 +138,7 @@ class ToyCluster:
     def state(self) -> dict[str, Any]:
         """All that a release leaves behind, without times and names of deployers."""
         record = json.loads(self.route()["metadata"]["annotations"]["reco.dev/release"])
-        for name in ("id", "beat", "since", "holder", "started_by", "gate"):
+        for name in ("id", "beat", "since", "holder", "started_by", "earlier", "gate"):
             record.pop(name)
         return {
             "record": record,
