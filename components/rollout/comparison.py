@@ -117,13 +117,15 @@ class GateVerdict:
     rows: tuple[dict[str, Any], ...] = ()
 
 
-def compare(stable: SlotCounts, canary: SlotCounts, enough: int) -> GateVerdict:
+def compare(stable: SlotCounts, canary: SlotCounts, enough: int, reveals: float = 1.0) -> GateVerdict:
     """Return the verdict on the canary.
 
     Args:
         stable: counters of the slot that has the traffic, since the step began.
         canary: those of the new one, since the same time.
         enough: answers of the canary without which the step does not end.
+        reveals: share of answers below `full`, over the stable slot's, that the answers must reveal. A stable
+            slot that is degraded itself hides more, so the step waits for more answers.
     """
     bound = _slow_bound(stable)
     shares = {
@@ -152,6 +154,10 @@ def compare(stable: SlotCounts, canary: SlotCounts, enough: int) -> GateVerdict:
     if canary.answers < enough or stable.answers < enough:
         least = min(canary.answers, stable.answers)
         return GateVerdict(HOLD, f"{least:g} of {enough} answers", tuple(rows))
+    before, found = stable.less / stable.answers, rows[1]["reveals"] or 1.0
+    if found - before > reveals:
+        reason = f"{canary.answers:g} answers reveal {found:.0%} below full, {before + reveals:.0%} is asked"
+        return GateVerdict(HOLD, reason, tuple(rows))
     return GateVerdict(GO, "as good as the stable slot", tuple(rows))
 
 

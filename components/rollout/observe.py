@@ -100,7 +100,8 @@ class Observer:
         if missing:
             return Observed(fault=fault, missing=missing, missing_s=now - self._seen_at)
         self._seen_at = now
-        verdict = compare(self._since(record.stable), self._since(record.canary), enough)
+        reveals = 1.0 if record.weight == min(self._pace.weights) else self._pace.reveals
+        verdict = compare(self._since(record.stable), self._since(record.canary), enough, reveals)
         # The log's segments are readable after a minute: not at the end of the shadow, but two steps later.
         is_due = record.overlap is None and record.weight >= OVERLAP_AT and verdict.outcome == GO
         overlap = self._overlap(record, logs) if is_due else None

@@ -52,6 +52,8 @@ def test_the_gate_reads_the_series_that_an_endpoint_counts(monkeypatch: pytest.M
 
 
 STABLE = counts(10_000, 5, 20, 10)
+# Share of the stable slot below `full` -> answers that reveal 10 % more with a probability of 0.9; 150 at least.
+ANSWERS = {0.0: 150, 0.01: 150, 0.05: 207, 0.15: 373}
 
 
 def test_as_good_as_the_stable_slot_goes_with_enough_answers_only() -> None:
@@ -89,6 +91,15 @@ def test_a_worse_canary_never_gets_a_better_verdict(
     assert RANK[after.outcome] >= RANK[before.outcome]
 
 
+def test_a_degraded_stable_slot_makes_a_step_wait_until_ten_per_cent_less_show() -> None:
+    stable = counts(1_000, less=50)
+    held = compare(stable, counts(150, less=8), 150, 0.1)
+    assert (held.outcome, held.reason) == (HOLD, "150 answers reveal 17% below full, 15% is asked")
+    assert compare(stable, counts(ANSWERS[0.05], less=10), 150, 0.1).outcome == GO
+    assert compare(STABLE, counts(150), 150, 0.1).outcome == GO, "a healthy slot waits for no more"
+    assert compare(stable, counts(150, less=8), 150).outcome == GO, "as in the first step"
+
+
 def test_more_answers_reveal_smaller_shares() -> None:
     found = [revealed(answers, 0.0025) for answers in (25, 150, 600, 1_000)]
     assert found == sorted(found, reverse=True)  # type: ignore[type-var]
@@ -103,7 +114,10 @@ def test_the_guide_says_what_each_step_can_reveal() -> None:
         base = stable + MARGINS["less than full"]
         shares = [stable, *(revealed(answers, base) or 1.0 for answers in Pace().weights.values())]
         row = " | ".join(f"{100 * share:.0f} %" for share in shares)
-        assert f"| {row} |" in guide.read_text(encoding="utf-8")
+        assert f"| {row} | {ANSWERS[stable]} |" in guide.read_text(encoding="utf-8")
+        reveals = [(revealed(ANSWERS[stable] - less, base) or 1.0) - stable for less in (0, 1)]
+        assert reveals[0] <= Pace().reveals
+        assert reveals[1] > Pace().reveals or ANSWERS[stable] == Pace().weights[5]
 
 
 GOOD = """reco_bundle_info{bundle_id="b"} 1
