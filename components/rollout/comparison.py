@@ -154,7 +154,7 @@ def compare(stable: SlotCounts, canary: SlotCounts, enough: int, reveals: float 
     if canary.answers < enough or stable.answers < enough:
         least = min(canary.answers, stable.answers)
         return GateVerdict(HOLD, f"{least:g} of {enough} answers", tuple(rows))
-    before, found = stable.less / stable.answers, rows[1]["reveals"] or 1.0
+    before, found = stable.less / stable.answers, float(rows[1]["reveals"] or 1.0)
     if found - before > reveals:
         reason = f"{canary.answers:g} answers reveal {found:.0%} below full, {before + reveals:.0%} is asked"
         return GateVerdict(HOLD, reason, tuple(rows))
