@@ -52,7 +52,7 @@ def test_the_gate_reads_the_series_that_an_endpoint_counts(monkeypatch: pytest.M
 
 
 STABLE = counts(10_000, 5, 20, 10)
-# Share of the stable slot below `full` -> answers (150 at least) that reveal 10 % more, with a probability of 0.9.
+# Share of the stable slot below `full` -> answers, 150 at least, that reveal 10 % more nine times in ten.
 ANSWERS = {0.0: 150, 0.01: 150, 0.05: 207, 0.15: 373}
 
 
