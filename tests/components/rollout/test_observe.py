@@ -45,7 +45,10 @@ def test_a_slot_is_proven_when_its_pods_and_its_golden_answers_are_right(cluster
     ("document", "says"),
     [
         ({"bundle_id": "b0", "items": []}, "answered by bundle b0, not b1"),
-        ({"bundle_id": "b1", "items": [{"item_id": "9", "score": 0.6}]}, "the score of item 9 is 0.6"),
+        (
+            {"bundle_id": "b1", "items": [{"item_id": "9", "score": 0.6}], "rung": "full"},
+            "the score of item 9 is 0.6",
+        ),
     ],
 )
 def test_a_wrong_golden_answer_is_a_fault(cluster: ToyCluster, document: Any, says: str) -> None:
@@ -64,6 +67,14 @@ def test_a_wrong_golden_answer_is_a_fault(cluster: ToyCluster, document: Any, sa
         assert "no answer of an endpoint" in fault
     refused = observer(cluster, (403,)).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
     assert "status 403" in refused.fault
+
+
+def test_a_golden_answer_below_full_is_asked_again(cluster: ToyCluster) -> None:
+    document = {"bundle_id": "b1", "items": [{"item_id": "9", "score": 0.6}], "rung": "popular"}
+    late = observer(cluster, lambda _: httpx.Response(200, json=document))
+    found = late.slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
+    assert (found.done, found.fault) == (False, "")
+    assert found.missing == "golden request golden-0: answered on the rung popular"
 
 
 def test_the_lists_of_both_slots_to_one_request_overlap(cluster: ToyCluster, tmp_path: Path) -> None:

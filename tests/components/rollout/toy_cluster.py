@@ -190,7 +190,8 @@ class ToyCluster:
         if request.url.host == "gateway":
             slot = request.headers["x-reco-slot"]
             bundle = source_of(self.slot(slot)).rpartition("/")[2]
-            return httpx.Response(200, json={"bundle_id": bundle, "items": [{"item_id": "9", "score": 0.5}]})
+            document = {"bundle_id": bundle, "items": [{"item_id": "9", "score": 0.5}], "rung": "full"}
+            return httpx.Response(200, json=document)
         self._play_kserve()
         kind = request.headers.get("content-type", "")
         status, document = answer(self.objects, request.method, str(request.url), request.content, kind)
