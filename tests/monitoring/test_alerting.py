@@ -179,6 +179,7 @@ QUIET = {
     f"reco_rules_broken{{{JOB}}}": "0x300",
     BREAKER: "0x300",
     'reco_drift_found{look="answers"}': "0x300",
+    'reco_items_raised{look="purchases"}': "0x300",
     'reco_kpi_dropped{figure="basket_value"}': "0x300",
     'reco_kpi_loss_per_answer{rung="popular"}': "0.5x300",
     'reco_watch_success_timestamp_seconds{look="answers"}': "0+15x300",
@@ -247,6 +248,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     ),
     "rejected": ({REJECTED: "0+100x300"}, {"RequestsRejected"}),
     "drift": ({'reco_drift_found{look="purchases"}': "1x300"}, {"DriftFound"}),
+    "jump": ({'reco_items_raised{look="purchases"}': "2x300"}, {"ItemRaised"}),
     "kpi": ({'reco_kpi_dropped{figure="conversion"}': "1x300"}, {"KpiDropped"}),
     "retraining": ({"reco_retraining_failed": "1x300"}, {"RetrainingFailed"}),
     "watch": ({'reco_watch_success_timestamp_seconds{look="kpi"}': "-9999x300"}, {"WatchSilent"}),
@@ -257,6 +259,7 @@ MORE_LABELS = {
     "DependencySkipped": {"dependency": "online_store"},
     "ProcessesDie": {"job": "checkout"},
     "DriftFound": {"look": "purchases"},
+    "ItemRaised": {"look": "purchases"},
     "KpiDropped": {"figure": "conversion"},
     "WatchSilent": {"look": "kpi"},
 }

@@ -3,6 +3,7 @@
 import shutil
 import threading
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,60 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from feature_repo.events import EVENT_SCHEMA
 from feature_repo.stream.archive import BASE, EVENTS, write_segment
+from feature_repo.toy_shop import toy_dataset
 from monitoring.gauges import WatchGauges
 from monitoring.verdict import DriftVerdict
 from pipelines.live.ports import claim_port
 from pipelines.live.watching import look, watch_home
+from serving.prediction_log import RECORD_SCHEMA
+from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from tests.pipelines.inspect.test_earnings import write_visits
 
 
-def test_a_home_with_nothing_is_three_lines_and_no_gauge(tmp_path: Path) -> None:
+def test_a_home_with_nothing_is_five_lines_and_no_gauge(tmp_path: Path) -> None:
     gauges = WatchGauges()
     lines = look(Settings(home=tmp_path), gauges, None)
-    assert [line.split(": not looked at: ")[0] for line in lines] == ["answers", "purchases", "kpi"]
+    names = ["answers", "purchases", "jumps of answers", "jumps of purchases", "kpi"]
+    assert [line.split(": ")[0] for line in lines] == names
+    assert lines[3] == "jumps of purchases: too few baskets or lists to know"
+    assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) is None
     assert gauges.registry.get_sample_value("reco_watch_success_timestamp_seconds", {"look": "kpi"}) is None
+
+
+def test_an_item_that_jumps_in_the_purchases_is_named_and_counted(tmp_path: Path) -> None:
+    events = toy_dataset(users=200, items=400, weeks=10).events
+    end = events["at"].max()
+    names = [f"pushed-{n}" for n in range(12)]
+    more = {"event_id": names, "basket_id": names, "user_id": names, "at": end, "item_id": "item-400"}
+    pushed = events.head(12).assign(**more)
+    gauges = WatchGauges()
+    for number, frame in enumerate((events, pushed)):
+        table = pa.Table.from_pandas(frame, preserve_index=False).select(EVENT_SCHEMA.names)
+        write_segment(tmp_path / "offline_store" / EVENTS, table.cast(EVENT_SCHEMA), f"{number}.parquet")
+        lines = look(Settings(home=tmp_path), gauges, None)
+        assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) == number
+    assert any(line.startswith("jumps of purchases: item-400 0.00% -> ") for line in lines), lines
+
+
+def test_an_item_that_jumps_in_the_champion_s_lists_is_counted(tmp_path: Path) -> None:
+    settings, rng, count = Settings(home=tmp_path), np.random.default_rng(0), 1_800
+    write_champion(tmp_path, Champion("b", "1", "recommender", "bundles/b", "2024-01-29", ""))
+    lists = [[f"item-{n}" for n in rng.choice(60, 3, replace=False)] for _ in range(count)]
+    at = datetime.now(UTC) - timedelta(days=9) * np.linspace(0.999, 0, count)
+    lists = [shown[:2] + ["item-pushed"] * (n > count - 40) for n, shown in enumerate(lists)]
+    log = {field.name: pa.nulls(count, field.type) for field in RECORD_SCHEMA}
+    log |= {"item_ids": lists, "answered_at": at.tolist()}
+    settings.prediction_log_dir.mkdir()
+    gauges = WatchGauges()
+    for bundle_id, jumped in (("another", None), ("b", 1)):
+        table = pa.table({**log, "bundle_id": [bundle_id] * count}, schema=RECORD_SCHEMA)
+        pq.write_table(table, settings.prediction_log_dir / f"{bundle_id}.parquet")
+        lines = look(settings, gauges, None)
+        assert gauges.registry.get_sample_value("reco_items_raised", {"look": "answers"}) == jumped, lines
+    assert any(line.startswith("jumps of answers: item-pushed 0.00% -> ") for line in lines), lines
 
 
 @pytest.mark.slow
