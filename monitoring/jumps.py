@@ -1,6 +1,6 @@
 """The items of baskets or lists over some windows -> the items whose share jumped in the last one.
 
-Drift looks at levels, and one item of thousands moves none. An item that accounts push, by bought baskets say,
+Drift looks at levels, and one item of thousands moves none. An item that accounts push, by buying it say,
 shows here: its count is compared with its own past. Where counts vary as Poisson's do, this is the exact test
 of two of them. Real ones vary more: their variance is m + c * m**2, and c is measured in the past.
 """
