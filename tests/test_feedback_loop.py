@@ -1,4 +1,4 @@
-"""Ten retrainings on purchases from shown lists: the candidates stay as many, with exploration and without."""
+"""Ten retrainings on purchases from shown lists: candidates stay as many, with exploration and without."""
 
 from pathlib import Path
 from typing import Any

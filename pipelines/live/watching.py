@@ -19,6 +19,7 @@ from feature_repo.stream.archive import EVENTS
 from monitoring.drift import drift_of_events, drift_of_log
 from monitoring.gauges import WatchGauges
 from monitoring.jumps import WINDOWS, Jump, find_jumps
+from monitoring.kpi import concept_drift
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import WEEK, Window
 from pipelines.inspect.earnings import read_earnings, read_purchases
@@ -76,19 +77,16 @@ def look(settings: Settings, gauges: WatchGauges, retrain: Retrain | None) -> li
     A look that fails is a line, too, and its gauges keep their age: the alert on
     `reco_watch_success_timestamp_seconds` says so.
     """
-    lines = []
+    lines: list[str] = []
+    verdicts: list[DriftVerdict] = []
     for name, measure in (("answers", _answers), ("purchases", _purchases)):
         try:
             verdict = measure(settings)
         except (RecoError, OSError, ValueError) as error:
             lines.append(f"{name}: not looked at: {error}")
             continue
-        gauges.show_drift(name, verdict)
-        lines.append(f"{name}: {verdict.status}: {verdict.reason}")
-        if retrain is not None and verdict.status == "drifted":
-            outcome = retrain(verdict)
-            gauges.retraining.set(float(bool(outcome["started"] and not outcome["promoted"])))
-            lines.append(f"retraining: {outcome['said']}")
+        verdicts.append(verdict)
+        lines += _act(name, verdict, gauges, retrain)
     for name, find in (("answers", _answered_jumps), ("purchases", _purchased_jumps)):
         try:
             jumps = find(settings)
@@ -98,19 +96,40 @@ def look(settings: Settings, gauges: WatchGauges, retrain: Retrain | None) -> li
         if jumps is not None:
             gauges.raised.labels(name).set(len(jumps))
         lines.append(f"jumps of {name}: {_named(jumps)}")
+    began = [verdict.since for verdict in verdicts if verdict.since is not None]
     try:
-        earnings = read_earnings(settings, None, KPI_HOURS)
+        earnings = read_earnings(settings, None, KPI_HOURS, min(began, default=None))
     except (RecoError, OSError, ValueError) as error:
         return [*lines, f"kpi: not looked at: {error}"]
     by_rung = earnings.cuts["rung"]
     gauges.show_kpi(earnings.total, by_rung, earnings.at_risk, earnings.drops, earnings.exposure)
     dropped = [drop.figure for drop in earnings.drops if drop.dropped]
-    return [*lines, f"kpi: {earnings.total.sessions:,} sessions; dropped: {', '.join(dropped) or 'none'}"]
+    lines.append(f"kpi: {earnings.total.sessions:,} sessions; dropped: {', '.join(dropped) or 'none'}")
+    until = earnings.until.to_pydatetime()
+    concept = concept_drift(earnings.drops, Window(until - timedelta(hours=KPI_HOURS), until))
+    if concept is not None:
+        verdicts.append(concept)
+        lines += _act("labels", concept, gauges, retrain)
+    if earnings.drift_cost is not None and any(verdict.status == "drifted" for verdict in verdicts):
+        lines.append(f"drift costs {earnings.drift_cost:.2f} an hour, against full answers before it began")
+    return lines
+
+
+def _act(name: str, verdict: DriftVerdict, gauges: WatchGauges, retrain: Retrain | None) -> list[str]:
+    """Show a verdict, and start a retraining if it found drift; return lines about both."""
+    gauges.show_drift(name, verdict)
+    lines = [f"{name}: {verdict.status}: {verdict.reason}"]
+    if retrain is not None and verdict.status == "drifted":
+        outcome = retrain(verdict)
+        gauges.retraining.set(float(bool(outcome["started"] and not outcome["promoted"])))
+        lines.append(f"retraining: {outcome['said']}")
+    return lines
 
 
 def _answers(settings: Settings) -> DriftVerdict:
     bundle = read_champion(settings.home).bundle(settings.home)
-    window = Window(datetime.now(UTC) - WEEK, None)
+    now = datetime.now(UTC)
+    window = Window(now - WEEK, now)
     return drift_of_log(bundle, settings.prediction_log_dir, window, quick=True)
 
 

@@ -181,6 +181,7 @@ QUIET = {
     'reco_drift_found{look="answers"}': "0x300",
     'reco_items_raised{look="purchases"}': "0x300",
     'reco_kpi_dropped{figure="basket_value"}': "0x300",
+    'reco_kpi_dropped{figure="ndcg"}': "1x300",
     'reco_kpi_loss_per_answer{rung="popular"}': "0.5x300",
     'reco_watch_success_timestamp_seconds{look="answers"}': "0+15x300",
     f"reco_process_deaths_total{{{JOB}}}": "0x300",

@@ -1,9 +1,10 @@
 """One look at a home: a failed look is a line, drift starts a retraining, gauges are served."""
 
+import re
 import shutil
 import threading
 import urllib.request
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pipelines.live.watching import look, watch_home
 from serving.prediction_log import RECORD_SCHEMA
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
+from tests.monitoring.shop_visits import PRICE, TAKES
 from tests.pipelines.inspect.test_earnings import write_visits
 
 
@@ -55,10 +57,10 @@ def test_an_item_that_jumps_in_the_champion_s_lists_is_counted(tmp_path: Path) -
     settings, rng, count = Settings(home=tmp_path), np.random.default_rng(0), 1_800
     write_champion(tmp_path, Champion("b", "1", "recommender", "bundles/b", "2024-01-29", ""))
     lists = [[f"item-{n}" for n in rng.choice(60, 3, replace=False)] for _ in range(count)]
-    at = datetime.now(UTC) - timedelta(days=9) * np.linspace(0.999, 0, count)
+    at = datetime.now(UTC) - pd.to_timedelta(np.linspace(8.999, 0, count), unit="D")
     lists = [shown[:2] + ["item-pushed"] * (n > count - 40) for n, shown in enumerate(lists)]
     log = {field.name: pa.nulls(count, field.type) for field in RECORD_SCHEMA}
-    log |= {"item_ids": lists, "answered_at": at.tolist()}
+    log |= {"item_ids": lists, "answered_at": at.as_unit("us")}
     settings.prediction_log_dir.mkdir()
     gauges = WatchGauges()
     for bundle_id, jumped in (("another", None), ("b", 1)):
@@ -97,6 +99,28 @@ def test_drift_of_the_stream_starts_a_retraining_and_a_failed_one_is_a_gauge(
     assert value("reco_retraining_failed") == 1
     assert [verdict.status for verdict in verdicts] == ["drifted"]
     assert "retraining: the champion stays" in lines
+
+
+@pytest.mark.slow
+def test_shoppers_that_take_other_items_are_drift_with_its_cost(tmp_path: Path) -> None:
+    """In the last day of ten weeks, shoppers take half as many of the shown items."""
+    settings, verdicts = Settings(home=tmp_path), list[DriftVerdict]()
+    worse = {rung: chance / 2 for rung, chance in TAKES.items()}
+    write_visits(settings, 42_000, 10.0, takes=worse, since=69 / 7, degraded=0.2)
+
+    def retrain(verdict: DriftVerdict) -> dict[str, Any]:
+        verdicts.append(verdict)
+        return {"started": True, "promoted": True, "said": "version 2 is champion"}
+
+    gauges = WatchGauges()
+    lines = look(settings, gauges, retrain)
+    assert gauges.registry.get_sample_value("reco_drift_found", {"look": "labels"}) == 1, lines
+    (verdict,) = verdicts
+    assert verdict.reason.startswith("ndcg 0.")
+    assert lines[-2] == "retraining: version 2 is champion"
+    (cost,) = re.findall(r"^drift costs ([0-9.]+) an hour", lines[-1])
+    truth = 42_000 / 70 / 24 * 0.8 * TAKES["full"] / 2 * PRICE
+    assert float(cost) == pytest.approx(truth, rel=0.5), "of the answers of one hour"
 
 
 @pytest.mark.slow
