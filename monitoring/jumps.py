@@ -3,6 +3,9 @@
 Drift looks at levels, and one item of thousands moves none. An item that accounts push, by buying it say,
 shows here: its count is compared with its own past. Where counts vary as Poisson's do, this is the exact test
 of two of them. Real ones vary more: their variance is m + c * m**2, and c is measured in the past.
+
+Of baskets, small ones alone count. Promotions and seasons raise items in large baskets. An account that pushes
+an item buys little else, or pays for that, too.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from scipy.special import betainc
 FALSE_ALARMS = 0.001  # of a window in which nothing changed, over all of its items
 WINDOWS, LEAST_WINDOWS = 8, 4  # before the last one
 LEAST_UNITS = 100  # baskets or lists in a window; one with fewer is left out
+SMALL = 2  # distinct items of a basket at most
 RISE = 2.0  # a share that grew by less needs no action
 OWN = 0.5  # the weight of an item's own past where it varied more than that of all items
 
@@ -32,13 +36,16 @@ class Jump:
         return f"{self.item_id} {self.before:.2%} -> {self.now:.2%}"
 
 
-def find_jumps(lines: pd.DataFrame, until: pd.Timestamp, window: pd.Timedelta) -> list[Jump] | None:
+def find_jumps(
+    lines: pd.DataFrame, until: pd.Timestamp, window: pd.Timedelta, most: int | None = None
+) -> list[Jump] | None:
     """Return the items that jumped, the largest share first; None: too little data to know.
 
     Args:
         lines: `unit` (a basket or a list), `item_id` and `at`.
         until: the end of the last window.
         window: its length; the windows before have the same.
+        most: the items of units with more distinct ones do not count; None: all count.
     """
     age = (until - lines["at"]) // window
     lines = lines[["unit", "item_id"]].assign(age=age)[age.between(0, WINDOWS)].drop_duplicates()
@@ -46,7 +53,11 @@ def find_jumps(lines: pd.DataFrame, until: pd.Timestamp, window: pd.Timedelta) -
     used = units >= LEAST_UNITS
     if not used[0] or used[1:].sum() < LEAST_WINDOWS:
         return None
+    if most is not None:
+        lines = lines[lines.groupby("unit")["unit"].transform("size") <= most]
     code, items = pd.factorize(lines["item_id"])
+    if not len(items):
+        return []
     cells = lines["age"].to_numpy() * len(items) + code
     counts = np.bincount(cells, minlength=(WINDOWS + 1) * len(items)).reshape(-1, len(items))[used]
     now, past, size = counts[0], counts[1:], units[used]

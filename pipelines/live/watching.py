@@ -18,7 +18,7 @@ from feature_repo.errors import RecoError
 from feature_repo.stream.archive import EVENTS
 from monitoring.drift import drift_of_events, drift_of_log
 from monitoring.gauges import WatchGauges
-from monitoring.jumps import WINDOWS, Jump, find_jumps
+from monitoring.jumps import SMALL, WINDOWS, Jump, find_jumps
 from monitoring.kpi import concept_drift
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import WEEK, Window
@@ -154,9 +154,9 @@ def _answered_jumps(settings: Settings) -> list[Jump] | None:
 
 
 def _purchased_jumps(settings: Settings) -> list[Jump] | None:
-    """Compare the items of a week's baskets with the weeks before."""
+    """Compare the items of a week's small baskets with the weeks before."""
     bought = read_purchases(settings.home, None).rename(columns={"basket_id": "unit"})
-    return find_jumps(bought, bought["at"].max(), WEEK)
+    return find_jumps(bought, bought["at"].max(), WEEK, SMALL)
 
 
 def _named(jumps: list[Jump] | None) -> str:

@@ -180,6 +180,7 @@ QUIET = {
     BREAKER: "0x300",
     'reco_drift_found{look="answers"}': "0x300",
     'reco_items_raised{look="purchases"}': "0x300",
+    'reco_items_raised{look="answers"}': "3x300",
     'reco_kpi_dropped{figure="basket_value"}': "0x300",
     'reco_kpi_dropped{figure="ndcg"}': "1x300",
     'reco_kpi_loss_per_answer{rung="popular"}': "0.5x300",

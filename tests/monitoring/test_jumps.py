@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from feature_repo.toy_shop import toy_dataset
-from monitoring.jumps import LEAST_UNITS, find_jumps
+from monitoring.jumps import LEAST_UNITS, SMALL, find_jumps
 from monitoring.windows import WEEK
 
 WINDOW = pd.Timedelta(WEEK)
@@ -28,9 +28,10 @@ def test_an_item_in_one_percent_of_the_baskets_is_found() -> None:
     """2,000 baskets a week: of the last ones, 20 hold the worst seller and nothing else."""
     lines = shop(users=1_000, items=2_000, weeks=10)
     end = lines["at"].max()
-    assert find_jumps(lines, end, WINDOW) == []
+    assert find_jumps(lines, end, WINDOW) == find_jumps(lines, end, WINDOW, SMALL) == []
     worst = str(lines["item_id"].value_counts().index[-1])
-    (jump,) = find_jumps(poisoned(lines, worst, 20), end, WINDOW) or []
+    assert [jump.item_id for jump in find_jumps(poisoned(lines, worst, 20), end, WINDOW) or []] == [worst]
+    (jump,) = find_jumps(poisoned(lines, worst, 20), end, WINDOW, SMALL) or []
     assert jump.item_id == worst
     assert jump.now == pytest.approx(0.01, rel=0.2)
     assert str(jump).startswith(f"{worst} 0.0")
@@ -38,8 +39,17 @@ def test_an_item_in_one_percent_of_the_baskets_is_found() -> None:
 
 def test_a_new_item_jumps_from_nothing() -> None:
     lines = shop(users=1_000, items=2_000, weeks=10)
-    (jump,) = find_jumps(poisoned(lines, "new", 20), lines["at"].max(), WINDOW) or []
+    (jump,) = find_jumps(poisoned(lines, "new", 20), lines["at"].max(), WINDOW, SMALL) or []
     assert (jump.item_id, jump.before) == ("new", 0.0)
+
+
+def test_a_promotion_raises_an_item_in_large_baskets_and_is_no_push() -> None:
+    lines = shop(users=1_000, items=2_000, weeks=10)
+    end = lines["at"].max()
+    promoted = lines[end - lines["at"] < WINDOW].drop_duplicates("unit").head(200).assign(item_id="cheap")
+    lines = pd.concat([lines, promoted])
+    assert [jump.item_id for jump in find_jumps(lines, end, WINDOW) or []] == ["cheap"]
+    assert find_jumps(lines, end, WINDOW, SMALL) == []
 
 
 def test_honest_weeks_are_quiet() -> None:
