@@ -242,7 +242,7 @@ def _located(
 
     That is the day with which its last seven days passed a line first, seen from the end of the window on.
     """
-    name, since, until = verdict.columns[0].name, None, end
+    name, since, until, when = verdict.columns[0].name, None, end, "about"
     for _ in range(LOOK_BACK):
         if verdict.reference.until is None or until - WEEK < verdict.reference.until:
             break
@@ -251,9 +251,11 @@ def _located(
         if days < LEAST_DAYS or judge(compare(own)).column(name).status not in ("warn", "alarm"):
             break
         until = since = until - DAY
+    else:
+        when = "before"
     place = moved_most(name, tables)
     reason = verdict.reason + (f"; most in {place}" if place else "")
-    reason += f"; since about {since:%Y-%m-%d}" if since else ""
+    reason += f"; since {when} {since:%Y-%m-%d}" if since else ""
     return replace(verdict, place=place, since=since, reason=reason)
 
 

@@ -4,8 +4,8 @@ Drift looks at levels, and one item of thousands moves none. An item that accoun
 shows here: its count is compared with its own past. Where counts vary as Poisson's do, this is the exact test
 of two of them. Real ones vary more: their variance is m + c * m**2, and c is measured in the past.
 
-Of baskets, small ones alone count. Promotions and seasons raise items in large baskets. An account that pushes
-an item buys little else, or pays for that, too.
+Of baskets, small ones alone count. Promotions and seasons raise items in large baskets. An account that
+pushes an item buys little else, or pays for that, too.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import pytest
 
 from monitoring.drift import (
     LEAST_UNITS,
+    LOOK_BACK,
     DriftFound,
     compare,
     drift_of_events,
@@ -202,6 +203,9 @@ def test_prices_a_third_higher_are_found_in_one_week_with_their_beginning(
     assert later.place == "", "all departments alike"
     quiet = drift_of_events(path, Window(day(28), day(35)), reference, quick=True)
     assert (quiet.status, quiet.since) == ("ok", None)
+    path = dataset(events(35), events(40, first_day=35).assign(price=lambda f: f["price"] * 1.3))
+    old = drift_of_events(path, Window(day(68), day(75)), reference, quick=True)
+    assert old.reason.endswith(f"; since before {day(75 - LOOK_BACK):%Y-%m-%d}")
 
 
 def test_the_department_that_moved_most_is_named(
