@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from prometheus_client import start_http_server
 
-from feature_repo.errors import RecoError
+from feature_repo.errors import CHECK_FAILED, CONFLICT, RecoError
 from feature_repo.stream.archive import EVENTS
 from monitoring.drift import drift_of_events, drift_of_log
 from monitoring.gauges import WatchGauges
@@ -120,8 +120,14 @@ def _act(name: str, verdict: DriftVerdict, gauges: WatchGauges, retrain: Retrain
     gauges.show_drift(name, verdict)
     lines = [f"{name}: {verdict.status}: {verdict.reason}"]
     if retrain is not None and verdict.status == "drifted":
-        outcome = retrain(verdict)
-        gauges.retraining.set(float(bool(outcome["started"] and not outcome["promoted"])))
+        try:
+            outcome = retrain(verdict)
+        except (RecoError, OSError, ValueError) as error:
+            # A training that works already is no failure.
+            failed = getattr(error, "exit_code", CHECK_FAILED) != CONFLICT
+            outcome = {"started": failed, "promoted": False, "said": f"not started: {error}"}
+        if outcome["started"]:  # else the last one's result stays
+            gauges.retraining.set(float(outcome.get("promoted") is False))
         lines.append(f"retraining: {outcome['said']}")
     return lines
 

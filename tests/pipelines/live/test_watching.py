@@ -21,6 +21,7 @@ from monitoring.gauges import WatchGauges
 from monitoring.verdict import DriftVerdict
 from pipelines.live.ports import claim_port
 from pipelines.live.watching import look, watch_home
+from pipelines.run.submit import ApiUnreachable, NotRepeated
 from serving.prediction_log import RECORD_SCHEMA
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
@@ -121,6 +122,19 @@ def test_shoppers_that_take_other_items_are_drift_with_its_cost(tmp_path: Path) 
     (cost,) = re.findall(r"^drift costs ([0-9.]+) an hour", lines[-1])
     truth = 42_000 / 70 / 24 * 0.8 * TAKES["full"] / 2 * PRICE
     assert float(cost) == pytest.approx(truth, rel=0.5), "of the answers of one hour"
+
+    failed = gauges.registry.get_sample_value
+    for error, value in (
+        (NotRepeated("run r5 trains already"), 0),
+        (ApiUnreachable("nothing answers"), 1),
+        (NotRepeated("run r5 trains already"), 1),
+    ):
+
+        def refuse(verdict: DriftVerdict, error: Exception = error) -> dict[str, Any]:
+            raise error
+
+        assert f"retraining: not started: {error}" in look(settings, gauges, refuse)
+        assert failed("reco_retraining_failed") == value, "a run that works is no failure, and ends none"
 
 
 @pytest.mark.slow
