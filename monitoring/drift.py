@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 VERDICT, REPORT = "verdict.json", "report.html"
 LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
-LOOK_BACK = 28  # weeks, a day apart, in which a verdict looks for the beginning of a drift
+LOOK_BACK = 28  # spans of seven days, a day apart, in which a verdict looks for the beginning of a drift
 DAY = timedelta(days=1)
 PLACES = ("department", "store_id")
 # A window -> its tables beside those of the reference, and on how many days it has baskets or requests.
@@ -269,6 +269,8 @@ def moved_most(name: str, tables: Sequence[TablePair]) -> str:
             continue
         code, level = (encode(table.current[one], table.reference[one]) for one in (name, place))
         bins, levels = len(code.labels), len(level.labels)
+        if levels == 1:
+            continue
         current, reference = (
             np.bincount((y * bins + x)[(x >= 0) & (y >= 0)], minlength=bins * levels).reshape(levels, bins)
             for x, y in ((code.current, level.current), (code.reference, level.reference))
@@ -277,7 +279,7 @@ def moved_most(name: str, tables: Sequence[TablePair]) -> str:
         far = psi(current, reference) - (bins - 1) * (1 / np.maximum(rows, 1) * 2)
         far = np.where(rows >= LEAST_UNITS, far, -np.inf)
         first, second = np.argsort(-far)[:2]
-        if far[first] > 2 * max(far[second], 0):
+        if rows[second] >= LEAST_UNITS and far[first] > 2 * max(far[second], 0):
             return f"{place} '{level.labels[first]}'"
     return ""
 

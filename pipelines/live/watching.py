@@ -155,7 +155,7 @@ def _answered_jumps(settings: Settings) -> list[Jump] | None:
     answers = read_log(settings.prediction_log_dir, now - (WINDOWS + 1) * DAY)
     answers = answers.filter(pc.equal(answers["bundle_id"], champion.bundle_id))
     row = pc.list_parent_indices(answers["item_ids"])
-    items, at = pc.list_flatten(answers["item_ids"]), answers["answered_at"].take(row)
+    items, at = pc.list_flatten(answers["item_ids"]).dictionary_encode(), answers["answered_at"].take(row)
     return find_jumps(pa.table({"unit": row, "item_id": items, "at": at}).to_pandas(), now, DAY)
 
 

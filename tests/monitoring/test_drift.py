@@ -18,6 +18,7 @@ from monitoring.drift import (
     drift_of_events,
     drift_of_log,
     measure_drift,
+    moved_most,
     raise_alert,
     show,
 )
@@ -218,6 +219,13 @@ def test_the_department_that_moved_most_is_named(
     assert verdict.columns[0].name == "item_price"
     assert verdict.place == "department 'department 1'"
     assert "; most in department 'department 1'" in verdict.reason
+
+
+def test_no_place_is_named_without_another_one_to_compare_with() -> None:
+    both = frame().assign(store_id="only", department="a")
+    assert moved_most("value", [TablePair(both.assign(value=lambda f: f["value"] * 2), both)]) == ""
+    few = both.assign(store_id=np.where(np.arange(len(both)) < 50, "small", "large"))
+    assert moved_most("value", [TablePair(few.assign(value=lambda f: f["value"] * 2), few)]) == ""
 
 
 def test_a_new_taste_is_found_and_named(

@@ -64,6 +64,9 @@ def test_an_item_that_jumps_in_the_champion_s_lists_is_counted(tmp_path: Path) -
     log |= {"item_ids": lists, "answered_at": at.as_unit("us")}
     settings.prediction_log_dir.mkdir()
     gauges = WatchGauges()
+    assert "jumps of answers: too few baskets or lists to know" in look(settings, gauges, None), (
+        "an empty log"
+    )
     for bundle_id, jumped in (("another", None), ("b", 1)):
         table = pa.table({**log, "bundle_id": [bundle_id] * count}, schema=RECORD_SCHEMA)
         pq.write_table(table, settings.prediction_log_dir / f"{bundle_id}.parquet")
