@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import pyarrow.compute as pc
 
 from feature_repo.errors import RecoError
 from feature_repo.events import Dataset, read_dataset
-from monitoring.psi import Draws, encode, is_number, missing_share
+from monitoring.psi import Draws, encode, is_number, missing_share, psi
 from monitoring.reports import evidently_psi, write_report
 from monitoring.shares import ShareChange, changed_shares
 from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
@@ -42,6 +45,11 @@ log = logging.getLogger(__name__)
 
 VERDICT, REPORT = "verdict.json", "report.html"
 LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
+LOOK_BACK = 28  # spans of seven days, a day apart, in which a verdict looks for the beginning of a drift
+DAY = timedelta(days=1)
+PLACES = ("department", "store_id")
+# A window -> its tables beside those of the reference, and on how many days it has baskets or requests.
+TablesOf = Callable[[Window], tuple[list[TablePair], int]]
 LEAST_DAYS = 6  # with baskets or requests: a whole week, less a closed day; weekdays differ by themselves
 
 
@@ -78,9 +86,14 @@ def _drift_of_purchases(
         compared = f"purchases with those before the cut of bundle {read_manifest(reference)['bundle_id']}"
         reference = _span(expected["at"])
     timezone = str(data.manifest["timezone"])
-    found = EventFrames.of(purchases(data, window), timezone)
-    tables = event_tables(found, EventFrames.of(expected, timezone))
-    return _check(tables, found.baskets["date"].nunique(), compared, (window, reference), report, quick)
+    before = EventFrames.of(expected, timezone)
+
+    def tables_of(window: Window) -> tuple[list[TablePair], int]:
+        found = EventFrames.of(purchases(data, window), timezone)
+        return event_tables(found, before), found.baskets["date"].nunique()
+
+    end = window.until or data.events["at"].max().to_pydatetime()
+    return _check(tables_of, compared, (window, reference), end, report, quick)
 
 
 def drift_of_log(
@@ -102,17 +115,22 @@ def drift_of_log(
         quick: compute PSI here instead of through Evidently; the numbers agree, a report has no charts.
     """
     bundle_id = str(read_manifest(bundle)["bundle_id"])
-    found, others = _answers_of(bundle_id, log_dir, window)
     if reference is None:
         expected, compared = bundle_log(bundle), f"answers of bundle {bundle_id} with its evaluation"
         reference = _span(expected["answered_at"].to_pandas())
     else:
         expected, _ = _answers_of(bundle_id, log_dir, reference)
         compared = f"answers of bundle {bundle_id} with those of an earlier window"
+    read = lru_cache(maxsize=1)(partial(_answers_of, bundle_id, log_dir))
+    others, categories = read(window)[1], bundle_categories(bundle)
     compared += f" ({others} answers of other bundles left out)" if others else ""
-    tables = log_tables(found, expected, bundle_categories(bundle))
-    days = found["at"].to_pandas().dt.normalize().nunique()
-    return _check(tables, days, compared, (window, reference), report, quick)
+
+    def tables_of(window: Window) -> tuple[list[TablePair], int]:
+        found, _ = read(window)
+        days = found["at"].to_pandas().dt.normalize().nunique()
+        return log_tables(found, expected, categories), days
+
+    return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report, quick)
 
 
 def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Path) -> dict[str, Any]:
@@ -183,14 +201,25 @@ def compare(
 
 
 def _check(
-    tables: list[TablePair],
-    days: int,
+    tables_of: TablesOf,
     compared: str,
     windows: tuple[Window, Window],
+    end: datetime,
     report: Path | None,
     quick: bool,
 ) -> DriftVerdict:
+    """Judge a window against its reference.
+
+    Args:
+        tables_of: gives the tables of a window and of the reference.
+        compared: says which.
+        windows: the window and the reference.
+        end: of the window, also of one that is open.
+        report: where to write the HTML report, if at all.
+        quick: compute PSI here instead of through Evidently.
+    """
     began = time.perf_counter()
+    tables, days = tables_of(windows[0])
     too_short = f"the window has baskets or requests on {days} days, a whole week ({LEAST_DAYS} such days) "
     too_short += "is needed: weekdays differ from each other; take a longer window"
     comparisons = compare(tables, too_short=too_short if days < LEAST_DAYS else "")
@@ -198,10 +227,61 @@ def _check(
     measured = None if quick or not histograms else evidently_psi(histograms)
     verdict = judge(comparisons, measured.psi if measured else None)
     verdict = replace(verdict, compared=compared, window=windows[0], reference=windows[1])
+    if verdict.status == "drifted":
+        verdict = _located(verdict, tables, tables_of, end)
     if report is not None:
         write_report(report, verdict.to_dict(), measured.charts if measured else "")
     log.info("%s: %s (%.1f s)", compared, verdict.status, time.perf_counter() - began)
     return verdict
+
+
+def _located(
+    verdict: DriftVerdict, tables: Sequence[TablePair], tables_of: TablesOf, end: datetime
+) -> DriftVerdict:
+    """Return a verdict that says where its first column moved most, and since when.
+
+    That is the day with which its last seven days passed a line first, seen from the end of the window on.
+    """
+    name, since, until, when = verdict.columns[0].name, None, end, "about"
+    for _ in range(LOOK_BACK):
+        if verdict.reference.until is None or until - WEEK < verdict.reference.until:
+            break
+        week, days = tables_of(Window(until - WEEK, until))
+        own = [table.only([name]) for table in week if name in table.reference]
+        if days < LEAST_DAYS or judge(compare(own)).column(name).status not in ("warn", "alarm"):
+            break
+        until = since = until - DAY
+    else:
+        when = "before"
+    place = moved_most(name, tables)
+    reason = verdict.reason + (f"; most in {place}" if place else "")
+    reason += f"; since {when} {since:%Y-%m-%d}" if since else ""
+    return replace(verdict, place=place, since=since, reason=reason)
+
+
+def moved_most(name: str, tables: Sequence[TablePair]) -> str:
+    """Return the department or store in which a column moved most; "" if none moved twice as far as others.
+
+    The distance is PSI less the part of chance: each bin but one adds a row's share of both windows.
+    """
+    for table, place in itertools.product(tables, PLACES):
+        if not {name, place} <= {*table.reference, *table.current} or name in (place, "category"):
+            continue
+        code, level = (encode(table.current[one], table.reference[one]) for one in (name, place))
+        bins, levels = len(code.labels), len(level.labels)
+        if levels == 1:
+            continue
+        current, reference = (
+            np.bincount((y * bins + x)[(x >= 0) & (y >= 0)], minlength=bins * levels).reshape(levels, bins)
+            for x, y in ((code.current, level.current), (code.reference, level.reference))
+        )
+        rows = np.minimum(current.sum(1), reference.sum(1))
+        far = psi(current, reference) - (bins - 1) * (1 / np.maximum(rows, 1) * 2)
+        far = np.where(rows >= LEAST_UNITS, far, -np.inf)
+        first, second = np.argsort(-far)[:2]
+        if rows[second] >= LEAST_UNITS and far[first] > 2 * max(far[second], 0):
+            return f"{place} '{level.labels[first]}'"
+    return ""
 
 
 def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule], too_short: str) -> list[Comparison]:

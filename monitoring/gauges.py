@@ -24,6 +24,7 @@ class WatchGauges:
         self.success = made("watch_success_timestamp_seconds", "When a look last succeeded.", "look")
         self.drifted = made("drift_found", "1 if the last look found drift, else 0.", "look")
         self.psi = made("drift_psi_ratio", "PSI of a column over its alarm line.", "look", "column")
+        self.raised = made("items_raised", "Items whose share jumped in the last window.", "look")
         self.retraining = made("retraining_failed", "1 if the last retraining failed, else 0.")
         self.sessions = made("kpi_sessions", "Complete sessions.", "rung")
         self.completeness = made("kpi_completeness_ratio", "Share of sessions whose window is over.")

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from monitoring.verdict import DriftVerdict, Status
+from monitoring.windows import Window
 from serving.schemas import RUNGS
 
 CUTS = ("rung", "bundle_id", "store_id", "profile")
@@ -29,7 +31,10 @@ FIGURES = {
     "acceptance": ("accepted", "shown"),
     "revenue_per_session": ("accepted_value", "sessions"),
     "basket_value": ("basket_value", "paid"),
+    "ndcg": ("gain", "best_gain"),
+    "calibration": ("hits", "expected"),
 }
+CONCEPT = ("ndcg", "calibration")  # they fall where shoppers answer differently to the same requests
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,39 @@ def revenue_at_risk(
     full = (kpi.revenue_per_session or 0.0) * kpi.sessions / max(kpi.answers, 1)
     waiting = SALES_LOST_PER_100_MS * wait_ms / 100 * full * sum(answers_per_hour.values())
     return AtRisk(degraded, waiting, loss, tuple(r for r in rare if answers_per_hour.get(r, 0) > 0))
+
+
+def cost_since(
+    sessions: pd.DataFrame, since: pd.Timestamp, answers_per_hour: Mapping[str, float]
+) -> float | None:
+    """Return the accepted value that full answers lose in an hour against those before a moment.
+
+    The formula of `revenue_at_risk`, with time in place of the rung. None: too few sessions on a side.
+    """
+    full = sessions[sessions["complete"] & (sessions["rung"] == "full")]
+    sides = [full[full["at"] < since], full[full["at"] >= since]]
+    if min(map(len, sides)) < LEAST_SESSIONS:
+        return None
+    before, now = (float(side["accepted_value"].sum() / side["answers"].sum()) for side in sides)
+    return max(0.0, before - now) * answers_per_hour.get("full", 0.0)
+
+
+def concept_drift(drops: list[Drop], window: Window) -> DriftVerdict | None:
+    """Return the verdict on how well lists fit the baskets that followed; None: too few sessions to know.
+
+    Shoppers may answer differently to the same requests. No column of the log moves then, but these figures
+    fall below the same hours of the weeks before.
+    """
+    own = [drop for drop in drops if drop.figure in CONCEPT]
+    if not own:
+        return None
+    said = "; ".join(
+        f"{drop.figure} {drop.before:.3f} -> {drop.now:.3f} ({drop.change:+.0%} ± {drop.margin:.0%})"
+        for drop in own
+    )
+    status: Status = "drifted" if any(drop.dropped for drop in own) else "ok"
+    compared = f"lists and the purchases that followed with those of the {WEEKS_BEFORE} weeks before"
+    return DriftVerdict(status, said, compared, window, Window(), (), since=window.since)
 
 
 def find_drops(sessions: pd.DataFrame, until: pd.Timestamp, hours: float) -> list[Drop]:

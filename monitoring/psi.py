@@ -52,6 +52,11 @@ class Histogram:
         """Return the population stability index of the two windows."""
         return float(psi(self.current, self.reference))
 
+    def kl(self) -> float:
+        """Return the Kullback-Leibler divergence of the window from the reference, in nats."""
+        p, q = shares(self.current), shares(self.reference)
+        return float((p * np.log(p / q)).sum())
+
     def moved(self, most: int) -> list[tuple[str, float, float]]:
         """Return the bins that add most to the PSI: label, share in the reference, share in the window."""
         p, q = shares(self.current), shares(self.reference)

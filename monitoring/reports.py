@@ -159,8 +159,8 @@ def _ends(window: dict[str, str | None]) -> str:
 
 
 _HEAD = (
-    '<tr><th class="l">column</th><th class="l">status</th><th>PSI</th><th>noise</th><th>warns at</th>'
-    "<th>alarms at</th><th>rows</th><th>without value</th>"
+    '<tr><th class="l">column</th><th class="l">status</th><th>PSI</th><th>KL</th><th>noise</th>'
+    "<th>warns at</th><th>alarms at</th><th>rows</th><th>without value</th>"
     '<th class="l">what moved (reference → window)</th></tr>'
 )
 
@@ -175,7 +175,7 @@ def _line(column: dict[str, Any]) -> str:
     moved = "; ".join(f"{m['label']}: {m['reference']:.2%} → {m['current']:.2%}" for m in column["moved"])
     numbers = "".join(
         f"<td>{'–' if column[key] is None else format(column[key], '.3f')}</td>"
-        for key in ("psi", "noise_floor", "warn_at", "alarm_at")
+        for key in ("psi", "kl", "noise_floor", "warn_at", "alarm_at")
     )
     return (
         f'<tr><td class="l">{escape(column["name"])}</td>'

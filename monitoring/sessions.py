@@ -36,7 +36,8 @@ def make_sessions(
         Of each session: `at` of its first answer; `bundle_id`, `rung`, `store_id` and `profile` of its last.
         `answers`, and `wait_ms`, the mean time of one. `complete`, `paid` and `basket_value`. The numbers of
         distinct items `shown` and `accepted`; `accepted_value`; `accepted_margin`, NaN without cost.
-        `accepted_new` counts the items that the shopper never bought before.
+        `accepted_new` counts the items that the shopper never bought before. Of the last list, if a model
+        made it: `hits` of its items, and `expected` by its scores; `gain` (DCG) and the largest possible one.
     """
     asked = answers.select(FIELDS).to_pandas()
     asked["at"] = asked["at"].fillna(asked.pop("answered_at"))
@@ -70,7 +71,8 @@ def make_sessions(
     rows["paid"] = paid_at[following[last]] - key[last] <= ANSWERED_S * 1_000
     basket = np.where(rows["paid"], following[last], -1)
     rows["basket_value"] = np.append(baskets["value"].to_numpy(), np.nan)[basket]
-    return rows.join(_accepted(answers, order, session, basket, lines, baskets.index, cost))
+    rows = rows.join(_accepted(answers, order, session, basket, lines, baskets.index, cost))
+    return rows.join(_judged(answers.take(pa.array(order[last])), basket, lines, baskets.index))
 
 
 def _keys(users: pd.Index, user: pd.Series, at: pd.Series, start: pd.Timestamp) -> np.ndarray:
@@ -127,3 +129,30 @@ def _accepted(
         figures["accepted_margin"] = np.nan
     figures["shown"] = np.bincount(shown["session"], minlength=len(basket))
     return figures
+
+
+def _judged(answers: pa.Table, basket: np.ndarray, lines: pd.DataFrame, basket_ids: pd.Index) -> pd.DataFrame:
+    """Return how well each list fits its basket; zeros without a basket, or where no model ranked."""
+    scored = pc.and_(pc.equal(answers["rung"], "full"), pc.is_valid(answers["scores"])).fill_null(False)
+    judged = (basket >= 0) & scored.to_numpy()
+    size = np.where(judged, pc.list_value_length(answers["item_ids"]).fill_null(0).to_numpy(), 0)
+    answers = answers.filter(pa.array(judged))
+    shown = pd.DataFrame({"item_id": pc.list_flatten(answers["item_ids"]).to_pandas()})
+    session = np.repeat(np.arange(len(basket)), size)
+    place = np.arange(len(session)) - np.repeat(np.cumsum(size) - size, size)
+    bought = pd.MultiIndex.from_arrays(
+        [basket_ids.get_indexer(lines["basket_id"]), lines["item_id"]]
+    ).unique()
+    hit = pd.MultiIndex.from_arrays([basket[session], shown["item_id"]]).isin(bought)
+    worth = 1 / np.log2(np.arange(size.max(initial=0)) + 2)
+    sums = {
+        "hits": hit,
+        "expected": pc.list_flatten(answers["scores"]).to_numpy(),
+        "gain": hit * worth[place],
+    }
+    figures = pd.DataFrame({name: np.bincount(session, each, len(basket)) for name, each in sums.items()})
+    held = np.zeros(len(basket), np.int64)
+    held[judged] = pc.list_value_length(answers["basket"]).fill_null(0).to_numpy()
+    paid = np.append(np.bincount(bought.get_level_values(0), minlength=len(basket_ids)), 0)[basket]
+    left = np.where(judged, np.minimum(size, np.maximum(paid - held, figures["hits"])), 0).astype(np.int64)
+    return figures.assign(best_gain=np.append(0, worth.cumsum())[left])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any, Literal
 
 from monitoring.psi import Histogram
@@ -86,6 +87,7 @@ class ColumnDrift:
     noise_floor: float | None = None
     warn_at: float | None = None
     alarm_at: float | None = None
+    kl: float | None = None  # for information: the verdict follows PSI
     moved: tuple[Moved, ...] = ()
 
 
@@ -99,6 +101,8 @@ class DriftVerdict:
     window: Window
     reference: Window
     columns: tuple[ColumnDrift, ...]
+    since: datetime | None = None  # the day with which the first column passed its line
+    place: str = ""  # the department or store in which that column moved most
 
     @property
     def failed(self) -> bool:
@@ -118,6 +122,8 @@ class DriftVerdict:
             "window": self.window.to_dict(),
             "reference": self.reference.to_dict(),
             "columns": [asdict(column) for column in self.columns],
+            "since": None if self.since is None else self.since.isoformat(),
+            "place": self.place,
         }
 
 
@@ -167,6 +173,7 @@ def _judge_column(comparison: Comparison, psi: Mapping[str, float] | None) -> Co
         noise_floor=round(floor, 5),
         warn_at=round(warn_at, 5),
         alarm_at=round(alarm_at, 5),
+        kl=round(histogram.kl(), 5),
         moved=tuple(Moved(label, round(q, 5), round(p, 5)) for label, q, p in histogram.moved(MOVED)),
     )
 
@@ -214,4 +221,5 @@ def _sentence(row: ColumnDrift) -> str:
     line = f"alarm line {row.alarm_at:.3f}" if row.status == "alarm" else f"warning line {row.warn_at:.3f}"
     shown = "" if row.pages else ", shown only"
     moved = "".join(f": share of '{m.label}' {m.reference:.2%} -> {m.current:.2%}" for m in row.moved[:1])
-    return f"{row.name} PSI {row.psi:.3f} ({line}, noise {row.noise_floor:.3f}{shown}){moved}"
+    kl = f", KL {row.kl:.3f}" if row.name == WITH_FEATURES else ""
+    return f"{row.name} PSI {row.psi:.3f}{kl} ({line}, noise {row.noise_floor:.3f}{shown}){moved}"

@@ -18,7 +18,7 @@ from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.protocol import read_tasks
 from feature_repo.events import Dataset
 from monitoring.drift import compare
-from monitoring.psi import encode, shares
+from monitoring.psi import encode
 from monitoring.shares import changed_shares
 from monitoring.verdict import judge
 from monitoring.windows import EventFrames, Window, event_tables, purchases
@@ -112,8 +112,7 @@ def prediction_drift(scores: np.ndarray, ladder: Sequence[float] = LADDER) -> li
     rows = []
     for share in ladder:
         bins = encode(pd.Series(later * (1 - share)), pd.Series(earlier)).histogram("score")
-        p, q = shares(bins.current), shares(bins.reference)
-        rows.append({"share": share, "psi": bins.psi(), "kl": float((p * np.log(p / q)).sum())})
+        rows.append({"share": share, "psi": bins.psi(), "kl": bins.kl()})
     return rows
 
 

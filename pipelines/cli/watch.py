@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feature_repo.errors import USAGE
-from pipelines.cli.options import PORT, Context, common_options
+from pipelines.cli.options import FILE, PORT, Context, common_options
+from pipelines.run.launch import MODEL_NAME
 from serving.release.champion import read_champion
 from serving.settings import SettingInvalid
 
@@ -171,11 +172,28 @@ def _kpi_text(earnings: Earnings) -> str:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of /metrics.")
 @click.option("--port", type=PORT, default=9_103, show_default=True, help="Port of /metrics.")
 @click.option("--retrain", is_flag=True, help="Start the training pipeline when it drifted.")
+@click.option(
+    "--pipelines", default="", metavar="URL", help="With --retrain: train on this Kubeflow Pipelines API."
+)
+@click.option("--experiment", default=MODEL_NAME, show_default=True, help="Whose last good run runs again.")
+@click.option("--namespace", default="", help="Namespace, where the cluster has several users.")
+@click.option("--token-file", type=FILE, help="File that holds the bearer token; read for each run.")
 @common_options
-def watch(context: Context, every_s: float, host: str, port: int, retrain: bool) -> None:
-    """Look for drift and at KPIs each hour, until stopped.
+def watch(
+    context: Context,
+    every_s: float,
+    host: str,
+    port: int,
+    retrain: bool,
+    pipelines: str,
+    experiment: str,
+    namespace: str,
+    token_file: Path | None,
+) -> None:
+    """Look for drift, items that jump and KPIs each hour, until stopped.
 
-    /metrics has the results of the last look. At most one run starts for a window, and one in six hours.
+    /metrics has the results of the last look. At most one run starts for a window, and one in six hours. With
+    --pipelines the last training of the cluster that succeeded runs again there, unless one works already.
     """
     from pipelines.live.streaming import stop_signal
     from pipelines.live.watching import watch_home
@@ -183,12 +201,21 @@ def watch(context: Context, every_s: float, host: str, port: int, retrain: bool)
 
     if not every_s > 0:
         raise click.UsageError(f"--every is {every_s}, expected seconds above 0")
-    start = (lambda verdict: launch.retrain(context.home, verdict, sys.stderr)) if retrain else None
+    if pipelines and not retrain:
+        raise click.UsageError("--pipelines needs --retrain: without it nothing trains")
+
+    def start(verdict: DriftVerdict) -> dict[str, Any]:
+        if not pipelines:
+            return launch.retrain(context.home, verdict, sys.stderr)
+        token = token_file.read_text().strip() if token_file else ""
+        return launch.retrain_on_cluster(context.home, verdict, pipelines, experiment, namespace, token)
 
     def say(line: str) -> None:
         click.echo(line, err=True)
 
-    looks = watch_home(context.settings(), every_s, (host, port), start, stop_signal(), say)
+    looks = watch_home(
+        context.settings(), every_s, (host, port), start if retrain else None, stop_signal(), say
+    )
     context.answer({"looks": looks}, f"{looks} looks")
 
 

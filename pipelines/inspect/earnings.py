@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from monitoring.kpi import (
     AtRisk,
     Drop,
     Kpi,
+    cost_since,
     exposure,
     find_drops,
     revenue_at_risk,
@@ -50,19 +52,23 @@ class Earnings:
     exposure: dict[str, float]
     at_risk: AtRisk
     drops: list[Drop]
+    drift_cost: float | None  # an hour, against answers before `drifted_since`; None: too few sessions
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as JSON types."""
         return {**asdict(self), "since": self.since.isoformat(), "until": self.until.isoformat()}
 
 
-def read_earnings(settings: Settings, dataset: Path | None, hours: float) -> Earnings:
+def read_earnings(
+    settings: Settings, dataset: Path | None, hours: float, drifted_since: datetime | None = None
+) -> Earnings:
     """Join the log of a home with the purchases that followed.
 
     Args:
         settings: of the endpoint whose log it is.
         dataset: a checked data set with the purchases; None reads the archive of the home's stream.
         hours: length of the window that is compared with the weeks before.
+        drifted_since: when a drift began; by default this window.
 
     Raises:
         NothingToJoin: the log or the purchases are empty.
@@ -81,6 +87,8 @@ def read_earnings(settings: Settings, dataset: Path | None, hours: float) -> Ear
     recent = answers.filter(pa.array(asked > asked.max() - HOUR))
     per_hour = {str(r): float(n) for r, n in recent["rung"].to_pandas().value_counts().items()}
     last = sessions[sessions["at"] > asked.max() - HOUR]
+    ends = min(until, asked.max())
+    drifted = ends - pd.Timedelta(hours=hours) if drifted_since is None else pd.Timestamp(drifted_since)
     return Earnings(
         since=asked.min(),
         until=until,
@@ -88,7 +96,8 @@ def read_earnings(settings: Settings, dataset: Path | None, hours: float) -> Ear
         cuts={cut: summarise_by(sessions, cut) for cut in CUTS},
         exposure=exposure(pc.list_flatten(answers["item_ids"]).to_pandas(), purchases["item_id"].nunique()),
         at_risk=revenue_at_risk(sessions, per_hour, float(last["wait_ms"].mean()) if len(last) else 0.0),
-        drops=find_drops(sessions, min(until, asked.max()), hours),
+        drops=find_drops(sessions, ends, hours),
+        drift_cost=cost_since(sessions, drifted, per_hour),
     )
 
 

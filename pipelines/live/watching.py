@@ -6,26 +6,33 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from prometheus_client import start_http_server
 
-from feature_repo.errors import RecoError
+from feature_repo.errors import CHECK_FAILED, CONFLICT, RecoError
 from feature_repo.stream.archive import EVENTS
 from monitoring.drift import drift_of_events, drift_of_log
 from monitoring.gauges import WatchGauges
+from monitoring.jumps import SMALL, WINDOWS, Jump, find_jumps
+from monitoring.kpi import concept_drift
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import WEEK, Window
 from pipelines.inspect.earnings import read_earnings, read_purchases
 from pipelines.run.launch import dataset_of
+from serving.prediction_log import read_log
 from serving.release.champion import read_champion
 from serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
 KPI_HOURS = 24.0  # the window whose figures are compared with the weeks before
+DAY = timedelta(days=1)
+NAMED = 5  # items of a line
 # Starts a retraining for a verdict, and returns what became of it.
 Retrain = Callable[[DriftVerdict], dict[str, Any]]
 
@@ -65,37 +72,70 @@ def watch_home(
 
 
 def look(settings: Settings, gauges: WatchGauges, retrain: Retrain | None) -> list[str]:
-    """Look at answers, purchases and KPIs once; return a line about each.
+    """Look at drift, at items that jump, and at KPIs once; return a line about each.
 
     A look that fails is a line, too, and its gauges keep their age: the alert on
     `reco_watch_success_timestamp_seconds` says so.
     """
-    lines = []
+    lines: list[str] = []
+    verdicts: list[DriftVerdict] = []
     for name, measure in (("answers", _answers), ("purchases", _purchases)):
         try:
             verdict = measure(settings)
         except (RecoError, OSError, ValueError) as error:
             lines.append(f"{name}: not looked at: {error}")
             continue
-        gauges.show_drift(name, verdict)
-        lines.append(f"{name}: {verdict.status}: {verdict.reason}")
-        if retrain is not None and verdict.status == "drifted":
-            outcome = retrain(verdict)
-            gauges.retraining.set(float(bool(outcome["started"] and not outcome["promoted"])))
-            lines.append(f"retraining: {outcome['said']}")
+        verdicts.append(verdict)
+        lines += _act(name, verdict, gauges, retrain)
+    for name, find in (("answers", _answered_jumps), ("purchases", _purchased_jumps)):
+        try:
+            jumps = find(settings)
+        except (RecoError, OSError, ValueError) as error:
+            lines.append(f"jumps of {name}: not looked at: {error}")
+            continue
+        if jumps is not None:
+            gauges.raised.labels(name).set(len(jumps))
+        lines.append(f"jumps of {name}: {_named(jumps)}")
+    began = [verdict.since for verdict in verdicts if verdict.since is not None]
     try:
-        earnings = read_earnings(settings, None, KPI_HOURS)
+        earnings = read_earnings(settings, None, KPI_HOURS, min(began, default=None))
     except (RecoError, OSError, ValueError) as error:
         return [*lines, f"kpi: not looked at: {error}"]
     by_rung = earnings.cuts["rung"]
     gauges.show_kpi(earnings.total, by_rung, earnings.at_risk, earnings.drops, earnings.exposure)
     dropped = [drop.figure for drop in earnings.drops if drop.dropped]
-    return [*lines, f"kpi: {earnings.total.sessions:,} sessions; dropped: {', '.join(dropped) or 'none'}"]
+    lines.append(f"kpi: {earnings.total.sessions:,} sessions; dropped: {', '.join(dropped) or 'none'}")
+    until = earnings.until.to_pydatetime()
+    concept = concept_drift(earnings.drops, Window(until - timedelta(hours=KPI_HOURS), until))
+    if concept is not None:
+        verdicts.append(concept)
+        lines += _act("labels", concept, gauges, retrain)
+    if earnings.drift_cost is not None and any(verdict.status == "drifted" for verdict in verdicts):
+        lines.append(f"drift costs {earnings.drift_cost:.2f} an hour, against full answers before it began")
+    return lines
+
+
+def _act(name: str, verdict: DriftVerdict, gauges: WatchGauges, retrain: Retrain | None) -> list[str]:
+    """Show a verdict, and start a retraining if it found drift; return lines about both."""
+    gauges.show_drift(name, verdict)
+    lines = [f"{name}: {verdict.status}: {verdict.reason}"]
+    if retrain is not None and verdict.status == "drifted":
+        try:
+            outcome = retrain(verdict)
+        except (RecoError, OSError, ValueError) as error:
+            # A training that works already is no failure.
+            failed = getattr(error, "exit_code", CHECK_FAILED) != CONFLICT
+            outcome = {"started": failed, "promoted": False, "said": f"not started: {error}"}
+        if outcome["started"]:  # else the last one's result stays
+            gauges.retraining.set(float(outcome.get("promoted") is False))
+        lines.append(f"retraining: {outcome['said']}")
+    return lines
 
 
 def _answers(settings: Settings) -> DriftVerdict:
     bundle = read_champion(settings.home).bundle(settings.home)
-    window = Window(datetime.now(UTC) - WEEK, None)
+    now = datetime.now(UTC)
+    window = Window(now - WEEK, now)
     return drift_of_log(bundle, settings.prediction_log_dir, window, quick=True)
 
 
@@ -107,3 +147,26 @@ def _purchases(settings: Settings) -> DriftVerdict:
     until = read_purchases(settings.home, None)["at"].max().to_pydatetime()
     dataset = Path(dataset_of(settings.home, str(archive)))
     return drift_of_events(dataset, Window(until - WEEK, until), bundle, quick=True)
+
+
+def _answered_jumps(settings: Settings) -> list[Jump] | None:
+    """Compare the items of a day's lists with the days before; another bundle shows other items."""
+    now, champion = datetime.now(UTC), read_champion(settings.home)
+    answers = read_log(settings.prediction_log_dir, now - (WINDOWS + 1) * DAY)
+    answers = answers.filter(pc.equal(answers["bundle_id"], champion.bundle_id))
+    row = pc.list_parent_indices(answers["item_ids"])
+    items, at = pc.list_flatten(answers["item_ids"]).dictionary_encode(), answers["answered_at"].take(row)
+    return find_jumps(pa.table({"unit": row, "item_id": items, "at": at}).to_pandas(), now, DAY)
+
+
+def _purchased_jumps(settings: Settings) -> list[Jump] | None:
+    """Compare the items of a week's small baskets with the weeks before."""
+    bought = read_purchases(settings.home, None).rename(columns={"basket_id": "unit"})
+    return find_jumps(bought, bought["at"].max(), WEEK, SMALL)
+
+
+def _named(jumps: list[Jump] | None) -> str:
+    if jumps is None:
+        return "too few baskets or lists to know"
+    more = f" and {len(jumps) - NAMED} more" if len(jumps) > NAMED else ""
+    return (", ".join(map(str, jumps[:NAMED])) + more) or "none"

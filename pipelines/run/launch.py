@@ -191,6 +191,27 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str]) -> dict[str, Any
     return {"started": True, "run_id": run.run_id, "promoted": True, "said": promoted(run)}
 
 
+def retrain_on_cluster(
+    home: Path, verdict: DriftVerdict, host: str, experiment: str, namespace: str, token: str
+) -> dict[str, Any]:
+    """Run the last good training of a cluster again for a drift verdict; see `retrain` and `repeat_training`.
+
+    Whether it ends well is the cluster's to say: the outcome has no `promoted`.
+    """
+    from monitoring.retraining import claim_retrain, release_retrain
+    from pipelines.run.submit import repeat_training
+
+    decision = claim_retrain(verdict, home, datetime.now(UTC))
+    if not decision.allowed:
+        return {"started": False, "said": f"not started: {decision.reason}"}
+    try:
+        submitted = repeat_training(host, experiment, namespace, token)
+    except BaseException:
+        release_retrain(decision, home)
+        raise
+    return {"started": True, "run_id": submitted.run_id, "said": f"submitted: {submitted.url}"}
+
+
 def train_toy_shop(home: Path, stream: IO[str]) -> Path:
     """Return a home whose champion is a small model of the toy shop; train it if it is missing."""
     home = home / "toy"

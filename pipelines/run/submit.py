@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feature_repo.errors import UNREACHABLE, USAGE, RecoError
+from feature_repo.errors import CONFLICT, UNREACHABLE, USAGE, RecoError
 from pipelines.run.graph import read_spec
 
 API = "/apis/v2beta1"
@@ -29,6 +29,7 @@ PASSWORDS = {
     "MLFLOW_TRACKING_PASSWORD": "tracking_uri",
     "MLFLOW_TRACKING_TOKEN": "tracking_uri",
 }
+CUT = "train_until"  # an argument of trainings alone
 ENDED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
 
 
@@ -42,6 +43,12 @@ class ApiUnreachable(RecoError):
     """Nothing that speaks the pipelines API answers at this address."""
 
     exit_code = UNREACHABLE
+
+
+class NotRepeated(RecoError):
+    """No training on the cluster can be run again now; the message says why."""
+
+    exit_code = CONFLICT
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,55 @@ def submit_pipeline(
         )
     url = f"{host}/#/runs/details/{run.run_id}"
     return Submitted(run.run_id, url, up.pipeline_id, up.version_id, run.state or "PENDING")
+
+
+def repeat_training(host: str, experiment: str, namespace: str = "", token: str = "") -> Submitted:
+    """Run the newest training that succeeded again, on all data of now, and return at once.
+
+    It has the same version of the pipeline and the same arguments, without the cut.
+
+    Raises:
+        NotRepeated: a training waits or works, or none succeeded.
+        ApiUnreachable: nothing answers, or something else does.
+        ApiRefused: the API wants credentials or refuses the run.
+    """
+    host = _root(host)
+    ask_health(host, token)
+    with _api(host):
+        client = _client(host, namespace, token)
+        home = client.create_experiment(experiment, namespace=namespace or None)
+        origin = None
+        for run in _trainings(client, home.experiment_id):
+            if run.state not in ENDED:
+                raise NotRepeated(f"run {run.run_id} trains already: {host}/#/runs/details/{run.run_id}")
+            if run.state == "SUCCEEDED":
+                origin = run
+                break
+        if origin is None:
+            raise NotRepeated(
+                f"no training of experiment {experiment!r} succeeded: start one with `reco submit`"
+            )
+        made_by = origin.pipeline_version_reference
+        arguments = {**origin.runtime_config.parameters, CUT: ""}
+        name = f"retraining {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+        again = client.run_pipeline(
+            home.experiment_id, name, None, arguments, made_by.pipeline_id, made_by.pipeline_version_id
+        )
+    url, ids = f"{host}/#/runs/details/{again.run_id}", (made_by.pipeline_id, made_by.pipeline_version_id)
+    return Submitted(again.run_id, url, *ids, again.state or "PENDING")
+
+
+def _trainings(client: Any, experiment_id: str) -> Iterator[Any]:
+    """Yield the runs of an experiment that train, newest first."""
+    page = ""
+    while True:
+        listed = client.list_runs(page, 100, "created_at desc", experiment_id)
+        for run in listed.runs or ():
+            if run.runtime_config and CUT in (run.runtime_config.parameters or {}):
+                yield run
+        page = listed.next_page_token
+        if not page:
+            return
 
 
 def schedule_pipeline(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from inspect import isawaitable
 from typing import Any
 
 import grpc
@@ -67,7 +68,8 @@ class _Interceptor(AsyncServerInterceptor):
             if not self._callers.may_ask(str(metadata.get("authorization", ""))):
                 count_rejected("caller")
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, _DETAIL)
-        return await method(request_or_iterator, context)
+        answer = method(request_or_iterator, context)
+        return await answer if isawaitable(answer) else answer  # a stream is no coroutine
 
 
 def _digest(token: str) -> bytes:

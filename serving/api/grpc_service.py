@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC
 from typing import Any
 
@@ -18,6 +19,9 @@ from serving.schemas import PRIORITIES, Response, parse_request, read_call
 
 _PLAIN = ("user_id", "store_id", "k", "profile", "request_id")
 SERVICES = ("", "reco.v1.Recommendations", "inference.GRPCInferenceService")  # "": the endpoint as a whole
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+MAX_WATCHES = 64  # any caller may watch, without a token
+WATCH_S = 0.2  # between two looks of a watch
 _PRIORITIES = {0: PRIORITIES[0], 1: "checkout", 2: "prefetch"}
 
 
@@ -43,25 +47,56 @@ class RecommendationsService(RecommendationsServicer):
 
 
 class Health(grpc.GenericRpcHandler):
-    """The check of `grpc.health.v1`, which kubelets and load balancers ask.
+    """`Check` and `Watch` of `grpc.health.v1`, which kubelets, load balancers and clients ask.
 
     Its two messages have one field each, of the same number and type as two well-known ones.
     """
 
     def __init__(self, is_ready: Callable[[], Awaitable[bool]]) -> None:
         self._is_ready = is_ready
+        self._watches = 0
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the method, None for those of other services."""
-        if handler_call_details.method != "/grpc.health.v1.Health/Check":
-            return None
         decode, encode = StringValue.FromString, Int32Value.SerializeToString
-        return grpc.unary_unary_rpc_method_handler(self._check, decode, encode)
+        match handler_call_details.method:
+            case "/grpc.health.v1.Health/Check":
+                return grpc.unary_unary_rpc_method_handler(self._check, decode, encode)
+            case "/grpc.health.v1.Health/Watch":
+                return grpc.unary_stream_rpc_method_handler(self._watch, decode, encode)
+        return None
 
     async def _check(self, request: StringValue, context: Any) -> Int32Value:
         if request.value not in SERVICES:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
-        return Int32Value(value=1 if await self._is_ready() else 2)  # SERVING, NOT_SERVING
+        return Int32Value(value=await self._status(request.value))
+
+    async def _watch(self, request: StringValue, context: Any) -> AsyncIterator[Int32Value]:
+        """Send the status, and each change of it.
+
+        A process that stops being ready drains, and never is again. So the stream ends then: else the server
+        would wait for it until the end of its grace.
+        """
+        if self._watches >= MAX_WATCHES:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_WATCHES} watches at a time"
+            )
+        self._watches += 1
+        try:
+            sent = 0
+            while sent != _NOT_SERVING:
+                status = await self._status(request.value)
+                if status != sent:
+                    yield Int32Value(value=status)
+                    sent = status
+                await asyncio.sleep(WATCH_S)
+        finally:
+            self._watches -= 1
+
+    async def _status(self, service: str) -> int:
+        if not await self._is_ready():
+            return _NOT_SERVING
+        return _SERVING if service in SERVICES else _SERVICE_UNKNOWN
 
 
 def read_metadata(context: Any) -> dict[str, str]:

@@ -52,6 +52,7 @@ def shop_visits(
         "store_id": pa.array(np.array([f"store-{n % 3}" for n in range(visits)])),
         "profile": pa.array(np.full(visits, "default")),
         "item_ids": pa.array([["shown", "other"]] * visits, pa.list_(pa.string())),
+        "scores": pa.array([[TAKES["full"], 0.1]] * visits, pa.list_(pa.float32())),
         "stage_ms": pa.array(
             [[("ranking", 2.0), ("features", 1.0)]] * visits, RECORD_SCHEMA.field("stage_ms").type
         ),

@@ -12,11 +12,13 @@ import pytest
 
 from monitoring.drift import (
     LEAST_UNITS,
+    LOOK_BACK,
     DriftFound,
     compare,
     drift_of_events,
     drift_of_log,
     measure_drift,
+    moved_most,
     raise_alert,
     show,
 )
@@ -183,6 +185,47 @@ def test_a_true_change_is_found_in_one_week(
     path = dataset(events(28), change(events(7, first_day=28)))
     verdict = drift_of_events(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
     assert (verdict.status, status(verdict, column)) == ("drifted", "alarm")
+
+
+def test_prices_a_third_higher_are_found_in_one_week_with_their_beginning(
+    events: Events, dataset: Callable[..., Path], day: Day
+) -> None:
+    dear = events(10, first_day=35).assign(price=lambda f: f["price"] * 1.3)
+    path, reference = dataset(events(35), dear), Window(day(0), day(28))
+    first = drift_of_events(path, Window(day(35), day(42)), reference, quick=True)
+    assert (first.status, first.columns[0].name) == ("drifted", "item_price")
+    later = drift_of_events(path, Window(day(38), day(45)), reference, quick=True)
+    assert later.since is not None
+    assert day(35) <= later.since <= day(38), "one to four dear days tip a week over the line"
+    assert later.reason.endswith(f"; since about {later.since:%Y-%m-%d}")
+    still = drift_of_events(path, Window(day(33)), reference, quick=True)
+    assert still.since is not None, "a longer window, and an open one"
+    assert day(35) <= still.since <= day(38)
+    assert later.place == "", "all departments alike"
+    quiet = drift_of_events(path, Window(day(28), day(35)), reference, quick=True)
+    assert (quiet.status, quiet.since) == ("ok", None)
+    path = dataset(events(35), events(40, first_day=35).assign(price=lambda f: f["price"] * 1.3))
+    old = drift_of_events(path, Window(day(68), day(75)), reference, quick=True)
+    assert old.reason.endswith(f"; since before {day(75 - LOOK_BACK):%Y-%m-%d}")
+
+
+def test_the_department_that_moved_most_is_named(
+    events: Events, dataset: Callable[..., Path], day: Day
+) -> None:
+    number = events(7, first_day=28)["item_id"].str[1:].astype(int)
+    dear = events(7, first_day=28).assign(price=lambda f: f["price"] * np.where(number % 3 == 1, 2, 1))
+    path = dataset(events(28), dear)
+    verdict = drift_of_events(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
+    assert verdict.columns[0].name == "item_price"
+    assert verdict.place == "department 'department 1'"
+    assert "; most in department 'department 1'" in verdict.reason
+
+
+def test_no_place_is_named_without_another_one_to_compare_with() -> None:
+    both = frame().assign(store_id="only", department="a")
+    assert moved_most("value", [TablePair(both.assign(value=lambda f: f["value"] * 2), both)]) == ""
+    few = both.assign(store_id=np.where(np.arange(len(both)) < 50, "small", "large"))
+    assert moved_most("value", [TablePair(few.assign(value=lambda f: f["value"] * 2), few)]) == ""
 
 
 def test_a_new_taste_is_found_and_named(

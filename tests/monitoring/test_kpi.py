@@ -1,9 +1,14 @@
 """KPIs of a shop whose truth is known: value of an answer, loss of a lower rung, and drops."""
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
+from feature_repo.toy_shop import favourite_items, item_name, toy_dataset
 from monitoring.kpi import (
+    concept_drift,
+    cost_since,
     exposure,
     find_drops,
     loss_per_answer,
@@ -13,6 +18,8 @@ from monitoring.kpi import (
     to_document,
 )
 from monitoring.sessions import make_sessions
+from monitoring.windows import Window
+from serving.prediction_log import RECORD_SCHEMA
 from tests.monitoring.shop_visits import PRICE, START, TAKES, shop_visits
 
 FOREVER = START + pd.Timedelta(weeks=100)
@@ -69,7 +76,7 @@ def test_a_drop_is_found_and_the_same_shop_raises_none() -> None:
     until = START + pd.Timedelta(weeks=10)
     quiet = [_sessions(20_000, weeks=10.0, degraded=0.0, seed=seed) for seed in range(10)]
     drops = [drop for sessions in quiet for drop in find_drops(sessions, until, 24)]
-    assert len(drops) == 10 * 4
+    assert len(drops) == 10 * 6
     assert not any(drop.dropped for drop in drops)
     worse = {"full": 0.15, "popular": 0.1}
     broken = _sessions(50_000, weeks=10.0, degraded=0.0, takes=worse, since=9.0)
@@ -77,6 +84,50 @@ def test_a_drop_is_found_and_the_same_shop_raises_none() -> None:
     assert found["conversion"]
     assert found["revenue_per_session"]
     assert not found["basket_value"]
+
+
+def test_the_cost_of_a_drift_is_within_5_percent_of_the_truth() -> None:
+    worse = {"full": 0.15, "popular": 0.1}
+    sessions = _sessions(120_000, weeks=10.0, degraded=0.0, takes=worse, since=5.0)
+    began = START + pd.Timedelta(weeks=5)
+    truth = 900 * (TAKES["full"] - worse["full"]) * PRICE
+    assert cost_since(sessions, began, {"full": 900, "popular": 100}) == pytest.approx(truth, rel=0.05)
+    assert cost_since(sessions, began + pd.Timedelta(weeks=5), {"full": 900}) is None, "nothing after it"
+
+
+def _visits_of(purchases: pd.DataFrame) -> pa.Table:
+    """Return the log of a model that knows each taste: a list before each basket of the toy shop."""
+    baskets = purchases.drop_duplicates("basket_id").sort_values("at")
+    log = {field.name: pa.nulls(len(baskets), field.type) for field in RECORD_SCHEMA}
+    lists = [list(map(item_name, favourite_items(int(user[5:]), 80)[1:])) for user in baskets["user_id"]]
+    at = (baskets["at"] - pd.Timedelta(minutes=1)).astype("datetime64[us, UTC]")
+    log |= {"user_id": baskets["user_id"], "at": at, "answered_at": at, "item_ids": lists}
+    log |= {"scores": [[0.9] * 5] * len(lists), "basket": [[]] * len(lists), "stage_ms": [[]] * len(lists)}
+    log |= {name: ["full" if name == "rung" else "x"] * len(lists) for name in ("rung", "bundle_id")}
+    return pa.table({name: pa.array(column, RECORD_SCHEMA.field(name).type) for name, column in log.items()})
+
+
+def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves() -> None:
+    """The shoppers of the last day take the items of others: same requests, same lists, same scores."""
+    purchases = toy_dataset(users=900, items=80, weeks=11).events
+    log, end = _visits_of(purchases), START.normalize() + pd.Timedelta(weeks=10)
+    purchases = purchases[purchases["at"] < end]
+    day = Window((end - pd.Timedelta(days=1)).to_pydatetime(), end.to_pydatetime())
+    last = (purchases["at"] >= day.since).to_numpy()
+    items = purchases["item_id"].to_numpy(object)
+    permuted = purchases.assign(item_id=np.append(items[~last], np.roll(items[last], 400)))
+    found = {}
+    for name, bought in (("same", purchases), ("changed", permuted)):
+        bought = bought.drop_duplicates(["basket_id", "item_id"])
+        drops = find_drops(make_sessions(log, bought, FOREVER), end, 24)
+        found[name] = concept_drift(drops, day)
+    same, changed = found["same"], found["changed"]
+    assert same is not None
+    assert changed is not None
+    assert (same.status, changed.status) == ("ok", "drifted"), same.reason
+    assert changed.reason.startswith("ndcg 0.")
+    assert "calibration" in changed.reason
+    assert concept_drift([], day) is None
 
 
 def test_a_short_history_has_no_drops() -> None:

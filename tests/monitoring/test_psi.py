@@ -27,6 +27,11 @@ def test_psi_follows_its_definition() -> None:
     assert found == pytest.approx((0.3 - 0.5) * np.log(0.3 / 0.5) + (0.7 - 0.5) * np.log(0.7 / 0.5))
 
 
+def test_kl_follows_its_definition() -> None:
+    found = Histogram("x", ("a", "b"), np.array([300, 700]), np.array([500, 500])).kl()
+    assert found == pytest.approx(0.3 * np.log(0.3 / 0.5) + 0.7 * np.log(0.7 / 0.5))
+
+
 def test_psi_is_zero_for_equal_shares_and_the_same_in_both_directions() -> None:
     a, b = np.array([10, 20, 70]), np.array([300, 100, 100])
     assert psi(a, a * 7) == 0

@@ -78,7 +78,7 @@ def test_html_in_the_data_does_not_run_in_the_page(measured: Measured, tmp_path:
 def test_the_page_is_complete_without_charts(tmp_path: Path) -> None:
     write_report(tmp_path / "reports" / "report.html", verdict())
     page = (tmp_path / "reports" / "report.html").read_text()
-    for text in ("drifted", "category", "alarms at", "the beginning until now", "PSI"):
+    for text in ("drifted", "category", "alarms at", "the beginning until now", "PSI", "KL"):
         assert text in page
     assert SCRIPT not in page
     assert [file.name for file in (tmp_path / "reports").iterdir()] == ["report.html"]

@@ -48,6 +48,11 @@ def test_a_column_that_is_only_shown_is_marked_in_the_terminal(
     assert "hour    alarm, shown only  0.3" in reco(tmp_path, "drift", "--quick").output
 
 
+def test_a_cluster_without_retraining_is_wrong_usage(tmp_path: Path) -> None:
+    done = reco(tmp_path, "watch", "--pipelines", "https://kfp.shop.example")
+    assert (done.exit_code, "--pipelines needs --retrain" in done.output) == (2, True)
+
+
 @pytest.mark.slow
 def test_an_empty_log_is_one_line_not_a_table(home: Path) -> None:
     done = reco(home, "drift", "--quick")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -17,9 +18,9 @@ from serving.shop.fact_store import open_fact_store
 from tests.monitoring.shop_visits import PRICE, TAKES, shop_visits
 
 
-def write_visits(settings: Settings, visits: int, weeks: float = 4.0) -> pd.DataFrame:
+def write_visits(settings: Settings, visits: int, weeks: float = 4.0, **given: Any) -> pd.DataFrame:
     """Write the log and the archive of a shop whose truth is known; return the purchases."""
-    answers, purchases = shop_visits(visits, weeks)
+    answers, purchases = shop_visits(visits, weeks, **given)
     settings.prediction_log_dir.mkdir(parents=True)
     pq.write_table(answers, settings.prediction_log_dir / "1-000000.parquet")
     lines = purchases.assign(event_type="purchase", discount=0.0, store_id="store-0")
@@ -43,6 +44,9 @@ def test_the_figures_of_a_home_are_those_of_its_shop(settings: Settings) -> None
     assert earnings.total.completeness > 0.99
     assert earnings.exposure == {"coverage": 1.0, "top_tenth": 0.5}  # two items in every answer, two sold
     assert earnings.at_risk.degraded > 0
+    assert earnings.drift_cost is not None
+    whole_value = 20_000 / (4 * 168) * TAKES["full"] * PRICE
+    assert earnings.drift_cost < whole_value / 4, "nothing drifted"
     assert earnings.total.margin_per_session is None
     assert earnings.drops == [], "four weeks are too few"
     assert json.loads(json.dumps(earnings.to_dict()))["total"]["sessions"] > 19_000

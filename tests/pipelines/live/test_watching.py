@@ -1,8 +1,10 @@
 """One look at a home: a failed look is a line, drift starts a retraining, gauges are served."""
 
+import re
 import shutil
 import threading
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,65 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from feature_repo.events import EVENT_SCHEMA
 from feature_repo.stream.archive import BASE, EVENTS, write_segment
+from feature_repo.toy_shop import toy_dataset
 from monitoring.gauges import WatchGauges
 from monitoring.verdict import DriftVerdict
 from pipelines.live.ports import claim_port
 from pipelines.live.watching import look, watch_home
+from pipelines.run.submit import ApiUnreachable, NotRepeated
+from serving.prediction_log import RECORD_SCHEMA
+from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
+from tests.monitoring.shop_visits import PRICE, TAKES
 from tests.pipelines.inspect.test_earnings import write_visits
 
 
-def test_a_home_with_nothing_is_three_lines_and_no_gauge(tmp_path: Path) -> None:
+def test_a_home_with_nothing_is_five_lines_and_no_gauge(tmp_path: Path) -> None:
     gauges = WatchGauges()
     lines = look(Settings(home=tmp_path), gauges, None)
-    assert [line.split(": not looked at: ")[0] for line in lines] == ["answers", "purchases", "kpi"]
+    names = ["answers", "purchases", "jumps of answers", "jumps of purchases", "kpi"]
+    assert [line.split(": ")[0] for line in lines] == names
+    assert lines[3] == "jumps of purchases: too few baskets or lists to know"
+    assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) is None
     assert gauges.registry.get_sample_value("reco_watch_success_timestamp_seconds", {"look": "kpi"}) is None
+
+
+def test_an_item_that_jumps_in_the_purchases_is_named_and_counted(tmp_path: Path) -> None:
+    events = toy_dataset(users=200, items=400, weeks=10).events
+    end = events["at"].max()
+    names = [f"pushed-{n}" for n in range(12)]
+    more = {"event_id": names, "basket_id": names, "user_id": names, "at": end, "item_id": "item-400"}
+    pushed = events.head(12).assign(**more)
+    gauges = WatchGauges()
+    for number, frame in enumerate((events, pushed)):
+        table = pa.Table.from_pandas(frame, preserve_index=False).select(EVENT_SCHEMA.names)
+        write_segment(tmp_path / "offline_store" / EVENTS, table.cast(EVENT_SCHEMA), f"{number}.parquet")
+        lines = look(Settings(home=tmp_path), gauges, None)
+        assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) == number
+    assert any(line.startswith("jumps of purchases: item-400 0.00% -> ") for line in lines), lines
+
+
+def test_an_item_that_jumps_in_the_champion_s_lists_is_counted(tmp_path: Path) -> None:
+    settings, rng, count = Settings(home=tmp_path), np.random.default_rng(0), 1_800
+    write_champion(tmp_path, Champion("b", "1", "recommender", "bundles/b", "2024-01-29", ""))
+    lists = [[f"item-{n}" for n in rng.choice(60, 3, replace=False)] for _ in range(count)]
+    at = datetime.now(UTC) - pd.to_timedelta(np.linspace(8.999, 0, count), unit="D")
+    lists = [shown[:2] + ["item-pushed"] * (n > count - 40) for n, shown in enumerate(lists)]
+    log = {field.name: pa.nulls(count, field.type) for field in RECORD_SCHEMA}
+    log |= {"item_ids": lists, "answered_at": at.as_unit("us")}
+    settings.prediction_log_dir.mkdir()
+    gauges = WatchGauges()
+    assert "jumps of answers: too few baskets or lists to know" in look(settings, gauges, None), (
+        "an empty log"
+    )
+    for bundle_id, jumped in (("another", None), ("b", 1)):
+        table = pa.table({**log, "bundle_id": [bundle_id] * count}, schema=RECORD_SCHEMA)
+        pq.write_table(table, settings.prediction_log_dir / f"{bundle_id}.parquet")
+        lines = look(settings, gauges, None)
+        assert gauges.registry.get_sample_value("reco_items_raised", {"look": "answers"}) == jumped, lines
+    assert any(line.startswith("jumps of answers: item-pushed 0.00% -> ") for line in lines), lines
 
 
 @pytest.mark.slow
@@ -56,6 +103,41 @@ def test_drift_of_the_stream_starts_a_retraining_and_a_failed_one_is_a_gauge(
     assert value("reco_retraining_failed") == 1
     assert [verdict.status for verdict in verdicts] == ["drifted"]
     assert "retraining: the champion stays" in lines
+
+
+@pytest.mark.slow
+def test_shoppers_that_take_other_items_are_drift_with_its_cost(tmp_path: Path) -> None:
+    """In the last day of ten weeks, shoppers take half as many of the shown items."""
+    settings, verdicts = Settings(home=tmp_path), list[DriftVerdict]()
+    worse = {rung: chance / 2 for rung, chance in TAKES.items()}
+    write_visits(settings, 42_000, 10.0, takes=worse, since=69 / 7, degraded=0.2)
+
+    def retrain(verdict: DriftVerdict) -> dict[str, Any]:
+        verdicts.append(verdict)
+        return {"started": True, "promoted": True, "said": "version 2 is champion"}
+
+    gauges = WatchGauges()
+    lines = look(settings, gauges, retrain)
+    assert gauges.registry.get_sample_value("reco_drift_found", {"look": "labels"}) == 1, lines
+    (verdict,) = verdicts
+    assert verdict.reason.startswith("ndcg 0.")
+    assert lines[-2] == "retraining: version 2 is champion"
+    (cost,) = re.findall(r"^drift costs ([0-9.]+) an hour", lines[-1])
+    truth = 42_000 / 70 / 24 * 0.8 * TAKES["full"] / 2 * PRICE
+    assert float(cost) == pytest.approx(truth, rel=0.5), "of the answers of one hour"
+
+    failed = gauges.registry.get_sample_value
+    for error, value in (
+        (NotRepeated("run r5 trains already"), 0),
+        (ApiUnreachable("nothing answers"), 1),
+        (NotRepeated("run r5 trains already"), 1),
+    ):
+
+        def refuse(verdict: DriftVerdict, error: Exception = error) -> dict[str, Any]:
+            raise error
+
+        assert f"retraining: not started: {error}" in look(settings, gauges, refuse)
+        assert failed("reco_retraining_failed") == value, "a run that works is no failure, and ends none"
 
 
 @pytest.mark.slow

@@ -15,10 +15,13 @@ import pytest
 import yaml
 from kfp import components
 
+from pipelines.run.launch import retrain_on_cluster
 from pipelines.run.submit import (
     ApiRefused,
     ApiUnreachable,
     Mount,
+    NotRepeated,
+    repeat_training,
     schedule_pipeline,
     submit_pipeline,
     wait_for_run,
@@ -27,6 +30,7 @@ from pipelines.run.submit import (
 from pipelines.training import TEACHERS, training
 from pipelines.watch import watch
 from tests.pipelines.conftest import sums
+from tests.pipelines.run.test_launch import VERDICT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -47,6 +51,7 @@ class Cluster(ThreadingHTTPServer):
         self.uploads: list[str] = []
         self.experiments: dict[str, str] = {}
         self.runs: list[dict[str, Any]] = []
+        self.ended: dict[str, str] = {}  # the state of a run, PENDING without one
         self.recurring: dict[str, dict[str, Any]] = {}
         self.states = ["PENDING", "RUNNING", "SUCCEEDED"]
         self.fail: tuple[int, dict[str, Any]] | None = None
@@ -81,6 +86,16 @@ class Api(BaseHTTPRequestHandler):
             return self._answer({"experiments": found})
         if path == "/apis/v2beta1/recurringruns":
             return self._answer({"recurringRuns": list(self.server.recurring.values())})
+        if path == "/apis/v2beta1/runs":
+            assert (query["experiment_id"], query["sort_by"]) == (["e1"], ["created_at desc"])
+            first = int(query.get("page_token", ["0"])[0])
+            newest = list(enumerate(self.server.runs, 1))[::-1][first : first + 2]  # two of a page
+            listed = [
+                {**run, "run_id": f"r{n}", "state": self.server.ended.get(f"r{n}", "PENDING")}
+                for n, run in newest
+            ]
+            more = {"next_page_token": str(first + 2)} if first + 2 < len(self.server.runs) else {}
+            return self._answer({"runs": listed, **more})
         if match := re.fullmatch(r"/apis/v2beta1/runs/(\w+)", path):
             return self._answer({"run_id": match[1], "state": self.server.states.pop(0)})
         self._answer({"message": f"no {path}"}, 404)
@@ -269,6 +284,58 @@ def test_a_schedule_takes_the_place_of_the_one_before(cluster: Cluster) -> None:
     assert made["runtime_config"]["parameters"] == ARGUMENTS
     assert made["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v2"}
     assert (made["mode"], made["no_catchup"], made["max_concurrency"]) == ("ENABLE", True, 1)
+
+
+def run_of(version: str, **parameters: object) -> dict[str, Any]:
+    reference = {"pipeline_id": "p1", "pipeline_version_id": version}
+    return {"pipeline_version_reference": reference, "runtime_config": {"parameters": parameters}}
+
+
+@pytest.fixture
+def trained(cluster: Cluster) -> Cluster:
+    """A cluster with a good training, a failed one, and two looks for drift after them."""
+    cluster.runs = [
+        run_of("v1", data="/shop", train_until="2024-01-01"),
+        run_of("v2", data="/shop", train_until="2024-02-01"),
+        run_of("v3", bundle="/mnt/reco"),
+        run_of("v3", bundle="/mnt/reco"),
+    ]
+    cluster.ended = {"r1": "SUCCEEDED", "r2": "FAILED", "r3": "SUCCEEDED", "r4": "RUNNING"}
+    return cluster
+
+
+def test_the_last_good_training_runs_again_on_all_data_and_once_at_a_time(trained: Cluster) -> None:
+    again = repeat_training(trained.url, "shop")
+    assert (again.run_id, again.version_id, again.url) == ("r5", "v1", f"{trained.url}/#/runs/details/r5")
+    made = trained.runs[-1]
+    assert made["runtime_config"]["parameters"] == {"data": "/shop", "train_until": ""}
+    assert made["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v1"}
+    with pytest.raises(NotRepeated, match="run r5 trains already"):
+        repeat_training(trained.url, "shop")
+    trained.ended["r5"] = "FAILED"
+    assert repeat_training(trained.url, "shop").version_id == "v1"
+    trained.runs = trained.runs[1:4]
+    trained.ended = {"r1": "FAILED"}
+    with pytest.raises(NotRepeated, match="no training of experiment 'shop' succeeded"):
+        repeat_training(trained.url, "shop")
+
+
+def test_drift_submits_one_training_and_a_refusal_does_not_use_the_cool_down(
+    trained: Cluster, tmp_path: Path
+) -> None:
+    def retrain() -> dict[str, Any]:
+        return retrain_on_cluster(tmp_path, VERDICT, trained.url, "shop", "", "")
+
+    trained.fail = (500, {"message": "no disk"})
+    with pytest.raises(ApiRefused, match="no disk"):
+        retrain()
+    trained.fail = None
+    first = retrain()
+    assert (first["started"], first["run_id"], len(trained.runs)) == (True, "r5", 5)
+    trained.ended["r5"] = "SUCCEEDED"
+    second = retrain()
+    assert (second["started"], len(trained.runs)) == (False, 5)
+    assert "the next may start at" in second["said"]
 
 
 def test_a_token_is_sent_and_a_missing_one_is_reported(cluster: Cluster) -> None:

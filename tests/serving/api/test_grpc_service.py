@@ -1,8 +1,9 @@
 """The typed service over real gRPC, in this process."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from prometheus_client import REGISTRY
 from serving.answer.recommender import Recommender, open_recommender
 from serving.api.callers import Callers
 from serving.api.endpoint import _Statuses
-from serving.api.grpc_service import Health, RecommendationsService
+from serving.api.grpc_service import MAX_WATCHES, Health, RecommendationsService
 from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.proto.recommendations_pb2 import Priority, RecommendRequest, RecommendResponse
 from serving.proto.recommendations_pb2_grpc import (
@@ -181,27 +182,112 @@ def test_an_error_of_ours_is_counted_and_says_nothing(recommender: Recommender) 
     assert faults() == before + 1
 
 
-def test_the_health_service_says_whether_the_endpoint_is_ready() -> None:
-    async def run() -> list[object]:
-        ready = True
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"  # field 1 of the answer
 
-        async def is_ready() -> bool:
-            return ready
 
+def watched(
+    is_ready: Callable[[], Awaitable[bool]], ask: Callable[[Any], Awaitable[Any]], *handlers: Any
+) -> Any:
+    """Run `ask` with a channel to the health service, behind the interceptors of the endpoint."""
+
+    async def run() -> Any:
         server = grpc.aio.server(interceptors=(Callers("0123456789abcdef").interceptor(), _Statuses()))
-        server.add_generic_rpc_handlers((Health(is_ready),))
+        server.add_generic_rpc_handlers((Health(is_ready), *handlers))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            check = channel.unary_unary("/grpc.health.v1.Health/Check")
-            name = b"reco.v1.Recommendations"
-            seen: list[object] = [await check(b""), await check(b"\x0a" + bytes([len(name)]) + name)]
-            ready = False
-            seen.append(await check(b""))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await check(b"\x0a\x01x")
-        await server.stop(None)
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                return await ask(channel)
+        finally:
+            await server.stop(None)
+
+    return asyncio.run(run())
+
+
+def test_the_health_service_says_whether_the_endpoint_is_ready() -> None:
+    ready = True
+
+    async def is_ready() -> bool:
+        return ready
+
+    async def ask(channel: Any) -> list[object]:
+        nonlocal ready
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        name = b"reco.v1.Recommendations"
+        seen: list[object] = [await check(b""), await check(b"\x0a" + bytes([len(name)]) + name)]
+        ready = False
+        seen.append(await check(b""))
+        ready = True
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(b"\x0a\x01x")
         return [*seen, caught.value.code()]
 
-    # Field 1 of the answer: SERVING is 1, NOT_SERVING is 2.
-    assert asyncio.run(run()) == [b"\x08\x01", b"\x08\x01", b"\x08\x02", grpc.StatusCode.NOT_FOUND]
+    assert watched(is_ready, ask) == [SERVING, SERVING, NOT_SERVING, grpc.StatusCode.NOT_FOUND]
+
+
+def test_a_watch_gets_each_change_and_ends_when_the_process_drains() -> None:
+    ready = True
+
+    async def is_ready() -> bool:
+        return ready
+
+    async def ask(channel: Any) -> list[object]:
+        nonlocal ready
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        own, other = watch(b""), watch(b"\x0a\x01x")
+        seen: list[object] = [await own.read(), await other.read()]
+        ready = False
+        seen += [await own.read(), await other.read()]
+        return [*seen, await own.read() is grpc.aio.EOF, await own.code()]
+
+    expected = [SERVING, SERVICE_UNKNOWN, NOT_SERVING, NOT_SERVING, True, grpc.StatusCode.OK]
+    assert watched(is_ready, ask) == expected
+
+
+def test_so_many_watches_are_open_at_a_time() -> None:
+    async def is_ready() -> bool:
+        return True
+
+    async def ask(channel: Any) -> None:
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        calls = [watch(b"") for _ in range(MAX_WATCHES)]
+        assert {await call.read() for call in calls} == {SERVING}
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await watch(b"").read()
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        calls[0].cancel()
+        for _ in range(600):  # until the server has seen the end of the first one
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                assert await watch(b"").read() == SERVING
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError("a watch that ended leaves no room for another one")
+
+    watched(is_ready, ask)
+
+
+class Streams(grpc.GenericRpcHandler):
+    """Answers two messages, under a name that needs a token."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def answer(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield b"1"
+            yield b"2"
+
+        wanted = handler_call_details.method == "/x/Recommend"
+        return grpc.unary_stream_rpc_method_handler(answer) if wanted else None
+
+
+def test_a_stream_needs_a_token_as_a_call_does() -> None:
+    async def is_ready() -> bool:
+        return True
+
+    async def ask(channel: Any) -> list[bytes]:
+        recommend = channel.unary_stream("/x/Recommend")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await recommend(b"").read()
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        token = (("authorization", "Bearer 0123456789abcdef"),)
+        return [message async for message in recommend(b"", metadata=token)]
+
+    assert watched(is_ready, ask, Streams()) == [b"1", b"2"]
