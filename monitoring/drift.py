@@ -240,15 +240,20 @@ def _located(
 ) -> DriftVerdict:
     """Return a verdict that says where its first column moved most, and since when.
 
-    That is the day with which its last seven days passed a line first, seen from the end of the window on.
+    That is the first day whose last seven days passed a line. Where data or the reference end the search, it
+    began before the day that is named.
     """
     name, since, until, when = verdict.columns[0].name, None, end, "about"
     for _ in range(LOOK_BACK):
         if verdict.reference.until is None or until - WEEK < verdict.reference.until:
+            when = "before"
             break
         week, days = tables_of(Window(until - WEEK, until))
-        own = [table.only([name]) for table in week if name in table.reference]
-        if days < LEAST_DAYS or judge(compare(own)).column(name).status not in ("warn", "alarm"):
+        if days < LEAST_DAYS:
+            when = "before"
+            break
+        column_tables = [table.only([name]) for table in week if name in table.reference]
+        if judge(compare(column_tables)).column(name).status not in ("warn", "alarm"):
             break
         until = since = until - DAY
     else:
@@ -267,7 +272,7 @@ def moved_most(name: str, tables: Sequence[TablePair]) -> str:
     for table, place in itertools.product(tables, PLACES):
         if not {name, place} <= {*table.reference, *table.current} or name in (place, "category"):
             continue
-        code, level = (encode(table.current[one], table.reference[one]) for one in (name, place))
+        code, level = (encode(table.current[column], table.reference[column]) for column in (name, place))
         bins, levels = len(code.labels), len(level.labels)
         if levels == 1:
             continue

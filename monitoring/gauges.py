@@ -39,11 +39,16 @@ class WatchGauges:
         return Gauge(f"reco_{name}", text, labels, registry=self.registry)
 
     def show_drift(self, look: str, verdict: DriftVerdict) -> None:
-        """Set the gauges of one verdict; `look` is answers or purchases."""
+        """Set the gauges of one verdict; `look` is answers, purchases or labels."""
         self.drifted.labels(look).set(float(verdict.failed))
         for column in verdict.columns:
             if column.psi is not None and column.alarm_at and column.pages:
                 self.psi.labels(look, column.name).set(column.psi / column.alarm_at)
+        self.success.labels(look).set(time.time())
+
+    def show_nothing(self, look: str) -> None:
+        """Set the gauges of a look that had too little data: no old verdict stays."""
+        self.drifted.labels(look).set(0.0)
         self.success.labels(look).set(time.time())
 
     def show_kpi(

@@ -9,7 +9,7 @@ expensive than it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,7 +34,11 @@ FIGURES = {
     "ndcg": ("gain", "best_gain"),
     "calibration": ("hits", "expected"),
 }
-CONCEPT = ("ndcg", "calibration")  # they fall where shoppers answer differently to the same requests
+CONCEPT = (
+    "ndcg",
+    "calibration",
+)  # of one bundle: they fall where shoppers answer differently to the same requests
+EARNED = tuple(name for name in FIGURES if name not in CONCEPT)
 
 
 @dataclass(frozen=True)
@@ -183,19 +187,21 @@ def concept_drift(drops: list[Drop], window: Window) -> DriftVerdict | None:
     Shoppers may answer differently to the same requests. No column of the log moves then, but these figures
     fall below the same hours of the weeks before.
     """
-    own = [drop for drop in drops if drop.figure in CONCEPT]
-    if not own:
+    concept_drops = [drop for drop in drops if drop.figure in CONCEPT]
+    if not concept_drops:
         return None
     said = "; ".join(
         f"{drop.figure} {drop.before:.3f} -> {drop.now:.3f} ({drop.change:+.0%} ± {drop.margin:.0%})"
-        for drop in own
+        for drop in concept_drops
     )
-    status: Status = "drifted" if any(drop.dropped for drop in own) else "ok"
+    status: Status = "drifted" if any(drop.dropped for drop in concept_drops) else "ok"
     compared = f"lists and the purchases that followed with those of the {WEEKS_BEFORE} weeks before"
     return DriftVerdict(status, said, compared, window, Window(), (), since=window.since)
 
 
-def find_drops(sessions: pd.DataFrame, until: pd.Timestamp, hours: float) -> list[Drop]:
+def find_drops(
+    sessions: pd.DataFrame, until: pd.Timestamp, hours: float, figures: Sequence[str] = EARNED
+) -> list[Drop]:
     """Compare the last `hours` before `until` with the same hours of the weeks before.
 
     A figure dropped if its whole interval lies more than DROP below the mean of those weeks. The interval has
@@ -210,7 +216,7 @@ def find_drops(sessions: pd.DataFrame, until: pd.Timestamp, hours: float) -> lis
         windows.append(_sums(done[(done["at"] > end - length) & (done["at"] <= end)]))
     if min(len(window) for window in windows) < LEAST_SESSIONS:
         return []
-    return [drop for name in FIGURES if (drop := _drop(name, windows)) is not None]
+    return [drop for name in figures if (drop := _drop(name, windows)) is not None]
 
 
 def _sums(rows: pd.DataFrame) -> pd.DataFrame:
@@ -222,12 +228,14 @@ def _drop(name: str, windows: list[pd.DataFrame]) -> Drop | None:
     values, variances = [], []
     for window in windows:
         top, bottom = window[above].to_numpy(float), window[below].to_numpy(float)
-        if bottom.sum() == 0 or top.sum() == 0:
+        if bottom.sum() == 0:
             return None
         ratio = float(top.sum() / bottom.sum())
         values.append(ratio)
         variances.append(float(((top - ratio * bottom) ** 2).sum() / bottom.sum() ** 2))
     now, before = values[0], float(np.mean(values[1:]))
+    if before == 0:
+        return None
     # Weeks differ by chance and by more: the spread that was seen, and at least the chance of now.
     noise = max(float(np.var(values[1:], ddof=1)), variances[0])
     spread = math.sqrt(noise * (1 + 1 / WEEKS_BEFORE))

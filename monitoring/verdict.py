@@ -221,5 +221,4 @@ def _sentence(row: ColumnDrift) -> str:
     line = f"alarm line {row.alarm_at:.3f}" if row.status == "alarm" else f"warning line {row.warn_at:.3f}"
     shown = "" if row.pages else ", shown only"
     moved = "".join(f": share of '{m.label}' {m.reference:.2%} -> {m.current:.2%}" for m in row.moved[:1])
-    kl = f", KL {row.kl:.3f}" if row.name == WITH_FEATURES else ""
-    return f"{row.name} PSI {row.psi:.3f}{kl} ({line}, noise {row.noise_floor:.3f}{shown}){moved}"
+    return f"{row.name} PSI {row.psi:.3f} ({line}, noise {row.noise_floor:.3f}{shown}){moved}"

@@ -33,7 +33,7 @@ class Pace:
     """How many answers a state needs and how long it may take."""
 
     weights: Mapping[int, int] = field(default_factory=lambda: {1: 25, 5: 150, 25: 600, 50: 1_000})
-    reveals: float = 0.1  # share below `full`, over the stable slot's, that each step but the first finds
+    reveals: float = 0.1  # share below `full`, over the stable slot's, that each state but 1 % finds
     shadow_answers: int = 600
     mirror_percent: int = 50
     look_s: float = 5.0

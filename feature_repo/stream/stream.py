@@ -64,7 +64,6 @@ RETRY_S = 0.5
 PROBE_S = 3.0  # how long the broker may take to show one message
 LATE_S = 10.0  # timeout of a question at an assignment
 LATEST_S = 60.0  # of all questions at one; the group waits five minutes for a member
-LATE = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._WAIT_COORD)
 OFFSET_BITS = 48  # of a version; the bits above count how often the topic was made again
 STORE_ERRORS = (redis.RedisError, redis.RedisClusterException, sqlite3.Error, OSError)
 
@@ -105,7 +104,7 @@ class Stream:
         self._answered_at = time.monotonic()  # the caller has just created the topics
         self._archived_at = self._beat_at = time.monotonic()
         self._consumer = Consumer(consumer_config(settings, settings.group), logger=log)
-        self._stop = threading.Event()
+        self._stop, self._late_until = threading.Event(), 0.0
 
     def run(self, stop: threading.Event, on_ready: Callable[[], None] | None = None) -> None:
         """Fold until `stop` is set, then archive and commit the folded events."""
@@ -247,8 +246,16 @@ class Stream:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Resume at the group's position; read a new log of the broker from its beginning."""
-        newest, until = last_versions(self._archive), time.monotonic() + LATEST_S
-        places = self._answer(lambda: consumer.committed(partitions, timeout=LATE_S), until)
+        self._late_until = time.monotonic() + LATEST_S
+        try:
+            self._resume(consumer, partitions)
+        except KafkaException:
+            if not self._stop.is_set():
+                raise
+
+    def _resume(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        newest = last_versions(self._archive)
+        places = self._answer(lambda: consumer.committed(partitions, timeout=LATE_S))
         committed = {one.partition: one.offset for one in places}
         self._began = {}
         for place in partitions:
@@ -257,7 +264,7 @@ class Stream:
             if version < 0:
                 continue
             generation, offset = version >> OFFSET_BITS, version & ((1 << OFFSET_BITS) - 1)
-            if self._is_at(place, offset, event_of(self._archive, place.partition, version), until):
+            if self._is_at(place, offset, event_of(self._archive, place.partition, version)):
                 if committed[place.partition] < 0:
                     place.offset = offset + 1  # the broker lost the group's position, not the messages
                     self._began[place.partition] = place.offset
@@ -271,7 +278,7 @@ class Stream:
             self._generation[place.partition] = generation
         consumer.assign(partitions)
 
-    def _is_at(self, place: TopicPartition, offset: int, event_id: str, until: float) -> bool:
+    def _is_at(self, place: TopicPartition, offset: int, event_id: str) -> bool:
         """Return whether the broker's log is the one that had this event at this offset.
 
         The log's end does not show it: a broker may report it too low, and a new log may have grown past it.
@@ -284,7 +291,7 @@ class Stream:
             message = reader.poll(PROBE_S)
             if message is None or message.error():
                 # No message: the log is empty and new, or all of it was deleted by age.
-                ends = self._answer(lambda: reader.get_watermark_offsets(place, timeout=LATE_S), until)
+                ends = self._answer(lambda: reader.get_watermark_offsets(place, timeout=LATE_S))
                 return ends[1] > offset
             found = place_of(message)[2]
             if found != offset:
@@ -293,17 +300,15 @@ class Stream:
         finally:
             reader.close()
 
-    def _answer(self, ask: Callable[[], Any], until: float) -> Any:
+    def _answer(self, ask: Callable[[], Any]) -> Any:
         """Return the broker's answer; ask again while it is late, as after a change of the group."""
         while True:
             try:
                 return ask()
             except KafkaException as error:
-                reason: KafkaError = error.args[0]
-                is_late = reason.code() in LATE or reason.retriable()
-                if not is_late or self._stop.is_set() or time.monotonic() > until:
+                if self._stop.is_set() or time.monotonic() > self._late_until:
                     raise
-                log.warning("the broker did not answer (%s): asking again", reason.str())
+                log.warning("the broker did not answer (%s): asking again", error.args[0].str())
                 self._stop.wait(RETRY_S)
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

@@ -58,6 +58,7 @@ def drift(
     The window is one of the prediction log, or of events (--data). Exit code 1: it drifted; 2: the
     window is too short or too small to judge.
     """
+    from monitoring.retraining import COOL_DOWN
     from pipelines.run import launch
 
     page = None if quick else report or context.home / "drift.html"
@@ -67,7 +68,7 @@ def drift(
     document: dict[str, Any] = {**verdict.to_dict(), "report": str(page) if page else None}
     text = _drift_text(verdict, page)
     if retrain:
-        document["retrain"] = outcome = launch.retrain(context.home, verdict, sys.stderr)
+        document["retrain"] = outcome = launch.retrain(context.home, verdict, sys.stderr, COOL_DOWN)
         text += f"\nretraining: {outcome['said']}"
     context.answer(document, text)
     if verdict.failed or verdict.status == "insufficient_data":
@@ -192,11 +193,11 @@ def watch(
 ) -> None:
     """Look for drift, items that jump and KPIs each hour, until stopped.
 
-    /metrics has the results of the last look. At most one run starts for a window, and one in six hours. With
+    /metrics has the results of the last look. At most one run starts in a week. With
     --pipelines the last training of the cluster that succeeded runs again there, unless one works already.
     """
     from pipelines.live.streaming import stop_signal
-    from pipelines.live.watching import watch_home
+    from pipelines.live.watching import REST, watch_home
     from pipelines.run import launch
 
     if not every_s > 0:
@@ -206,9 +207,9 @@ def watch(
 
     def start(verdict: DriftVerdict) -> dict[str, Any]:
         if not pipelines:
-            return launch.retrain(context.home, verdict, sys.stderr)
+            return launch.retrain(context.home, verdict, sys.stderr, REST)
         token = token_file.read_text().strip() if token_file else ""
-        return launch.retrain_on_cluster(context.home, verdict, pipelines, experiment, namespace, token)
+        return launch.retrain_on_cluster(context.home, verdict, pipelines, experiment, namespace, token, REST)
 
     def say(line: str) -> None:
         click.echo(line, err=True)

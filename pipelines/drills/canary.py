@@ -41,6 +41,7 @@ BEFORE_S = 5.0
 # Cases about crashes and registries hurry through the steps; those about the gate keep its numbers.
 HURRY = Pace(
     weights={1: 5, 5: 10, 25: 100, 50: 100},
+    reveals=1.0,
     shadow_answers=60,
     look_s=1.0,
     hold_s=6.0,

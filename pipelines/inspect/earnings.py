@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.archive import EVENTS, read_archive
 from monitoring.kpi import (
+    CONCEPT,
     CUTS,
     AtRisk,
     Drop,
@@ -52,7 +53,7 @@ class Earnings:
     exposure: dict[str, float]
     at_risk: AtRisk
     drops: list[Drop]
-    drift_cost: float | None  # an hour, against answers before `drifted_since`; None: too few sessions
+    drift_cost: float | None  # an hour, against answers before a drift; None: no drift, or too few sessions
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as JSON types."""
@@ -68,7 +69,7 @@ def read_earnings(
         settings: of the endpoint whose log it is.
         dataset: a checked data set with the purchases; None reads the archive of the home's stream.
         hours: length of the window that is compared with the weeks before.
-        drifted_since: when a drift began; by default this window.
+        drifted_since: when a drift began; None: unknown.
 
     Raises:
         NothingToJoin: the log or the purchases are empty.
@@ -88,7 +89,8 @@ def read_earnings(
     per_hour = {str(r): float(n) for r, n in recent["rung"].to_pandas().value_counts().items()}
     last = sessions[sessions["at"] > asked.max() - HOUR]
     ends = min(until, asked.max())
-    drifted = ends - pd.Timedelta(hours=hours) if drifted_since is None else pd.Timestamp(drifted_since)
+    # A new bundle scores on a scale of its own: how well lists fit is compared within one bundle.
+    of_bundle = sessions[sessions["bundle_id"] == sessions.loc[sessions["at"].idxmax(), "bundle_id"]]
     return Earnings(
         since=asked.min(),
         until=until,
@@ -96,8 +98,10 @@ def read_earnings(
         cuts={cut: summarise_by(sessions, cut) for cut in CUTS},
         exposure=exposure(pc.list_flatten(answers["item_ids"]).to_pandas(), purchases["item_id"].nunique()),
         at_risk=revenue_at_risk(sessions, per_hour, float(last["wait_ms"].mean()) if len(last) else 0.0),
-        drops=find_drops(sessions, ends, hours),
-        drift_cost=cost_since(sessions, drifted, per_hour),
+        drops=[*find_drops(sessions, ends, hours), *find_drops(of_bundle, ends, hours, CONCEPT)],
+        drift_cost=None
+        if drifted_since is None
+        else cost_since(sessions, pd.Timestamp(drifted_since), per_hour),
     )
 
 

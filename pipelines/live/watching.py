@@ -30,6 +30,7 @@ from serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
+REST = WEEK  # between two retrainings: until then a window holds older answers, too
 KPI_HOURS = 24.0  # the window whose figures are compared with the weeks before
 DAY = timedelta(days=1)
 NAMED = 5  # items of a line
@@ -93,8 +94,7 @@ def look(settings: Settings, gauges: WatchGauges, retrain: Retrain | None) -> li
         except (RecoError, OSError, ValueError) as error:
             lines.append(f"jumps of {name}: not looked at: {error}")
             continue
-        if jumps is not None:
-            gauges.raised.labels(name).set(len(jumps))
+        gauges.raised.labels(name).set(len(jumps or ()))
         lines.append(f"jumps of {name}: {_named(jumps)}")
     began = [verdict.since for verdict in verdicts if verdict.since is not None]
     try:
@@ -107,10 +107,11 @@ def look(settings: Settings, gauges: WatchGauges, retrain: Retrain | None) -> li
     lines.append(f"kpi: {earnings.total.sessions:,} sessions; dropped: {', '.join(dropped) or 'none'}")
     until = earnings.until.to_pydatetime()
     concept = concept_drift(earnings.drops, Window(until - timedelta(hours=KPI_HOURS), until))
-    if concept is not None:
-        verdicts.append(concept)
+    if concept is None:
+        gauges.show_nothing("labels")
+    else:
         lines += _act("labels", concept, gauges, retrain)
-    if earnings.drift_cost is not None and any(verdict.status == "drifted" for verdict in verdicts):
+    if earnings.drift_cost is not None:
         lines.append(f"drift costs {earnings.drift_cost:.2f} an hour, against full answers before it began")
     return lines
 
@@ -123,11 +124,11 @@ def _act(name: str, verdict: DriftVerdict, gauges: WatchGauges, retrain: Retrain
         try:
             outcome = retrain(verdict)
         except (RecoError, OSError, ValueError) as error:
-            # A training that works already is no failure.
-            failed = getattr(error, "exit_code", CHECK_FAILED) != CONFLICT
-            outcome = {"started": failed, "promoted": False, "said": f"not started: {error}"}
-        if outcome["started"]:  # else the last one's result stays
-            gauges.retraining.set(float(outcome.get("promoted") is False))
+            outcome = {"said": f"not started: {error}"}
+            if getattr(error, "exit_code", CHECK_FAILED) != CONFLICT:  # else a training works already
+                outcome["promoted"] = False
+        if "promoted" in outcome:  # else the last one's result stays
+            gauges.retraining.set(float(not outcome["promoted"]))
         lines.append(f"retraining: {outcome['said']}")
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -155,7 +155,7 @@ def promoted(run: Run) -> str:
     )
 
 
-def retrain(home: Path, verdict: DriftVerdict, stream: IO[str]) -> dict[str, Any]:
+def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timedelta) -> dict[str, Any]:
     """Start the training pipeline for a drift verdict, with the arguments of the champion's run.
 
     Nothing is started if this window has started a run already, or during the cool-down.
@@ -169,7 +169,7 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str]) -> dict[str, Any
     from monitoring.retraining import claim_retrain, release_retrain
     from pipelines.run.local_run import StepFailed
 
-    decision = claim_retrain(verdict, home, datetime.now(UTC))
+    decision = claim_retrain(verdict, home, datetime.now(UTC), cool_down)
     if not decision.allowed:
         return {"started": False, "said": f"not started: {decision.reason}"}
     before = {run.run_id for run in list_runs(home)}
@@ -192,16 +192,22 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str]) -> dict[str, Any
 
 
 def retrain_on_cluster(
-    home: Path, verdict: DriftVerdict, host: str, experiment: str, namespace: str, token: str
+    home: Path,
+    verdict: DriftVerdict,
+    host: str,
+    experiment: str,
+    namespace: str,
+    token: str,
+    cool_down: timedelta,
 ) -> dict[str, Any]:
     """Run the last good training of a cluster again for a drift verdict; see `retrain` and `repeat_training`.
 
-    Whether it ends well is the cluster's to say: the outcome has no `promoted`.
+    The result of the run is not known yet: the outcome has no `promoted`.
     """
     from monitoring.retraining import claim_retrain, release_retrain
     from pipelines.run.submit import repeat_training
 
-    decision = claim_retrain(verdict, home, datetime.now(UTC))
+    decision = claim_retrain(verdict, home, datetime.now(UTC), cool_down)
     if not decision.allowed:
         return {"started": False, "said": f"not started: {decision.reason}"}
     try:

@@ -121,8 +121,8 @@ def test_the_plan_of_the_workflow_has_every_variable_of_the_apply() -> None:
     job = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]["plan"]
     by_job = {name.removeprefix("TF_VAR_"): text for name, text in job["env"].items() if "TF_VAR_" in name}
     assert needed - set(given) == {"store_password"}
-    # Without these two the plan would remove its own role.
-    assert set(by_job) == {"store_password", "github_repository", "state_bucket"}
+    # Without these the plan would remove its own role, or make a second provider.
+    assert set(by_job) == {"store_password", "github_repository", "github_provider", "state_bucket"}
     assert by_job["state_bucket"] == job["env"]["STATE"], "the bucket that `init` reads"
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from feature_repo.toy_shop import favourite_items, item_name, toy_dataset
 from monitoring.kpi import (
+    CONCEPT,
+    EARNED,
     concept_drift,
     cost_since,
     exposure,
@@ -108,18 +110,19 @@ def _visits_of(purchases: pd.DataFrame) -> pa.Table:
 
 
 def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves() -> None:
-    """The shoppers of the last day take the items of others: same requests, same lists, same scores."""
+    """On the last day, shoppers exchange a quarter of their items: same requests, lists and scores."""
     purchases = toy_dataset(users=900, items=80, weeks=11).events
     log, end = _visits_of(purchases), START.normalize() + pd.Timedelta(weeks=10)
     purchases = purchases[purchases["at"] < end]
     day = Window((end - pd.Timedelta(days=1)).to_pydatetime(), end.to_pydatetime())
     last = (purchases["at"] >= day.since).to_numpy()
     items = purchases["item_id"].to_numpy(object)
-    permuted = purchases.assign(item_id=np.append(items[~last], np.roll(items[last], 400)))
+    exchanged = np.flatnonzero(last)[::4]
+    items[exchanged] = np.roll(items[exchanged], 100)
     found = {}
-    for name, bought in (("same", purchases), ("changed", permuted)):
+    for name, bought in (("same", purchases), ("changed", purchases.assign(item_id=items))):
         bought = bought.drop_duplicates(["basket_id", "item_id"])
-        drops = find_drops(make_sessions(log, bought, FOREVER), end, 24)
+        drops = find_drops(make_sessions(log, bought, FOREVER), end, 24, CONCEPT)
         found[name] = concept_drift(drops, day)
     same, changed = found["same"], found["changed"]
     assert same is not None
@@ -128,6 +131,15 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves() -> None:
     assert changed.reason.startswith("ndcg 0.")
     assert "calibration" in changed.reason
     assert concept_drift([], day) is None
+
+
+def test_a_day_without_an_accepted_item_is_a_drop_of_everything() -> None:
+    nothing = {"full": 0.0, "popular": 0.0}
+    sessions = _sessions(50_000, weeks=10.0, degraded=0.0, takes=nothing, since=9.8)
+    until = START + pd.Timedelta(weeks=10)
+    found = {drop.figure: drop for drop in find_drops(sessions, until, 24, (*EARNED, *CONCEPT))}
+    assert {name for name, drop in found.items() if drop.dropped} == {*EARNED, *CONCEPT} - {"basket_value"}
+    assert found["conversion"].change == -1.0
 
 
 def test_a_short_history_has_no_drops() -> None:

@@ -334,7 +334,9 @@ def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
             nonlocal late
             late -= 1
             if late >= 0:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+                raise KafkaException(
+                    KafkaError(KafkaError._TIMED_OUT if late else KafkaError.NOT_COORDINATOR)
+                )
             return super().committed(*arguments, **options)
 
     monkeypatch.setattr(stream_module, "Consumer", Late)
@@ -343,6 +345,23 @@ def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
         until(lambda: stream.counts.events >= 100, "the events")
     assert late < 0
     assert archived(tmp_path) == batch(events.iloc[:100])
+
+
+def test_a_stop_while_the_broker_is_late_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(tmp_path, None, KafkaSettings(bootstrap="127.0.0.1:1"))  # type: ignore[arg-type]
+
+    class Late:
+        def committed(self, *_: Any, **__: Any) -> Any:
+            stream._stop.set()
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    place = TopicPartition("checkout.events", 0)
+    stream._assigned(Late(), [place])  # type: ignore[arg-type]
+    stream._stop = threading.Event()
+    monkeypatch.setattr(stream._stop, "set", lambda: None)
+    monkeypatch.setattr(stream_module, "LATEST_S", -1.0)
+    with pytest.raises(KafkaException):
+        stream._assigned(Late(), [place])  # type: ignore[arg-type]
 
 
 def test_a_held_message_of_a_revoked_partition_is_dropped(

@@ -15,7 +15,7 @@ from feature_repo.stream.archive import EVENTS, write_segment
 from pipelines.inspect.earnings import NothingToJoin, read_earnings
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
-from tests.monitoring.shop_visits import PRICE, TAKES, shop_visits
+from tests.monitoring.shop_visits import PRICE, START, TAKES, shop_visits
 
 
 def write_visits(settings: Settings, visits: int, weeks: float = 4.0, **given: Any) -> pd.DataFrame:
@@ -38,7 +38,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.mark.slow
 def test_the_figures_of_a_home_are_those_of_its_shop(settings: Settings) -> None:
     write_visits(settings, 20_000)
-    earnings = read_earnings(settings, None, 24)
+    earnings = read_earnings(settings, None, 24, START + pd.Timedelta(weeks=2))
     by_rung = earnings.cuts["rung"]
     assert {rung: kpi.conversion for rung, kpi in by_rung.items()} == pytest.approx(TAKES, rel=0.1)
     assert earnings.total.completeness > 0.99

@@ -11,6 +11,7 @@ import pytest
 
 from components.data.ingest_events import ingest_events
 from components.home import Conflict
+from monitoring.retraining import COOL_DOWN
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
 from pipelines.run.arguments import ArgumentsInvalid
@@ -62,9 +63,9 @@ def test_retraining_uses_the_arguments_of_the_champions_run(
         return new_run(home, "training", given, ["promote-bundle"])
 
     start_with(monkeypatch, start)
-    assert retrain(drifted, VERDICT, sys.stderr)["started"]
+    assert retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)["started"]
     assert started == [({"data": "/shop"}, "fast")]
-    again = retrain(drifted, VERDICT, sys.stderr)
+    again = retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert (again["started"], "the next may start at" in again["said"]) == (False, True)
 
 
@@ -88,7 +89,7 @@ def test_a_refreshed_champion_comes_from_the_run_of_its_ancestor(drifted: Path) 
 
 def test_a_champion_without_a_run_is_not_retrained_by_guess(drifted: Path) -> None:
     write_champion(drifted, replace(read_champion(drifted), bundle_id="stranger"))
-    outcome = retrain(drifted, VERDICT, sys.stderr)
+    outcome = retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert not outcome["started"]
     assert "no run recorded here promoted the champion" in outcome["said"]
     assert "reco run --data" in outcome["said"]
@@ -104,7 +105,7 @@ def test_a_run_that_cannot_start_does_not_use_the_cool_down(
 
     start_with(monkeypatch, refuse)
     with pytest.raises(Conflict):
-        retrain(drifted, VERDICT, sys.stderr)
+        retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert not (drifted / "retrain.json").exists()
 
     def stop(*_: object) -> Run:
@@ -112,7 +113,7 @@ def test_a_run_that_cannot_start_does_not_use_the_cool_down(
 
     start_with(monkeypatch, stop)
     with pytest.raises(ArgumentsInvalid):
-        retrain(drifted, VERDICT, sys.stderr)
+        retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert not (drifted / "retrain.json").exists()
 
 
@@ -124,7 +125,7 @@ def test_a_run_that_failed_in_a_step_starts_the_cool_down(
         raise StepFailed(run, "promote-bundle", "GateFailed: ndcg_at_10 is 0.1", 1)
 
     start_with(monkeypatch, fail)
-    outcome = retrain(drifted, VERDICT, sys.stderr)
+    outcome = retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert (outcome["started"], outcome["promoted"]) == (True, False)
     assert (drifted / "retrain.json").exists()
 

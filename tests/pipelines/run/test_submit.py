@@ -15,6 +15,7 @@ import pytest
 import yaml
 from kfp import components
 
+from monitoring.retraining import COOL_DOWN
 from pipelines.run.launch import retrain_on_cluster
 from pipelines.run.submit import (
     ApiRefused,
@@ -324,7 +325,7 @@ def test_drift_submits_one_training_and_a_refusal_does_not_use_the_cool_down(
     trained: Cluster, tmp_path: Path
 ) -> None:
     def retrain() -> dict[str, Any]:
-        return retrain_on_cluster(tmp_path, VERDICT, trained.url, "shop", "", "")
+        return retrain_on_cluster(tmp_path, VERDICT, trained.url, "shop", "", "", COOL_DOWN)
 
     trained.fail = (500, {"message": "no disk"})
     with pytest.raises(ApiRefused, match="no disk"):

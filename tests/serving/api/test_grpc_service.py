@@ -197,7 +197,7 @@ def watched(
         await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                return await ask(channel)
+                return await asyncio.wait_for(ask(channel), 120)
         finally:
             await server.stop(None)
 

