@@ -128,7 +128,8 @@ class Processes:
             self._loop.call_later(longest_s, self._signal_all, signal.SIGKILL)
         self._stopping.set()
         self._signal_all(signal.SIGTERM)
-        if self._forks is not None:
+        # It still imports. Later it stays to the end: it knows when a child has really ended.
+        if self._forks is not None and not any(slot.process for slot in self._slots):
             with contextlib.suppress(ProcessLookupError):
                 self._forks.terminate()
 
