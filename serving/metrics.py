@@ -35,6 +35,7 @@ BUCKETS_S = (
 REQUEST_BUCKETS_S = (0.01, 0.05)  # few: three labels multiply them; the second is the deadline of the SLO
 # Values that one label may take; later ones are counted as "other". No metric has more than 200 series.
 MAX_LABELS = {"stage": 7, "rung": 6, "degraded_reason": 24, "rejected": 32}
+FOLDER = "reco-metrics-"  # of the files of several processes; then the process id of their parent
 ROUTES = ("recommendations", "kserve", "grpc")  # our REST route, KServe's protocols, our gRPC service
 
 disable_created_metrics()  # a series more for each counter and histogram, and no query reads it
@@ -197,22 +198,22 @@ class ProcessMetrics:
         """Read them all from the system: no process holds the sums."""
         if self._parent is None or self._folder is None:
             return self._families([psutil.Process()], 0)
-        parent = psutil.Process(self._parent)
-        living = parent.children()
-        begun = {file.stem.rpartition("_")[2] for file in Path(self._folder).glob("counter_*.db")}
-        deaths = len(begun - {str(child.pid) for child in living})
-        families = self._families(living, deaths)
+        parent, living = psutil.Process(self._parent), list[psutil.Process]()
+        for pid in _pids(self._folder, "gauge_livesum"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                living.append(psutil.Process(pid))
+        deaths = len(_pids(self._folder, "counter")) - len(living)
         usage = []
         for child in living:
             with contextlib.suppress(psutil.Error):
                 usage.append(
                     (child.memory_info().rss, child.num_fds(), child.rlimit(psutil.RLIMIT_NOFILE)[0])
                 )
-        times = [parent.cpu_times(), *_times(living)]
-        ended = times[0].children_user + times[0].children_system  # of children that are no more
-        cpu_s = ended + sum(one.user + one.system for one in times)
+        # With the children of each that are no more: the fork server's are those that answered.
+        times = _times({parent, *parent.children(recursive=True), *living})
+        cpu_s = sum(t.user + t.system + t.children_user + t.children_system for t in times)
         return [
-            *families,
+            *self._families(living, deaths),
             CounterMetricFamily("process_cpu_seconds", "Processor time of all processes", cpu_s),
             _gauge("process_resident_memory_bytes", "Memory of all processes", sum(one[0] for one in usage)),
             _gauge(
@@ -232,10 +233,26 @@ class ProcessMetrics:
         ]
 
 
-def _times(processes: list[psutil.Process]) -> Iterator[Any]:
+def _times(processes: Iterable[psutil.Process]) -> Iterator[Any]:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             yield process.cpu_times()
+
+
+def _pids(folder: str, kind: str) -> set[int]:
+    """Return the processes with a file of a kind of metrics; that of a live gauge is removed at their end."""
+    return {int(file.stem.rpartition("_")[2]) for file in Path(folder).glob(f"{kind}_*.db")}
+
+
+def drop_own_files() -> None:
+    """Remove this process's files of metrics: it has none, and its forks begin their own."""
+    for file in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob(f"*_{os.getpid()}.db"):
+        file.unlink()
+
+
+def parent_of(folder: str) -> int:
+    """Return the process that made a folder of metrics, from its name."""
+    return int(Path(folder).name.removeprefix(FOLDER).partition("-")[0])
 
 
 def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
@@ -256,7 +273,8 @@ def exposition(accept: str = "") -> tuple[bytes, str]:
     registry = REGISTRY
     if values.ValueClass is not values.MutexValue:  # then each process has its own values in a shared folder
         MultiProcessCollector(registry := CollectorRegistry())
-        registry.register(ProcessMetrics(os.getppid(), os.environ["PROMETHEUS_MULTIPROC_DIR"]))
+        folder = os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        registry.register(ProcessMetrics(parent_of(folder), folder))
     return encoder(registry), content_type
 
 

@@ -1,8 +1,9 @@
 """Two ports -> several processes that answer there: started, watched, restarted and ended together.
 
-The parent binds the ports and answers nothing itself. Each child is a `python -m serving.server` of its own
-that accepts on the parent's HTTP socket: what waits there for a child that dies is taken by the others. The
-gRPC port is opened by each child; the parent holds it, so that no other endpoint gets in between.
+The parent binds the ports and answers nothing itself. Each child is a fork of one process that has imported
+everything (`serving.fork_server`), and accepts on the parent's HTTP socket: what waits there for a child that
+dies is taken by the others. The gRPC port is opened by each child; the parent holds it, so that no other
+endpoint gets in between.
 What children map from the bundle's files they share: the item table and the index.
 """
 
@@ -31,7 +32,7 @@ import psutil
 from prometheus_client.multiprocess import mark_process_dead
 
 from feature_repo.errors import RecoError
-from serving.metrics import REQUEST_LOG_DROPPED, shown
+from serving.metrics import FOLDER, REQUEST_LOG_DROPPED, parent_of, shown
 from serving.observe.stderr_log import head
 from serving.settings import Settings
 
@@ -39,7 +40,6 @@ FIRST_PAUSE_S = 0.5  # before a child is started that died twice without an answ
 # Until a child was ready, a start is unlikely to help; afterwards a long pause would be a hole for callers.
 LONGEST_PAUSE_S, LONGEST_READY_PAUSE_S = 30.0, 1.0
 LOOK_S = 0.5  # between two looks whether a child is stopped
-METRICS = "reco-metrics-"  # then the process id of the parent
 SAY_S = 1.0  # a line to stderr is waited for no longer
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class NoneStarts(RecoError, RuntimeError):
 class Slot:
     """One place for a child: its process, and the end of the last one."""
 
-    process: asyncio.subprocess.Process | None = None
+    process: psutil.Process | None = None
+    code: int | None = None  # exit status of the last one
     ready: dict[str, Any] | None = None  # its ready line
     failed: NoneStarts | None = None  # why the last one could not start
     deaths: int = 0  # since it was last ready
@@ -80,6 +81,10 @@ class Processes:
         self._http_socket = http_socket
         self._bundle, self._home = bundle, home
         self._slots = [Slot() for _ in range(settings.processes)]
+        self._forks: asyncio.subprocess.Process | None = None
+        self._requests = socket.socket()  # to it, as soon as it runs
+        self._asking = asyncio.Lock()
+        self._watching: set[asyncio.Task[None]] = set()
         self._began = time.monotonic()
         self._was_ready = self._said_ready = False
         hold(grpc_socket)
@@ -111,6 +116,9 @@ class Processes:
         for sig in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(sig, self._stop)
         await asyncio.gather(*(self._keep(slot) for slot in self._slots))
+        self._requests.close()
+        if self._forks is not None:
+            await self._forks.wait()
 
     def _stop(self) -> None:
         """Let the children drain; called again, they do not wait for requests in flight."""
@@ -120,11 +128,15 @@ class Processes:
             self._loop.call_later(longest_s, self._signal_all, signal.SIGKILL)
         self._stopping.set()
         self._signal_all(signal.SIGTERM)
+        # It still imports. Later it stays to the end: it knows when a child has really ended.
+        if self._forks is not None and not any(slot.process for slot in self._slots):
+            with contextlib.suppress(ProcessLookupError):
+                self._forks.terminate()
 
     def _signal_all(self, sig: int) -> None:
         for slot in self._slots:
-            if slot.process is not None and slot.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
+            if slot.process is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
                     slot.process.send_signal(sig)
 
     async def _keep(self, slot: Slot) -> None:
@@ -133,7 +145,8 @@ class Processes:
                 ended = _ended(await self._live(slot))
             except OSError as error:  # processes, files or memory are short now: no fault of the bundle's
                 ended = ""
-                _log.error("a process could not be started, which is tried again: %s", error)
+                if not self._stopping.is_set():
+                    _log.error("a process could not be started, which is tried again: %s", error)
             if self._stopping.is_set():
                 return
             slot.deaths += 1
@@ -159,42 +172,83 @@ class Processes:
             OSError: it could not be started.
         """
         ours, theirs = socket.socketpair()
-        files = (theirs.fileno(), self._http_socket.fileno())
+        with theirs:
+            try:
+                forks = await self._fork(theirs)
+            except OSError:
+                ours.close()
+                raise
+        reader, writer = await asyncio.open_connection(sock=ours)
+        slot.process = slot.code = None
         try:
-            process = slot.process = await asyncio.create_subprocess_exec(
-                *self._command(*files),
+            async for line in reader:
+                if line.endswith(b"\n"):
+                    self._hear(slot, json.loads(line))
+        finally:
+            writer.close()
+        if slot.process is not None:
+            mark_process_dead(slot.process.pid, self._folder)
+        # Without an exit status, the process that would have reported it has ended, too.
+        return await forks.wait() if slot.code is None else slot.code
+
+    async def _fork(self, events: socket.socket) -> asyncio.subprocess.Process:
+        """Ask for a child that writes its events to a socket; return the process whose fork it is.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        async with self._asking:
+            while True:
+                if self._forks is None or self._forks.returncode is not None:
+                    self._forks = await self._start_fork_server()
+                files = [events.fileno(), self._http_socket.fileno()]
+                try:
+                    socket.send_fds(self._requests, [os.fsencode(self._bundle)], files)
+                except ConnectionError:  # it has just ended
+                    await self._forks.wait()
+                else:
+                    return self._forks
+
+    async def _start_fork_server(self) -> asyncio.subprocess.Process:
+        self._requests.close()
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            forks = await asyncio.create_subprocess_exec(
+                *self._command(theirs.fileno()),
                 env=self._settings.to_env() | {"PROMETHEUS_MULTIPROC_DIR": str(self._folder)},
-                pass_fds=files,
+                pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for us: we tell the children
             )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        if self._stopping.is_set():
-            process.terminate()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        watching = self._loop.create_task(_kill_if_stopped(process))
-        async for line in reader:
-            if line.endswith(b"\n"):
-                self._hear(slot, json.loads(line))
-        code = await process.wait()
-        watching.cancel()
-        writer.close()
-        mark_process_dead(process.pid, self._folder)
-        return code
+        self._watched(forks.pid)
+        return forks
 
-    def _command(self, *files: int) -> list[str]:
+    def _watched(self, pid: int) -> psutil.Process | None:
+        """Return a process, which will be killed if it is stopped; None if it is gone."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            task = self._loop.create_task(_kill_if_stopped(process))
+            self._watching.add(task)
+            task.add_done_callback(self._watching.discard)
+            return process
+        return None
+
+    def _command(self, requests: int) -> list[str]:
         home = () if self._home is None else ("--home", str(self._home))
-        numbers = [str(file) for file in files]
         return [
             *(sys.executable, "-m", "serving.server", "--bundle", str(self._bundle)),
-            *(*home, "--child", *numbers),
+            *(*home, "--forks", str(requests)),
         ]
 
     def _hear(self, slot: Slot, message: dict[str, Any]) -> None:
         match message["event"]:
+            case "forked":
+                slot.process = self._watched(message["pid"])
+                if self._stopping.is_set():
+                    self._signal_all(signal.SIGTERM)
+            case "not_forked":
+                raise OSError(message["message"])
+            case "ended":
+                slot.code = message["code"]
             case "ready":
                 slot.ready, slot.failed, self._was_ready = message, None, True
                 self._say_ready(message)
@@ -209,28 +263,26 @@ class Processes:
         if self._said_ready or not all(slot.ready for slot in self._slots):
             return
         self._said_ready = True
-        pids = [slot.process.pid for slot in self._slots if slot.process]
+        family = [process.pid for process in psutil.Process().children(recursive=True)]
         own = {
-            "processes": len(pids),
+            "processes": len(self._slots),
             "ready_s": round(time.monotonic() - self._began, 2),
-            "memory_mb": memory_mb(os.getpid(), *pids),
+            "memory_mb": memory_mb(os.getpid(), *family),
         }
         say(message | own)
 
 
-async def _kill_if_stopped(process: asyncio.subprocess.Process) -> None:
-    """Kill a child that is stopped (SIGSTOP) for two looks in a row: its callers would wait for ever."""
+async def _kill_if_stopped(process: psutil.Process) -> None:
+    """Kill a process that is stopped (SIGSTOP) for two looks in a row: its callers would wait for ever."""
     stopped = False
-    while True:
-        await asyncio.sleep(LOOK_S)
-        try:
-            before, stopped = stopped, psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
-        except psutil.NoSuchProcess:
-            return
-        if before and stopped:
-            _log.error("process %d is stopped, another one takes its place", process.pid)
-            process.kill()
-            return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while True:
+            await asyncio.sleep(LOOK_S)
+            before, stopped = stopped, process.status() == psutil.STATUS_STOPPED
+            if before and stopped:
+                _log.error("process %d is stopped, another one takes its place", process.pid)
+                process.kill()
+                return
 
 
 def say(event: dict[str, Any]) -> None:
@@ -294,11 +346,10 @@ def metrics_folder() -> Iterator[str]:
     """
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    for left in place.glob(f"{METRICS}*-*"):  # by an endpoint that was killed
-        parent = left.name.removeprefix(METRICS).partition("-")[0]
-        if parent.isdecimal() and not psutil.pid_exists(int(parent)):
+    for left in place.glob(f"{FOLDER}[0-9]*-*"):  # by an endpoint that was killed
+        if not psutil.pid_exists(parent_of(str(left))):
             shutil.rmtree(left, ignore_errors=True)  # it may belong to another user
-    with tempfile.TemporaryDirectory(prefix=f"{METRICS}{os.getpid()}-", dir=place) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-", dir=place) as folder:
         yield folder
 
 

@@ -78,6 +78,14 @@ _PROCESS = os.urandom(8).hex()
 _NUMBERS = itertools.count()
 
 
+def _be_another_process() -> None:
+    global _PROCESS
+    _PROCESS = os.urandom(8).hex()
+
+
+os.register_at_fork(after_in_child=_be_another_process)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request from the checkout; `at` is its time, seconds since the epoch (UTC)."""

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feature_repo.errors import CONFLICT, RecoError
-from serving.metrics import shown
+from serving.fork_server import fork_on_request
+from serving.metrics import REQUEST_LOG_DROPPED, drop_own_files, shown
 from serving.observe.stderr_log import log_to
 from serving.processes import Processes, say, write_line
 from serving.release.champion import read_champion
@@ -125,15 +126,15 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
     parser = argparse.ArgumentParser(prog="python -m serving.server", description="Serve one release bundle.")
     parser.add_argument("--bundle", type=Path, help="directory of the bundle")
     parser.add_argument("--home", type=Path, help="follow the champion of this home")
-    # Of a parent to its child: inherited files, for events and for HTTP.
-    parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
+    # Of `Processes`: an inherited file, see `serving.fork_server`.
+    parser.add_argument("--forks", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.bundle is None and given.home is None:
         parser.error("expected --bundle DIR or --home DIR")
     os.umask(0o077)  # the prediction log names shoppers
+    if given.forks is not None:
+        return _fork_children(given.forks, given.home)
     log_to(sys.stderr.buffer)
-    if given.child:
-        return _be_a_child(given.bundle, given.home, *given.child)
     for name in unknown_variables():
         _log.warning("%s names no setting and has no effect", name)
 
@@ -157,9 +158,23 @@ def _exit_code(run: Callable[[], None], say_why: Callable[[int, Exception], None
     return 0
 
 
-def _be_a_child(bundle: Path, home: Path | None, control_file: int, http_file: int) -> int:
-    """Answer on the parent's socket and tell it what happens; when it is gone, end as if it had said so."""
-    with socket.socket(fileno=control_file) as control, socket.socket(fileno=http_file) as http_socket:
+def _fork_children(requests_file: int, home: Path | None) -> int:
+    """Import everything and fork; each fork answers, and reports to the parent."""
+    from feature_repo.kernels.compiled import load_loops
+    from serving import wiring  # noqa: F401
+
+    load_loops()
+    drop_own_files()
+    with socket.socket(fileno=requests_file) as requests:
+        request = fork_on_request(requests)
+    return 0 if request is None else _be_a_child(*request, home)
+
+
+def _be_a_child(bundle: Path, control: socket.socket, http_socket: socket.socket, home: Path | None) -> int:
+    """Answer on the parent's socket and report events to it; end with it, as by SIGTERM."""
+    REQUEST_LOG_DROPPED.inc(0)  # its files of counters exist from now on: its death will be counted
+    log_to(sys.stderr.buffer)
+    with control, http_socket:
 
         def tell(event: dict[str, Any]) -> None:
             control.sendall(json.dumps(event).encode() + b"\n")

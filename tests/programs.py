@@ -45,6 +45,11 @@ def copy_packages(place: Path, *packages: str) -> None:
         shutil.copytree(ROOT / package, place / package)
 
 
+def environment(root: Path = ROOT) -> dict[str, str]:
+    """The environment of a Python on the packages under `root`, which the guard of connections watches."""
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ['PYTHONPATH']}"}
+
+
 def run_python(
     *arguments: str | Path, root: Path = ROOT, timeout_s: float = 900, before: Sequence[str] = ()
 ) -> str:
@@ -52,7 +57,7 @@ def run_python(
     done = subprocess.run(
         [*before, sys.executable, *arguments],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ['PYTHONPATH']}"},
+        env=environment(root),
         capture_output=True,
         text=True,
         timeout=timeout_s,

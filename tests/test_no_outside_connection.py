@@ -3,6 +3,7 @@
 The guard of all other tests is `tests/chaos/connections.py`.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -21,16 +22,26 @@ SERVED_S = 14.0  # ONNX Runtime's telemetry looks its host up 4 to 12 s after th
 
 pytestmark = pytest.mark.slow
 OUTSIDE = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 53))"
+LOOK_UP = "import socket; socket.getaddrinfo(b'shop.example', 443)"
 
 
 def test_a_program_of_a_test_reaches_this_machine_only() -> None:
     again = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {OUTSIDE!r}]))"
-    for program in (OUTSIDE, again):
-        with pytest.raises(
-            AssertionError, match=r"ConnectionRefusedError: a test connects to .'192\.0\.2\.1'"
-        ):
+    for program, act in ((OUTSIDE, "connects to ('192.0.2.1'"), (again, "192.0.2.1"), (LOOK_UP, "looks up")):
+        with pytest.raises(AssertionError, match=f"ConnectionRefusedError: a test .*{re.escape(act)}"):
             run_python("-c", program)
-        assert "192.0.2.1" in taken_connections()
+        assert act in taken_connections()
+
+
+def test_look_ups_of_this_machine_are_let_through() -> None:
+    program = """
+import contextlib, socket
+for host in (None, "", "localhost", b"127.0.0.1", "::1", "192.0.2.1", socket.gethostname(), "x.invalid"):
+    with contextlib.suppress(socket.gaierror):
+        socket.getaddrinfo(host, 80)
+"""
+    run_python("-c", program)
+    assert not taken_connections()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
 from components.release.gate import HEADLINE
 from components.release.served_latency import served_latency
+from feature_repo.errors import UNREACHABLE, RecoError
 from feature_repo.events import read_dataset
 from feature_repo.queries import Query, Rows
 from feature_repo.schema import model_inputs
@@ -47,6 +49,7 @@ from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore
 
 MEMORY_BYTES = 8 << 30
+LEAST_MEMORY_BYTES = 3 << 30  # an honest bundle of 26,000 items reserves 2.4 GiB, and uses half of it
 CPU_S = 3_600
 WALL_S = 7_200.0
 RESULT_BYTES = 1 << 24  # largest file that the child may write
@@ -65,16 +68,50 @@ Examine = Callable[[Path, Path | None, Path, int], dict[str, Any]]
 class ChildLimits:
     """What the child may take."""
 
-    memory_bytes: int = MEMORY_BYTES  # or the free memory, if there is less
+    memory_bytes: int = MEMORY_BYTES  # or `free_memory`, if that is less
     wall_s: float = WALL_S
+
+
+class MemoryShort(RecoError):
+    """Too little memory is free to examine a bundle: that says nothing about the bundle."""
+
+    exit_code = UNREACHABLE
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that are free on this machine and within the limits of our control groups (v2).
+
+    Args:
+        root: of the file system.
+    """
+    free = [psutil.virtual_memory().available]
+    for path in re.findall(r"^0::/(.*)$", (root / "proc/self/cgroup").read_text(), re.MULTILINE):
+        own = root / "sys/fs/cgroup" / path
+        for group in (own, *own.parents):
+            with suppress(OSError, ValueError):  # no limit: the file is absent, or holds "max"
+                limit = int((group / "memory.max").read_text())
+                cached = re.findall(
+                    r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE
+                )
+                free.append(limit - int((group / "memory.current").read_text()) + sum(map(int, cached)))
+    return min(free)
 
 
 def examine_apart(
     challenger: Path, champion: Path | None, dataset: Path, sample: int, limits: ChildLimits | None = None
 ) -> dict[str, Any]:
-    """Do as `examine` in a child process; a bundle that kills it, or takes too much, is unreadable."""
+    """Do as `examine` in a child process; a bundle that kills it, or takes too much, is unreadable.
+
+    Raises:
+        MemoryShort: nothing was opened.
+    """
     limits = limits or ChildLimits()
-    memory = min(limits.memory_bytes, psutil.virtual_memory().available)  # else it may end other processes
+    memory = min(limits.memory_bytes, free_memory())  # with more it might end other processes
+    if memory < LEAST_MEMORY_BYTES:
+        raise MemoryShort(
+            f"{memory >> 20} MiB of memory are free, expected {LEAST_MEMORY_BYTES >> 20} for a bundle: "
+            "try again when other processes have ended, or raise the limit of the pod"
+        )
     program = [sys.executable, "-W", "ignore", "-m", __name__, str(memory), str(os.getpid())]
     paths = [str(path) for path in (challenger, dataset, *([champion] if champion else []))]
     environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}

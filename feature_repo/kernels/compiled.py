@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from numba import njit
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
+_LOOPS: list[Any] = []
 
 
 def compiled(loop: Loop) -> Loop:
@@ -24,4 +25,19 @@ def compiled(loop: Loop) -> Loop:
         made: Any = njit(cache=True, nogil=True, error_model="numpy")(loop)
     except RuntimeError:  # a read-only image without NUMBA_CACHE_DIR: compile at each start
         made = njit(nogil=True, error_model="numpy")(loop)
+    _LOOPS.append(made)
     return cast(Loop, made)
+
+
+def load_loops() -> int:
+    """Load all loops that the disk holds for this processor, before their first call; return their number.
+
+    numba has no public way: a cache knows for which types of arguments it holds a loop.
+    """
+    for loop in _LOOPS:
+        cache, codegen = loop._cache, loop.targetctx.codegen()
+        if hasattr(cache, "_cache_file"):
+            for key in cache._cache_file._load_index():
+                if key == cache._index_key(key[0], codegen):
+                    loop.compile(key[0])
+    return sum(len(loop.overloads) for loop in _LOOPS)

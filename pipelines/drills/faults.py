@@ -226,12 +226,17 @@ def ranker_killed(system: System, notes: Notes) -> Iterator[None]:
 def worker_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill one of the endpoint's processes; it is over when all of them answer again."""
     all_of_them = _ready(system)
-    processes_of(system.server.process.pid)[1].kill()
+    _workers(system)[0].kill()
     gone_s = wait_for(lambda: _ready(system) < all_of_them, "a killed process is gone")
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(wait_for, lambda: _ready(system) == all_of_them, "a killed process is back")
         yield
         notes.setdefault("back_s", []).append(gone_s + coming.result())
+
+
+def _workers(system: System) -> list[psutil.Process]:
+    """Return the processes that answer, or start: the first child has forked them."""
+    return processes_of(system.server.process.pid)[2:]
 
 
 def _ready(system: System) -> int:
@@ -244,15 +249,15 @@ def _ready(system: System) -> int:
 def workers_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill one of the endpoint's processes again and again, whether it is ready or starts.
 
-    It is over when all of them answer again. `empty_s` are the times without any process, in turn.
+    It is over when all of them answer again. `short_s` are the times with fewer than all, in turn, `empty_s`
+    those without any.
     """
     chosen, all_of_them = random.Random(0), _ready(system)
     kills, looks = itertools.count(), list[tuple[float, int]]()
 
     def kill() -> None:
-        children = processes_of(system.server.process.pid)[1:]
-        if children:
-            chosen.choice(children).kill()
+        if workers := _workers(system):
+            chosen.choice(workers).kill()
             notes["kills"] = next(kills) + 1
 
     def look() -> None:
@@ -262,13 +267,13 @@ def workers_killed(system: System, notes: Notes) -> Iterator[None]:
         with _repeating(kill, KILL_EVERY_S):
             yield
         wait_for(lambda: _ready(system) == all_of_them, "the killed processes are back")
-    notes["empty_s"] = empty_times(looks)
+    notes["short_s"], notes["empty_s"] = times_below(all_of_them, looks), times_below(1, looks)
 
 
-def empty_times(looks: Sequence[tuple[float, int]]) -> list[float]:
-    """Return the seconds of each time without any ready process, of pairs of a time and their number."""
-    runs = itertools.groupby(itertools.pairwise(looks), lambda pair: pair[0][1] == 0)
-    return [sum(end[0] - start[0] for start, end in run) for is_empty, run in runs if is_empty]
+def times_below(most: int, looks: Sequence[tuple[float, int]]) -> list[float]:
+    """Return the seconds of each time with fewer ready processes, of pairs of a time and their number."""
+    runs = itertools.groupby(itertools.pairwise(looks), lambda pair: pair[0][1] < most)
+    return [sum(end[0] - start[0] for start, end in run) for is_below, run in runs if is_below]
 
 
 def note_answers(system: System, notes: Notes) -> None:

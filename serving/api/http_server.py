@@ -48,6 +48,7 @@ AT_ONCE = 8  # connections that are let in before the next turn of who is in alr
 _TICK_S = 0.1  # uvicorn's
 _NOT_ACCEPTED = "no connection can be accepted, those that come wait: %s"
 _LONG_HEAD = f"the headers are longer than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS}"
+_ONE_HOST = "expected one Host header"
 _log = logging.getLogger(__name__)
 Connection = TypeVar("Connection")
 
@@ -244,8 +245,12 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        long = len(self.headers) > MAX_HEADERS or (self._may_be_long and self._head_length() > MAX_HEAD_BYTES)
-        self.app = _refuse_head if long else self.config.loaded_app
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        self.app = self.config.loaded_app
+        if len(self.headers) > MAX_HEADERS or (self._may_be_long and self._head_length() > MAX_HEAD_BYTES):
+            self.app = functools.partial(_refuse_head, 431, "head_too_large", _LONG_HEAD)
+        elif hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):  # RFC 9112, 3.2
+            self.app = functools.partial(_refuse_head, 400, "not_http", _ONE_HOST)
         super().on_headers_complete()
         if self.pipeline:
             self._waits.end(self)  # its body is not read before its turn comes
@@ -336,10 +341,12 @@ class _HttpProtocol(HttpToolsProtocol):
         self._expect(MARGIN_S)  # to take it
 
 
-async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer as an ASGI application, in the place of the one that would read so many headers."""
-    count_rejected("head_too_large")
-    await refuse(send, 431, _LONG_HEAD, (b"connection", b"close"))
+async def _refuse_head(
+    status: int, reason: str, detail: str, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer as an ASGI application, in the place of the one that would read these headers."""
+    count_rejected(reason)
+    await refuse(send, status, detail, (b"connection", b"close"))
 
 
 class HttpServer(uvicorn.Server):

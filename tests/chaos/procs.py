@@ -77,6 +77,16 @@ def _started(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
+def children(pid: int) -> set[int]:
+    """The process ids of a process's children."""
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def workers(pid: int) -> set[int]:
+    """The process ids of an endpoint's processes that answer: forks of the one that it starts itself."""
+    return {worker for fork_server in children(pid) for worker in children(fork_server)}
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -12,6 +12,7 @@ import yaml
 
 from serving.settings import Settings, variable
 from tests.infra.check import program
+from tests.programs import environment
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "infra" / "images"
@@ -95,7 +96,7 @@ print(sum(pairs.count_lines.stats.cache_hits.values()))
     (tmp_path / "asks.py").write_text(asks)
     processor = dict(re.findall(r"(NUMBA_CPU_NAME)=(\S+)", ENDPOINT))
     [features] = re.findall(r"^ARG CPU=(.+)$", ENDPOINT, re.MULTILINE)
-    shared = {**os.environ, **processor, "NUMBA_CPU_FEATURES": features, "PYTHONPATH": str(ROOT)}
+    shared = {**environment(), **processor, "NUMBA_CPU_FEATURES": features}
     subprocess.run([sys.executable, "-c", asks], env={**shared, "NUMBA_CACHE_DIR": str(image)}, check=True)
     start = (IMAGES / "start.sh").read_text(encoding="utf-8").replace("/opt/reco/kernels", str(image))
     hits = subprocess.run(

@@ -92,15 +92,18 @@ def test_prometheus_own_linter_finds_nothing() -> None:
 @pytest.mark.slow
 def test_the_metrics_of_several_processes_are_added_up_or_the_worst(tmp_path: Path) -> None:
     (tmp_path / "counter_1.db").touch()  # of a process that is no more
+    (tmp_path / f"counter_{2**31 - 1}.db").touch()  # of one whose files its parent has not yet removed
+    (tmp_path / f"gauge_livesum_{2**31 - 1}.db").touch()
     child = "import sys; sum(range(10**6)); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE) as process:
-        (tmp_path / f"counter_{process.pid}.db").touch()
+        for kind in ("counter", "gauge_livesum"):
+            (tmp_path / f"{kind}_{process.pid}.db").touch()
         families = metrics.ProcessMetrics(os.getpid(), str(tmp_path)).collect()
         values = {sample.name: sample.value for family in families for sample in family.samples}
         assert process.stdin is not None
         process.stdin.close()
-    assert values["reco_processes"] >= 1
-    assert values["reco_process_deaths_total"] == 1
+    assert values["reco_processes"] == 1
+    assert values["reco_process_deaths_total"] == 2
     assert values["process_cpu_seconds_total"] > 0
     assert values["process_resident_memory_bytes"] > 1 << 20
     assert 3 <= values["process_open_fds"] <= values["process_max_fds"]

@@ -21,11 +21,11 @@ import grpc
 import httpx
 import pytest
 
+from serving.metrics import FOLDER
 from serving.prediction_log import read_log
 from serving.processes import (
     LONGEST_PAUSE_S,
     LONGEST_READY_PAUSE_S,
-    METRICS,
     Processes,
     hold,
     memory_mb,
@@ -34,7 +34,7 @@ from serving.processes import (
 )
 from serving.settings import Settings
 from tests.chaos.callers import V1, calling
-from tests.chaos.procs import eventually
+from tests.chaos.procs import children, eventually, workers
 
 
 def test_the_first_restart_is_immediate_and_later_ones_back_off() -> None:
@@ -88,7 +88,7 @@ def test_the_metrics_folder_is_removed_at_the_end() -> None:
 def test_a_metrics_folder_of_a_killed_parent_is_removed_by_the_next() -> None:
     with metrics_folder() as folder:
         own = Path(folder)
-        left = own.with_name(f"{METRICS}{2**31 - 1}-abc")
+        left = own.with_name(f"{FOLDER}{2**31 - 1}-abc")
         left.mkdir()
         with metrics_folder():
             assert not left.exists()
@@ -110,12 +110,82 @@ def test_an_unread_log_line_blocks_no_process() -> None:
     assert [json.loads(line).get("event") for line in said.splitlines()] == ["bundle", "x"]
 
 
+# The fork server of a small endpoint. In its forks `number` counts them, and `say` reports that one is ready.
+FORKS = """
+import os, signal, socket, sys
+from serving.fork_server import fork_on_request
+number, really_fork = -1, os.fork
+def fork():
+    global number
+    number += 1
+    if number in REFUSED:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return really_fork()
+os.fork = fork
+request = fork_on_request(socket.socket(fileno=int(sys.argv[1])))
+if request is None:
+    sys.exit()
+say = lambda: request[1].sendall(b'{"event": "ready"}\\n')
+"""
+
+
+def small_endpoint(
+    tmp_path: Path,
+    child: str,
+    on_start: Callable[[int, list[int]], None],
+    processes: int = 2,
+    refused: tuple[int, ...] = (),
+) -> tuple[list[int], list[float]]:
+    """Run children of a small program; return the ids of all that were started, and the pauses between.
+
+    The pauses are not made.
+
+    Args:
+        tmp_path: the home.
+        child: the program; see `FORKS`.
+        on_start: called after each start with its number and all ids so far.
+        processes: how many at once.
+        refused: the numbers of the forks that the system refuses.
+    """
+    pids: list[int] = []
+    pauses: list[float] = []
+
+    class Children(Processes):
+        async def _pause(self, seconds: float) -> None:
+            pauses.append(seconds)
+
+        def _command(self, requests: int) -> list[str]:
+            return [sys.executable, "-c", f"REFUSED = {refused}\n{FORKS}{child}", str(requests)]
+
+        def _say_ready(self, message: dict[str, Any]) -> None:
+            pass
+
+        def _hear(self, slot: Any, message: dict[str, Any]) -> None:
+            super()._hear(slot, message)
+            if message["event"] == "forked":
+                pids.append(message["pid"])
+                on_start(len(pids), pids)
+
+    settings = Settings(home=tmp_path, processes=processes, drain_s=0.0, grace_s=0.0)
+    with bound() as http, bound(SO_REUSEADDR=1) as grpc_socket:
+        Children(settings, http, grpc_socket, tmp_path, None).run()
+    return pids, pauses
+
+
+def end_after(number: int) -> Callable[[int, list[int]], None]:
+    """Return a function that ends the endpoint when so many children were started."""
+
+    def end(started: int, pids: list[int]) -> None:
+        if started == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return end
+
+
 @pytest.mark.slow
 def test_a_child_that_could_not_start_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ready = json.dumps({"event": "ready"}).encode() + b"\n"
-    child = f"import os, signal, sys; os.write(int(sys.argv[1]), {ready!r}); signal.pause()"
     start, asked = asyncio.create_subprocess_exec, list[int]()
 
     async def seldom(*command: str, **options: Any) -> asyncio.subprocess.Process:
@@ -125,80 +195,52 @@ def test_a_child_that_could_not_start_is_retried(
         return await start(*command, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", seldom)
-    monkeypatch.setattr("serving.processes.FIRST_PAUSE_S", 0.01)
-
-    class Children(Processes):
-        def _command(self, *files: int) -> list[str]:
-            return [sys.executable, "-c", child, str(files[0])]
-
-        def _say_ready(self, message: dict[str, Any]) -> None:
-            if all(slot.ready for slot in self._slots):
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    settings = Settings(home=tmp_path, processes=2, drain_s=0.0, grace_s=0.0)
-    with bound() as http, bound(SO_REUSEADDR=1) as grpc_socket:
-        Children(settings, http, grpc_socket, tmp_path, None).run()
-    assert len(asked) == 5
-    assert "could not be started, which is tried again: [Errno 11]" in caplog.text
+    pids, _ = small_endpoint(tmp_path, "say(); signal.pause()", end_after(2))
+    assert (len(asked), len(pids)) == (4, 2), "one process forks both"
+    assert caplog.text.count("could not be started, which is tried again: [Errno 11]") == 3
 
 
-def small_endpoint(
-    tmp_path: Path, child: str, on_start: Callable[[int, list[int]], None], processes: int = 2
-) -> tuple[list[int], list[float]]:
-    """Run children of a small program; return the ids of all that were started, and the pauses between.
+@pytest.mark.slow
+def test_a_refused_fork_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pids, _ = small_endpoint(tmp_path, "say(); signal.pause()", end_after(2), refused=(0, 1, 2))
+    assert len(pids) == 2
+    assert caplog.text.count("could not be started, which is tried again: [Errno 11]") == 3
 
-    The pauses are not made.
 
-    Args:
-        tmp_path: the home.
-        child: the program; `say` in it reports to the parent that it is ready.
-        on_start: called after each start with its number and all ids so far.
-        processes: how many at once.
-    """
-    ready = json.dumps({"event": "ready"}).encode() + b"\n"
-    program = f"import os, signal, sys; say = lambda: os.write(int(sys.argv[1]), {ready!r}); {child}"
-    pids: list[int] = []
-    pauses: list[float] = []
+@pytest.mark.slow
+def test_children_outlive_the_process_that_forked_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outlived: list[int] = []
 
-    class Children(Processes):
-        async def _pause(self, seconds: float) -> None:
-            pauses.append(seconds)
+    def kill_the_fork_server(started: int, pids: list[int]) -> None:
+        if started == 2:
+            os.kill(os.getpgid(pids[0]), signal.SIGKILL)  # it leads the group of its children
+        if started == 3:
+            outlived.extend(pid for pid in pids[:2] if alive(pid))
+            os.kill(os.getpid(), signal.SIGTERM)
 
-        def _command(self, *files: int) -> list[str]:
-            return [sys.executable, "-c", program, str(files[0]), str(len(pids))]
-
-        def _say_ready(self, message: dict[str, Any]) -> None:
-            pass
-
-        async def _live(self, slot: Any) -> int:
-            living = asyncio.ensure_future(super()._live(slot))
-            before = slot.process
-            while slot.process is before and not living.done():
-                await asyncio.sleep(0.001)
-            if slot.process is not before:
-                pids.append(slot.process.pid)
-                on_start(len(pids), pids)
-            return await living
-
-    settings = Settings(home=tmp_path, processes=processes, drain_s=0.0, grace_s=0.0)
-    with bound() as http, bound(SO_REUSEADDR=1) as grpc_socket:
-        Children(settings, http, grpc_socket, tmp_path, None).run()
-    return pids, pauses
+    # One lives on, the other ends when its parent has ended.
+    child = """
+import time
+say()
+while number == 0 or os.getppid() == os.getpgrp():
+    time.sleep(0.01)
+"""
+    pids, _ = small_endpoint(tmp_path, child, kill_the_fork_server)
+    assert (len(pids), len(outlived)) == (3, 1)
+    assert "a process died (SIGKILL); another one is started" in caplog.text
 
 
 @pytest.mark.slow
 def test_children_that_die_while_they_start_do_not_end_an_endpoint_that_was_ready(tmp_path: Path) -> None:
     # Two start well and die, six die at once, the last two live.
     child = (
-        "number = int(sys.argv[2]); number in (0, 1) and say(); "
+        "number in (0, 1) and say(); "
         "number < 8 and os.kill(os.getpid(), signal.SIGKILL); say(); signal.pause()"
     )
 
-    def end_after_ten(started: int, pids: list[int]) -> None:
-        if started == 10:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    pids, pauses = small_endpoint(tmp_path, child, end_after_ten)
+    pids, pauses = small_endpoint(tmp_path, child, end_after(10))
     assert len(pids) == 10
     assert max(pauses) == LONGEST_READY_PAUSE_S
 
@@ -207,15 +249,10 @@ def test_children_that_die_while_they_start_do_not_end_an_endpoint_that_was_read
 def test_a_child_that_was_ready_is_started_again_without_a_pause(tmp_path: Path) -> None:
     # Eight are ready and killed, three die while they start, then one is ready and killed, and one lives.
     child = (
-        "number = int(sys.argv[2]); number in (8, 9, 10) or say(); "
-        "number < 12 and os.kill(os.getpid(), signal.SIGKILL); signal.pause()"
+        "number in (8, 9, 10) or say(); number < 12 and os.kill(os.getpid(), signal.SIGKILL); signal.pause()"
     )
 
-    def end_after_thirteen(started: int, pids: list[int]) -> None:
-        if started == 13:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    _, pauses = small_endpoint(tmp_path, child, end_after_thirteen, processes=1)
+    _, pauses = small_endpoint(tmp_path, child, end_after(13), processes=1)
     assert pauses == [*[0.0] * 8, 0.5, 1.0, 1.0, 0.0]
 
 
@@ -232,17 +269,26 @@ def test_a_stopped_child_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert f"process {pids[0]} is stopped" in caplog.text
 
 
+@pytest.mark.slow
+def test_a_stopped_process_that_forks_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def stop_it(started: int, pids: list[int]) -> None:
+        if started == 2:
+            os.kill(os.getpgid(pids[0]), signal.SIGSTOP)
+            os.kill(pids[0], signal.SIGKILL)
+        if started == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    pids, _ = small_endpoint(tmp_path, "say(); signal.pause()", stop_it)
+    assert len(pids) == 3
+    assert "is stopped, another one takes its place" in caplog.text
+
+
 # ------------------------------------------------------------------------------------ a real endpoint
 
 
 @pytest.fixture
 def settings(tmp_path: Path, toy_store: str) -> Settings:
     return Settings(home=tmp_path, store_url=toy_store, deadline_ms=60_000.0, log_segment_s=0.5, processes=2)
-
-
-def children(pid: int) -> set[int]:
-    """The process ids of a process's children."""
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
 def sockets(pid: int) -> int:
@@ -290,7 +336,7 @@ def test_two_processes_share_requests_and_counts_and_end_without_a_failure(
     running = start_endpoint(toy_bundle, settings)
     assert running.ready["processes"] == 2
     assert running.ready["memory_mb"] > 50
-    pids = children(running.process.pid)
+    pids = workers(running.process.pid)
     assert len(pids) == 2
     body = {"instances": [{"basket": ["1000005"]}]}
     with a_client_of_each(running.http, pids) as clients:
@@ -301,15 +347,18 @@ def test_two_processes_share_requests_and_counts_and_end_without_a_failure(
         assert counts == {(before + len(clients), before + len(clients))}
         first = min(pids)
         os.kill(first, signal.SIGKILL)  # the counts of a dead process are kept
-        eventually(lambda: len(children(running.process.pid) - {first}) == 2, 60)
+        eventually(lambda: len(workers(running.process.pid) - {first}) == 2, 60)
         with httpx.Client(base_url=running.http, timeout=60) as client:
             assert answered(client) == before + len(clients)
+            eventually(lambda: "\nreco_processes 2.0\n" in client.get("/metrics").text, 60)
             text = client.get("/metrics").text
-            assert "\nreco_processes 2.0\n" in text
             assert "\nreco_process_deaths_total 1.0\n" in text
             assert "\nprocess_cpu_seconds_total " in text
             assert "\nreco_bundle_cut_timestamp_seconds " in text
 
+    [forks] = children(running.process.pid)
+    threads = [file.read_text().strip() for file in Path(f"/proc/{forks}/task").glob("*/comm")]
+    assert len(threads) - threads.count("jemalloc_bg_thd") == 1, "a fork copies the locks of other threads"
     with grpc.insecure_channel(running.grpc) as channel:
         grpc.channel_ready_future(channel).result(60)
 
@@ -348,10 +397,10 @@ def test_the_records_that_a_killed_process_loses_are_counted(
     running = start_endpoint(toy_bundle, replace(settings, log_segment_s=3_600.0))
 
     def kill_one() -> None:
-        first, *_ = children(running.process.pid)
+        first, *_ = workers(running.process.pid)
         os.kill(first, signal.SIGKILL)
         # On a busy machine the other process may look stopped, and be replaced, too.
-        eventually(lambda: len(children(running.process.pid) - {first}) == 2, 120)
+        eventually(lambda: len(workers(running.process.pid) - {first}) == 2, 120)
 
     with httpx.Client(base_url=running.http, timeout=60) as client:
         with calling(running.http, 4) as seen:
@@ -379,7 +428,7 @@ def test_a_killed_process_loses_only_its_own_requests_and_is_restarted(
     toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
 ) -> None:
     running = start_endpoint(toy_bundle, replace(settings, log=False))
-    first, second = children(running.process.pid)
+    first, second = workers(running.process.pid)
     with calling(running.http, 4) as seen:
         eventually(lambda: len(seen.answers) > 20, 60)
         os.kill(first, signal.SIGKILL)
@@ -388,7 +437,7 @@ def test_a_killed_process_loses_only_its_own_requests_and_is_restarted(
         assert httpx.get(f"{running.http}/healthz", timeout=60).status_code == 200
         # At most the requests in flight there; each caller got its next answer.
         assert len(seen.failures) <= 4
-        eventually(lambda: len(children(running.process.pid) - {first}) == 2, 60)
+        eventually(lambda: len(workers(running.process.pid) - {first}) == 2, 60)
         assert any("SIGKILL" in line for line in running.stderr)
     os.kill(second, signal.SIGKILL)  # now the new process answers
     with calling(running.http, 1) as seen:
@@ -403,7 +452,7 @@ def test_children_do_not_outlive_their_parent_and_its_ports_are_free(
     toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
 ) -> None:
     running = start_endpoint(toy_bundle, replace(settings, log=False))
-    pids = children(running.process.pid)
+    pids = workers(running.process.pid)
     http, grpc = (int(address.rsplit(":", 1)[1]) for address in (running.http, running.grpc))
     running.process.kill()
     running.process.wait()

@@ -1,6 +1,5 @@
 """Padding and losses by hand; padded rows teach nothing; the loop learns the planted signal."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from components.models.dlrm import Dlrm
 from components.models.ranker import Shape
 from components.ranker.fitting import Schedule, Soft, fit, hard_loss, inputs_of, pad, sample_rows, soft_loss
 from feature_repo.schema import DENSE_NAMES
+from tests.programs import environment
 
 SHAPE = Shape(len(DENSE_NAMES), (61, 10, 6, 4))
 
@@ -199,7 +199,7 @@ def test_two_workers_learn_the_same_as_one(shop: Path, tmp_path: Path) -> None:
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
             *(tmp_path / "train.py", shop / "examples", tmp_path),
         ],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -24,11 +24,12 @@ from onnx import TensorProto, helper, numpy_helper
 from components.home import Conflict
 from components.ranker.ranker_artefact import graph_id
 from components.release.assemble_bundle import seal_with_golden
-from components.release.examination import ChildLimits, examine, examine_apart
+from components.release.examination import ChildLimits, MemoryShort, examine, examine_apart, free_memory
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import Registry, default_tracking_uri
 from components.release.signing import sign
+from feature_repo.errors import UNREACHABLE
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_statistics
 from serving.answer.recommender import open_recommender
@@ -421,7 +422,7 @@ def test_a_refused_forgery_is_named_and_a_promotion_after_it_is_rolled_back(
 
 
 def test_what_takes_too_much_is_refused_by_the_child_process(
-    home: Path, toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, toy_line: Path, tmp_path: Path
 ) -> None:
     bomb = tmp_path / "bomb"
     shutil.copytree(home / "honest", bomb)
@@ -430,9 +431,36 @@ def test_what_takes_too_much_is_refused_by_the_child_process(
     assert measured["verdicts"]["readable"] or measured["verdicts"]["golden requests"]
     late = examine_apart(home / "honest", None, toy_line / "dataset", 5, ChildLimits(wall_s=0.01))
     assert "took more than 0.01 s" in late["verdicts"]["readable"]
+
+
+def test_a_machine_without_free_memory_says_nothing_about_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=64 << 20))
-    crowded = examine_apart(home / "honest", None, toy_line / "dataset", 5)
-    assert "allowed 64 MiB" in crowded["verdicts"]["readable"]
+    with pytest.raises(MemoryShort, match=r"^64 MiB of memory are free, expected 3072 for ") as short:
+        examine_apart(tmp_path / "not opened", None, tmp_path, 5)
+    assert short.value.exit_code == UNREACHABLE
+
+
+def test_the_free_memory_is_that_of_the_tightest_control_group(tmp_path: Path) -> None:
+    def limit(group: str, most: str, used: int, cached: int) -> None:
+        place = tmp_path / "sys/fs/cgroup" / group
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "memory.max").write_text(f"{most}\n")
+        (place / "memory.current").write_text(f"{used << 20}\n")
+        (place / "memory.stat").write_text(f"anon 1\ninactive_file {cached << 20}\nactive_file 1\n")
+
+    limit("pods/one/endpoint", "max", 90, 0)
+    limit("pods/one", str(100 << 20), 90, 30)
+    limit("pods", str(300 << 20), 100, 0)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    own = tmp_path / "proc/self/cgroup"
+    own.write_text("4:memory:/elsewhere\n0::/pods/one/endpoint\n")
+    assert free_memory(tmp_path) == 40 << 20
+    own.write_text("0::/\n")  # in a namespace of its own, where the root has the limit
+    limit("", str(50 << 20), 20, 0)
+    assert free_memory(tmp_path) == 30 << 20
+    assert free_memory() > 0
 
 
 def test_the_child_process_measures_what_the_evaluation_did(toy_line: Path) -> None:

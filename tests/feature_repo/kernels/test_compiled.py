@@ -49,11 +49,15 @@ marks, codes = np.zeros(9, np.int32), np.array([1, 2])
 pairs.count_lines(codes, codes, marks)
 print(sum(pairs.count_lines.stats.cache_hits.values()))
 """
+    before_a_call = """
+from feature_repo.kernels import compiled, pairs
+print(compiled.load_loops(), len(pairs.count_lines.overloads))
+"""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    hits = [
+    said = [
         subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=True
         ).stdout.strip()
-        for _ in range(2)
+        for text in (before_a_call, program, program, before_a_call)
     ]
-    assert hits == ["0", "1"]
+    assert said == ["0 0", "0", "1", "1 1"]

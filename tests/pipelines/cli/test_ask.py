@@ -1,7 +1,6 @@
 """Commands that answer and explain, on a small champion."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pipelines.trial import EXPECTED
 from serving.client.client import read_best_sellers
 from serving.release.champion import read_champion
 from tests.pipelines.cli.conftest import answered, reco
+from tests.programs import environment
 
 ROOT = Path(__file__).parents[3]
 AT = "2017-12-05T18:30:00Z"
@@ -122,7 +122,7 @@ def test_a_trial_shows_the_right_answer_and_is_no_champion(tmp_path: Path) -> No
     again = subprocess.run(
         [sys.executable, "-m", "pipelines.cli", "--home", tmp_path, "try"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         capture_output=True,
         text=True,
         check=True,

@@ -348,6 +348,22 @@ def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
     served(scenario)
 
 
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"), [("1.1", 0, 400), ("1.1", 2, 400), ("1.0", 2, 400), ("1.0", 0, 200)]
+)
+def test_a_missing_or_doubled_host_is_refused(version: str, hosts: int, status: int) -> None:
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        head = GOOD.replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+        writer.write(head.replace(b"Host: x\r\n", b"Host: x\r\n" * hosts))
+        answer = await all_of(reader)
+        assert answer.split()[1] == b"%d" % status
+        if status == 400:
+            assert refusal(answer) == (400, "expected one Host header")
+
+    served(scenario)
+
+
 @pytest.mark.parametrize("number", [1, 5])
 def test_good_requests_before_a_bad_one_are_answered(number: int) -> None:
     async def scenario(ask: Ask) -> None:

@@ -24,7 +24,7 @@ from serving.release.updates import POLL_S, RETRY_S, Updates
 from serving.settings import Settings
 from serving.stages.retrieval import Quotas
 from tests.chaos.callers import calling
-from tests.chaos.procs import eventually
+from tests.chaos.procs import eventually, workers
 
 
 def point(home: Path, bundle_id: str, path: str | None = None) -> None:
@@ -236,9 +236,9 @@ def test_two_processes_refuse_a_corrupt_bundle_and_restart_with_the_good_one(
         assert seen.bundles() == {old}
         assert not seen.failures
     # A process that starts now does not load the champion.
-    first, second = children(running.process.pid)
+    first, second = workers(running.process.pid)
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: len(children(running.process.pid) - {first}) == 2)
+    eventually(lambda: len(workers(running.process.pid) - {first}) == 2)
     os.kill(second, signal.SIGKILL)
     with calling(running.http, 1) as seen:
         eventually(lambda: len(seen.answers) > 0, 60)
@@ -324,11 +324,6 @@ def test_a_bundle_without_readable_availability_does_not_take_over(
         point(home, new)
         eventually(lambda: ask()["bundle_id"] == new, 60)
         assert first not in {item["item_id"] for item in ask()["items"]}
-
-
-def children(pid: int) -> set[int]:
-    """The process ids of a process's children."""
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
 @pytest.mark.slow
