@@ -33,6 +33,9 @@ def test_a_drifted_column_is_shown_in_units_of_its_alarm_line(gauges: WatchGauge
     assert _value(gauges, "drift_psi_ratio", look="purchases", column="hour") is None, "it never pages"
     gauges.show_drift("purchases", replace(VERDICT, status="ok"))
     assert _value(gauges, "drift_found", look="purchases") == 0
+    gauges.show_drift("labels", VERDICT)
+    gauges.show_nothing("labels")
+    assert _value(gauges, "drift_found", look="labels") == 0, "too little data to know: no old verdict stays"
 
 
 def test_kpis_are_shown_by_rung_and_a_figure_without_data_goes(gauges: WatchGauges) -> None:

@@ -22,7 +22,7 @@ from tests.pipelines.cli.conftest import answered, reco
 def test_drift_reports_the_outcome_of_the_retraining(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: dict[str, Any] | Conflict, code: int
 ) -> None:
-    def retrain(home: Path, verdict: DriftVerdict, stream: object) -> dict[str, Any]:
+    def retrain(home: Path, verdict: DriftVerdict, stream: object, cool_down: object) -> dict[str, Any]:
         assert (home, verdict.status) == (tmp_path, "drifted")
         if isinstance(outcome, Conflict):
             raise outcome

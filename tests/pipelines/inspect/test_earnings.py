@@ -6,12 +6,14 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.facts import parse_fact
 from feature_repo.stream.archive import EVENTS, write_segment
+from monitoring.kpi import CONCEPT
 from pipelines.inspect.earnings import NothingToJoin, read_earnings
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
@@ -50,6 +52,24 @@ def test_the_figures_of_a_home_are_those_of_its_shop(settings: Settings) -> None
     assert earnings.total.margin_per_session is None
     assert earnings.drops == [], "four weeks are too few"
     assert json.loads(json.dumps(earnings.to_dict()))["total"]["sessions"] > 19_000
+
+
+@pytest.mark.slow
+def test_how_well_lists_fit_is_compared_within_one_bundle(settings: Settings) -> None:
+    """On the last of 70 days shoppers take half as much: with the old bundle, and after a release."""
+    worse = {rung: chance / 2 for rung, chance in TAKES.items()}
+    write_visits(settings, 42_000, 10.0, takes=worse, since=69 / 7, degraded=0.2)
+    dropped = {drop.figure for drop in read_earnings(settings, None, 24).drops if drop.dropped}
+    assert {"conversion", *CONCEPT} <= dropped
+    file = settings.prediction_log_dir / "1-000000.parquet"
+    log = pq.read_table(file)
+    is_last = pc.greater(log["at"], pa.scalar(START + pd.Timedelta(days=69), log["at"].type))
+    names = pc.if_else(is_last, "new", log["bundle_id"].cast(pa.string()))
+    place = log.schema.get_field_index("bundle_id")
+    pq.write_table(log.set_column(place, "bundle_id", names.cast(log["bundle_id"].type)), file)
+    released = read_earnings(settings, None, 24).drops
+    assert "conversion" in {drop.figure for drop in released if drop.dropped}
+    assert not set(CONCEPT) & {drop.figure for drop in released}
 
 
 @pytest.mark.slow

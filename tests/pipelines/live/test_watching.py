@@ -29,13 +29,13 @@ from tests.monitoring.shop_visits import PRICE, TAKES
 from tests.pipelines.inspect.test_earnings import write_visits
 
 
-def test_a_home_with_nothing_is_five_lines_and_no_gauge(tmp_path: Path) -> None:
+def test_a_home_with_nothing_is_five_lines_and_no_verdict(tmp_path: Path) -> None:
     gauges = WatchGauges()
     lines = look(Settings(home=tmp_path), gauges, None)
     names = ["answers", "purchases", "jumps of answers", "jumps of purchases", "kpi"]
     assert [line.split(": ")[0] for line in lines] == names
     assert lines[3] == "jumps of purchases: too few baskets or lists to know"
-    assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) is None
+    assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) == 0
     assert gauges.registry.get_sample_value("reco_watch_success_timestamp_seconds", {"look": "kpi"}) is None
 
 
@@ -67,7 +67,7 @@ def test_an_item_that_jumps_in_the_champion_s_lists_is_counted(tmp_path: Path) -
     assert "jumps of answers: too few baskets or lists to know" in look(settings, gauges, None), (
         "an empty log"
     )
-    for bundle_id, jumped in (("another", None), ("b", 1)):
+    for bundle_id, jumped in (("another", 0), ("b", 1)):
         table = pa.table({**log, "bundle_id": [bundle_id] * count}, schema=RECORD_SCHEMA)
         pq.write_table(table, settings.prediction_log_dir / f"{bundle_id}.parquet")
         lines = look(settings, gauges, None)
