@@ -191,7 +191,7 @@ def watch(
     namespace: str,
     token_file: Path | None,
 ) -> None:
-    """Look for drift, items that jump and KPIs each hour, until stopped.
+    """Look for drift, jumping items and KPIs each hour.
 
     /metrics has the results of the last look. At most one run starts in a week. With
     --pipelines the last training of the cluster that succeeded runs again there, unless one works already.

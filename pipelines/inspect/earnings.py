@@ -69,7 +69,7 @@ def read_earnings(
         settings: of the endpoint whose log it is.
         dataset: a checked data set with the purchases; None reads the archive of the home's stream.
         hours: length of the window that is compared with the weeks before.
-        drifted_since: when a drift began; None: unknown.
+        drifted_since: when a drift of columns began; concept drift began in the window.
 
     Raises:
         NothingToJoin: the log or the purchases are empty.
@@ -91,6 +91,10 @@ def read_earnings(
     ends = min(until, asked.max())
     # A new bundle scores on a scale of its own: how well lists fit is compared within one bundle.
     of_bundle = sessions[sessions["bundle_id"] == sessions.loc[sessions["at"].idxmax(), "bundle_id"]]
+    drops = find_drops(sessions, ends, hours)
+    fit = find_drops(of_bundle, ends, hours, CONCEPT)
+    if drifted_since is None and any(drop.dropped for drop in fit):
+        drifted_since = ends - pd.Timedelta(hours=hours)
     return Earnings(
         since=asked.min(),
         until=until,
@@ -98,7 +102,7 @@ def read_earnings(
         cuts={cut: summarise_by(sessions, cut) for cut in CUTS},
         exposure=exposure(pc.list_flatten(answers["item_ids"]).to_pandas(), purchases["item_id"].nunique()),
         at_risk=revenue_at_risk(sessions, per_hour, float(last["wait_ms"].mean()) if len(last) else 0.0),
-        drops=[*find_drops(sessions, ends, hours), *find_drops(of_bundle, ends, hours, CONCEPT)],
+        drops=[*drops, *fit],
         drift_cost=None
         if drifted_since is None
         else cost_since(sessions, pd.Timestamp(drifted_since), per_hour),

@@ -396,22 +396,22 @@ def test_the_records_that_a_killed_process_loses_are_counted(
 ) -> None:
     running = start_endpoint(toy_bundle, replace(settings, log_segment_s=3_600.0))
 
-    def kill_one() -> None:
-        first, *_ = workers(running.process.pid)
-        os.kill(first, signal.SIGKILL)
-        # On a busy machine the other process may look stopped, and be replaced, too.
-        eventually(lambda: len(workers(running.process.pid) - {first}) == 2, 120)
+    def kill(pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # on a busy machine it may have looked stopped before
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(workers(running.process.pid) - {pid}) == 2, 120)
 
     with httpx.Client(base_url=running.http, timeout=60) as client:
         with calling(running.http, 4) as seen:
             eventually(lambda: len(seen.answers) > 60, 120)
         eventually(lambda: records(client)["open"] == len(seen.answers), 120)  # a second later, at most
-        kill_one()
-        eventually(lambda: records(client)["lost"] == 0, 120)
-        assert records(client)["recovered"] > 0
+    for pid in workers(running.process.pid):  # one of them may have taken all requests
+        kill(pid)
+    with httpx.Client(base_url=running.http, timeout=60) as client:
+        eventually(lambda: records(client)["lost"] == 0 and records(client).get("recovered", 0) > 0, 120)
     with calling(running.http, 4) as again:
         eventually(lambda: len(again.answers) > 60, 120)
-        kill_one()
+        kill(next(iter(workers(running.process.pid))))
     with httpx.Client(base_url=running.http, timeout=60) as client:
         eventually(lambda: is_still(client), 120)
         counts = records(client)
