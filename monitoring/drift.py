@@ -243,21 +243,18 @@ def _located(
     That is the first day whose last seven days passed a line. Where data or the reference end the search, it
     began before the day that is named.
     """
-    name, since, until, when = verdict.columns[0].name, None, end, "about"
+    name, since, until, when = verdict.columns[0].name, None, end, "before"
     for _ in range(LOOK_BACK):
         if verdict.reference.until is None or until - WEEK < verdict.reference.until:
-            when = "before"
             break
         week, days = tables_of(Window(until - WEEK, until))
         if days < LEAST_DAYS:
-            when = "before"
             break
         column_tables = [table.only([name]) for table in week if name in table.reference]
         if judge(compare(column_tables)).column(name).status not in ("warn", "alarm"):
+            when = "about"
             break
         until = since = until - DAY
-    else:
-        when = "before"
     place = moved_most(name, tables)
     reason = verdict.reason + (f"; most in {place}" if place else "")
     reason += f"; since {when} {since:%Y-%m-%d}" if since else ""
@@ -281,7 +278,7 @@ def moved_most(name: str, tables: Sequence[TablePair]) -> str:
             for x, y in ((code.current, level.current), (code.reference, level.reference))
         )
         rows = np.minimum(current.sum(1), reference.sum(1))
-        far = psi(current, reference) - (bins - 1) * (1 / np.maximum(rows, 1) * 2)
+        far = psi(current, reference) - 2 * (bins - 1) / np.maximum(rows, 1)
         far = np.where(rows >= LEAST_UNITS, far, -np.inf)
         first, second = np.argsort(-far)[:2]
         if rows[second] >= LEAST_UNITS and far[first] > 2 * max(far[second], 0):

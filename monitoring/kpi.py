@@ -34,10 +34,8 @@ FIGURES = {
     "ndcg": ("gain", "best_gain"),
     "calibration": ("hits", "expected"),
 }
-CONCEPT = (
-    "ndcg",
-    "calibration",
-)  # of one bundle: they fall where shoppers answer differently to the same requests
+# Of one bundle: they fall where shoppers answer differently to the same requests.
+CONCEPT = ("ndcg", "calibration")
 EARNED = tuple(name for name in FIGURES if name not in CONCEPT)
 
 

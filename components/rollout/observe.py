@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -24,7 +23,7 @@ from components.rollout.manifests import (
     service,
 )
 from components.rollout.plan import COMPARED, FULL, Observed, Pace, Release
-from serving.release.golden import TOLERANCE, read_golden
+from serving.release.golden import TOLERANCE, GoldenRequest, read_golden
 
 ANSWER_S = 5.0  # of a golden request: the slot has just started
 SCRAPE_S = 2.0
@@ -136,17 +135,15 @@ class Observer:
             headers["authorization"] = f"Bearer {self._token}"
         for golden in read_golden(bundle):
             body = json.dumps({name: value for name, value in golden.request.items() if value is not None})
-            name = golden.request["request_id"]
             try:
                 answer = self._http.post(
                     f"{self._gateway}{RECOMMENDATIONS}", content=body, headers=headers, timeout=ANSWER_S
                 )
             except httpx.TransportError as error:
-                return Observed(missing=f"golden request {name}: {type(error).__name__}")
-            if fault := _wrong(record, answer, golden.expected if golden.history is None else ()):
-                return Observed(fault=f"golden request {name}: {fault}")
-            if golden.history is None and (rung := answer.json().get("rung")) != "full":
-                return Observed(missing=f"golden request {name}: answered on the rung {rung}")
+                return Observed(missing=f"{_named(golden)}: {type(error).__name__}")
+            seen = _judged(record, golden, answer)
+            if not seen.done:
+                return seen
         return Observed(done=True)
 
     def _overlap(self, record: Release, logs: Path | None) -> float | None:
@@ -184,18 +181,28 @@ def is_compared(record: Release) -> bool:
     return record.state in COMPARED and record.weight < FULL
 
 
-def _wrong(record: Release, answer: httpx.Response, expected: Any) -> str:
+def _named(golden: GoldenRequest) -> str:
+    return f"golden request {golden.request['request_id']}"
+
+
+def _judged(record: Release, golden: GoldenRequest, answer: httpx.Response) -> Observed:
     if answer.status_code != httpx.codes.OK:
-        return f"status {answer.status_code} {answer.text[:120]}"
+        return Observed(fault=f"{_named(golden)}: status {answer.status_code} {answer.text[:120]}")
     try:
         document = answer.json()
         bundle_id = document["bundle_id"]
         scores = {item["item_id"]: float(item["score"]) for item in document["items"]}
     except (ValueError, KeyError, TypeError) as error:
-        return f"no answer of an endpoint ({type(error).__name__}): {answer.text[:120]}"
+        what = f"no answer of an endpoint ({type(error).__name__}): {answer.text[:120]}"
+        return Observed(fault=f"{_named(golden)}: {what}")
     if bundle_id != record.bundle_id:
-        return f"answered by bundle {bundle_id}, not {record.bundle_id}"
-    moved = [item for item, score in expected if item in scores and abs(scores[item] - score) > TOLERANCE]
-    if moved and document.get("rung") == "full":
-        return f"the score of item {moved[0]} is {scores[moved[0]]}, not the recorded one"
-    return ""
+        return Observed(fault=f"{_named(golden)}: answered by bundle {bundle_id}, not {record.bundle_id}")
+    if golden.history is not None:
+        return Observed(done=True)
+    if (rung := document.get("rung")) != "full":
+        return Observed(missing=f"{_named(golden)}: answered on the rung {rung}")
+    for item, score in golden.expected:
+        if item in scores and abs(scores[item] - score) > TOLERANCE:
+            what = f"the score of item {item} is {scores[item]}, not the recorded one"
+            return Observed(fault=f"{_named(golden)}: {what}")
+    return Observed(done=True)

@@ -193,8 +193,8 @@ def watch(
 ) -> None:
     """Look for drift, jumping items and KPIs each hour.
 
-    /metrics has the results of the last look. At most one run starts in a week. With
-    --pipelines the last training of the cluster that succeeded runs again there, unless one works already.
+    /metrics has the results of the last look. At most one run starts in a week. With --pipelines the last
+    training of the cluster that succeeded runs again there, unless one works already.
     """
     from pipelines.live.streaming import stop_signal
     from pipelines.live.watching import REST, watch_home

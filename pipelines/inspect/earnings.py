@@ -95,6 +95,7 @@ def read_earnings(
     fit = find_drops(of_bundle, ends, hours, CONCEPT)
     if drifted_since is None and any(drop.dropped for drop in fit):
         drifted_since = ends - pd.Timedelta(hours=hours)
+    cost = None if drifted_since is None else cost_since(sessions, pd.Timestamp(drifted_since), per_hour)
     return Earnings(
         since=asked.min(),
         until=until,
@@ -103,9 +104,7 @@ def read_earnings(
         exposure=exposure(pc.list_flatten(answers["item_ids"]).to_pandas(), purchases["item_id"].nunique()),
         at_risk=revenue_at_risk(sessions, per_hour, float(last["wait_ms"].mean()) if len(last) else 0.0),
         drops=[*drops, *fit],
-        drift_cost=None
-        if drifted_since is None
-        else cost_since(sessions, pd.Timestamp(drifted_since), per_hour),
+        drift_cost=cost,
     )
 
 

@@ -125,6 +125,10 @@ def _equipped(pipeline: Any, image: str, mount: Mount | None, secret: str) -> An
     return equipped
 
 
+def _page_of(host: str, run_id: str) -> str:
+    return f"{host}/#/runs/details/{run_id}"
+
+
 def submit_pipeline(
     pipeline: Any,
     host: str,
@@ -147,7 +151,7 @@ def submit_pipeline(
         run = up.client.run_pipeline(
             up.experiment_id, up.version_name, None, dict(arguments), up.pipeline_id, up.version_id
         )
-    url = f"{host}/#/runs/details/{run.run_id}"
+    url = _page_of(host, run.run_id)
     return Submitted(run.run_id, url, up.pipeline_id, up.version_id, run.state or "PENDING")
 
 
@@ -166,25 +170,23 @@ def repeat_training(host: str, experiment: str, namespace: str = "", token: str 
     with _api(host):
         client = _client(host, namespace, token)
         home = client.create_experiment(experiment, namespace=namespace or None)
-        origin = None
         for run in _trainings(client, home.experiment_id):
             if run.state not in ENDED:
-                raise NotRepeated(f"run {run.run_id} trains already: {host}/#/runs/details/{run.run_id}")
+                raise NotRepeated(f"run {run.run_id} trains already: {_page_of(host, run.run_id)}")
             if run.state == "SUCCEEDED":
-                origin = run
                 break
-        if origin is None:
+        else:
             raise NotRepeated(
                 f"no training of experiment {experiment!r} succeeded: start one with `reco submit`"
             )
-        made_by = origin.pipeline_version_reference
-        arguments = {**origin.runtime_config.parameters, CUT: ""}
+        made_by = run.pipeline_version_reference
+        arguments = {**run.runtime_config.parameters, CUT: ""}
         name = f"retraining {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         again = client.run_pipeline(
             home.experiment_id, name, None, arguments, made_by.pipeline_id, made_by.pipeline_version_id
         )
-    url, ids = f"{host}/#/runs/details/{again.run_id}", (made_by.pipeline_id, made_by.pipeline_version_id)
-    return Submitted(again.run_id, url, *ids, again.state or "PENDING")
+    ids = (made_by.pipeline_id, made_by.pipeline_version_id)
+    return Submitted(again.run_id, _page_of(host, again.run_id), *ids, again.state or "PENDING")
 
 
 def _trainings(client: Any, experiment_id: str) -> Iterator[Any]:
