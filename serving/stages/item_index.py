@@ -226,8 +226,10 @@ def read_item_index(file: Path) -> ItemIndex:
     most = max(2 * file.stat().st_size, FAISS_LEAST)
     faiss.set_deserialization_vector_byte_limit(most)
     faiss.set_deserialization_loop_limit(most)
-    faiss.read_index(str(file))  # reports a truncated file; the reader below would crash
-    return ItemIndex(faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC))
+    # The table of a product quantizer serves distances, not inner products; it may be larger than the file.
+    without_table = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
+    faiss.read_index(str(file), without_table)  # reports a truncated file; the reader below would crash
+    return ItemIndex(faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC | without_table))
 
 
 class FaissTower:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from feature_repo.aggregates import no_events
 from serving.release.bundle import load_bundle
+from serving.stages import item_index
 from serving.stages.item_index import FaissTower, ItemIndex, Search, read_item_index
 from serving.stages.retrieval import build_query
 
@@ -191,6 +192,18 @@ def test_a_file_is_mapped_and_answers_as_the_index_that_was_written(
     queries, search = planted(4, seed=9), Search(TYPES[description])
     expected = ItemIndex(indexes[description]).search(queries, 20, search)[1]
     assert read.search(queries, 20, search)[1].tolist() == expected.tolist()
+
+
+def test_many_lists_of_a_product_quantizer_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a large catalogue: their table for distances is larger than the file's size allows."""
+    monkeypatch.setattr(item_index, "FAISS_LEAST", 1)
+    vectors, file = planted(), tmp_path / "index.faiss"
+    index = faiss_index("IVF512,PQ16x4", vectors)
+    faiss.write_index(index, str(file))
+    assert 2 * file.stat().st_size < 512 * 16 * 16 * 4
+    search = Search({"nprobe": 512})
+    expected = ItemIndex(index).search(vectors[:4], 20, search)[1]
+    assert read_item_index(file).search(vectors[:4], 20, search)[1].tolist() == expected.tolist()
 
 
 def anonymous_kb() -> int:
