@@ -133,7 +133,7 @@ def headline() -> str:
         ),
         ("answers a second, one process, 99 % within 50 ms", f"{ours['capacity']['rate']:.0f}"),
         (
-            f"served ranker against its {teachers} teachers",
+            f"served ranker against its {f'{teachers} teachers' if teachers > 1 else 'teacher'}",
             f"{whole['bytes'] / served['bytes']:.0f} x smaller, {faster:.0f} x faster",
         ),
         (
@@ -371,7 +371,12 @@ def compression(found: Any) -> str:
     """Return the way from the teachers to one file."""
     rankers, engines = found["rankers"], found["engines"]
     whole = rankers["ensemble"]
-    labels = {"ensemble": f"the {found['teachers']} teachers together", "served": "**as served**"}
+    teachers = (
+        f"the {found['teachers']} teachers together"
+        if found["teachers"] > 1
+        else "the only teacher's ensemble"
+    )
+    labels = {"ensemble": teachers, "served": "**as served**"}
     rows = []
     for name, ranker in sorted(rankers.items(), key=lambda pair: -pair[1]["ndcg_at_10"]):
         p50 = ranker["latency_ms"]["500"]["p50"]
