@@ -45,6 +45,7 @@ from serving.answer.recommender import Recommender, verify_golden
 from serving.errors import BundleInvalid
 from serving.release.bundle import NEW_VECTORS, Bundle, load_bundle
 from serving.schemas import DEFAULT_PROFILE
+from serving.stages.item_index import read_faiss
 from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore
 
@@ -303,7 +304,7 @@ def _queries(bundle: Bundle, tasks: Sequence[Task]) -> list[Query]:
 
 
 def _stored_vectors(bundle: Bundle) -> np.ndarray:
-    index = faiss.read_index(str(bundle.path / "index.faiss"))
+    index = read_faiss(bundle.path / "index.faiss")
     if isinstance(index, faiss.IndexIVF):
         index.make_direct_map()
     vectors = index.reconstruct_n(0, index.ntotal)

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 
 from components.hyper_parameters import IndexParams
-from serving.stages.item_index import ItemIndex, Search, read_item_index
+from serving.stages.item_index import ItemIndex, Search, read_faiss, read_item_index
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def _write(kind: str, vectors: np.ndarray, seed: int, file: Path) -> str:
     }[kind]
     _faiss.omp_set_num_threads(1)  # so that the same vectors give the same index
     if kind == "ivf_pq_refined":
-        base = _faiss.read_index(str(file.with_name("ivf_pq.faiss")))
+        base = read_faiss(file.with_name("ivf_pq.faiss"))
         finer = _filled(_faiss.index_factory(width, "SQ8", faiss.METRIC_INNER_PRODUCT), vectors, items, seed)
         _faiss.write_index(_faiss.IndexRefine(base, finer), str(file))
         return description

@@ -223,13 +223,21 @@ def read_item_index(file: Path) -> ItemIndex:
         ValueError: its type cannot be searched here.
     """
     faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
+    read_faiss(file)  # reports a truncated file; the reader below would crash
+    return ItemIndex(read_faiss(file, faiss.IO_FLAG_MMAP_IFC))
+
+
+def read_faiss(file: Path, flags: int = 0) -> faiss.Index:
+    """Return Faiss's index of a file, read with its flags.
+
+    Raises:
+        RuntimeError: the file is no index, or claims more than it holds.
+    """
     most = max(2 * file.stat().st_size, FAISS_LEAST)
     faiss.set_deserialization_vector_byte_limit(most)
     faiss.set_deserialization_loop_limit(most)
     # The table of a product quantizer serves distances, not inner products; it may be larger than the file.
-    without_table = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
-    faiss.read_index(str(file), without_table)  # reports a truncated file; the reader below would crash
-    return ItemIndex(faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC | without_table))
+    return faiss.read_index(str(file), flags | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
 
 
 class FaissTower:

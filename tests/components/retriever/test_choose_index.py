@@ -74,6 +74,7 @@ def test_every_type_is_measured_with_growing_effort_and_growing_recall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("components.retriever.choose_index.PQ_LEAST", 6_000)
+    monkeypatch.setattr("serving.stages.item_index.FAISS_LEAST", 1)  # as if the catalogue were large
     rng = np.random.default_rng(1)
     centres = rng.normal(size=(100, 16))
     vectors = (centres[rng.integers(100, size=6_000)] + 0.5 * rng.normal(size=(6_000, 16))).astype(np.float32)
