@@ -27,6 +27,7 @@ from monitoring.shares import ShareChange, changed_shares
 from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import (
     WEEK,
+    Embeddings,
     EventFrames,
     TablePair,
     Window,
@@ -81,15 +82,17 @@ def _drift_of_purchases(
 ) -> DriftVerdict:
     if isinstance(reference, Window):
         expected, compared = purchases(data, reference), "purchases with those of another window"
+        embeddings = None
     else:
         expected = bundle_purchases(reference)
         compared = f"purchases with those before the cut of bundle {read_manifest(reference)['bundle_id']}"
+        embeddings = Embeddings.of(reference).with_regions(expected["item_id"], expected["basket_id"])
         reference = _span(expected["at"])
     timezone = str(data.manifest["timezone"])
-    before = EventFrames.of(expected, timezone)
+    before = EventFrames.of(expected, timezone, embeddings)
 
     def tables_of(window: Window) -> tuple[list[TablePair], int]:
-        found = EventFrames.of(purchases(data, window), timezone)
+        found = EventFrames.of(purchases(data, window), timezone, embeddings)
         return event_tables(found, before), found.baskets["date"].nunique()
 
     end = window.until or data.events["at"].max().to_pydatetime()
@@ -122,13 +125,13 @@ def drift_of_log(
         expected, _ = _answers_of(bundle_id, log_dir, reference)
         compared = f"answers of bundle {bundle_id} with those of an earlier window"
     read = lru_cache(maxsize=1)(partial(_answers_of, bundle_id, log_dir))
-    others, categories = read(window)[1], bundle_categories(bundle)
+    others, categories, embeddings = read(window)[1], bundle_categories(bundle), Embeddings.of(bundle)
     compared += f" ({others} answers of other bundles left out)" if others else ""
 
     def tables_of(window: Window) -> tuple[list[TablePair], int]:
         found, _ = read(window)
         days = found["at"].to_pandas().dt.normalize().nunique()
-        return log_tables(found, expected, categories), days
+        return log_tables(found, expected, categories, embeddings), days
 
     return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report, quick)
 
@@ -176,15 +179,16 @@ def show(report: dict[str, Any], drift: Path, numbers: Any, page: Any) -> dict[s
     return report
 
 
-def raise_alert(verdict: Mapping[str, Any]) -> str:
-    """Return the reason of a verdict that needs no action.
+def raise_alert(*verdicts: Mapping[str, Any]) -> str:
+    """Return the reasons of verdicts that need no action.
 
     Raises:
-        DriftFound: the verdict is `drifted` or `schema_change`.
+        DriftFound: one is `drifted` or `schema_change`.
     """
-    if verdict["status"] in FAILED:
-        raise DriftFound(f"{verdict['status']}: {verdict['reason']}")
-    return str(verdict["reason"])
+    said = "; ".join(f"{verdict['status']}: {verdict['reason']}" for verdict in verdicts)
+    if any(verdict["status"] in FAILED for verdict in verdicts):
+        raise DriftFound(said)
+    return said
 
 
 def compare(

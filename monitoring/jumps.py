@@ -10,11 +10,16 @@ pushes an item buys little else, or pays for that, too.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.special import betainc
+
+from feature_repo.events import read_dataset
 
 FALSE_ALARMS = 0.001  # of a window in which nothing changed, over all of its items
 WINDOWS, LEAST_WINDOWS = 8, 4  # before the last one
@@ -69,6 +74,26 @@ def find_jumps(
     jumped = (chance < FALSE_ALARMS / len(items)) & (now / size[0] >= RISE * before)
     order = np.flatnonzero(jumped)[np.argsort(-now[jumped], kind="stable")]
     return [Jump(str(items[i]), float(before[i]), float(now[i] / size[0])) for i in order]
+
+
+def show_jumps(dataset: Path, numbers: Any, page: Path) -> int:
+    """Show the items that jumped in the last week of a data set's small baskets in Kubeflow; count them.
+
+    Args:
+        dataset: the data set.
+        numbers: KFP's artifact `Metrics`.
+        page: the Markdown file to write.
+    """
+    events = read_dataset(dataset).events
+    bought = events[events["event_type"] == "purchase"].rename(columns={"basket_id": "unit"})
+    jumps = find_jumps(bought, bought["at"].max(), pd.Timedelta(days=7), SMALL)
+    rows = [f"| {jump.item_id} | {jump.before:.2%} | {jump.now:.2%} |" for jump in jumps or ()]
+    head = ["| item | share of baskets before | now |", "|---|---|---|"]
+    text = "\n".join(head + rows) if rows else "No item jumped."
+    page.write_text("There are too few baskets to know." if jumps is None else text, encoding="utf-8")
+    numbers.log_metric("items_raised", len(rows))
+    Path(numbers.path).write_text(json.dumps({"items_raised": len(rows)}), encoding="utf-8")
+    return len(rows)
 
 
 def _spread(past: np.ndarray, units: np.ndarray) -> np.ndarray:

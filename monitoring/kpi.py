@@ -8,21 +8,27 @@ expensive than it is.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from feature_repo.events import read_dataset
+from monitoring.sessions import make_sessions
 from monitoring.verdict import DriftVerdict, Status
 from monitoring.windows import Window
+from serving.prediction_log import read_log
 from serving.schemas import RUNGS
 
 CUTS = ("rung", "bundle_id", "store_id", "profile")
 LEAST_SESSIONS = 200  # complete ones; with fewer, a figure is chance
 SALES_LOST_PER_100_MS = 0.01
+KPI_HOURS = 24.0  # the window whose figures are compared with the weeks before
 WEEKS_BEFORE = 8  # a drop is measured against the same hours of so many weeks
 DROP = 0.05  # a smaller drop needs no action
 T_LIMIT = 4.785  # Student's t, 7 degrees of freedom: a figure seems to drop by chance once in 1,000 windows
@@ -195,6 +201,42 @@ def concept_drift(drops: list[Drop], window: Window) -> DriftVerdict | None:
     status: Status = "drifted" if any(drop.dropped for drop in concept_drops) else "ok"
     compared = f"lists and the purchases that followed with those of the {WEEKS_BEFORE} weeks before"
     return DriftVerdict(status, said, compared, window, Window(), (), since=window.since)
+
+
+def fit_drops(sessions: pd.DataFrame, until: pd.Timestamp, hours: float) -> list[Drop]:
+    """Compare how well lists fit the baskets that followed; within the newest bundle, see `find_drops`.
+
+    A new bundle scores on a scale of its own.
+    """
+    newest = sessions.loc[sessions["at"].idxmax(), "bundle_id"]
+    return find_drops(sessions[sessions["bundle_id"] == newest], until, hours, CONCEPT)
+
+
+def measure_labels(log_dir: str, dataset: Path, numbers: Any) -> dict[str, Any]:
+    """Look for concept drift in the last day, for a pipeline; return the verdict's status and reason.
+
+    Args:
+        log_dir: the prediction log; "" if no step can read it.
+        dataset: the purchases that followed.
+        numbers: KFP's artifact `Metrics`, gets the change of each figure.
+    """
+    answers = read_log(Path(log_dir)) if log_dir else None
+    drops: list[Drop] = []
+    if answers is not None and len(answers):
+        events = read_dataset(dataset).events
+        bought = events[events["event_type"] == "purchase"]
+        sessions = make_sessions(answers, bought, bought["at"].max())
+        ends = min(bought["at"].max(), sessions["at"].max())
+        drops = fit_drops(sessions, ends, KPI_HOURS)
+    shown = {f"change.{drop.figure}": drop.change for drop in drops}
+    for name, change in shown.items():
+        numbers.log_metric(name, change)
+    Path(numbers.path).write_text(json.dumps(shown), encoding="utf-8")
+    verdict = concept_drift(drops, Window())
+    if verdict is None:
+        why = f"{log_dir} holds too few sessions" if log_dir else "no log was named"
+        return {"status": "insufficient_data", "reason": f"labels: {why}"}
+    return {"status": verdict.status, "reason": f"labels: {verdict.reason}"}
 
 
 def find_drops(

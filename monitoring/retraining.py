@@ -90,6 +90,21 @@ def release_retrain(decision: RetrainDecision, home: Path) -> None:
             file.unlink()
 
 
+def note_run(decision: RetrainDecision, home: Path, run_id: str) -> None:
+    """Add the run that was started to the record, unless another start was recorded since."""
+    file = home / STATE
+    with _locked(home):
+        if file.exists() and file.read_text() == decision.noted:
+            noted = {**json.loads(decision.noted), "run_id": run_id}
+            write_file(file, json.dumps(noted, indent=1).encode())
+
+
+def started_run(home: Path) -> str:
+    """Return the run of the last start; empty without a start or a noted run."""
+    last = _read(home / STATE)
+    return last["run_id"] if last else ""
+
+
 def _key(verdict: DriftVerdict, now: datetime) -> str:
     """Name a window that is over; a window that still grows changes with each check and has no name."""
     until = verdict.window.until
@@ -111,7 +126,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         last = json.loads(path.read_text())
-        return {"started_at": datetime.fromisoformat(last["started_at"]).isoformat(), "key": str(last["key"])}
+        started_at = datetime.fromisoformat(last["started_at"]).isoformat()
+        return {"started_at": started_at, "key": str(last["key"]), "run_id": str(last.get("run_id", ""))}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kfp import dsl
-from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Output
+from kfp.dsl import HTML, Artifact, Dataset, Input, Markdown, Metrics, Output
 
 # The image of the training steps; `reco compile --image` puts another name into the IR.
 IMAGE = "checkout-pipeline"
@@ -35,8 +35,28 @@ def measure_drift(
 
 
 @step
-def raise_alert(verdict: dict[str, Any]) -> str:
-    """Fail the run if the verdict needs a person's attention."""
+def measure_labels(log: str, dataset: Input[Dataset], numbers: Output[Metrics]) -> dict[str, Any]:
+    """Compare how well lists fitted the baskets that followed with the weeks before."""
+    from pathlib import Path
+
+    from monitoring.kpi import measure_labels
+
+    return measure_labels(log, Path(dataset.path), numbers)
+
+
+@step
+def find_jumps(dataset: Input[Dataset], numbers: Output[Metrics], page: Output[Markdown]) -> int:
+    """Count and list the items whose share of the small baskets jumped in the last week."""
+    from pathlib import Path
+
+    from monitoring.jumps import show_jumps
+
+    return show_jumps(Path(dataset.path), numbers, Path(page.path))
+
+
+@step
+def raise_alert(verdict: dict[str, Any], labels: dict[str, Any]) -> str:
+    """Fail the run if a verdict needs a person's attention."""
     from monitoring.drift import raise_alert
 
-    return raise_alert(verdict)
+    return raise_alert(verdict, labels)

@@ -49,6 +49,7 @@ SHOWN = ColumnRule(pages=False)
 RULES: Mapping[str, ColumnRule] = {
     "category": ColumnRule(reason="the mix of purchases: quiet weeks 0.02-0.04, holiday weeks 0.12-0.18"),
     "basket_category": ColumnRule(reason="the same for the basket at the time of the request"),
+    "basket_region": ColumnRule(reason="drift of embeddings: quiet weeks 0.01-0.03, Thanksgiving 0.07"),
     "department": ColumnRule(
         shares=True, reason="few levels, so PSI stays at 0.013 when a share grows by 30 %"
     ),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
+import faiss
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -19,12 +21,14 @@ from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.prediction_log import feature_names, feature_rows
 from serving.release.bundle import read_manifest
+from serving.stages.item_index import read_faiss
 
 WEEK = timedelta(days=7)  # the window that a check looks at
 WEEKDAYS = np.array(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], object)
 HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)
 LENGTHS = (1, 2, 3, 5, 9, 17)  # where the groups of basket lengths begin
 RARE_LENGTH = 0.02  # a group with a smaller share of either window's requests is left out
+REGIONS = 16  # of the space of item vectors
 CLOSED_BELOW = 0.25  # a day with fewer baskets than this share of the median day is a closed day
 
 
@@ -79,6 +83,68 @@ class TablePair:
         return TablePair(current, reference, self.unit, self.week)
 
 
+@dataclass(frozen=True)
+class Embeddings:
+    """A bundle's item vectors, and the regions into which baskets fall among them: for drift of embeddings.
+
+    The vector of a basket is the mean of its items' vectors, which the item tower made. K-means over the
+    baskets of the reference gives the regions. A basket without an item of the bundle is in none.
+    """
+
+    item_ids: pd.Index
+    index: Any  # Faiss's; its row numbers are those of `item_ids`
+    centres: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))  # of the regions
+
+    @classmethod
+    def of(cls, bundle: Path) -> Embeddings:
+        """Take the index of a bundle; there are no regions yet."""
+        item_ids = read_statistics(bundle / "statistics").item_ids
+        return cls.of_index(read_faiss(bundle / "index.faiss"), item_ids)
+
+    @classmethod
+    def of_index(cls, index: Any, item_ids: Sequence[str] | np.ndarray) -> Embeddings:
+        """Take an index; items beyond its rows are unknown."""
+        if isinstance(index, faiss.IndexIVF):
+            index.make_direct_map()
+        return cls(pd.Index(item_ids[: index.ntotal]), index)
+
+    def with_regions(self, items: pd.Series, unit: pd.Series) -> Embeddings:
+        """Return the same with the regions of the reference's baskets, see `regions_of`."""
+        vectors, _ = self.means(items, unit)
+        if len(vectors) < REGIONS:
+            return self
+        means: Any = faiss.Kmeans(self.index.d, REGIONS, seed=0, min_points_per_centroid=1)
+        means.train(vectors)
+        return replace(self, centres=means.centroids)
+
+    def regions_of(self, items: pd.Series, unit: pd.Series) -> pd.Series:
+        """Return the region of each basket that has one.
+
+        Args:
+            items: item ids.
+            unit: the basket of each.
+
+        Returns:
+            Names of regions, by basket.
+        """
+        vectors, units = self.means(items, unit)
+        if not len(self.centres):
+            return pd.Series(dtype=object)
+        far = (self.centres**2).sum(1) - 2 * vectors @ self.centres.T
+        return pd.Series([f"region {n}" for n in far.argmin(1)], units, dtype=object)
+
+    def means(self, items: pd.Series, unit: pd.Series) -> tuple[np.ndarray, pd.Index]:
+        """Return the vector of each basket that has one, and the baskets; see `regions_of`."""
+        code = self.item_ids.get_indexer(pd.Index(items))
+        row, units = pd.factorize(unit[code >= 0])
+        known, place = np.unique(code[code >= 0], return_inverse=True)
+        vectors = self.index.reconstruct_batch(known)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        sums = np.zeros((len(units), self.index.d), np.float32)
+        np.add.at(sums, row, vectors[place])
+        return sums / np.bincount(row, minlength=len(units))[:, None], pd.Index(units)
+
+
 def purchases(data: Dataset, window: Window) -> pd.DataFrame:
     """Return the purchases of a window with each item's category and department."""
     events = data.events
@@ -96,10 +162,19 @@ class EventFrames:
     baskets: pd.DataFrame
 
     @classmethod
-    def of(cls, events: pd.DataFrame, timezone: str) -> EventFrames:
-        """Convert purchases (see `purchases`) to the watched columns; hours and days are local."""
+    def of(cls, events: pd.DataFrame, timezone: str, embeddings: Embeddings | None = None) -> EventFrames:
+        """Convert purchases (see `purchases`) to the watched columns; hours and days are local.
+
+        Args:
+            events: the purchases.
+            timezone: of the shop.
+            embeddings: with them, each basket has its region.
+        """
         lines = events[["basket_id", "category", "department"]].assign(item_price=events["price"])
         baskets = _baskets(events, timezone)
+        if embeddings is not None:
+            region = embeddings.regions_of(events["item_id"], events["basket_id"])
+            baskets["basket_region"] = baskets["basket_id"].map(region).astype(object)
         baskets["week"] = _weeks(baskets["date"])
         week = baskets.set_index("basket_id")["week"].reindex(lines["basket_id"]).to_numpy()
         return cls(lines.assign(week=week), baskets)
@@ -116,19 +191,23 @@ def event_tables(current: EventFrames, reference: EventFrames) -> list[TablePair
     ]
 
 
-def log_tables(current: pa.Table, reference: pa.Table, category_of: Mapping[str, str]) -> list[TablePair]:
+def log_tables(
+    current: pa.Table, reference: pa.Table, category_of: Mapping[str, str], embeddings: Embeddings
+) -> list[TablePair]:
     """Return the watched columns of the log: of each returned item, of each basket item, of each request.
 
     Args:
         current: the records of the window.
         reference: the records of the reference.
         category_of: the category of each item, see `bundle_categories`.
+        embeddings: of the bundle, without regions.
     """
     current, reference = _at_equal_lengths(current, reference)
+    embeddings = embeddings.with_regions(*_basket_lines(reference))
     return [
         TablePair(_answers(current), _answers(reference), "request"),
         TablePair(_basket_items(current, category_of), _basket_items(reference, category_of), "request"),
-        TablePair(_requests(current), _requests(reference), week="week"),
+        TablePair(_requests(current, embeddings), _requests(reference, embeddings), week="week"),
     ]
 
 
@@ -226,17 +305,22 @@ def _answers(records: pa.Table) -> pd.DataFrame:
 
 
 def _basket_items(records: pa.Table, category_of: Mapping[str, str]) -> pd.DataFrame:
-    items = pc.list_flatten(records["basket"]).to_pandas()
-    lengths = pc.list_value_length(records["basket"]).to_numpy().astype(np.int64)
+    items, request = _basket_lines(records)
     # An unknown item has no category: the share without a value shows how many there are.
-    return pd.DataFrame(
-        {"basket_category": items.map(category_of), "request": np.repeat(np.arange(len(records)), lengths)}
-    )
+    return pd.DataFrame({"basket_category": items.map(category_of), "request": request})
 
 
-def _requests(records: pa.Table) -> pd.DataFrame:
+def _basket_lines(records: pa.Table) -> tuple[pd.Series, pd.Series]:
+    """Return the items of all baskets, and the number of each one's request."""
+    lengths = pc.list_value_length(records["basket"]).to_numpy().astype(np.int64)
+    request = pd.Series(np.repeat(np.arange(len(records)), lengths))
+    return pc.list_flatten(records["basket"]).to_pandas(), request
+
+
+def _requests(records: pa.Table, embeddings: Embeddings) -> pd.DataFrame:
     frame = records.select(["rung", "store_id"]).to_pandas()
-    return frame.assign(week=_weeks(records["at"].to_pandas()))
+    region = embeddings.regions_of(*_basket_lines(records)).reindex(frame.index).astype(object)
+    return frame.assign(basket_region=region, week=_weeks(records["at"].to_pandas()))
 
 
 def _weeks(at: pd.Series) -> np.ndarray:

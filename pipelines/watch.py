@@ -18,12 +18,16 @@ def watch(
     until: str = "",
     data: str = "complete-journey",
     max_quarantine_ratio: float = 0.01,
+    log: str = "",
 ) -> None:
-    """Measure drift, keep the report, and raise the alarm if there is reason to."""
+    """Measure drift of purchases and labels, list items that jump, and raise the alarm if there is reason."""
     events = large(
         component_steps.ingest_events(data=data, max_quarantine_ratio=max_quarantine_ratio, train_until="")
     )
     measured = large(
         steps.measure_drift(bundle=bundle, dataset=events.outputs["dataset"], since=since, until=until)
     )
-    small(steps.raise_alert(verdict=measured.outputs["Output"])).set_retry(0)
+    labels = large(steps.measure_labels(log=log, dataset=events.outputs["dataset"]))
+    small(steps.find_jumps(dataset=events.outputs["dataset"]))
+    alert = steps.raise_alert(verdict=measured.outputs["Output"], labels=labels.outputs["Output"])
+    small(alert).set_retry(0)

@@ -21,6 +21,7 @@ from pipelines.bench.injected_drift import (
     SIGMAS,
     concept_drift,
     detection_delays,
+    draw_delays,
     prediction_drift,
     share_power,
 )
@@ -47,7 +48,7 @@ FIELDS = ("psi", "noise_floor", "warn_at", "alarm_at", "status")
 def bench_drift(
     bundle: Path, dataset: Path, out_dir: Path, reference: Window | None = None
 ) -> dict[str, Any]:
-    """Measure every week and write `drift.json`, `drift.md` and `drift.png`; return the content of the JSON.
+    """Measure every week; write `drift.json`, `drift.md` and two pictures; return the content of the JSON.
 
     Args:
         bundle: whose predictions are compared.
@@ -61,9 +62,11 @@ def bench_drift(
     category = weeks[weeks["column"] == "category"]
     draw_weeks(category, out_dir / "drift.png", f"Category mix of {data.manifest['name']}, week by week")
     concept, scores = concept_drift(bundle, data)
+    delays = detection_delays(data, reference)
+    draw_delays(delays, out_dir / "drift-delay.png")
     figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
-        "delays": detection_delays(data, reference),
+        "delays": delays,
         "power": share_power(data, reference),
         "predictions": prediction_drift(scores),
         "concept": concept,

@@ -255,6 +255,7 @@ def submit(
 @click.option("--host", required=True, help="Root URL of the Kubeflow Pipelines API.")
 @click.option("--cron", default="0 0 6 * * *", show_default=True, help="Six fields, seconds first.")
 @click.option("--data", required=True, help="A folder of events that grows, as a step sees it.")
+@click.option("--log", default="", help="The prediction log, as a step sees it: for drift of labels.")
 @volume_options
 @api_options
 @common_options
@@ -263,6 +264,7 @@ def schedule(
     host: str,
     cron: str,
     data: str,
+    log: str,
     volume: str,
     state: str,
     image: str,
@@ -270,7 +272,7 @@ def schedule(
     namespace: str,
     token_file: Path | None,
 ) -> None:
-    """Let Kubeflow Pipelines look for drift by the clock.
+    """Let Kubeflow Pipelines look for drift and for items that jump by the clock.
 
     Each run compares the last week of the data with the champion under --state. It fails if there is drift.
     A second call replaces the schedule of the first.
@@ -283,7 +285,7 @@ def schedule(
     if not volume:
         raise click.UsageError("a cluster needs --volume PVC: the champion is a file under --state")
     token = _token(token_file)
-    arguments, mount = {"bundle": state, "data": data}, _mount(volume, state)
+    arguments, mount = {"bundle": state, "data": data, "log": log}, _mount(volume, state)
     made = schedule_pipeline(watch, host, arguments, cron, image, experiment, namespace, token, mount)
     context.answer(asdict(made), f"{made.url}  {cron}, in place of {made.replaced} earlier")
 

@@ -205,18 +205,23 @@ def watch(
     if pipelines and not retrain:
         raise click.UsageError("--pipelines needs --retrain: without it nothing trains")
 
+    def token() -> str:
+        return token_file.read_text().strip() if token_file else ""
+
     def start(verdict: DriftVerdict) -> dict[str, Any]:
         if not pipelines:
             return launch.retrain(context.home, verdict, sys.stderr, REST)
-        token = token_file.read_text().strip() if token_file else ""
-        return launch.retrain_on_cluster(context.home, verdict, pipelines, experiment, namespace, token, REST)
+        where = (pipelines, experiment, namespace, token())
+        return launch.retrain_on_cluster(context.home, verdict, *where, REST)
+
+    def result() -> bool | None:
+        return launch.cluster_result(context.home, pipelines, token())
 
     def say(line: str) -> None:
         click.echo(line, err=True)
 
-    looks = watch_home(
-        context.settings(), every_s, (host, port), start if retrain else None, stop_signal(), say
-    )
+    started = (start if retrain else None, stop_signal(), say, result if pipelines else None)
+    looks = watch_home(context.settings(), every_s, (host, port), *started)
     context.answer({"looks": looks}, f"{looks} looks")
 
 

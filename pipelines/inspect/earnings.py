@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.archive import EVENTS, read_archive
 from monitoring.kpi import (
-    CONCEPT,
     CUTS,
     AtRisk,
     Drop,
@@ -23,6 +22,7 @@ from monitoring.kpi import (
     cost_since,
     exposure,
     find_drops,
+    fit_drops,
     revenue_at_risk,
     summarise,
     summarise_by,
@@ -89,10 +89,7 @@ def read_earnings(
     per_hour = {str(r): float(n) for r, n in recent["rung"].to_pandas().value_counts().items()}
     last = sessions[sessions["at"] > asked.max() - HOUR]
     ends = min(until, asked.max())
-    # A new bundle scores on a scale of its own: how well lists fit is compared within one bundle.
-    of_bundle = sessions[sessions["bundle_id"] == sessions.loc[sessions["at"].idxmax(), "bundle_id"]]
-    drops = find_drops(sessions, ends, hours)
-    fit = find_drops(of_bundle, ends, hours, CONCEPT)
+    drops, fit = find_drops(sessions, ends, hours), fit_drops(sessions, ends, hours)
     if drifted_since is None and any(drop.dropped for drop in fit):
         drifted_since = ends - pd.Timedelta(hours=hours)
     cost = None if drifted_since is None else cost_since(sessions, pd.Timestamp(drifted_since), per_hour)

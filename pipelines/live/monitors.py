@@ -93,7 +93,7 @@ def monitor_programs() -> Programs | None:
     return Programs(prometheus, alertmanager) if prometheus and alertmanager and rules_are_here else None
 
 
-def configure(folder: Path, target: str, alertmanager: str, hook: str = "") -> None:
+def configure(folder: Path, target: str, alertmanager: str, hook: str = "", watch: str = "") -> None:
     """Write the files of both programs.
 
     Args:
@@ -101,16 +101,18 @@ def configure(folder: Path, target: str, alertmanager: str, hook: str = "") -> N
         target: HOST:PORT of the endpoint.
         alertmanager: HOST:PORT.
         hook: gets each notice; empty: they are seen on Alertmanager's page only.
+        watch: HOST:PORT of `reco watch`, if it runs.
     """
     written = rules(read_slo())
     for group in written["groups"]:
         group["rules"] = [rule for rule in group["rules"] if rule.get("alert") != EXEMPT]
-    scrape = {"job_name": "checkout", "static_configs": [{"targets": [target]}]}
+    jobs = {"checkout": target, "watch": watch}
+    scraped = [{"job_name": name, "static_configs": [{"targets": [at]}]} for name, at in jobs.items() if at]
     prometheus = {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S - 1}s"},
         "rule_files": ["rules.yml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
-        "scrape_configs": [scrape],
+        "scrape_configs": scraped,
     }
     shipped = yaml.safe_load(SLO.with_name("alertmanager.yml").read_text(encoding="utf-8"))
     to_hook = {"webhook_configs": [{"url": hook, "send_resolved": True}]} if hook else {}

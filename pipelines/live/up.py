@@ -114,11 +114,17 @@ def parts_of(
         )
     )
     # A gateway shows the counters of either slot in turn, which are no series.
+    watched = f"127.0.0.1:{claim_port(0, '')}" if settings.log else ""
     if wanted.programs and not wanted.slots:
-        parts += _monitors(wanted.programs, settings, env)
+        parts += _monitors(wanted.programs, settings, env, watched)
     if settings.log:
         shown = str(settings.prediction_log_dir)
         parts.append(Part("feedback", reco("--home", home, "feedback"), env, shown, lambda started: ""))
+        command, page = (
+            reco("--home", home, "watch", "--port", watched.split(":")[1]),
+            f"http://{watched}/metrics",
+        )
+        parts.append(Part("watch", command, env, page, lambda started: answers(page)))
     if wanted.replay:
         command = reco("--home", home, "replay-events", "--data", wanted.replay, "--speed", str(wanted.speed))
         command += ["--from", wanted.since or champion.cut, "--endpoint", url]
@@ -132,12 +138,12 @@ def parts_of(
     return parts
 
 
-def _monitors(programs: Programs, settings: Settings, env: dict[str, str]) -> list[Part]:
+def _monitors(programs: Programs, settings: Settings, env: dict[str, str], watched: str) -> list[Part]:
     """Return Alertmanager and Prometheus with the shipped rules; pages stay on Alertmanager's own page."""
     alertmanager, prometheus = (f"127.0.0.1:{claim_port(0, '')}" for _ in range(2))
     folder = settings.home / "up" / "monitors"
     target = settings.metrics_address or f"{settings.host}:{settings.http_port}"
-    configure(folder, target, alertmanager)
+    configure(folder, target, alertmanager, watch=watched)
     commands = monitor_commands(programs, folder, prometheus, alertmanager)
     urls = {"alertmanager": f"http://{alertmanager}", "prometheus": f"http://{prometheus}"}
     return [

@@ -19,7 +19,7 @@ from feature_repo.stream.archive import EVENTS
 from monitoring.drift import drift_of_events, drift_of_log
 from monitoring.gauges import WatchGauges
 from monitoring.jumps import SMALL, WINDOWS, Jump, find_jumps
-from monitoring.kpi import concept_drift
+from monitoring.kpi import KPI_HOURS, concept_drift
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import WEEK, Window
 from pipelines.inspect.earnings import read_earnings, read_purchases
@@ -31,11 +31,12 @@ from serving.settings import Settings
 log = logging.getLogger(__name__)
 
 REST = WEEK  # between two retrainings: until then a window holds older answers, too
-KPI_HOURS = 24.0  # the window whose figures are compared with the weeks before
 DAY = timedelta(days=1)
 NAMED = 5  # items of a line
 # Starts a retraining for a verdict, and returns what became of it.
 Retrain = Callable[[DriftVerdict], dict[str, Any]]
+# Returns whether the last retraining went well; None: it works, or no run was started.
+Result = Callable[[], bool | None]
 
 
 def watch_home(
@@ -45,6 +46,7 @@ def watch_home(
     retrain: Retrain | None,
     stop: threading.Event,
     say: Callable[[str], None],
+    result: Result | None = None,
 ) -> int:
     """Look at once, then each `every_s` seconds until `stop`; return the number of looks.
 
@@ -55,13 +57,14 @@ def watch_home(
         retrain: called with a verdict that found drift; None only reports.
         stop: ends the watch.
         say: takes a line for people.
+        result: asked in each look how the last retraining ended, where `retrain` does not wait for it.
     """
     gauges, looks = WatchGauges(), 0
     server, thread = start_http_server(address[1], address[0], gauges.registry)
     try:
         while not stop.is_set():
             began = time.monotonic()
-            for line in look(settings, gauges, retrain):
+            for line in look(settings, gauges, retrain, result):
                 say(line)
             looks += 1
             stop.wait(max(0.0, every_s - (time.monotonic() - began)))
@@ -72,7 +75,9 @@ def watch_home(
     return looks
 
 
-def look(settings: Settings, gauges: WatchGauges, retrain: Retrain | None) -> list[str]:
+def look(
+    settings: Settings, gauges: WatchGauges, retrain: Retrain | None, result: Result | None = None
+) -> list[str]:
     """Look at drift, at items that jump, and at KPIs once; return a line about each.
 
     A look that fails is a line, too, and its gauges keep their age: the alert on
@@ -80,6 +85,14 @@ def look(settings: Settings, gauges: WatchGauges, retrain: Retrain | None) -> li
     """
     lines: list[str] = []
     verdicts: list[DriftVerdict] = []
+    if result is not None:
+        try:
+            went_well = result()
+        except (RecoError, OSError, ValueError) as error:
+            lines.append(f"retraining: its result is not known: {error}")
+        else:
+            if went_well is not None:  # else it works still, and the one before counts
+                gauges.retraining.set(float(not went_well))
     for name, measure in (("answers", _answers), ("purchases", _purchases)):
         try:
             verdict = measure(settings)

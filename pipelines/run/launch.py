@@ -202,9 +202,9 @@ def retrain_on_cluster(
 ) -> dict[str, Any]:
     """Run the last good training of a cluster again for a drift verdict; see `retrain` and `repeat_training`.
 
-    The result of the run is not known yet: the outcome has no `promoted`.
+    The result of the run is not known yet: the outcome has no `promoted`, see `cluster_result`.
     """
-    from monitoring.retraining import claim_retrain, release_retrain
+    from monitoring.retraining import claim_retrain, note_run, release_retrain
     from pipelines.run.submit import repeat_training
 
     decision = claim_retrain(verdict, home, datetime.now(UTC), cool_down)
@@ -215,7 +215,18 @@ def retrain_on_cluster(
     except BaseException:
         release_retrain(decision, home)
         raise
+    note_run(decision, home, submitted.run_id)
     return {"started": True, "run_id": submitted.run_id, "said": f"submitted: {submitted.url}"}
+
+
+def cluster_result(home: Path, host: str, token: str) -> bool | None:
+    """Return whether the last run that `retrain_on_cluster` started went well; None: it works, or was not started."""
+    from monitoring.retraining import started_run
+    from pipelines.run.submit import run_state
+
+    run_id = started_run(home)
+    state = run_state(host, run_id, token) if run_id else ""
+    return {"SUCCEEDED": True, "FAILED": False, "CANCELED": False}.get(state)
 
 
 def train_toy_shop(home: Path, stream: IO[str]) -> Path:

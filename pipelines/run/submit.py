@@ -299,6 +299,19 @@ def _uploaded(
         yield _Uploaded(client, home.experiment_id, version_name, pipeline_id, version.pipeline_version_id)
 
 
+def run_state(host: str, run_id: str, token: str = "") -> str:
+    """Return the state of a run on a cluster, ENDED or another.
+
+    Raises:
+        ApiUnreachable: nothing answers, or something else does.
+        ApiRefused: the API wants credentials or does not know the run.
+    """
+    host = _root(host)
+    ask_health(host, token)
+    with _api(host):
+        return str(_client(host, "", token).get_run(run_id).state)
+
+
 def wait_for_run(host: str, run_id: str, token: str = "", every_s: float = 5.0) -> str:
     """Return how a run on a cluster ended."""
     with _api(host):

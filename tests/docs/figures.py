@@ -569,6 +569,7 @@ def drift(found: Any) -> str:
         + ("\n".join(injected_lines(found)[1:]) + "\n\n" if "delays" in found else "")
         + made("drift")
         + "\n\n![PSI of the category mix, week by week](drift.png)\n"
+        + "\n![Days until the alarm against the share of changed lines](drift-delay.png)\n"
     )
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -167,6 +168,12 @@ def bundle(tmp_path: Path, records: Records) -> Path:
     pq.write_table(records_to_table(records(900, seed=1), FEATURES), path / "reference_log.parquet")
     joined = _events(28, seed=1).merge(_items()[["item_id", "category", "department"]], on="item_id")
     pq.write_table(pa.Table.from_pandas(joined, preserve_index=False), path / "reference_events.parquet")
+    # Items of one category lie close to each other.
+    rng = np.random.default_rng(0)
+    index = faiss.IndexFlatIP(8)
+    centres = rng.normal(size=(CATEGORIES, 8))
+    index.add((centres[category - 1] + 0.05 * rng.normal(size=(ITEMS, 8))).astype(np.float32))
+    faiss.write_index(index, str(path / "index.faiss"))
     settings = RankingSettings(Quotas(), 1.0)
     seal_bundle(path, cut=MONDAY.isoformat(), settings=settings, made_from={})
     return path

@@ -253,6 +253,19 @@ def test_events_are_compared_with_the_training_data_of_the_bundle(
     assert drift_of_events(moved, Window(), bundle, quick=True).status == "drifted"
 
 
+def test_purchases_of_a_bundle_show_drift_of_embeddings(
+    events: Events, dataset: Callable[..., Path], bundle: Path
+) -> None:
+    calm = drift_of_events(dataset(events(7, first_day=28)), Window(), bundle, quick=True)
+    assert status(calm, "basket_region") == "ok"
+    other = np.where(np.arange(40) < 5, MIX / 6, MIX)  # the best-selling categories are rare now
+    moved = drift_of_events(dataset(events(7, first_day=28, mix=other)), Window(), bundle, quick=True)
+    assert status(moved, "basket_region") == "alarm", moved.column("basket_region")
+    assert "basket_region" not in [
+        column.name for column in drift_of_events(dataset(events(14)), Window(), Window(), quick=True).columns
+    ], "another window has no bundle, so no vectors"
+
+
 Records = Callable[..., list[Record]]
 
 
@@ -321,9 +334,12 @@ def test_an_empty_log_is_no_verdict(tmp_path: Path, bundle: Path) -> None:
 
 
 def test_the_alarm_carries_the_reason() -> None:
-    assert raise_alert({"status": "warn", "reason": "a little"}) == "a little"
-    with pytest.raises(DriftFound, match="drifted: category PSI"):
-        raise_alert({"status": "drifted", "reason": "category PSI 0.2"})
+    little = {"status": "warn", "reason": "a little"}
+    much = {"status": "drifted", "reason": "category PSI 0.2"}
+    assert raise_alert(little, little) == "warn: a little; warn: a little"
+    for verdicts in ((little, much), (much, little)):
+        with pytest.raises(DriftFound, match="drifted: category PSI"):
+            raise_alert(*verdicts)
 
 
 def test_the_psi_may_come_from_the_caller() -> None:

@@ -1,12 +1,17 @@
 """Items that accounts push are found, and the honest weeks of the toy shop are quiet."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from feature_repo.events import write_dataset
 from feature_repo.toy_shop import toy_dataset
-from monitoring.jumps import LEAST_UNITS, SMALL, find_jumps
+from monitoring.jumps import LEAST_UNITS, SMALL, find_jumps, show_jumps
 from monitoring.windows import WEEK
+from tests.components.test_pages import Numbers
 
 WINDOW = pd.Timedelta(WEEK)
 
@@ -96,3 +101,16 @@ def test_closed_weeks_are_left_out() -> None:
     assert find_jumps(lines[~closed], end, WINDOW) == []
     found = find_jumps(poisoned(lines[~closed], "new", 12), end, WINDOW) or []
     assert [jump.item_id for jump in found] == ["new"]
+
+
+def test_a_pipeline_shows_the_items_that_jumped(tmp_path: Path) -> None:
+    shop = toy_dataset(users=200, items=400, weeks=10)
+    end, names = shop.events["at"].max(), [f"pushed-{n}" for n in range(12)]
+    more = {"event_id": names, "basket_id": names, "user_id": names, "at": end, "item_id": "item-400"}
+    pushed = pd.concat([shop.events, shop.events.head(12).assign(**more)], ignore_index=True)
+    for number, events in enumerate((shop.events, pushed)):
+        write_dataset(tmp_path / str(number), replace(shop, events=events))
+        numbers, page = Numbers(tmp_path / "numbers.json"), tmp_path / "page.md"
+        assert show_jumps(tmp_path / str(number), numbers, page) == number
+        assert numbers.logged == {"items_raised": number}
+        assert ("| item-400 | 0.00% |" in page.read_text()) == bool(number)

@@ -1,10 +1,15 @@
 """KPIs of a shop whose truth is known: value of an answer, loss of a lower rung, and drops."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from feature_repo.events import write_dataset
 from feature_repo.toy_shop import favourite_items, item_name, toy_dataset
 from monitoring.kpi import (
     CONCEPT,
@@ -14,6 +19,7 @@ from monitoring.kpi import (
     exposure,
     find_drops,
     loss_per_answer,
+    measure_labels,
     revenue_at_risk,
     summarise,
     summarise_by,
@@ -22,6 +28,7 @@ from monitoring.kpi import (
 from monitoring.sessions import make_sessions
 from monitoring.windows import Window
 from serving.prediction_log import RECORD_SCHEMA
+from tests.components.test_pages import Numbers
 from tests.monitoring.shop_visits import PRICE, START, TAKES, shop_visits
 
 FOREVER = START + pd.Timedelta(weeks=100)
@@ -109,9 +116,10 @@ def _visits_of(purchases: pd.DataFrame) -> pa.Table:
     return pa.table({name: pa.array(column, RECORD_SCHEMA.field(name).type) for name, column in log.items()})
 
 
-def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves() -> None:
+def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(tmp_path: Path) -> None:
     """On the last day, shoppers exchange a quarter of their items: same requests, lists and scores."""
-    purchases = toy_dataset(users=900, items=80, weeks=11).events
+    shop = toy_dataset(users=900, items=80, weeks=11)
+    purchases = shop.events
     log, end = _visits_of(purchases), START.normalize() + pd.Timedelta(weeks=10)
     purchases = purchases[purchases["at"] < end]
     day = Window((end - pd.Timedelta(days=1)).to_pydatetime(), end.to_pydatetime())
@@ -119,18 +127,28 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves() -> None:
     items = purchases["item_id"].to_numpy(object, copy=True)
     exchanged = np.flatnonzero(last)[::4]
     items[exchanged] = np.roll(items[exchanged], 100)
-    found = {}
+    found, in_pipeline = {}, {}
+    (tmp_path / "log").mkdir()
+    pq.write_table(log.cast(RECORD_SCHEMA), tmp_path / "log" / "1-000000.parquet")
     for name, bought in (("same", purchases), ("changed", purchases.assign(item_id=items))):
         bought = bought.drop_duplicates(["basket_id", "item_id"])
         drops = find_drops(make_sessions(log, bought, FOREVER), end, 24, CONCEPT)
         found[name] = concept_drift(drops, day)
+        write_dataset(tmp_path / name, replace(shop, events=bought))
+        numbers = Numbers(tmp_path / "numbers.json")
+        in_pipeline[name] = measure_labels(str(tmp_path / "log"), tmp_path / name, numbers)["status"]
+        assert set(numbers.logged) == {"change.ndcg", "change.calibration"}
     same, changed = found["same"], found["changed"]
     assert same is not None
     assert changed is not None
     assert (same.status, changed.status) == ("ok", "drifted"), same.reason
     assert changed.reason.startswith("ndcg 0.")
     assert "calibration" in changed.reason
+    assert in_pipeline == {"same": "ok", "changed": "drifted"}
     assert concept_drift([], day) is None
+    for log_dir, said in (("", "labels: no log was named"), (str(tmp_path), "holds too few sessions")):
+        nothing = measure_labels(log_dir, tmp_path / "same", numbers)
+        assert (nothing["status"], said in nothing["reason"]) == ("insufficient_data", True)
 
 
 def test_a_day_without_an_accepted_item_is_a_drop_of_everything() -> None:

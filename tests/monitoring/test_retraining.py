@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from monitoring.retraining import COOL_DOWN, claim_retrain, may_retrain, release_retrain
+from monitoring.retraining import (
+    COOL_DOWN,
+    claim_retrain,
+    may_retrain,
+    note_run,
+    release_retrain,
+    started_run,
+)
 from monitoring.verdict import DriftVerdict, Status
 from monitoring.windows import Window
 
@@ -55,6 +62,18 @@ def test_a_start_that_was_not_made_is_taken_back(tmp_path: Path) -> None:
     release_retrain(second, tmp_path)
     assert (tmp_path / "retrain.json").read_text() == before
     assert sorted(file.name for file in tmp_path.iterdir()) == ["retrain.json", "retrain.json.lock"]
+
+
+def test_the_run_of_the_last_start_is_known_once_it_is_noted(tmp_path: Path) -> None:
+    assert started_run(tmp_path) == ""
+    first = claim_retrain(verdict(), tmp_path, NOW)
+    assert started_run(tmp_path) == ""
+    note_run(first, tmp_path, "r5")
+    assert started_run(tmp_path) == "r5"
+    assert not may_retrain(tmp_path, NOW).allowed
+    claim_retrain(verdict(day=2), tmp_path, NOW + COOL_DOWN)
+    note_run(first, tmp_path, "r5")
+    assert started_run(tmp_path) == "", "a newer start has no run yet"
 
 
 def test_a_newer_start_and_a_refusal_are_not_taken_back(tmp_path: Path) -> None:

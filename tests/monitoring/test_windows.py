@@ -3,6 +3,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 from feature_repo.events import read_dataset
 from monitoring.windows import (
+    Embeddings,
     EventFrames,
     TablePair,
     Window,
@@ -123,7 +125,8 @@ def test_an_empty_window_has_tables_without_rows(events: Events) -> None:
 
 def test_the_log_is_watched_by_item_by_basket_and_by_request(records: Callable[..., list[Record]]) -> None:
     table = records_to_table([*records(20), *records(5, rung="popular")], FEATURES)
-    items, baskets, requests = log_tables(table, table, {f"i{n}": f"c{n % 2}" for n in range(30)})
+    category_of = {f"i{n}": f"c{n % 2}" for n in range(30)}
+    items, baskets, requests = log_tables(table, table, category_of, embeddings())
     assert list(items.current) == [*FEATURES, "score", "source", "request"]
     assert len(items.current) == 100  # a fallback's answers have no features
     assert items.current["request"].nunique() == 20
@@ -131,6 +134,39 @@ def test_the_log_is_watched_by_item_by_basket_and_by_request(records: Callable[.
     assert set(baskets.current["basket_category"].dropna()) == {"c0", "c1"}
     assert baskets.current["basket_category"].isna().any()  # the catalogue here ends at i29
     assert requests.current["rung"].value_counts().to_dict() == {"full": 20, "popular": 5}
+
+
+def embeddings(kind: str = "Flat") -> Embeddings:
+    """Items 0 to 49 point one way, 50 to 99 another, with lengths that do not matter."""
+    vectors = np.zeros((100, 4), np.float32)
+    vectors[:50, 0] = vectors[50:, 1] = np.linspace(1, 3, 50)
+    index = faiss.index_factory(4, kind, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    index.add(vectors)
+    return Embeddings.of_index(index, [f"i{n}" for n in range(100)])
+
+
+@pytest.mark.parametrize("kind", ["Flat", "HNSW8,Flat", "IVF2,Flat", "IVF2,PQ2x4,RFlat"])
+def test_a_basket_lies_at_the_mean_of_its_known_items_in_each_type_of_index(kind: str) -> None:
+    items = pd.Series(["i0", "i1", "i60", "i7", "i99", "unknown", "unknown"])
+    unit = pd.Series(["a", "a", "b", "c", "c", "c", "d"])
+    vectors, units = embeddings(kind).means(items, unit)
+    assert units.tolist() == ["a", "b", "c"], "no item of the basket d is known"
+    expected = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0.5, 0.5, 0, 0]])
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+
+
+def test_baskets_of_one_direction_share_regions_that_the_others_have_not() -> None:
+    items = pd.Series([f"i{n}" for n in range(100)])
+    mixed = pd.Series([f"i{n % 100}" for n in range(100)] + [f"i{n}" for n in range(100)])
+    unit = pd.Series([*range(100), *range(100, 150), *range(100, 150)])  # 50 baskets hold both kinds
+    found = embeddings().with_regions(mixed, unit)
+    region = found.regions_of(items, pd.Series(range(100)))
+    assert set(region[:50]).isdisjoint(region[50:])
+    assert found.regions_of(pd.Series(["unknown"]), pd.Series([0])).empty
+    assert embeddings().with_regions(items[:3], unit[:3]).regions_of(items, unit[:100]).empty, (
+        "too few to know"
+    )
 
 
 def test_growing_baskets_are_compared_with_baskets_of_the_same_lengths(
@@ -145,7 +181,7 @@ def test_growing_baskets_are_compared_with_baskets_of_the_same_lengths(
             made[number] = replace(record, request=replace(record.request, basket=basket))
         return records_to_table(made, FEATURES)
 
-    _, items, requests = log_tables(asked(80, (1, 2, 4, 8)), asked(90, (1, 4, 4)), {})
+    _, items, requests = log_tables(asked(80, (1, 2, 4, 8)), asked(90, (1, 4, 4)), {}, embeddings())
     assert len(requests.current) == 40, "of two items and of eight the reference has none"
     assert len(requests.reference) == 60
     for frame in (items.current, items.reference):
@@ -154,7 +190,7 @@ def test_growing_baskets_are_compared_with_baskets_of_the_same_lengths(
 
 def test_an_empty_log_has_tables_without_rows(records: Callable[..., list[Record]]) -> None:
     nothing, some = records_to_table([], []), records_to_table(records(5), FEATURES)
-    for table in log_tables(nothing, some, {}):
+    for table in log_tables(nothing, some, {}, embeddings()):
         assert len(table.current) == 0
 
 

@@ -8,7 +8,13 @@ pytestmark = pytest.mark.slow  # importing kfp takes seconds
 def test_the_alarm_is_raised_after_the_report() -> None:
     from pipelines.watch import watch
 
-    assert step_names(read_spec(watch)) == ["ingest-events", "measure-drift", "raise-alert"]
+    assert step_names(read_spec(watch)) == [
+        "ingest-events",
+        "find-jumps",
+        "measure-drift",
+        "measure-labels",
+        "raise-alert",
+    ]
 
 
 def test_it_needs_a_bundle_or_a_home() -> None:

@@ -46,7 +46,7 @@ def parts(home: Path, wanted: Wanted = FREE, **given: Any) -> dict[str, Part]:
 @ONE_PROGRAM
 def test_the_parts_start_in_the_order_of_their_dependencies(tmp_path: Path) -> None:
     found = parts(tmp_path, replace(FREE, replay="toy", speed=600))
-    assert list(found) == ["store", "broker", "stream", "endpoint", "feedback", "replay"]
+    assert list(found) == ["store", "broker", "stream", "endpoint", "feedback", "watch", "replay"]
     assert found["stream"].command[-3:] == ["--home", str(tmp_path), "stream"]
     assert found["endpoint"].command[-2:] == ["--bundle", str(tmp_path / "bundles/b1")]
     told = " ".join(found["replay"].command)
@@ -71,14 +71,16 @@ def test_prometheus_and_alertmanager_watch_one_endpoint_where_they_are_installed
     settings = Settings(home=tmp_path, store_url="redis://cache:6379/0")
     wanted = replace(FREE, bootstrap="kafka:9092", programs=Programs("/bin/prometheus", "/bin/alertmanager"))
     found = parts(tmp_path, wanted, settings=settings)
-    assert list(found) == ["stream", "endpoint", "alertmanager", "prometheus", "feedback"]
+    assert list(found) == ["stream", "endpoint", "alertmanager", "prometheus", "feedback", "watch"]
     written = yaml.safe_load((tmp_path / "up" / "monitors" / "prometheus.yml").read_text())
-    target = written["scrape_configs"][0]["static_configs"][0]["targets"][0]
-    assert found["endpoint"].address == f"http://{target}"
+    at = {job["job_name"]: job["static_configs"][0]["targets"][0] for job in written["scrape_configs"]}
+    assert found["endpoint"].address == f"http://{at['checkout']}"
+    assert found["watch"].address == f"http://{at['watch']}/metrics"
+    assert found["watch"].command[-3:] == ["watch", "--port", at["watch"].split(":")[1]]
     assert "prometheus" not in parts(tmp_path, replace(wanted, slots=True), settings=settings)
 
 
-def test_without_a_log_there_is_no_feedback(tmp_path: Path) -> None:
+def test_without_a_log_there_is_no_feedback_and_no_watch(tmp_path: Path) -> None:
     wanted = replace(FREE, bootstrap="kafka:9092")
     settings = Settings(home=tmp_path, store_url="redis://cache:6379/0", log=False)
     assert list(parts(tmp_path, wanted, settings=settings)) == ["stream", "endpoint"]
@@ -98,7 +100,7 @@ def test_the_children_get_the_addresses_of_store_and_broker(tmp_path: Path) -> N
 def test_a_named_store_and_a_named_broker_are_not_started(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, store_url="redis://cache:6379/0")
     found = parts(tmp_path, replace(FREE, bootstrap="kafka:9092"), settings=settings)
-    assert list(found) == ["stream", "endpoint", "feedback"]
+    assert list(found) == ["stream", "endpoint", "feedback", "watch"]
     assert found["stream"].env["RECO_KAFKA_BOOTSTRAP"] == "kafka:9092"
     assert found["stream"].env["RECO_STORE_URL"] == "redis://cache:6379/0"
 
@@ -108,7 +110,7 @@ def test_without_redis_the_store_is_the_file_under_home(
 ) -> None:
     monkeypatch.setattr(up, "store_program", lambda: None)
     found = parts(tmp_path, replace(FREE, bootstrap="kafka:9092"))
-    assert list(found) == ["stream", "endpoint", "feedback"]
+    assert list(found) == ["stream", "endpoint", "feedback", "watch"]
     assert found["endpoint"].env["RECO_STORE_URL"] == ""
 
 

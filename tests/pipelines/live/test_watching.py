@@ -140,6 +140,20 @@ def test_shoppers_that_take_other_items_are_drift_with_its_cost(tmp_path: Path) 
         assert failed("reco_retraining_failed") == value, "a run that works is no failure, and ends none"
 
 
+def test_each_look_asks_how_a_retraining_on_a_cluster_ended(tmp_path: Path) -> None:
+    gauges = WatchGauges()
+    results = iter((None, False, None, True))
+    for value in (0, 1, 1, 0):
+        look(Settings(home=tmp_path), gauges, None, lambda: next(results))
+        assert gauges.registry.get_sample_value("reco_retraining_failed") == value
+
+    def away() -> bool | None:
+        raise ApiUnreachable("nothing answers")
+
+    lines = look(Settings(home=tmp_path), gauges, None, away)
+    assert lines[0] == "retraining: its result is not known: nothing answers"
+
+
 @pytest.mark.slow
 def test_the_watch_serves_its_gauges_until_it_is_stopped(tmp_path: Path) -> None:
     settings, stop, lines = Settings(home=tmp_path), threading.Event(), []

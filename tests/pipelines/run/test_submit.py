@@ -16,7 +16,7 @@ import yaml
 from kfp import components
 
 from monitoring.retraining import COOL_DOWN
-from pipelines.run.launch import retrain_on_cluster
+from pipelines.run.launch import cluster_result, retrain_on_cluster
 from pipelines.run.submit import (
     ApiRefused,
     ApiUnreachable,
@@ -337,6 +337,14 @@ def test_drift_submits_one_training_and_a_refusal_does_not_use_the_cool_down(
     second = retrain()
     assert (second["started"], len(trained.runs)) == (False, 5)
     assert "the next may start at" in second["said"]
+
+
+def test_the_result_of_a_retraining_is_known_when_its_run_has_ended(trained: Cluster, tmp_path: Path) -> None:
+    assert cluster_result(tmp_path, trained.url, "") is None, "none was started"
+    retrain_on_cluster(tmp_path, VERDICT, trained.url, "shop", "", "", COOL_DOWN)
+    trained.states = ["PENDING", "RUNNING", "FAILED", "CANCELED", "SUCCEEDED"]
+    results = [cluster_result(tmp_path, trained.url, "") for _ in range(5)]
+    assert results == [None, None, False, False, True]
 
 
 def test_a_token_is_sent_and_a_missing_one_is_reported(cluster: Cluster) -> None:
