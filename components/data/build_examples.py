@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -53,6 +54,7 @@ HIDDEN_RATIO = 0.2
 ANSWERED_S = 1_800.0  # a checkout is over when it neither asks nor pays for so long
 GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smooths over
 SHARES = 8  # users are split into as many, whatever the machine: the same seed gives the same examples
+MOST_BASKETS = 120  # of one shopper within WINDOW that teach; in Complete Journey the busiest has 104
 SMALL = 100_000  # purchased lines: up to so many are replayed sooner than other processes start
 
 
@@ -117,6 +119,22 @@ def replay(
             store=int(purchases.store[order[begin]]),
             history=latest(lines.before(asked)),
         )
+
+
+def most_of_each(baskets: Iterator[Basket]) -> Iterator[Basket]:
+    """Leave out the baskets of a shopper beyond MOST_BASKETS within WINDOW: no account may teach most.
+
+    Args:
+        baskets: user by user in time order.
+    """
+    user, counted = -1, deque[float](maxlen=MOST_BASKETS)
+    for basket in baskets:
+        if basket.user != user:
+            user = basket.user
+            counted.clear()
+        if len(counted) < MOST_BASKETS or basket.at - counted[0] >= WINDOW.total_seconds():
+            counted.append(basket.at)
+            yield basket
 
 
 def _first_asked(shown: UserEvents, bought: np.ndarray, at: float) -> tuple[float, np.ndarray]:
@@ -297,7 +315,7 @@ def _build_share(
     held_out = np.random.default_rng(params.seed).random(len(seen.user_ids)) < params.calibration_ratio
     retriever: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     lists: dict[bool, list[RankerExamples]] = {True: [], False: []}
-    for basket in replay(seen):
+    for basket in most_of_each(replay(seen)):
         if (row := _retriever_row(final, basket)) is not None:
             retriever.append(row)
         window = next(

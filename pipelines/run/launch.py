@@ -220,7 +220,7 @@ def retrain_on_cluster(
 
 
 def cluster_result(home: Path, host: str, token: str) -> bool | None:
-    """Return whether the last run that `retrain_on_cluster` started went well; None: it works, or was not started."""
+    """Return whether the last run of `retrain_on_cluster` went well; None: it works, or was not started."""
     from monitoring.retraining import started_run
     from pipelines.run.submit import run_state
 

@@ -231,6 +231,18 @@ def test_later_events_change_nothing_of_an_earlier_basket(purchases: Purchases) 
             assert whole[key] == history
 
 
+def test_an_account_that_buys_all_day_teaches_with_so_many_baskets(purchases: Purchases) -> None:
+    first = next(replay(purchases))
+    day, most = 86_400.0, module.MOST_BASKETS
+    robot = [replace(first, user=7, at=number * day / 10) for number in range(600)]  # ten each day
+    other = [replace(first, user=8, at=number * day) for number in range(60)]
+    kept = list(module.most_of_each(iter([*robot, *other])))
+    at = np.array([basket.at / day for basket in kept if basket.user == 7])
+    assert len(at) == 2 * most + 40, "60 days are two windows of four weeks, and four days"
+    assert max(np.searchsorted(at, at + 28) - np.arange(len(at))) == most
+    assert [basket for basket in kept if basket.user == 8] == other
+
+
 @pytest.mark.slow
 def test_examples_do_not_depend_on_events_after_the_cut(toy_line: Path, tmp_path: Path) -> None:
     from components.data.fit_statistics import fit_statistics
