@@ -122,11 +122,7 @@ def replay(
 
 
 def most_of_each(baskets: Iterator[Basket]) -> Iterator[Basket]:
-    """Leave out the baskets of a shopper beyond MOST_BASKETS within WINDOW: no account may teach most.
-
-    Args:
-        baskets: user by user in time order.
-    """
+    """Leave out a shopper's baskets beyond MOST_BASKETS within WINDOW; they come user by user, in time."""
     user, counted = -1, deque[float](maxlen=MOST_BASKETS)
     for basket in baskets:
         if basket.user != user:

@@ -1,4 +1,7 @@
-"""`python -m tests.infra.container ROOT CONFIG BUNDLE`: start an image's program as a pod would, ask it once.
+"""Start an image's program as a pod would, for a test of the image.
+
+    python -m tests.infra.container ROOT CONFIG BUNDLE    the endpoint: ask it once
+    python -m tests.infra.container ROOT CONFIG           a step: wait for its end
 
 Needs root. In namespaces of its own: the root is read-only, `/tmp` is in memory, there is no network but
 loopback. The program has the image's user and no capabilities. Prints a line of JSON for the test.
@@ -30,13 +33,16 @@ def mount(*words: str | Path) -> None:
     subprocess.run(["mount", *map(str, words)], check=True)
 
 
-def prepare(root: Path, bundle: Path) -> None:
-    """Make a pod's file system of an image's root: read-only but for `/tmp`, with the bundle."""
+def prepare(root: Path, bundle: Path | None) -> None:
+    """Make a pod's file system of an image's root: read-only but for `/tmp`, with the endpoint's bundle."""
     mount("--make-rprivate", "/")
     mount("--bind", root, root)
     mount("-t", "tmpfs", "tmpfs", root / "mnt")
     (root / "mnt" / "models").mkdir()
-    mount("--bind", bundle, root / "mnt" / "models")
+    if bundle is not None:
+        mount("--bind", bundle, root / "mnt" / "models")
+    else:
+        mount("--bind", root / "mnt" / "models", root / "mnt" / "models")
     mount("-t", "tmpfs", "-o", "mode=1777,size=256m", "tmpfs", root / "tmp")
     mount("--rbind", "/dev", root / "dev")
     mount("-t", "proc", "proc", root / "proc")
@@ -82,6 +88,17 @@ def ask() -> dict[str, Any] | None:
         raise
 
 
+def run_step(root: Path, config: dict[str, Any]) -> None:
+    """Run the program to its end, and print how it ended and what it wrote."""
+    prepare(root, None)
+    refused, written = write_to(root / "opt"), root / "tmp" / "out"
+    done = subprocess.run(command(root, config), stdout=sys.stderr, check=False, timeout=TIMEOUT_S)
+    files = [file for file in written.rglob("*") if file.is_file()]
+    seen = {"code": done.returncode, "files": sorted(str(file.relative_to(written)) for file in files)}
+    owners = sorted({file.stat().st_uid for file in files})
+    print(json.dumps({**seen, "owners": owners, "write_to_root": refused}))  # noqa: T201
+
+
 def main(root: Path, config: dict[str, Any], bundle: Path) -> None:
     """Start the program, wait for its first answer, and print it with the program's rights."""
     prepare(root, bundle)
@@ -106,4 +123,7 @@ def main(root: Path, config: dict[str, Any], bundle: Path) -> None:
 
 if __name__ == "__main__":
     assert os.geteuid() == 0
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]))
+    if len(sys.argv) > 3:
+        main(Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        run_step(Path(sys.argv[1]), json.loads(sys.argv[2]))
