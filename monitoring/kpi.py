@@ -208,6 +208,8 @@ def fit_drops(sessions: pd.DataFrame, until: pd.Timestamp, hours: float) -> list
 
     A new bundle scores on a scale of its own.
     """
+    if not len(sessions):
+        return []
     newest = sessions.loc[sessions["at"].idxmax(), "bundle_id"]
     return find_drops(sessions[sessions["bundle_id"] == newest], until, hours, CONCEPT)
 
@@ -222,9 +224,9 @@ def measure_labels(log_dir: str, dataset: Path, numbers: Any) -> dict[str, Any]:
     """
     answers = read_log(Path(log_dir)) if log_dir else None
     drops: list[Drop] = []
-    if answers is not None and len(answers):
-        events = read_dataset(dataset).events
-        bought = events[events["event_type"] == "purchase"]
+    events = read_dataset(dataset).events
+    bought = events[events["event_type"] == "purchase"]
+    if answers is not None and len(answers) and len(bought):
         sessions = make_sessions(answers, bought, bought["at"].max())
         ends = min(bought["at"].max(), sessions["at"].max())
         drops = fit_drops(sessions, ends, KPI_HOURS)

@@ -28,13 +28,14 @@ def measured(name: str) -> Any:
 
 
 def older(results: Mapping[str, Any]) -> list[str]:
-    """Return the results of another commit than the newest result; after `make figures`, none of its plan."""
-    newest = max(results.values(), key=lambda result: result["measured_at"])
+    """Return the results of another commit than the newest of the plan: after `make figures`, none of it."""
+    planned = [result for name, result in results.items() if name not in BESIDE]
+    newest = max(planned, key=lambda result: result["measured_at"])
     return [name for name, result in results.items() if result["commit"] != newest["commit"]]
 
 
 def older_results() -> list[str]:
-    """Return the published results that are older than the newest."""
+    """Return the published results of another commit than the newest of `make figures`."""
     return older({name: measured(name) for name in PUBLISHED})
 
 
@@ -76,12 +77,12 @@ def provenance() -> str:
     old = older_results()
     together = [name for name in PUBLISHED if name not in old]
     text = (
-        f"The newest results are of commit {measured(together[0])['commit']}: "
+        f"The newest results of `make figures` are of commit {measured(together[0])['commit']}: "
         f"{', '.join(map(code, together))}.\n"
     )
     if old:
         text += (
-            f"Older, of other commits: {', '.join(map(code, old))}.\n"
+            f"Of other commits: {', '.join(map(code, old))}.\n"
             "Compare only figures of the same commit, bundle and machine.\n"
         )
     text += (
@@ -93,9 +94,9 @@ def provenance() -> str:
 
 
 def made(name: str) -> str:
-    """Return which report has all of a result, and whether it is older than others."""
+    """Return which report has all of a result, and whether its commit is that of the others."""
     commit = measured(name)["commit"]
-    old = ", older than the newest results" if name in (*older_results(), *REMOVED) else ""
+    old = ", not that of the newest results" if name in (*older_results(), *REMOVED) else ""
     return f"[`{name}.md`]({name}.md) has all of it. Commit {commit}{old}."
 
 

@@ -89,7 +89,7 @@ def ask() -> dict[str, Any] | None:
 
 
 def run_step(root: Path, config: dict[str, Any]) -> None:
-    """Run the program to its end, and print how it ended and what it wrote."""
+    """Run the program to its end, and print its exit code and the files that it wrote."""
     prepare(root, None)
     refused, written = write_to(root / "opt"), root / "tmp" / "out"
     done = subprocess.run(command(root, config), stdout=sys.stderr, check=False, timeout=TIMEOUT_S)

@@ -18,6 +18,7 @@ from monitoring.kpi import (
     cost_since,
     exposure,
     find_drops,
+    fit_drops,
     loss_per_answer,
     measure_labels,
     revenue_at_risk,
@@ -158,6 +159,15 @@ def test_a_day_without_an_accepted_item_is_a_drop_of_everything() -> None:
     found = {drop.figure: drop for drop in find_drops(sessions, until, 24, (*EARNED, *CONCEPT))}
     assert {name for name, drop in found.items() if drop.dropped} == {*EARNED, *CONCEPT} - {"basket_value"}
     assert found["conversion"].change == -1.0
+
+
+def test_answers_to_strangers_alone_are_no_verdict() -> None:
+    log, purchases = shop_visits(100)
+    strangers = log.set_column(
+        log.schema.get_field_index("user_id"), log.schema.field("user_id"), pa.nulls(100, pa.string())
+    )
+    sessions = make_sessions(strangers, purchases, FOREVER)
+    assert (len(sessions), fit_drops(sessions, FOREVER, 24)) == (0, [])
 
 
 def test_a_short_history_has_no_drops() -> None:
