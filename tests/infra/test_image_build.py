@@ -73,6 +73,7 @@ class Builder:
         fetch(wheels, "--require-hashes", "-r", ROOT / "requirements" / f"{image}.lock")
         if own:
             fetch(wheels, "-r", ROOT / "requirements" / "torch.txt")
+            fetch(wheels, "setuptools", "wheel")  # some packages of Kubeflow have no wheel
         arguments = {**bases, "PIP_ARGS": "'--no-index --find-links /wheels'"}
         command = ["buildah", *self.options, "bud", "--quiet", "--isolation", "chroot"]
         command += [f"--volume {wheels}:/wheels:ro"]
@@ -114,10 +115,11 @@ class Builder:
 
 def fetch(wheels: Path, *what: str | Path) -> None:
     """Fetch wheels for the image's Python, which need not be this one."""
-    # -I: without the guard of connections
-    command = [sys.executable, "-I", "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels)]
-    command += ["--python-version", "3.11", "--only-binary=:all:", *map(str, what)]
-    fetched = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Without the guard of connections, which PYTHONPATH gives to each Python.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels)]
+    command += ["--python-version", "3.11", *map(str, what)]
+    fetched = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if fetched.returncode:
         pytest.skip(f"{MISSING}: the wheels of the lock are not to be had ({fetched.stderr[-200:]})")
 
