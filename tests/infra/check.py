@@ -27,6 +27,11 @@ CHECKS: list[tuple[str, str, list[str]]] = [
     ("format of Terraform", "terraform", ["terraform", "fmt", "-check", "-recursive", "infra/terraform"]),
     ("Terraform: validate and test", "terraform", [*PYTEST, "tests/infra/test_terraform.py"]),
     (
+        "Terraform: applied to a double of AWS",
+        "terraform",
+        ["env", "APPLY_TERRAFORM=1", *PYTEST, "tests/infra/test_terraform_apply.py"],
+    ),
+    (
         "Terraform: AWS's good practice",
         "checkov",
         ["checkov", "--quiet", "--compact", "--config-file", "infra/terraform/.checkov.yaml"],
