@@ -31,6 +31,7 @@ from monitoring.windows import (
     EventFrames,
     TablePair,
     Window,
+    basket_lines,
     bundle_categories,
     bundle_log,
     bundle_purchases,
@@ -125,7 +126,8 @@ def drift_of_log(
         expected, _ = _answers_of(bundle_id, log_dir, reference)
         compared = f"answers of bundle {bundle_id} with those of an earlier window"
     read = lru_cache(maxsize=1)(partial(_answers_of, bundle_id, log_dir))
-    others, categories, embeddings = read(window)[1], bundle_categories(bundle), Embeddings.of(bundle)
+    others, categories = read(window)[1], bundle_categories(bundle)
+    embeddings = Embeddings.of(bundle).with_regions(*basket_lines(expected))
     compared += f" ({others} answers of other bundles left out)" if others else ""
 
     def tables_of(window: Window) -> tuple[list[TablePair], int]:

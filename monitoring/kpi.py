@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ CUTS = ("rung", "bundle_id", "store_id", "profile")
 LEAST_SESSIONS = 200  # complete ones; with fewer, a figure is chance
 SALES_LOST_PER_100_MS = 0.01
 KPI_HOURS = 24.0  # the window whose figures are compared with the weeks before
+DAY = timedelta(days=1)
 WEEKS_BEFORE = 8  # a drop is measured against the same hours of so many weeks
 DROP = 0.05  # a smaller drop needs no action
 T_LIMIT = 4.785  # Student's t, 7 degrees of freedom: a figure seems to drop by chance once in 1,000 windows
@@ -221,24 +223,40 @@ def measure_labels(log_dir: str, dataset: Path, numbers: Any) -> dict[str, Any]:
         log_dir: the prediction log; "" if no step can read it.
         dataset: the purchases that followed.
         numbers: KFP's artifact `Metrics`, gets the change of each figure.
+
+    Raises:
+        FileNotFoundError: the log that was named has no segment.
     """
-    answers = read_log(Path(log_dir)) if log_dir else None
     drops: list[Drop] = []
-    events = read_dataset(dataset).events
-    bought = events[events["event_type"] == "purchase"]
-    if answers is not None and len(answers) and len(bought):
-        sessions = make_sessions(answers, bought, bought["at"].max())
-        ends = min(bought["at"].max(), sessions["at"].max())
-        drops = fit_drops(sessions, ends, KPI_HOURS)
+    why = "no log was named"
+    if log_dir:
+        if not list(Path(log_dir).glob("*.parquet")):
+            raise FileNotFoundError(
+                f"{log_dir} holds no segment of a prediction log: is the endpoint's volume mounted there?"
+            )
+        events = read_dataset(dataset).events
+        bought = events[events["event_type"] == "purchase"]
+        end = bought["at"].max()
+        since = (end - timedelta(weeks=WEEKS_BEFORE + 1)).to_pydatetime()
+        answers = read_log(Path(log_dir), since, features=False)
+        sessions = make_sessions(answers, bought, end)
+        last = sessions["at"].max()
+        why = "no answer to a known shopper"
+        if len(sessions) and end - last > DAY:
+            why = f"the last session began at {last:%Y-%m-%d %H:%M}, purchases end at {end:%Y-%m-%d %H:%M}"
+        elif len(sessions):
+            drops, why = fit_drops(sessions, min(end, last), KPI_HOURS), "too few sessions"
     shown = {f"change.{drop.figure}": drop.change for drop in drops}
     for name, change in shown.items():
         numbers.log_metric(name, change)
     Path(numbers.path).write_text(json.dumps(shown), encoding="utf-8")
     verdict = concept_drift(drops, Window())
     if verdict is None:
-        why = f"{log_dir} holds too few sessions" if log_dir else "no log was named"
         return {"status": "insufficient_data", "reason": f"labels: {why}"}
-    return {"status": verdict.status, "reason": f"labels: {verdict.reason}"}
+    return {
+        "status": verdict.status,
+        "reason": f"labels of the day before {end:%Y-%m-%d %H:%M}: {verdict.reason}",
+    }
 
 
 def find_drops(

@@ -73,6 +73,9 @@ def claim_retrain(
         if not decision.allowed:
             return decision
         before = file.read_text() if file.exists() else ""
+        if before:  # its run is over; if the new one cannot start, the old result says nothing of that
+            earlier = {name: value for name, value in json.loads(before).items() if name != "run_id"}
+            before = json.dumps(earlier, indent=1)
         noted = json.dumps({"started_at": now.isoformat(), "key": key, "reason": verdict.reason}, indent=1)
         write_file(file, noted.encode())
     return replace(decision, noted=noted, before=before)

@@ -45,7 +45,7 @@ def measure_labels(log: str, dataset: Input[Dataset], numbers: Output[Metrics]) 
 
 
 @step
-def find_jumps(dataset: Input[Dataset], numbers: Output[Metrics], page: Output[Markdown]) -> int:
+def show_jumps(dataset: Input[Dataset], numbers: Output[Metrics], page: Output[Markdown]) -> int:
     """Count and list the items whose share of the small baskets jumped in the last week."""
     from pathlib import Path
 

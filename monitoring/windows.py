@@ -29,6 +29,7 @@ HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)
 LENGTHS = (1, 2, 3, 5, 9, 17)  # where the groups of basket lengths begin
 RARE_LENGTH = 0.02  # a group with a smaller share of either window's requests is left out
 REGIONS = 16  # of the space of item vectors
+BASKETS = 200_000  # whose vectors are in memory at once
 CLOSED_BELOW = 0.25  # a day with fewer baskets than this share of the median day is a closed day
 
 
@@ -110,12 +111,14 @@ class Embeddings:
 
     def with_regions(self, items: pd.Series, unit: pd.Series) -> Embeddings:
         """Return the same with the regions of the reference's baskets, see `regions_of`."""
-        vectors, _ = self.means(items, unit)
+        row, units = pd.factorize(unit)
+        sampled = row % max(1, -(-len(units) // BASKETS)) == 0
+        vectors, _ = self.means(items[sampled], unit[sampled])
         if len(vectors) < REGIONS:
             return self
-        means: Any = faiss.Kmeans(self.index.d, REGIONS, seed=0, min_points_per_centroid=1)
-        means.train(vectors)
-        return replace(self, centres=means.centroids)
+        kmeans: Any = faiss.Kmeans(self.index.d, REGIONS, seed=0, min_points_per_centroid=1)
+        kmeans.train(vectors)
+        return replace(self, centres=kmeans.centroids)
 
     def regions_of(self, items: pd.Series, unit: pd.Series) -> pd.Series:
         """Return the region of each basket that has one.
@@ -127,22 +130,27 @@ class Embeddings:
         Returns:
             Names of regions, by basket.
         """
-        vectors, units = self.means(items, unit)
         if not len(self.centres):
             return pd.Series(dtype=object)
-        far = (self.centres**2).sum(1) - 2 * vectors @ self.centres.T
-        return pd.Series([f"region {n}" for n in far.argmin(1)], units, dtype=object)
+        row, units = pd.factorize(unit)
+        regions = []
+        for first in range(0, len(units), BASKETS):  # the vectors of all baskets may not fit into memory
+            part = (row >= first) & (row < first + BASKETS)
+            vectors, baskets = self.means(items[part], unit[part])
+            far = (self.centres**2).sum(1) - 2 * vectors @ self.centres.T
+            regions.append(pd.Series([f"region {n}" for n in far.argmin(1)], baskets, dtype=object))
+        return pd.concat(regions) if regions else pd.Series(dtype=object)
 
     def means(self, items: pd.Series, unit: pd.Series) -> tuple[np.ndarray, pd.Index]:
         """Return the vector of each basket that has one, and the baskets; see `regions_of`."""
         code = self.item_ids.get_indexer(pd.Index(items))
         row, units = pd.factorize(unit[code >= 0])
-        known, place = np.unique(code[code >= 0], return_inverse=True)
-        vectors = self.index.reconstruct_batch(known)
+        distinct, place = np.unique(code[code >= 0], return_inverse=True)
+        vectors = self.index.reconstruct_batch(distinct)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         sums = np.zeros((len(units), self.index.d), np.float32)
         np.add.at(sums, row, vectors[place])
-        return sums / np.bincount(row, minlength=len(units))[:, None], pd.Index(units)
+        return sums / np.bincount(row, minlength=len(units))[:, None].astype(np.float32), pd.Index(units)
 
 
 def purchases(data: Dataset, window: Window) -> pd.DataFrame:
@@ -200,10 +208,9 @@ def log_tables(
         current: the records of the window.
         reference: the records of the reference.
         category_of: the category of each item, see `bundle_categories`.
-        embeddings: of the bundle, without regions.
+        embeddings: of the bundle, with the regions of the reference.
     """
     current, reference = _at_equal_lengths(current, reference)
-    embeddings = embeddings.with_regions(*_basket_lines(reference))
     return [
         TablePair(_answers(current), _answers(reference), "request"),
         TablePair(_basket_items(current, category_of), _basket_items(reference, category_of), "request"),
@@ -305,12 +312,12 @@ def _answers(records: pa.Table) -> pd.DataFrame:
 
 
 def _basket_items(records: pa.Table, category_of: Mapping[str, str]) -> pd.DataFrame:
-    items, request = _basket_lines(records)
+    items, request = basket_lines(records)
     # An unknown item has no category: the share without a value shows how many there are.
     return pd.DataFrame({"basket_category": items.map(category_of), "request": request})
 
 
-def _basket_lines(records: pa.Table) -> tuple[pd.Series, pd.Series]:
+def basket_lines(records: pa.Table) -> tuple[pd.Series, pd.Series]:
     """Return the items of all baskets, and the number of each one's request."""
     lengths = pc.list_value_length(records["basket"]).to_numpy().astype(np.int64)
     request = pd.Series(np.repeat(np.arange(len(records)), lengths))
@@ -319,7 +326,7 @@ def _basket_lines(records: pa.Table) -> tuple[pd.Series, pd.Series]:
 
 def _requests(records: pa.Table, embeddings: Embeddings) -> pd.DataFrame:
     frame = records.select(["rung", "store_id"]).to_pandas()
-    region = embeddings.regions_of(*_basket_lines(records)).reindex(frame.index).astype(object)
+    region = embeddings.regions_of(*basket_lines(records)).reindex(frame.index).astype(object)
     return frame.assign(basket_region=region, week=_weeks(records["at"].to_pandas()))
 
 

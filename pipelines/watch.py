@@ -11,7 +11,10 @@ from monitoring import steps
 from pipelines.training import large, small
 
 
-@dsl.pipeline(name="watch", description="Purchases of a window against those a bundle was made from.")
+@dsl.pipeline(
+    name="watch",
+    description="Purchases against those of a bundle, lists against purchases, and items that jump.",
+)
 def watch(
     bundle: str,
     since: str = "",
@@ -20,7 +23,11 @@ def watch(
     max_quarantine_ratio: float = 0.01,
     log: str = "",
 ) -> None:
-    """Measure drift of purchases and labels, list items that jump, and raise the alarm if there is reason."""
+    """Measure drift of purchases and labels, list items that jump, and raise the alarm if there is reason.
+
+    `since` and `until` are of the purchases that are compared with the bundle's. Labels and jumps are of the
+    newest data. Items that jump fail no run.
+    """
     events = large(
         component_steps.ingest_events(data=data, max_quarantine_ratio=max_quarantine_ratio, train_until="")
     )
@@ -28,6 +35,6 @@ def watch(
         steps.measure_drift(bundle=bundle, dataset=events.outputs["dataset"], since=since, until=until)
     )
     labels = large(steps.measure_labels(log=log, dataset=events.outputs["dataset"]))
-    small(steps.find_jumps(dataset=events.outputs["dataset"]))
+    small(steps.show_jumps(dataset=events.outputs["dataset"]))
     alert = steps.raise_alert(verdict=measured.outputs["Output"], labels=labels.outputs["Output"])
     small(alert).set_retry(0)

@@ -158,23 +158,29 @@ def _response_columns(responses: Sequence[Response]) -> dict[str, Any]:
     }
 
 
-def read_log(directory: Path, since: datetime | None = None, until: datetime | None = None) -> pa.Table:
+def read_log(
+    directory: Path, since: datetime | None = None, until: datetime | None = None, features: bool = True
+) -> pa.Table:
     """Return the records answered in [since, until), oldest first; an empty log is an empty table.
 
     Segments of another feature schema are converted to the newest one: features are matched by name, and
-    one that a segment lacks is NaN there.
+    one that a segment lacks is NaN there. Without `features`, most of a log's bytes, that column is null.
     """
     bounds = [("answered_at", op, at) for op, at in ((">=", since), ("<", until)) if at is not None]
     # One schema for all: columns that a segment of an older version lacks are null.
-    segments = [_read_segment(path, bounds or None) for path in sorted(directory.glob("*.parquet"))]
+    paths = sorted(directory.glob("*.parquet"))
+    segments = [_read_segment(path, bounds or None, features) for path in paths]
     if not segments:
         return records_to_table([], [])
+    if not features:
+        return pa.concat_tables([one.replace_schema_metadata() for one in segments]).sort_by("answered_at")
     names = feature_names(segments[-1])
     return pa.concat_tables([_with_features(segment, names) for segment in segments]).sort_by("answered_at")
 
 
-def _read_segment(path: Path, bounds: list[tuple[str, str, datetime]] | None) -> pa.Table:
-    table = pq.read_table(path, filters=bounds)
+def _read_segment(path: Path, bounds: list[tuple[str, str, datetime]] | None, features: bool) -> pa.Table:
+    columns = None if features else [name for name in pq.read_schema(path).names if name != "features"]
+    table = pq.read_table(path, columns=columns, filters=bounds)
     for field in RECORD_SCHEMA:
         if field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))

@@ -34,7 +34,7 @@ class Pace:
 
     weights: Mapping[int, int] = field(default_factory=lambda: {1: 25, 5: 150, 25: 600, 50: 1_000})
     reveals: float = 0.1  # share below `full`, over the stable slot's, that each state but 1 % finds
-    shadow_answers: int = 1_000  # 600 let 2 % errors pass once in 22 releases
+    shadow_answers: int = 1_000  # 600 would let 2 % errors pass one look in 12
     mirror_percent: int = 50
     look_s: float = 5.0
     ready_s: float = 600.0  # for the pods of a slot

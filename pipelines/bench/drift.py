@@ -16,7 +16,7 @@ from monitoring.drift import compare
 from monitoring.reports import draw_weeks
 from monitoring.shares import FALSE_ALARMS
 from monitoring.verdict import judge
-from monitoring.windows import EventFrames, Window, event_tables, purchases
+from monitoring.windows import Embeddings, EventFrames, Window, event_tables, purchases
 from pipelines.bench.injected_drift import (
     SIGMAS,
     concept_drift,
@@ -58,7 +58,7 @@ def bench_drift(
     """
     before, data = machine_state(), read_dataset(dataset)
     reference = reference or first_weeks(data)
-    weeks = drift_by_week(data, reference)
+    weeks = drift_by_week(data, reference, embeddings=Embeddings.of(bundle))
     category = weeks[weeks["column"] == "category"]
     draw_weeks(category, out_dir / "drift.png", f"Category mix of {data.manifest['name']}, week by week")
     concept, scores = concept_drift(bundle, data)
@@ -78,16 +78,24 @@ def bench_drift(
     return write_report(out_dir, "drift", figures, drift_table, before)
 
 
-def drift_by_week(data: Dataset, reference: Window, columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+def drift_by_week(
+    data: Dataset,
+    reference: Window,
+    columns: Sequence[str] = COLUMNS,
+    embeddings: Embeddings | None = None,
+) -> pd.DataFrame:
     """Return one row for each local week (Monday to Sunday) and column: week, column and FIELDS."""
-    timezone = str(data.manifest["timezone"])
-    expected = EventFrames.of(purchases(data, reference), timezone)
+    timezone, before = str(data.manifest["timezone"]), purchases(data, reference)
+    if embeddings is not None:
+        embeddings = embeddings.with_regions(before["item_id"], before["basket_id"])
+        columns = [*columns, "basket_region"]
+    expected = EventFrames.of(before, timezone, embeddings)
     first, last = (pd.Timestamp(data.manifest[end]).tz_convert(timezone) for end in ("first_at", "last_at"))
     rows = []
     monday = first.normalize() - pd.DateOffset(days=first.dayofweek)
     while monday <= last:
         window = _week(monday, 1)
-        tables = event_tables(EventFrames.of(purchases(data, window), timezone), expected)
+        tables = event_tables(EventFrames.of(purchases(data, window), timezone, embeddings), expected)
         verdict = judge(compare([table.only(columns) for table in tables]))
         for name in columns:
             column = asdict(verdict.column(name))

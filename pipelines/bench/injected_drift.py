@@ -74,11 +74,13 @@ def draw_delays(rows: Sequence[Mapping[str, Any]], file: Path, days: int = DAYS)
         axis = axes[0, 0]
         for label, style, found in (("alarm", "o", True), ("no alarm", "^", False)):
             points = [
-                (s, r["days"] or days) for s, r in zip(shares, rows, strict=True) if bool(r["days"]) == found
+                (s, r["days"] or days + 1)
+                for s, r in zip(shares, rows, strict=True)
+                if bool(r["days"]) == found
             ]
             color = "#33576b" if found else "grey"
             axis.plot(*zip(*points, strict=True), style, label=label, color=color) if points else None
-        axis.set(xlabel="changed lines, %", ylabel="days until the alarm", ylim=(0, days + 1))
+        axis.set(xlabel="changed lines, %", ylabel="days until the alarm", ylim=(0, days + 2))
         axis.legend(frameon=False)
 
 

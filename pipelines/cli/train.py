@@ -272,9 +272,10 @@ def schedule(
     namespace: str,
     token_file: Path | None,
 ) -> None:
-    """Let Kubeflow Pipelines look for drift and for items that jump by the clock.
+    """Let Kubeflow Pipelines look for drift by the clock.
 
-    Each run compares the last week of the data with the champion under --state. It fails if there is drift.
+    Each run compares the last week of the data with the champion under --state, and the lists of --log with
+    the purchases that followed. It fails if there is drift. It also lists items that jump, which fail no run.
     A second call replaces the schedule of the first.
     """
     from pipelines.run.submit import schedule_pipeline

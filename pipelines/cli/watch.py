@@ -211,17 +211,25 @@ def watch(
     def start(verdict: DriftVerdict) -> dict[str, Any]:
         if not pipelines:
             return launch.retrain(context.home, verdict, sys.stderr, REST)
-        where = (pipelines, experiment, namespace, token())
-        return launch.retrain_on_cluster(context.home, verdict, *where, REST)
+        return launch.retrain_on_cluster(
+            context.home, verdict, pipelines, experiment, namespace, token(), REST
+        )
 
     def result() -> bool | None:
-        return launch.cluster_result(context.home, pipelines, token())
+        return launch.cluster_result(context.home, pipelines, experiment, namespace, token())
 
     def say(line: str) -> None:
         click.echo(line, err=True)
 
-    started = (start if retrain else None, stop_signal(), say, result if pipelines else None)
-    looks = watch_home(context.settings(), every_s, (host, port), *started)
+    looks = watch_home(
+        context.settings(),
+        every_s,
+        (host, port),
+        start if retrain else None,
+        stop_signal(),
+        say,
+        result if pipelines else None,
+    )
     context.answer({"looks": looks}, f"{looks} looks")
 
 

@@ -74,7 +74,7 @@ def read_earnings(
     Raises:
         NothingToJoin: the log or the purchases are empty.
     """
-    answers = read_log(settings.prediction_log_dir)
+    answers = read_log(settings.prediction_log_dir, features=False)
     if not len(answers):
         raise NothingToJoin(
             f"{settings.prediction_log_dir} holds no answer: start `reco serve` or `reco up`, and ask it"

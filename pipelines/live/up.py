@@ -7,11 +7,12 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import redis
 
@@ -27,6 +28,7 @@ from serving.settings import Settings, variable
 
 CLUSTER = "pipelines.live.small_cluster"
 SAY_S = 5.0  # between two lines about work that takes long
+WATCH_S = 600.0  # between two looks: at the usual speed of a replay, four days of the shop
 HEARTBEAT_S = 5.0  # the stream writes its state each second
 
 
@@ -113,18 +115,15 @@ def parts_of(
             grace_s=settings.drain_s + settings.grace_s + 2,
         )
     )
+    # Beside a release, which is judged by its latency, nothing else shall take the processor.
+    watch = [_watch(home, env)] if settings.log and not wanted.slots else []
     # A gateway shows the counters of either slot in turn, which are no series.
-    watched = f"127.0.0.1:{claim_port(0, '')}" if settings.log else ""
     if wanted.programs and not wanted.slots:
-        parts += _monitors(wanted.programs, settings, env, watched)
+        parts += _monitors(wanted.programs, settings, env, watch)
     if settings.log:
         shown = str(settings.prediction_log_dir)
         parts.append(Part("feedback", reco("--home", home, "feedback"), env, shown, lambda started: ""))
-        command, page = (
-            reco("--home", home, "watch", "--port", watched.split(":")[1]),
-            f"http://{watched}/metrics",
-        )
-        parts.append(Part("watch", command, env, page, lambda started: answers(page)))
+        parts += watch
     if wanted.replay:
         command = reco("--home", home, "replay-events", "--data", wanted.replay, "--speed", str(wanted.speed))
         command += ["--from", wanted.since or champion.cut, "--endpoint", url]
@@ -138,12 +137,22 @@ def parts_of(
     return parts
 
 
-def _monitors(programs: Programs, settings: Settings, env: dict[str, str], watched: str) -> list[Part]:
+def _watch(home: str, env: dict[str, str]) -> Part:
+    port = claim_port(0, "")
+    command = reco("--home", home, "watch", "--every", f"{WATCH_S:g}", "--port", str(port))
+    page = f"http://127.0.0.1:{port}/metrics"
+    return Part("watch", command, env, page, lambda started: answers(page), ready_s=120)
+
+
+def _monitors(
+    programs: Programs, settings: Settings, env: dict[str, str], watch: Sequence[Part]
+) -> list[Part]:
     """Return Alertmanager and Prometheus with the shipped rules; pages stay on Alertmanager's own page."""
     alertmanager, prometheus = (f"127.0.0.1:{claim_port(0, '')}" for _ in range(2))
     folder = settings.home / "up" / "monitors"
     target = settings.metrics_address or f"{settings.host}:{settings.http_port}"
-    configure(folder, target, alertmanager, watch=watched)
+    watched = [urlsplit(part.address).netloc for part in watch]
+    configure(folder, target, alertmanager, watch="".join(watched))
     commands = monitor_commands(programs, folder, prometheus, alertmanager)
     urls = {"alertmanager": f"http://{alertmanager}", "prometheus": f"http://{prometheus}"}
     return [

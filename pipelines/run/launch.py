@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from components.home import Conflict, command, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest, is_name
@@ -219,14 +221,13 @@ def retrain_on_cluster(
     return {"started": True, "run_id": submitted.run_id, "said": f"submitted: {submitted.url}"}
 
 
-def cluster_result(home: Path, host: str, token: str) -> bool | None:
-    """Return whether the last run of `retrain_on_cluster` went well; None: it works, or was not started."""
+def cluster_result(home: Path, host: str, experiment: str, namespace: str, token: str) -> bool | None:
+    """Return how the last run of `retrain_on_cluster`, or a later training, went; None: none has ended."""
     from monitoring.retraining import started_run
-    from pipelines.run.submit import run_state
+    from pipelines.run.submit import training_since
 
     run_id = started_run(home)
-    state = run_state(host, run_id, token) if run_id else ""
-    return {"SUCCEEDED": True, "FAILED": False, "CANCELED": False}.get(state)
+    return training_since(host, experiment, namespace, token, run_id) if run_id else None
 
 
 def train_toy_shop(home: Path, stream: IO[str]) -> Path:
@@ -309,7 +310,9 @@ def dataset_of(home: Path, data: str) -> Path:
     if source in BUILT_IN and (existing := run_datasets(home, source)):
         return existing[0]
     folder = home / "datasets" / Path(source).resolve().name
-    ingest_events(source, folder, home=str(home))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):  # two watches may read the same folder
+        ingest_events(source, folder, home=str(home))
     return folder
 
 

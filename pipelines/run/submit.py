@@ -299,17 +299,26 @@ def _uploaded(
         yield _Uploaded(client, home.experiment_id, version_name, pipeline_id, version.pipeline_version_id)
 
 
-def run_state(host: str, run_id: str, token: str = "") -> str:
-    """Return the state of a run on a cluster, ENDED or another.
+def training_since(host: str, experiment: str, namespace: str, token: str, run_id: str) -> bool | None:
+    """Return whether the newest training since a run, with that run, went well; None: none has ended so far.
+
+    A person may have trained again by hand meanwhile. A training that was cancelled says nothing.
 
     Raises:
         ApiUnreachable: nothing answers, or something else does.
-        ApiRefused: the API wants credentials or does not know the run.
+        ApiRefused: the API wants credentials.
     """
     host = _root(host)
     ask_health(host, token)
     with _api(host):
-        return str(_client(host, "", token).get_run(run_id).state)
+        client = _client(host, namespace, token)
+        home = client.create_experiment(experiment, namespace=namespace or None)
+        for run in _trainings(client, home.experiment_id):
+            if run.state in ("SUCCEEDED", "FAILED"):
+                return bool(run.state == "SUCCEEDED")
+            if run.run_id == run_id:
+                break
+    return None
 
 
 def wait_for_run(host: str, run_id: str, token: str = "", every_s: float = 5.0) -> str:

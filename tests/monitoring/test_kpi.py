@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -147,9 +148,15 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(tmp_path: P
     assert "calibration" in changed.reason
     assert in_pipeline == {"same": "ok", "changed": "drifted"}
     assert concept_drift([], day) is None
-    for log_dir, said in (("", "labels: no log was named"), (str(tmp_path), "holds too few sessions")):
-        nothing = measure_labels(log_dir, tmp_path / "same", numbers)
-        assert (nothing["status"], said in nothing["reason"]) == ("insufficient_data", True)
+    nothing = measure_labels("", tmp_path / "same", numbers)
+    assert nothing == {"status": "insufficient_data", "reason": "labels: no log was named"}
+    with pytest.raises(FileNotFoundError, match="holds no segment of a prediction log"):
+        measure_labels(str(tmp_path), tmp_path / "same", numbers)
+    (tmp_path / "old").mkdir()
+    early = pd.Timestamp(day.since) - pd.Timedelta(days=2)
+    pq.write_table(log.filter(pc.less(log["at"], early)), tmp_path / "old" / "1-000000.parquet")
+    stale = measure_labels(str(tmp_path / "old"), tmp_path / "same", numbers)
+    assert (stale["status"], "the last session began at" in stale["reason"]) == ("insufficient_data", True)
 
 
 def test_a_day_without_an_accepted_item_is_a_drop_of_everything() -> None:

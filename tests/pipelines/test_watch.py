@@ -10,10 +10,10 @@ def test_the_alarm_is_raised_after_the_report() -> None:
 
     assert step_names(read_spec(watch)) == [
         "ingest-events",
-        "find-jumps",
         "measure-drift",
         "measure-labels",
         "raise-alert",
+        "show-jumps",
     ]
 
 

@@ -94,8 +94,11 @@ def test_the_metrics_of_several_processes_are_added_up_or_the_worst(tmp_path: Pa
     (tmp_path / "counter_1.db").touch()  # of a process that is no more
     (tmp_path / f"counter_{2**31 - 1}.db").touch()  # of one whose files its parent has not yet removed
     (tmp_path / f"gauge_livesum_{2**31 - 1}.db").touch()
-    child = "import sys; sum(range(10**6)); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE) as process:
+    child = "import sys; sum(range(10**6)); print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", child], **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has done its work
         for kind in ("counter", "gauge_livesum"):
             (tmp_path / f"{kind}_{process.pid}.db").touch()
         families = metrics.ProcessMetrics(os.getpid(), str(tmp_path)).collect()

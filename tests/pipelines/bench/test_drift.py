@@ -70,7 +70,7 @@ def test_the_result_is_written(toy_line: Path, tmp_path: Path) -> None:
     result = bench_drift(toy_line / "evaluated", toy_line / "dataset", tmp_path / "out")
     written = json.loads((tmp_path / "out" / "drift.json").read_bytes())
     assert written["weeks"] == result["weeks"]
-    assert len(written["weeks"]) == 28 * len(COLUMNS)
+    assert len(written["weeks"]) == 28 * (len(COLUMNS) + 1)
     assert {(row["psi"], row["status"]) for row in written["weeks"]} == {(None, "insufficient_data")}
     assert "## Drift" in figures.drift(result)
     pictures = {"drift.png", "drift-delay.png"}

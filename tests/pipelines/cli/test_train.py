@@ -147,7 +147,7 @@ def test_a_schedule_watches_the_champion_of_the_volume(
     assert reco(tmp_path, *common, "--volume", "reco").exit_code == 0
     [(name, host, arguments, cron, *_, mount)] = asked
     assert (name, host, cron) == ("watch", "http://kfp", "0 0 6 * * *")
-    assert arguments == {"bundle": "/mnt/reco", "data": "/mnt/reco/offline_store"}
+    assert arguments == {"bundle": "/mnt/reco", "data": "/mnt/reco/offline_store", "log": ""}
     assert mount == Mount("reco", "/mnt/reco")
     for more, said in (
         ([], "needs --volume"),

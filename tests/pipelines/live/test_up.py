@@ -76,7 +76,7 @@ def test_prometheus_and_alertmanager_watch_one_endpoint_where_they_are_installed
     at = {job["job_name"]: job["static_configs"][0]["targets"][0] for job in written["scrape_configs"]}
     assert found["endpoint"].address == f"http://{at['checkout']}"
     assert found["watch"].address == f"http://{at['watch']}/metrics"
-    assert found["watch"].command[-3:] == ["watch", "--port", at["watch"].split(":")[1]]
+    assert found["watch"].command[-5:] == ["watch", "--every", "600", "--port", at["watch"].split(":")[1]]
     assert "prometheus" not in parts(tmp_path, replace(wanted, slots=True), settings=settings)
 
 

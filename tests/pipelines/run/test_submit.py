@@ -5,6 +5,8 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +18,7 @@ import yaml
 from kfp import components
 
 from monitoring.retraining import COOL_DOWN
+from monitoring.windows import Window
 from pipelines.run.launch import cluster_result, retrain_on_cluster
 from pipelines.run.submit import (
     ApiRefused,
@@ -340,11 +343,31 @@ def test_drift_submits_one_training_and_a_refusal_does_not_use_the_cool_down(
 
 
 def test_the_result_of_a_retraining_is_known_when_its_run_has_ended(trained: Cluster, tmp_path: Path) -> None:
-    assert cluster_result(tmp_path, trained.url, "") is None, "none was started"
+    def result() -> bool | None:
+        return cluster_result(tmp_path, trained.url, "shop", "", "")
+
+    assert result() is None, "none was started"
     retrain_on_cluster(tmp_path, VERDICT, trained.url, "shop", "", "", COOL_DOWN)
-    trained.states = ["PENDING", "RUNNING", "FAILED", "CANCELED", "SUCCEEDED"]
-    results = [cluster_result(tmp_path, trained.url, "") for _ in range(5)]
-    assert results == [None, None, False, False, True]
+    for state, expected in (("RUNNING", None), ("CANCELED", None), ("SUCCEEDED", True), ("FAILED", False)):
+        trained.ended["r5"] = state
+        assert result() is expected, state
+    trained.runs.append(run_of("v1", data="/shop", train_until=""))
+    assert result() is False, "a training by hand works"
+    trained.ended["r6"] = "SUCCEEDED"
+    assert result() is True, "it repaired the failure"
+
+
+def test_a_refused_start_is_not_covered_by_the_result_of_the_run_before(
+    trained: Cluster, tmp_path: Path
+) -> None:
+    retrain_on_cluster(tmp_path, VERDICT, trained.url, "shop", "", "", timedelta(0))
+    trained.ended["r5"] = "SUCCEEDED"
+    trained.fail = (500, {"message": "no disk"})
+    later = replace(VERDICT, window=Window(None, None))
+    with pytest.raises(ApiRefused, match="no disk"):
+        retrain_on_cluster(tmp_path, later, trained.url, "shop", "", "", timedelta(0))
+    trained.fail = None
+    assert cluster_result(tmp_path, trained.url, "shop", "", "") is None
 
 
 def test_a_token_is_sent_and_a_missing_one_is_reported(cluster: Cluster) -> None:
