@@ -95,8 +95,8 @@ def test_the_metrics_of_several_processes_are_added_up_or_the_worst(tmp_path: Pa
     (tmp_path / f"counter_{2**31 - 1}.db").touch()  # of one whose files its parent has not yet removed
     (tmp_path / f"gauge_livesum_{2**31 - 1}.db").touch()
     child = "import sys; sum(range(10**6)); print(flush=True); sys.stdin.read()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", child], **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", child], stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it has done its work
         for kind in ("counter", "gauge_livesum"):
